@@ -1,0 +1,1 @@
+"""Official checkpoints in, and back out, exactly."""

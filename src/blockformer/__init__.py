@@ -1,0 +1,1 @@
+"""Every classic Transformer, from one small set of blocks, natively Hugging Face."""
