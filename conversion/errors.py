@@ -1,0 +1,27 @@
+"""The errors of conversion, and how names that come from files are shown in them."""
+
+from collections.abc import Iterable
+
+LISTED = 20
+"""How many entries of one kind an error message lists before it only counts them."""
+
+
+class ConversionError(ValueError):
+    """A conversion that cannot be done. The message names the file, key or field, and the fix."""
+
+
+class CheckpointError(ConversionError):
+    """A checkpoint's files are damaged, hostile, incomplete, or changed while they were read."""
+
+
+def shown(name: object, limit: int = 200) -> str:
+    """A name from a file, fit for a terminal: quoted, control characters escaped, cut when very long."""
+    text = repr(str(name)[: limit + 1])
+    return text if len(str(name)) <= limit else f"{text[:limit]}...' ({len(str(name))} characters)"
+
+
+def listed(lines: Iterable[str], limit: int = LISTED) -> str:
+    """Indented lines for an error message; past `limit` lines only the number of the others."""
+    lines = list(lines)
+    more = [f"... and {len(lines) - limit} more"] if len(lines) > limit else []
+    return "".join(f"\n  {line}" for line in lines[:limit] + more)
