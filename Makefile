@@ -1,0 +1,59 @@
+# Every target makes .venv first when it has to; `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TESTS ?= tests
+DEMO_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint format bench bench-full versions wheel smoke clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
+
+setup: $(READY) ## make .venv from constraints.txt (quick the second time)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "Python 3.10 or newer is needed, and $(PYTHON) is `$(PYTHON) --version 2>&1`; try make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || { echo "Making $(VENV) (once; the download takes minutes)"; $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev,demo]' -c constraints.txt
+	@touch $@
+
+demo: $(READY) ## the main job: train, publish, reload and convert a small model on real text
+	$(BIN)/blockformer demo $(DEMO_ARGS)
+
+test: $(READY) ## run the tests (TESTS=tests/cli to run some)
+	$(BIN)/python -m pytest $(TESTS)
+
+check: lint test ## lint, types and tests
+
+lint: $(READY) ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY) ## apply ruff's fixes and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## decode and prefill beside transformers, a few minutes
+	$(BIN)/python benchmarks/run.py
+
+bench-full: $(READY) ## the same with every size and context
+	$(BIN)/python benchmarks/run.py --full
+
+versions: $(READY) ## the parity and remote-code tests on the oldest supported transformers
+	$(BIN)/python scripts/versions.py
+
+wheel: $(READY) ## build dist/blockformer-*.whl
+	@rm -rf build dist
+	$(BIN)/python -m build --wheel --outdir dist .
+
+smoke: wheel ## install the wheel into a second environment and try it there
+	scripts/smoke.sh $(BIN)/python
+
+clean: ## remove what was built, the environments too
+	rm -rf $(VENV) .venvs build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Install the built wheel into a second environment, outside the checkout, and run scripts/smoke.py there.
+# Usage: scripts/smoke.sh PYTHON
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=${1:-python3}
+[[ $python == /* ]] || python=$PWD/$python
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$python" -m venv "$work/venv"
+"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$root"/dist/blockformer-*.whl -c "$root/constraints.txt"
+cp "$root/scripts/smoke.py" "$work/"
+mkdir "$work/empty"
+cd "$work/empty"
+HF_HOME="$work/hf" "$work/venv/bin/python" -I "$work/smoke.py"

@@ -1,0 +1,63 @@
+"""What every test shares: no network, a cache folder of its own, a fixed seed, a small tokenizer."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# Set before anything imports huggingface_hub, which reads them once. Remote-code tests then cannot meet modules that an
+# earlier run left in the user's cache.
+_HF_HOME = tempfile.mkdtemp(prefix="blockformer-tests-")
+os.environ.update(
+    HF_HOME=_HF_HOME,
+    HF_HUB_OFFLINE="1",
+    TRANSFORMERS_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    TOKENIZERS_PARALLELISM="false",
+    MPLBACKEND="Agg",
+)
+os.environ.pop("HF_MODULES_CACHE", None)
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_HF_HOME, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    """Every test starts from the same random state and leaves torch's defaults as it found them."""
+    random.seed(0)
+    torch.manual_seed(0)
+    dtype = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(dtype)
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE of 512 tokens over three standard-library files; eos `<|end|>` is id 0, pad `<|pad|>` id 1."""
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    texts = [(stdlib / name).read_text(encoding="utf-8") for name in ("bisect.py", "heapq.py", "textwrap.py")]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=512,
+        special_tokens=["<|end|>", "<|pad|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", padding_side="left", model_max_length=512
+    )
