@@ -1,66 +1,246 @@
-"""Reading a checkpoint folder: which files belong to it, what they hold, one tensor at a time."""
+"""Reading a checkpoint folder: which files belong to it, what they hold, one tensor at a time.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+Which weights are read, first found wins (the order of transformers): `model.safetensors`,
+`model.safetensors.index.json` with its shards, `pytorch_model.bin`, `pytorch_model.bin.index.json` with its shards. A
+single file beside an index of the same kind is read, with a warning.
+"""
+
+import os
+import warnings
 from os import PathLike
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
+from . import pickled
+from .errors import CheckpointError, listed, shown
+from .safetensors_io import LFS_POINTER, MAX_HEADER, TensorInfo, open_regular, read_header, read_tensor, strict_json
 
-@dataclass(frozen=True)
-class TensorInfo:
-    """The header of a stored tensor. `nbytes` counts its data in bytes, `offset` is where it begins in `file`."""
+__all__ = ["Checkpoint", "TensorInfo", "nonfinite", "read_json"]
 
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    file: Path
-    nbytes: int
-    offset: int = -1
+WEIGHTS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+Identity = tuple[int, int, int]
 
 
 def read_json(path: str | PathLike[str]) -> dict[str, Any]:
-    """A JSON object from a file: UTF-8, no name twice, no NaN or Infinity. Raises `CheckpointError` otherwise."""
-    raise NotImplementedError
+    """A JSON object from a file: UTF-8, no name twice, no NaN or Infinity.
+
+    Raises:
+        CheckpointError: anything else, or no regular file there.
+    """
+    path = Path(path)
+    with open_regular(path) as file:
+        text = file.read(MAX_HEADER + 1)
+    if text.startswith(LFS_POINTER):
+        raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+    try:
+        if len(text) > MAX_HEADER:
+            raise ValueError(f"longer than {MAX_HEADER} bytes")
+        entries = strict_json(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(entries, dict):
+        raise CheckpointError(f"{path}: holds a {type(entries).__name__} where a JSON object is needed")
+    return entries
 
 
 def nonfinite(tensor: Tensor) -> int:
-    """How many NaN or infinite elements a tensor has; 0 for integers."""
-    raise NotImplementedError
+    """How many NaN or infinite elements a tensor has; 0 for integers. Takes a few MB of memory, whatever its size."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return 0
+    count = 0
+    for part in tensor.detach().reshape(-1).split(1 << 20):
+        wide = part.float() if part.dtype.itemsize == 1 else part  # torch cannot test float8
+        count += part.numel() - int(torch.isfinite(wide).sum())
+    return count
 
 
 class Checkpoint:
     """A checkpoint folder, opened: every header checked, no tensor read yet. A context manager.
 
+    Args:
+        folder: holds `config.json` and weights, in an official layout or ours.
+
     Attributes:
         folder: the folder.
-        config: `config.json`.
+        config: the content of `config.json`.
         tensors: name -> `TensorInfo`, in file order.
+
+    Raises:
+        CheckpointError: files are missing, damaged, contradict each other, or lie outside the folder.
     """
 
-    folder: Path
-    config: dict[str, Any]
-    tensors: Mapping[str, TensorInfo]
-
     def __init__(self, folder: str | PathLike[str]):
-        raise NotImplementedError
+        self.folder = Path(folder)
+        self.config: dict[str, Any] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        self._identities: dict[Path, Identity] = {}
+        self._file: tuple[Path, BinaryIO] | None = None
+        self._pickled: tuple[Path, dict[str, Tensor]] | None = None
+        self._verified: set[Path] = set()
+        if not self.folder.is_dir():
+            raise CheckpointError(f"{self.folder}: not a folder")
+        for attempt in range(3):  # another program may put a new folder into place just now
+            before = _identity(self.folder)
+            try:
+                self._open()
+                self.check_unchanged()
+                return
+            except CheckpointError:
+                if attempt == 2 or _identity(self.folder) == before:
+                    raise
+
+    def _open(self) -> None:
+        self._identities = {}
+        self.config = read_json(self._member("config.json"))
+        files, weight_map = self._weights()
+        missing = [shown(name) for name in files if not (self.folder / name).exists()]
+        if missing:
+            raise CheckpointError(f"{self.folder}: files are missing; download them:{listed(missing)}")
+        self.tensors, problems = {}, []
+        for name in files:
+            for info in self._headers(self._member(name)):
+                earlier = self.tensors.setdefault(info.name, info)
+                if earlier is not info:
+                    problems.append(f"{shown(info.name)} is in {shown(earlier.file.name)} and in {shown(name)}")
+        if weight_map is not None:
+            problems += self._differences(weight_map)
+        if problems:
+            raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
+
+    def _member(self, name: str) -> Path:
+        """The path of a file in the folder, noted for `check_unchanged`; links may not lead outside.
+
+        The Hub cache is the exception: its `snapshots/<revision>/<name>` are links to `blobs/<hash>` two folders up.
+        """
+        path = self.folder / name
+        home = self.folder.resolve()
+        roots = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(f"{path}: a link that leads nowhere") from error
+        if not any(real.is_relative_to(root) for root in roots):
+            raise CheckpointError(f"{path}: a link that leaves the folder; put the file itself there")
+        self._identities[path] = _identity(path)
+        return path
+
+    def _weights(self) -> tuple[list[str], dict[str, str] | None]:
+        """Names of the weight files, and the index's name -> file map where there is an index."""
+        for single, index in WEIGHTS:
+            has_index = os.path.lexists(self.folder / index)
+            if os.path.lexists(self.folder / single):
+                if has_index:
+                    warnings.warn(f"{self.folder} has both {single} and {index}; {single} is read", stacklevel=5)
+                return [single], None
+            if has_index:
+                weight_map = _weight_map(self._member(index))
+                return sorted(set(weight_map.values())), weight_map
+        names = ", ".join(name for pair in WEIGHTS for name in pair)
+        raise CheckpointError(f"{self.folder}: no weights; one of {names} is needed")
+
+    def _headers(self, path: Path) -> list[TensorInfo]:
+        if path.suffix == ".bin":
+            return pickled.headers(path)
+        with open_regular(path) as file:
+            return read_header(file, path)
+
+    def _differences(self, weight_map: dict[str, str]) -> list[str]:
+        """What the index says of the shards that is not so."""
+        problems = []
+        for name, file in weight_map.items():
+            info = self.tensors.get(name)
+            if info is None:
+                problems.append(f"{shown(name)} is in the index but in no shard")
+            elif info.file.name != file:
+                problems.append(f"{shown(name)} is in {shown(info.file.name)}, not in {shown(file)}")
+        extra = (name for name in self.tensors if name not in weight_map)
+        return problems + [f"{shown(name)} is in a shard but not in the index" for name in extra]
 
     def read(self, name: str) -> Tensor:
-        """A private copy of one tensor, bit for bit. Raises `CheckpointError` when the file changed meanwhile."""
-        raise NotImplementedError
+        """A private, contiguous copy of one tensor, bit for bit.
+
+        Raises:
+            CheckpointError: the file changed since the checkpoint was opened.
+            KeyError: no such tensor.
+        """
+        info = self.tensors[name]
+        if info.offset < 0:
+            return self._unpickled(info.file)[name].clone(memory_format=torch.contiguous_format)
+        if self._file is None or self._file[0] != info.file:
+            self.close()
+            self._file = (info.file, open_regular(info.file))
+        file = self._file[1]
+        self._compare(info.file, os.fstat(file.fileno()))
+        return read_tensor(file, info)
+
+    def _unpickled(self, path: Path) -> dict[str, Tensor]:
+        """The tensors of one pickled shard; only one is held at a time."""
+        if self._pickled is None or self._pickled[0] != path:
+            self.close()
+            self._compare(path, os.stat(path))
+            self._pickled = (path, pickled.load(path, verify=path not in self._verified))
+            self._verified.add(path)
+        return self._pickled[1]
 
     def check_unchanged(self) -> None:
-        """Raise `CheckpointError` when a file of the checkpoint changed since it was opened."""
-        raise NotImplementedError
+        """Compare every file of the checkpoint with what it was when opened (size, modification time, inode).
+
+        Raises:
+            CheckpointError: naming the first that changed.
+        """
+        for path in self._identities:
+            try:
+                self._compare(path, os.stat(path))
+            except OSError as error:
+                raise CheckpointError(f"{path}: vanished while it was read") from error
+
+    def _compare(self, path: Path, status: os.stat_result) -> None:
+        if _key(status) != self._identities[path]:
+            raise CheckpointError(f"{path}: changed while it was read; run this again when nothing writes to it")
 
     def close(self) -> None:
-        """Let go of the open file."""
+        """Let go of open files. A later `read` opens them again."""
+        if self._file is not None:
+            self._file[1].close()
+        self._file = self._pickled = None
 
     def __enter__(self) -> "Checkpoint":
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _key(status: os.stat_result) -> Identity:
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _identity(path: Path) -> Identity:
+    try:
+        return _key(os.stat(path))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """The `weight_map` of an index: tensor name -> name of a file beside the index. `metadata` may be missing."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path}: weight_map must be an object that maps tensor names to file names")
+    bad = [f"{shown(file)} for {shown(name)}" for name, file in weight_map.items() if not _plain_name(file)]
+    if bad:
+        raise CheckpointError(f"{path}: weight_map must name files in the same folder:{listed(bad)}")
+    return weight_map
+
+
+def _plain_name(name: object) -> bool:
+    """Whether this is the bare name of a file, on every system."""
+    if not isinstance(name, str) or "\0" in name or not name.isprintable():
+        return False
+    return name not in ("", ".", "..") and PurePosixPath(name).name == name == PureWindowsPath(name).name

@@ -1,0 +1,112 @@
+"""Pickled checkpoints (`pytorch_model.bin`): read by `torch.load(weights_only=True)` alone, after checks of our own.
+
+What is taken: a flat dict of names to plain tensors, or that dict under the single well-known key `state_dict`
+(`{"state_dict": {...}, ...}`, as training frameworks write it; what lies beside it is not looked at). Everything else
+is refused, and there is no other way of loading to fall back to.
+"""
+
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from .errors import CheckpointError, listed, shown
+from .safetensors_io import DTYPE_NAMES, LFS_POINTER, MAX_TENSORS, TensorInfo, open_regular
+
+ZIP = b"PK\x03\x04"
+RESAVE = "save it again as safetensors with a tool that you trust"
+
+
+def load(path: Path, verify: bool = True) -> dict[str, Tensor]:
+    """The tensors of a pickled file; zip files stay on disk (memory-mapped) until a tensor is used.
+
+    Args:
+        path: the file.
+        verify: also read the whole file once and compare its checksums.
+
+    Raises:
+        CheckpointError: damaged, compressed, not only plain tensors, or in need of running code.
+    """
+    with open_regular(path) as file:
+        start = file.read(len(LFS_POINTER))
+        if start == LFS_POINTER:
+            raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+        is_zip = start[:4] == ZIP
+        records = _check_zip(file, path, verify) if is_zip else None
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except (Exception, RecursionError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"{path}: refused: damaged, or more than plain tensors in it (nothing of it was run); {RESAVE}. {reason}"
+        ) from error
+    tensors = _state_dict(loaded, path)
+    _check_storages(tensors, path, records)
+    return tensors
+
+
+def headers(path: Path) -> list[TensorInfo]:
+    """What `load` would give, without the data."""
+    return [
+        TensorInfo(name, tensor.dtype, tuple(tensor.shape), path, tensor.nbytes)
+        for name, tensor in load(path, verify=False).items()
+    ]
+
+
+def _check_zip(file: BinaryIO, path: Path, verify: bool) -> list[int]:
+    """Sizes of a zip file's records, none of them compressed, repeated or overlapping; with `verify`, all intact."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if len(members) > 2 * MAX_TENSORS:
+                raise CheckpointError(f"{path}: more than {MAX_TENSORS} tensors")
+            if len({member.filename for member in members}) < len(members):
+                raise CheckpointError(f"{path}: a zip record is there twice; {RESAVE}")
+            stored = sum(member.file_size for member in members)
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members) or stored > path.stat().st_size:
+                raise CheckpointError(f"{path}: compressed or overlapping zip records (a zip bomb?); {RESAVE}")
+            damaged = archive.testzip() if verify else None
+            if damaged is not None:
+                raise CheckpointError(f"{path}: wrong checksum of {shown(damaged)}; download it again")
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError) as error:
+        raise CheckpointError(f"{path}: damaged zip file ({error}); download it again") from error
+    return [member.file_size for member in members]
+
+
+def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
+    """The flat dict of plain tensors in a loaded file."""
+    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
+        loaded = loaded["state_dict"]
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{path}: holds a {type(loaded).__name__}, not a dict of names to tensors; {RESAVE}")
+    problems = [f"{shown(name)}: {problem}" for name, value in loaded.items() if (problem := _fault(name, value))]
+    if problems:
+        raise CheckpointError(f"{path}: not a flat dict of names to plain tensors; {RESAVE}:{listed(problems)}")
+    return {name: tensor.detach() for name, tensor in loaded.items()}
+
+
+def _fault(name: object, value: object) -> str | None:
+    if type(name) is not str:
+        return f"its name is a {type(name).__name__}"
+    if type(value) not in (Tensor, torch.nn.Parameter):
+        return f"is a {type(value).__name__}"
+    assert isinstance(value, Tensor)
+    if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+        return f"is not a plain tensor ({value.layout}, {value.device})"
+    if value.dtype not in DTYPE_NAMES:
+        return f"has the dtype {value.dtype}"
+    if value.nbytes > value.untyped_storage().nbytes():
+        return "is larger than its stored data"
+    return None
+
+
+def _check_storages(tensors: dict[str, Tensor], path: Path, records: list[int] | None) -> None:
+    """Every storage is backed by a record of the file. (Torch enlarges one that is too short, with arbitrary memory.)"""
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (t.untyped_storage() for t in tensors.values())}
+    sizes = [size for size in storages.values() if size]
+    enlarged = sum(sizes) > path.stat().st_size if records is None else bool(Counter(sizes) - Counter(records))
+    if enlarged:
+        raise CheckpointError(f"{path}: tensors that are larger than their stored data; download it again")
