@@ -1,0 +1,173 @@
+"""Multi-head attention: self and cross, grouped heads, q/k norm, rotation, relative terms, on any backend of the library.
+
+B batch, T query length, S key length, H heads, K key/value heads, D head size, C hidden size.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.cache_utils import EncoderDecoderCache
+
+from .compat import ALL_ATTENTION_FUNCTIONS
+from .normalization import make_norm
+from .positions import RelativeKeys, rotate
+
+
+def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """softmax(Q K^T * scaling + mask) V (Vaswani et al., 2017, section 3.2.1), the definition of every backend.
+
+    Args:
+        query: [B, H, T, D].
+        key, value: [B, K, S, D]; each serves H/K query heads.
+        attention_mask: additive float or boolean (True is visible) [B, 1 or H, T, S], or None.
+
+    Returns:
+        The weighted values [B, T, H, D] and the probabilities [B, H, T, S].
+    """
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = query @ key.transpose(2, 3) * scaling
+    if attention_mask is not None:
+        if attention_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores + attention_mask
+    probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    probabilities = F.dropout(probabilities, dropout, module.training)
+    return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
+
+
+class Attention(nn.Module):
+    """Attention in one fixed order: project, q/k norm, rotate, cache, scores, weighted sum, output projection.
+
+    Self-attention when called without `key_value_states`, cross-attention with them. Grouped heads after Ainslie et al.
+    (2023), q/k norm per head after Henry et al. (2020) as in Qwen3.
+    """
+
+    def __init__(self, config, layer_idx: int, is_causal: bool, is_cross_attention: bool = False):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = is_causal and not is_cross_attention
+        self.is_cross_attention = is_cross_attention
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        self.dropout = config.attention_dropout
+        sliding = not is_cross_attention and config.layer_types[layer_idx] == "sliding_attention"
+        self.sliding_window = config.sliding_window if sliding else None
+
+        query_size = config.num_attention_heads * config.head_dim
+        key_value_size = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_value_size, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_value_size, bias=config.attention_bias)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_output_bias)
+        self.q_norm = make_norm(config, config.head_dim) if config.qk_norm else None
+        self.k_norm = make_norm(config, config.head_dim) if config.qk_norm else None
+        relative = config.position_type in ("relative_key", "relative_key_query") and not is_cross_attention
+        and_keys = config.position_type == "relative_key_query"
+        self.relative_keys = RelativeKeys(config, and_keys) if relative else None
+
+    def forward(
+        self,
+        hidden_states,
+        attention_mask=None,
+        position_embeddings=None,
+        position_bias=None,
+        query_positions=None,
+        key_value_states=None,
+        past_key_values=None,
+        head_mask=None,
+        **kwargs,
+    ):
+        """Attend.
+
+        Args:
+            hidden_states: [B, T, C], the source of the queries.
+            attention_mask: in the backend's form, or None.
+            position_embeddings: cosines and sines, each [B, T, D], or None.
+            position_bias: [1 or B, H, T, S], added to the scores, or None.
+            query_positions: [T], the queries' places among the keys; needed for relative terms.
+            key_value_states: [B, S, C], the source of keys and values; None means `hidden_states`.
+            past_key_values: the cache, or None.
+            head_mask: [H] or [B, H], multiplies each head's output.
+
+        Returns:
+            States [B, T, C], and the probabilities [B, H, T, S] or None where the backend has none.
+        """
+        query = self._split_heads(self.q_proj(hidden_states), self.q_norm)  # [B, H, T, D]
+        if position_embeddings is not None:
+            query = rotate(query, *position_embeddings)
+        if self.is_cross_attention:
+            key, value = self._cross_keys_values(key_value_states, past_key_values)
+        else:
+            key, value = self._self_keys_values(hidden_states, position_embeddings, past_key_values)
+
+        if self.relative_keys is not None:
+            position_bias = self.relative_keys(query, key, query_positions) * self.scaling
+        if position_bias is not None:
+            attention_mask = self._with_bias(attention_mask, position_bias, query_positions, key.shape[2])
+
+        implementation = self.config._attn_implementation
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        output, probabilities = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=self.scaling,
+            dropout=self.dropout if self.training else 0.0,
+            sliding_window=self.sliding_window,
+            **kwargs,
+        )  # [B, T, H, D]
+        if head_mask is not None:
+            output = output.reshape(*hidden_states.shape[:2], -1, self.head_dim) * head_mask[..., None, :, None]
+        output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
+        return self.o_proj(output), probabilities
+
+    def _split_heads(self, states, norm=None):
+        """[B, T, heads * D] -> [B, heads, T, D], normalised over D."""
+        states = states.view(*states.shape[:2], -1, self.head_dim)
+        return (states if norm is None else norm(states)).transpose(1, 2)
+
+    def _project_keys_values(self, states):
+        return self._split_heads(self.k_proj(states), self.k_norm), self._split_heads(self.v_proj(states))
+
+    def _self_keys_values(self, hidden_states, position_embeddings, past_key_values):
+        key, value = self._project_keys_values(hidden_states)  # [B, K, T, D]
+        if position_embeddings is not None:
+            key = rotate(key, *position_embeddings)
+        if isinstance(past_key_values, EncoderDecoderCache):
+            past_key_values = past_key_values.self_attention_cache
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)  # [B, K, S, D]
+        return key, value
+
+    def _cross_keys_values(self, key_value_states, past_key_values):
+        """Keys and values of the encoder's states; with an EncoderDecoderCache projected once and then reused."""
+        if not isinstance(past_key_values, EncoderDecoderCache):
+            return self._project_keys_values(key_value_states)
+        cache = past_key_values.cross_attention_cache
+        if past_key_values.is_updated.get(self.layer_idx):
+            return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
+        past_key_values.is_updated[self.layer_idx] = True
+        return cache.update(*self._project_keys_values(key_value_states), self.layer_idx)
+
+    def _with_bias(self, attention_mask, bias, query_positions, key_length):
+        """Mask and bias as one additive mask [B, H, T, S]. A backend that was left to be causal by itself gets a mask."""
+        if attention_mask is None and self.is_causal:
+            keys = torch.arange(key_length, device=bias.device)
+            attention_mask = (keys[None, :] <= query_positions[:, None])[None, None]
+        if attention_mask is None:
+            return bias
+        if not isinstance(attention_mask, torch.Tensor):
+            raise ValueError(
+                f"attn_implementation='{self.config._attn_implementation}' takes no relative position term; "
+                "use 'sdpa' or 'eager'."
+            )
+        if attention_mask.dtype == torch.bool:
+            return bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
+        return (bias + attention_mask).clamp(min=torch.finfo(bias.dtype).min)

@@ -1,0 +1,70 @@
+"""Every import from transformers whose home or signature is not stable across the supported versions (>= 5.5)."""
+
+from dataclasses import fields
+
+import torch
+from transformers import GenerationConfig
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_causal_mask,
+    create_sliding_window_causal_mask,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+__all__ = [
+    "ALL_ATTENTION_FUNCTIONS",
+    "OutputRecorder",
+    "bidirectional_mask",
+    "capture_outputs",
+    "causal_masks",
+    "config_field_names",
+    "generation_field_names",
+    "merge_with_config_defaults",
+]
+
+
+def config_field_names(config_class) -> set:
+    """The declared fields of a config class, inherited ones included."""
+    return {field.name for field in fields(config_class)}
+
+
+def generation_field_names() -> set:
+    """Generation settings that old config files carry; the base class moves them to the generation config."""
+    defaults = getattr(GenerationConfig, "_get_default_generation_params", None)
+    return set(defaults() if defaults is not None else GenerationConfig().to_dict())
+
+
+def causal_masks(config, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
+    """One causal mask for each of the config's layer types, in the form that the attention backend wants.
+
+    Args:
+        hidden_states: [B, T, C], read for its shape, dtype and device.
+        attention_mask: [B, S] of 0 and 1, or a ready [B, 1, T, S], or None.
+    """
+    arguments = {
+        "config": config,
+        "inputs_embeds": hidden_states,
+        "attention_mask": attention_mask,
+        "past_key_values": past_key_values,
+        "position_ids": position_ids,
+    }
+    makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
+    return {layer_type: makers[layer_type](**arguments) for layer_type in sorted(set(config.layer_types))}
+
+
+def bidirectional_mask(config, hidden_states, attention_mask, encoder_hidden_states=None) -> torch.Tensor | None:
+    """The mask of an encoder's self-attention, or, given `encoder_hidden_states`, of a look at them.
+
+    Args:
+        hidden_states: [B, T, C], read for its shape, dtype and device.
+        attention_mask: [B, S] of 0 and 1, or a ready [B, 1, T, S], or None.
+        encoder_hidden_states: [B, S, C], read for its length.
+    """
+    return create_bidirectional_mask(
+        config=config,
+        inputs_embeds=hidden_states,
+        attention_mask=attention_mask,
+        encoder_hidden_states=encoder_hidden_states,
+    )

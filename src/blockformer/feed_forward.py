@@ -1,0 +1,28 @@
+"""The position-wise feed-forward network, plain and gated."""
+
+from torch import nn
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+
+
+class FeedForward(nn.Module):
+    """Plain: down(act(up(x))), as in "Attention Is All You Need". Gated: down(act(gate(x)) * up(x)) (Shazeer, 2020).
+
+    Shapes: [..., hidden_size] -> [..., hidden_size].
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(width, inner, bias=bias) if config.gated_mlp else None
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.dropout = config.activation_dropout
+
+    def forward(self, hidden_states):
+        if self.gate_proj is None:
+            inner = self.act_fn(self.up_proj(hidden_states))
+        else:
+            inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
+        return self.down_proj(F.dropout(inner, self.dropout, self.training))

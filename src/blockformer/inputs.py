@@ -1,0 +1,135 @@
+"""Checks of a model's inputs: what would give an obscure error or, worse, a silently wrong result, is refused here.
+
+Shapes are always checked. Values are read (a synchronisation on an accelerator) only on the CPU or at the start of a text,
+and never while a graph is being traced.
+"""
+
+import torch
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+
+def cached_length(past_key_values):
+    """Tokens in the cache: an int, or a tensor for a static cache; 0 without a cache."""
+    return 0 if past_key_values is None else past_key_values.get_seq_length()
+
+
+def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_values) -> None:
+    """Refuse inputs of a stack that cannot be right.
+
+    Args:
+        input_ids: int [B, T] or None.
+        inputs_embeds: float [B, T, C] or None; exactly one of the two is given.
+        attention_mask: [B, S] of 0 and 1 over the cached and the new tokens, or None. Anything else (a ready 4D mask, a
+            dict of masks, a block mask) is left to the attention backend.
+        past_key_values: the cache, or None.
+
+    Raises:
+        ValueError: names the argument and the fix.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("give exactly one of input_ids and inputs_embeds.")
+    if input_ids is not None:
+        _check_ids_form(input_ids)
+    elif inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != config.hidden_size:
+        raise ValueError(
+            f"inputs_embeds must be [batch, length, {config.hidden_size}], not {list(inputs_embeds.shape)}."
+        )
+    inputs = input_ids if input_ids is not None else inputs_embeds
+    batch, length = inputs.shape[:2]
+    if batch == 0 or length == 0:
+        raise ValueError(f"the input is empty (shape {list(inputs.shape)}): give at least one row of one token.")
+
+    past = cached_length(past_key_values)
+    is_2d_mask = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() < 4
+    if is_2d_mask:
+        _check_mask_form(attention_mask, batch, past, length)
+    _check_cache_batch(past_key_values, batch)
+
+    if torch.compiler.is_compiling() or not (inputs.device.type == "cpu" or (isinstance(past, int) and past == 0)):
+        return
+    if inputs.device.type == "meta":
+        return
+    if input_ids is not None:
+        _check_token_range(input_ids, config.vocab_size)
+    if is_2d_mask and attention_mask.dtype != torch.bool:
+        _check_mask_values(attention_mask)
+
+
+def check_positions(config, position_ids) -> None:
+    """Refuse positions outside a learned table; warn once past the training length of rotary positions.
+
+    Args:
+        position_ids: int [1 or B, T].
+    """
+    if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
+        return
+    longest, limit = int(position_ids.max()) + 1, config.max_position_embeddings
+    if longest <= limit:
+        return
+    if config.position_type == "learned":
+        raise ValueError(
+            f"the text is {longest} tokens long, the table of learned positions has {limit}: shorten it, or train with a "
+            "larger max_position_embeddings."
+        )
+    if config.position_type == "rotary" and config.rope_parameters["rope_type"] == "default":
+        logger.warning_once(
+            f"the text is {longest} tokens long, longer than the {limit} (max_position_embeddings) that the model was "
+            "trained on: expect worse results."
+        )
+
+
+def _check_ids_form(input_ids) -> None:
+    if input_ids.dim() != 2:
+        raise ValueError(f"input_ids must be [batch, length], not {list(input_ids.shape)}: add a batch dimension.")
+    if input_ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"input_ids must be integers (int64 or int32), not {input_ids.dtype}.")
+
+
+def _check_token_range(input_ids, vocab_size) -> None:
+    smallest, largest = (int(bound) for bound in input_ids.aminmax())
+    if smallest < 0 or largest >= vocab_size:
+        wrong = smallest if smallest < 0 else largest
+        raise ValueError(
+            f"input_ids holds the token {wrong}, the vocabulary has 0 to {vocab_size - 1}: does the tokenizer belong to "
+            "this model?"
+        )
+
+
+def _check_mask_form(attention_mask, batch, past, length) -> None:
+    if attention_mask.dim() != 2 or attention_mask.shape[0] != batch:
+        raise ValueError(f"attention_mask must be [batch={batch}, length] (or 4D), not {list(attention_mask.shape)}.")
+    if isinstance(past, int) and attention_mask.shape[1] != past + length:
+        cached = f" ({past} of them cached)" if past else ""
+        raise ValueError(
+            f"attention_mask covers {attention_mask.shape[1]} tokens, there are {past + length}{cached}: give one value "
+            "for each."
+        )
+
+
+def _check_mask_values(attention_mask) -> None:
+    if not ((attention_mask == 0) | (attention_mask == 1)).all():
+        raise ValueError("a 2D attention_mask holds 1 for a token and 0 for padding, nothing else.")
+
+
+def _check_cache_batch(past_key_values, batch) -> None:
+    if isinstance(past_key_values, EncoderDecoderCache):
+        past_key_values = past_key_values.self_attention_cache
+    layers = getattr(past_key_values, "layers", None)
+    keys = getattr(layers[0], "keys", None) if layers else None
+    if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[0] != batch:
+        raise ValueError(
+            f"past_key_values holds {keys.shape[0]} rows, the input has {batch}: use a cache of the same batch."
+        )
+
+
+def check_prompt(attention_mask) -> None:
+    """Refuse prompts padded on the right: a decoder would continue the padding, not the text.
+
+    Args:
+        attention_mask: [B, T] of 0 and 1, or None.
+    """
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2 and not attention_mask[:, -1].all():
+        raise ValueError("the prompts are padded on the right: set tokenizer.padding_side = 'left' before generating.")

@@ -1,0 +1,31 @@
+"""Normalisation of the last dimension: LayerNorm (bias optional) and RMSNorm."""
+
+import torch
+from torch import nn
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm (Zhang and Sennrich, 2019), computed in float32: x / sqrt(mean(x^2) + eps) * weight.
+
+    Shapes: [..., size] -> [..., size], in the input's dtype.
+    """
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, hidden_states):
+        states = hidden_states.float()
+        states = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * states.to(hidden_states.dtype)
+
+    def extra_repr(self):
+        return f"{self.weight.numel()}, eps={self.eps}"
+
+
+def make_norm(config, size: int) -> nn.Module:
+    """The config's norm over a last dimension of `size`."""
+    if config.norm_type == "rms_norm":
+        return RMSNorm(size, config.norm_eps)
+    return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)

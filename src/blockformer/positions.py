@@ -1,0 +1,165 @@
+"""How a model learns of order: learned, sinusoidal, rotary, bucketed relative bias, relative keys.
+
+B batch, T query length, S key length, H heads, K key/value heads, D head size, C hidden size.
+"""
+
+import math
+
+import torch
+from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+
+class LearnedPositions(nn.Embedding):
+    """One trained vector for each position, as in BERT and GPT-2. position_ids [B, T] -> [B, T, C]."""
+
+    def __init__(self, config):
+        super().__init__(config.max_position_embeddings, config.hidden_size)
+
+
+class ComputedPositions(nn.Module):
+    """Positions from frequencies that are computed, not trained, and stay in float32 whatever the model's dtype.
+
+    Rounding a frequency to bfloat16 would move far positions by whole tokens, so the buffer is computed anew whenever
+    the module is cast or moved.
+    """
+
+    inv_freq: torch.Tensor
+
+    def compute_frequencies(self, device=None) -> torch.Tensor:
+        """The frequencies in radians per token, float32."""
+        raise NotImplementedError
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        if self.inv_freq.dtype != torch.float32 or not self.inv_freq.is_meta:
+            self.register_buffer("inv_freq", self.compute_frequencies(self.inv_freq.device), persistent=False)
+        return self
+
+
+class SinusoidalPositions(ComputedPositions):
+    """PE(pos, 2i) = sin(pos / 10000^(2i/C)), PE(pos, 2i+1) = cos(the same) (Vaswani et al., 2017, section 3.5).
+
+    Computed for any position, so a text may be longer than those of training. position_ids [B, T] -> [B, T, C].
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.hidden_size = config.hidden_size
+        self.register_buffer("inv_freq", self.compute_frequencies(), persistent=False)
+
+    def compute_frequencies(self, device=None):
+        even = torch.arange(0, self.hidden_size, 2, dtype=torch.float32, device=device)
+        return torch.exp(even * (-math.log(10000.0) / self.hidden_size))
+
+    def forward(self, position_ids):
+        angles = position_ids[..., None].float() * self.inv_freq  # [B, T, C/2]
+        pairs = torch.stack((angles.sin(), angles.cos()), dim=-1)  # [B, T, C/2, 2]
+        return pairs.flatten(-2)[..., : self.hidden_size]
+
+
+class RotaryPositions(ComputedPositions):
+    """Rotary position embedding, RoPE (Su et al., 2021), in every type of transformers' `ROPE_INIT_FUNCTIONS`.
+
+    Gives the cosines and sines [B, T, D] by which `rotate` turns queries and keys. The types whose frequencies depend on
+    the text's length ("dynamic", "longrope") take it from the largest position of the call and keep no state, so that a
+    result never depends on the calls before it.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.rope_type = config.rope_parameters["rope_type"]
+        self.attention_scaling = 1.0
+        self.register_buffer("inv_freq", self.compute_frequencies(), persistent=False)
+
+    def compute_frequencies(self, device=None, length=None):
+        if self.rope_type == "default":
+            even = torch.arange(0, self.config.head_dim, 2, dtype=torch.int64, device=device).float()
+            return 1.0 / (self.config.rope_parameters["rope_theta"] ** (even / self.config.head_dim))
+        frequencies, self.attention_scaling = ROPE_INIT_FUNCTIONS[self.rope_type](self.config, device, seq_len=length)
+        return frequencies
+
+    def _frequencies_at(self, position_ids):
+        if self.rope_type == "dynamic":
+            return self.compute_frequencies(position_ids.device, length=position_ids.max() + 1)
+        if self.rope_type == "longrope":
+            trained = self.config.rope_parameters["original_max_position_embeddings"]
+            longer = self.compute_frequencies(position_ids.device, length=trained + 1)
+            return torch.where(position_ids.max() >= trained, longer, self.inv_freq)
+        return self.inv_freq
+
+    @torch.no_grad()
+    def forward(self, hidden_states, position_ids):
+        frequencies = self._frequencies_at(position_ids).to(hidden_states.device)
+        angles = position_ids[..., None].float() * frequencies  # [B, T, D/2]
+        angles = torch.cat((angles, angles), dim=-1)  # [B, T, D]
+        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+        return cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
+
+
+def rotate(states, cos, sin):
+    """Turn each pair (x_i, x_{i + D/2}) of a head by its position's angle.
+
+    Shapes: states [B, H, T, D]; cos, sin [B, T, D] -> [B, H, T, D].
+    """
+    first, second = states.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return states * cos[:, None] + turned * sin[:, None]
+
+
+class RelativeBias(nn.Module):
+    """A trained bias per head and distance, distances in buckets that widen with the logarithm (T5, Raffel et al., 2020).
+
+    Half of the buckets hold one distance each, the other half cover up to `relative_attention_max_distance`. A
+    bidirectional bias spends half of all buckets on keys to the right.
+    """
+
+    def __init__(self, config, bidirectional: bool):
+        super().__init__()
+        self.num_buckets = config.relative_attention_num_buckets
+        self.max_distance = config.relative_attention_max_distance
+        self.bidirectional = bidirectional
+        self.embedding = nn.Embedding(self.num_buckets, config.num_attention_heads)
+
+    def bucket(self, distance):
+        """Distances key - query in tokens, any shape of int64 -> bucket numbers of the same shape."""
+        buckets, offset = self.num_buckets, 0
+        if self.bidirectional:
+            buckets //= 2
+            offset = (distance > 0) * buckets
+            distance = distance.abs()
+        else:
+            distance = (-distance).clamp(min=0)
+        exact = buckets // 2
+        growth = torch.log(distance.clamp(min=1).float() / exact) / math.log(self.max_distance / exact)
+        wide = exact + (growth * (buckets - exact)).long()
+        return offset + torch.where(distance < exact, distance, wide.clamp(max=buckets - 1))
+
+    def forward(self, query_positions, key_length: int):
+        """query_positions [T] -> [1, H, T, S], to be added to the attention scores."""
+        keys = torch.arange(key_length, device=query_positions.device)
+        buckets = self.bucket(keys[None, :] - query_positions[:, None])  # [T, S]
+        return self.embedding(buckets).permute(2, 0, 1)[None]  # [1, H, T, S]
+
+
+class RelativeKeys(nn.Module):
+    """A trained vector of head size for each distance, dotted with the query (Shaw et al., 2018) and, with `and_keys`, with
+    the key too (Huang et al., 2020, method 4). Distances are clipped to the table."""
+
+    def __init__(self, config, and_keys: bool):
+        super().__init__()
+        self.max_distance = config.max_position_embeddings - 1
+        self.and_keys = and_keys
+        self.embedding = nn.Embedding(2 * config.max_position_embeddings - 1, config.head_dim)
+
+    def forward(self, query, key, query_positions):
+        """query [B, H, T, D], key [B, K, S, D], query_positions [T] -> unscaled scores [B, H, T, S]."""
+        keys = torch.arange(key.shape[2], device=key.device)
+        distance = (query_positions[:, None] - keys[None, :]).clamp(-self.max_distance, self.max_distance)
+        vectors = self.embedding(distance + self.max_distance)  # [T, S, D]
+        scores = torch.einsum("bhtd,tsd->bhts", query, vectors)
+        if self.and_keys:
+            key_scores = torch.einsum("bksd,tsd->bkts", key, vectors)
+            scores = scores + key_scores.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        return scores

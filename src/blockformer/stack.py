@@ -1,0 +1,161 @@
+"""The stack: embeddings, layers, final norm. A decoder is one stack, an encoder-decoder is two.
+
+B batch, T query length, S key length, C hidden size.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from .base import BlockformerPreTrainedModel
+from .cache import new_cache
+from .compat import bidirectional_mask, capture_outputs, causal_masks, merge_with_config_defaults
+from .inputs import cached_length, check_inputs, check_positions
+from .layer import Layer
+from .normalization import make_norm
+from .positions import LearnedPositions, RelativeBias, RotaryPositions, SinusoidalPositions
+
+
+class Stack(BlockformerPreTrainedModel):
+    """Token and position embeddings, `num_hidden_layers` layers, final norm.
+
+    Args:
+        config: a `BlockformerConfig`.
+        is_causal: whether a token sees only itself and what stands before it.
+        has_cross_attention: whether each layer also looks at an encoder's states.
+    """
+
+    def __init__(self, config, is_causal: bool, has_cross_attention: bool = False):
+        super().__init__(config)
+        self.is_causal = is_causal
+        self.has_cross_attention = has_cross_attention
+        self.embedding_scale = config.embedding_scale
+        self.dropout = config.hidden_dropout
+
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        tables = {"learned": LearnedPositions, "sinusoidal": SinusoidalPositions}
+        self.embed_positions = tables[config.position_type](config) if config.position_type in tables else None
+        self.embedding_norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
+        self.rotary_emb = RotaryPositions(config) if config.position_type == "rotary" else None
+        has_bias = config.position_type == "relative_bias"
+        self.relative_bias = RelativeBias(config, bidirectional=not is_causal) if has_bias else None
+        self.layers = nn.ModuleList(
+            Layer(config, layer_idx, is_causal, has_cross_attention) for layer_idx in range(config.num_hidden_layers)
+        )
+        self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
+        self.gradient_checkpointing = False
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | dict | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values=None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        head_mask: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Run the stack.
+
+        Args:
+            input_ids: tokens, int [B, T]; or else `inputs_embeds`.
+            attention_mask: [B, S] over cached and new tokens, 1 for a token and 0 for padding; or a ready 4D mask, or a
+                dict of them by layer type.
+            position_ids: [B, T]; None counts the tokens of `attention_mask`, so that padding on the left shifts nothing.
+            past_key_values: a cache of the library's or a growing one; None makes a growing one if `use_cache`.
+            inputs_embeds: [B, T, C] instead of `input_ids`.
+            encoder_hidden_states: [B, S, C] for cross-attention.
+            encoder_attention_mask: [B, S] of 0 and 1.
+            head_mask: [num_hidden_layers, H], multiplies each head's output.
+            use_cache: whether to return keys and values.
+
+        Returns:
+            `last_hidden_state` [B, T, C], `past_key_values`, and what was asked for by `output_hidden_states` (each layer's
+            input and the final state) and `output_attentions` (needs the eager backend).
+
+        Raises:
+            ValueError: see `inputs.py`; and encoder states for a stack without cross-attention.
+        """
+        check_inputs(self.config, input_ids, inputs_embeds, attention_mask, past_key_values)
+        if encoder_hidden_states is not None and not self.has_cross_attention:
+            raise ValueError(
+                "encoder_hidden_states are given but the model has no cross-attention: set add_cross_attention=True."
+            )
+        if use_cache and self.is_causal and past_key_values is None:
+            past_key_values = new_cache(self.config, for_cross_attention=encoder_hidden_states is not None)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        past = cached_length(past_key_values)
+        query_positions = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past
+        if position_ids is None:
+            position_ids = _count_positions(attention_mask, query_positions)
+        check_positions(self.config, position_ids)
+
+        masks = self._masks(inputs_embeds, attention_mask, past_key_values, position_ids)
+        if encoder_hidden_states is not None:
+            encoder_attention_mask = bidirectional_mask(
+                self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
+            )
+        hidden_states = self._embed(inputs_embeds, position_ids)
+        position_embeddings = None if self.rotary_emb is None else self.rotary_emb(hidden_states, position_ids)
+        position_bias = self._position_bias(query_positions, past_key_values)
+
+        for layer_idx, layer in enumerate(self.layers):
+            hidden_states = layer(
+                hidden_states,
+                attention_mask=masks[self.config.layer_types[layer_idx]],
+                encoder_hidden_states=encoder_hidden_states,
+                encoder_attention_mask=encoder_attention_mask,
+                position_embeddings=position_embeddings,
+                position_bias=position_bias,
+                query_positions=query_positions,
+                position_ids=position_ids,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                head_mask=None if head_mask is None else head_mask[layer_idx],
+                **kwargs,
+            )
+        if self.norm is not None:
+            hidden_states = self.norm(hidden_states)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
+        )
+
+    def _embed(self, inputs_embeds, position_ids):
+        hidden_states = inputs_embeds if self.embedding_scale is None else inputs_embeds * self.embedding_scale
+        if self.embed_positions is not None:
+            hidden_states = hidden_states + self.embed_positions(position_ids).to(hidden_states.dtype)
+        if self.embedding_norm is not None:
+            hidden_states = self.embedding_norm(hidden_states)
+        return F.dropout(hidden_states, self.dropout, self.training)
+
+    def _masks(self, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
+        if isinstance(attention_mask, dict):
+            return attention_mask
+        if self.is_causal:
+            return causal_masks(self.config, hidden_states, attention_mask, past_key_values, position_ids)
+        mask = bidirectional_mask(self.config, hidden_states, attention_mask)
+        return dict.fromkeys(self.config.layer_types, mask)
+
+    def _position_bias(self, query_positions, past_key_values):
+        """The relative bias [1, H, T, S], computed once for all layers."""
+        if self.relative_bias is None:
+            return None
+        length = query_positions.shape[0]
+        if past_key_values is not None:
+            length, _ = past_key_values.get_mask_sizes(length, 0)
+        return self.relative_bias(query_positions, length)
+
+
+def _count_positions(attention_mask, query_positions):
+    """Positions [1 or B, T]: a token's rank among the real tokens of its row, or its index where no mask tells."""
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
+        return query_positions[None]
+    ranks = attention_mask.long().cumsum(-1) - 1  # [B, S]
+    return ranks.clamp(min=0)[:, -query_positions.shape[0] :]
