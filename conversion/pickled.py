@@ -104,7 +104,7 @@ def _fault(name: object, value: object) -> str | None:
 
 
 def _check_storages(tensors: dict[str, Tensor], path: Path, records: list[int] | None) -> None:
-    """Every storage is backed by a record of the file. (Torch enlarges one that is too short, with arbitrary memory.)"""
+    """Every storage is backed by a record of the file. (Torch enlarges a short one, with arbitrary memory.)"""
     storages = {storage.data_ptr(): storage.nbytes() for storage in (t.untyped_storage() for t in tensors.values())}
     sizes = [size for size in storages.values() if size]
     enlarged = sum(sizes) > path.stat().st_size if records is None else bool(Counter(sizes) - Counter(records))

@@ -1,8 +1,8 @@
 """The safetensors format, strictly: headers checked before any tensor is read, files written one tensor at a time.
 
-Layout of a file: 8 bytes little-endian N, then N bytes of JSON (padded with spaces) that map each name to its dtype, shape
-and byte range, then the data. See https://github.com/huggingface/safetensors#format. The parser refuses everything that
-two readers could understand in two ways.
+Layout of a file: 8 bytes little-endian N, then N bytes of JSON (padded with spaces) that map each name to its dtype,
+shape and byte range, then the data. See https://github.com/huggingface/safetensors#format. The parser refuses
+everything that two readers could understand in two ways.
 """
 
 import json
@@ -78,7 +78,7 @@ def open_regular(path: Path) -> BinaryIO:
     try:
         if stat.S_ISREG(os.stat(path).st_mode):
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-            file = open(descriptor, "rb", buffering=0)
+            file = open(descriptor, "rb", buffering=0)  # noqa: SIM115
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return file
             file.close()
@@ -198,14 +198,15 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor as writable bytes."""
     if sys.byteorder != "little":
         raise ConversionError("safetensors files are little-endian, and this machine is not")
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    data: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(data)
 
 
 def read_tensor(file: BinaryIO, info: TensorInfo) -> Tensor:
     """A private copy of one tensor, bit for bit.
 
-    The bytes go straight into the new tensor. (A memory map would count the file's pages as ours, and a file that is cut
-    short meanwhile would kill the process instead of raising.)
+    The bytes go straight into the new tensor. (A memory map would count the file's pages as ours, and a file that is
+    cut short meanwhile would kill the process instead of raising.)
     """
     try:
         tensor = torch.empty(info.shape, dtype=info.dtype)
@@ -263,7 +264,7 @@ class SafetensorsWriter:
         if len(header) > MAX_HEADER or len(entries) - 1 > MAX_TENSORS:
             raise ConversionError(f"{path}: too many tensors for one file; use a smaller max_shard_size")
         self._start = 8 + len(header)
-        self._file = open(path, "xb", buffering=0)
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
         try:
             self._put(len(header).to_bytes(8, "little") + header)
         except BaseException:

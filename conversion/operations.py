@@ -1,0 +1,144 @@
+"""What a conversion rule can do to tensors. Each operation owns its inverse, so no table is written twice."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .errors import ConversionError
+
+Shape = tuple[int, ...]
+
+
+class Operation(Protocol):
+    """A change of tensors that can be undone bit for bit. It also maps shapes, so headers are known before data."""
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Official tensors -> ours."""
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Our tensors -> official."""
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Shapes that `forward` makes of these. Raises `ConversionError` where it cannot be applied."""
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Shapes that `inverse` makes of these. Raises `ConversionError` where it cannot be applied."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The tensors as they are."""
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return list(tensors)
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return list(shapes)
+
+    inverse = forward
+    inverse_shapes = forward_shapes
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """Every tensor with two axes swapped (GPT-2's Conv1D weights are stored [in, out])."""
+
+    dim0: int = 0
+    dim1: int = 1
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor.transpose(self.dim0, self.dim1) for tensor in tensors]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        swapped = []
+        for shape in shapes:
+            if len(shape) <= max(self.dim0, self.dim1):
+                raise ConversionError(f"shape {list(shape)} has no axes {self.dim0} and {self.dim1} to swap")
+            axes = list(shape)
+            axes[self.dim0], axes[self.dim1] = axes[self.dim1], axes[self.dim0]
+            swapped.append(tuple(axes))
+        return swapped
+
+    inverse = forward
+    inverse_shapes = forward_shapes
+
+
+@dataclass(frozen=True)
+class Split:
+    """One tensor -> several along `dim`, with the given sizes; the way back concatenates them."""
+
+    dim: int
+    sizes: tuple[int, ...]
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (tensor,) = tensors
+        return list(tensor.split(list(self.sizes), dim=self.dim))
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.cat(list(tensors), dim=self.dim)]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = shapes
+        if len(shape) <= self.dim or shape[self.dim] != sum(self.sizes):
+            raise ConversionError(f"shape {list(shape)} cannot be split into {list(self.sizes)} along axis {self.dim}")
+        return [(*shape[: self.dim], size, *shape[self.dim + 1 :]) for size in self.sizes]
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        first = shapes[0]
+        whole = (*first[: self.dim], sum(self.sizes), *first[self.dim + 1 :])
+        if len(first) <= self.dim or self.forward_shapes([whole]) != list(shapes):
+            parts = [list(shape) for shape in shapes]
+            raise ConversionError(f"shapes {parts} are no parts of sizes {list(self.sizes)} along axis {self.dim}")
+        return [whole]
+
+
+@dataclass(frozen=True)
+class Reversed:
+    """An operation the other way round: `Reversed(Split(0, (4, 4)))` merges two official tensors into one of ours."""
+
+    op: Operation
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return self.op.inverse(tensors)
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return self.op.forward(tensors)
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return self.op.inverse_shapes(shapes)
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return self.op.forward_shapes(shapes)
+
+
+@dataclass(frozen=True, init=False)
+class Chain:
+    """Operations one after the other: `Chain(Transpose(), Split(0, (h, h, h)))` undoes GPT-2's fused c_attn."""
+
+    ops: tuple[Operation, ...]
+
+    def __init__(self, *ops: Operation):
+        object.__setattr__(self, "ops", ops)
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        for op in self.ops:
+            tensors = op.forward(tensors)
+        return list(tensors)
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        for op in reversed(self.ops):
+            tensors = op.inverse(tensors)
+        return list(tensors)
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        for op in self.ops:
+            shapes = op.forward_shapes(shapes)
+        return list(shapes)
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        for op in reversed(self.ops):
+            shapes = op.inverse_shapes(shapes)
+        return list(shapes)
