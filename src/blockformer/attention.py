@@ -1,4 +1,4 @@
-"""Multi-head attention: self and cross, grouped heads, q/k norm, rotation, relative terms, on any backend of the library.
+"""Multi-head attention: self and cross, grouped heads, q/k norm, rotation, relative terms, on any attention backend.
 
 B batch, T query length, S key length, H heads, K key/value heads, D head size, C hidden size.
 """
@@ -157,7 +157,7 @@ class Attention(nn.Module):
         return cache.update(*self._project_keys_values(key_value_states), self.layer_idx)
 
     def _with_bias(self, attention_mask, bias, query_positions, key_length):
-        """Mask and bias as one additive mask [B, H, T, S]. A backend that was left to be causal by itself gets a mask."""
+        """Mask and bias as one additive mask [B, H, T, S], causal where the backend was left to be so by itself."""
         if attention_mask is None and self.is_causal:
             keys = torch.arange(key_length, device=bias.device)
             attention_mask = (keys[None, :] <= query_positions[:, None])[None, None]

@@ -1,12 +1,13 @@
 """The key/value cache that grows in place.
 
-The library's dynamic cache copies all past keys and values at every token (`torch.cat`). A `GrowingLayer` writes the new
-ones into a buffer with room to spare and, when the room is used up, moves to one that is half as large again: the copying
-per token is then constant on average, whatever the length.
+The library's dynamic cache copies all past keys and values at every token (`torch.cat`). A `GrowingLayer` writes the
+new ones into a buffer with room to spare and, when the room is used up, moves to one that is half as large again: the
+copying per token is then constant on average, whatever the length.
 """
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.generation import GenerationMixin
 
 _GROWTH = 1.5
 _LEAST_ROOM = 64
@@ -15,9 +16,9 @@ _LEAST_ROOM = 64
 class GrowingLayer(DynamicLayer):
     """One layer's keys and values [B, K, S, D], views of buffers [B, K, capacity, D].
 
-    Whatever replaces the views (beam reordering, cropping, offloading) stays correct: an update looks whether they still
-    are the head of the buffer, and moves to a fresh one if not. Where an in-place write is not allowed (autograd needs the
-    past values, a graph is being traced), the library's own concatenation is used.
+    Whatever replaces the views (beam reordering, cropping, offloading) stays correct: an update looks whether they
+    still are the head of the buffer, and moves to a fresh one if not. Where an in-place write is not allowed (autograd
+    needs the past values, a graph is being traced), the library's own concatenation is used.
     """
 
     def __init__(self, *args, **kwargs):
@@ -92,7 +93,7 @@ def _is_writable(buffer) -> bool:
 
 
 def grow_in_place(cache):
-    """Swap the plain dynamic layers of a fresh cache for growing ones; other layers and other caches stay as they are."""
+    """Swap the plain dynamic layers of a fresh cache for growing ones; other layers and caches stay as they are."""
     if isinstance(cache, EncoderDecoderCache):
         grow_in_place(cache.self_attention_cache)
     elif type(cache) is DynamicCache and not cache.offloading:
@@ -108,8 +109,8 @@ def new_cache(config, for_cross_attention: bool = False):
     return EncoderDecoderCache(cache, DynamicCache()) if for_cross_attention else cache
 
 
-class GrowingCacheMixin:
-    """Makes the growing cache the default of `generate()`; goes before `GenerationMixin` in a class's bases."""
+class GrowingGenerationMixin(GenerationMixin):
+    """`generate()` with the growing cache as its default."""
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
         supplied = model_kwargs.get("past_key_values")

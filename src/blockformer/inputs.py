@@ -1,7 +1,7 @@
 """Checks of a model's inputs: what would give an obscure error or, worse, a silently wrong result, is refused here.
 
-Shapes are always checked. Values are read (a synchronisation on an accelerator) only on the CPU or at the start of a text,
-and never while a graph is being traced.
+Shapes are always checked. Values are read (a synchronisation on an accelerator) only on the CPU or at the start of a
+text, and never while a graph is being traced.
 """
 
 import torch
@@ -71,8 +71,8 @@ def check_positions(config, position_ids) -> None:
         return
     if config.position_type == "learned":
         raise ValueError(
-            f"the text is {longest} tokens long, the table of learned positions has {limit}: shorten it, or train with a "
-            "larger max_position_embeddings."
+            f"the text is {longest} tokens long, the table of learned positions has {limit}: shorten it, or train with "
+            "a larger max_position_embeddings."
         )
     if config.position_type == "rotary" and config.rope_parameters["rope_type"] == "default":
         logger.warning_once(
@@ -93,8 +93,8 @@ def _check_token_range(input_ids, vocab_size) -> None:
     if smallest < 0 or largest >= vocab_size:
         wrong = smallest if smallest < 0 else largest
         raise ValueError(
-            f"input_ids holds the token {wrong}, the vocabulary has 0 to {vocab_size - 1}: does the tokenizer belong to "
-            "this model?"
+            f"input_ids holds the token {wrong}, the vocabulary has 0 to {vocab_size - 1}: does the tokenizer belong "
+            "to this model?"
         )
 
 
@@ -104,8 +104,8 @@ def _check_mask_form(attention_mask, batch, past, length) -> None:
     if isinstance(past, int) and attention_mask.shape[1] != past + length:
         cached = f" ({past} of them cached)" if past else ""
         raise ValueError(
-            f"attention_mask covers {attention_mask.shape[1]} tokens, there are {past + length}{cached}: give one value "
-            "for each."
+            f"attention_mask covers {attention_mask.shape[1]} tokens, there are {past + length}{cached}: give one "
+            "value for each."
         )
 
 

@@ -12,8 +12,9 @@ from .normalization import make_norm
 class Layer(GradientCheckpointingLayer):
     """Self-attention, optionally cross-attention, feed-forward.
 
-    Each norm belongs to one sub-layer and keeps its Llama name in both placements: `input_layernorm` to self-attention,
-    `post_attention_layernorm` to the feed-forward network. With "pre" it comes before its sub-layer, with "post" after it.
+    Each norm belongs to one sub-layer and keeps its Llama name in both placements: `input_layernorm` to
+    self-attention, `post_attention_layernorm` to the feed-forward network. With "pre" it comes before its sub-layer,
+    with "post" after it.
     """
 
     def __init__(self, config, layer_idx: int, is_causal: bool, has_cross_attention: bool):
@@ -22,7 +23,7 @@ class Layer(GradientCheckpointingLayer):
         self.dropout = config.hidden_dropout
         self.self_attn = Attention(config, layer_idx, is_causal)
         self.input_layernorm = make_norm(config, config.hidden_size)
-        self.cross_attn = None
+        self.has_cross_attention = has_cross_attention
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
             self.cross_attn_layernorm = make_norm(config, config.hidden_size)
@@ -72,6 +73,6 @@ class Layer(GradientCheckpointingLayer):
             )[0]
 
         hidden_states = self._residual(hidden_states, self.input_layernorm, attend)
-        if self.cross_attn is not None and encoder_hidden_states is not None:
+        if self.has_cross_attention and encoder_hidden_states is not None:
             hidden_states = self._residual(hidden_states, self.cross_attn_layernorm, attend_to_encoder)
         return self._residual(hidden_states, self.post_attention_layernorm, self.mlp)

@@ -5,7 +5,6 @@ Every module that an exported repo needs is imported here by name: some versions
 
 import torch
 from torch import nn
-from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import (
     CausalLMOutputWithCrossAttentions,
     QuestionAnsweringModelOutput,
@@ -16,7 +15,7 @@ from transformers.utils import can_return_tuple
 
 from .attention import Attention  # noqa: F401
 from .base import BlockformerPreTrainedModel
-from .cache import GrowingCacheMixin
+from .cache import GrowingGenerationMixin
 from .compat import causal_masks  # noqa: F401
 from .configuration_blockformer import BlockformerDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
@@ -48,7 +47,7 @@ class BlockformerDecoderPreTrainedModel(BlockformerPreTrainedModel):
         self.model = BlockformerDecoderModel(config)
 
 
-class BlockformerDecoderForCausalLM(GrowingCacheMixin, BlockformerDecoderPreTrainedModel, GenerationMixin):
+class BlockformerDecoderForCausalLM(BlockformerDecoderPreTrainedModel, GrowingGenerationMixin):
     """A decoder with a language model head: logits of the next token."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -81,7 +80,7 @@ class BlockformerDecoderForCausalLM(GrowingCacheMixin, BlockformerDecoderPreTrai
 
         Args:
             labels: int [B, T], the inputs themselves (the shift is done here), -100 where there is no loss.
-            logits_to_keep: compute logits for the last so many positions only (0: all), or for the positions of a tensor.
+            logits_to_keep: compute logits for the last so many positions only (0: all), or for those of a tensor.
             num_items_in_batch: the count of labels over an optimizer step, as `Trainer` gives it.
 
         Returns:

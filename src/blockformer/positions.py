@@ -61,9 +61,9 @@ class SinusoidalPositions(ComputedPositions):
 class RotaryPositions(ComputedPositions):
     """Rotary position embedding, RoPE (Su et al., 2021), in every type of transformers' `ROPE_INIT_FUNCTIONS`.
 
-    Gives the cosines and sines [B, T, D] by which `rotate` turns queries and keys. The types whose frequencies depend on
-    the text's length ("dynamic", "longrope") take it from the largest position of the call and keep no state, so that a
-    result never depends on the calls before it.
+    Gives the cosines and sines [B, T, D] by which `rotate` turns queries and keys. The types whose frequencies depend
+    on the text's length ("dynamic", "longrope") take it from the largest position of the call and keep no state, so
+    that a result never depends on the calls before it.
     """
 
     def __init__(self, config):
@@ -109,7 +109,7 @@ def rotate(states, cos, sin):
 
 
 class RelativeBias(nn.Module):
-    """A trained bias per head and distance, distances in buckets that widen with the logarithm (T5, Raffel et al., 2020).
+    """A trained bias per head and distance, in buckets that widen with the logarithm (T5, Raffel et al., 2020).
 
     Half of the buckets hold one distance each, the other half cover up to `relative_attention_max_distance`. A
     bidirectional bias spends half of all buckets on keys to the right.
@@ -144,8 +144,8 @@ class RelativeBias(nn.Module):
 
 
 class RelativeKeys(nn.Module):
-    """A trained vector of head size for each distance, dotted with the query (Shaw et al., 2018) and, with `and_keys`, with
-    the key too (Huang et al., 2020, method 4). Distances are clipped to the table."""
+    """A trained vector of head size for each distance, dotted with the query (Shaw et al., 2018) and, with `and_keys`,
+    with the key too (Huang et al., 2020, method 4). Distances are clipped to the table."""
 
     def __init__(self, config, and_keys: bool):
         super().__init__()

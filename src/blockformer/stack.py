@@ -67,7 +67,7 @@ class Stack(BlockformerPreTrainedModel):
             input_ids: tokens, int [B, T]; or else `inputs_embeds`.
             attention_mask: [B, S] over cached and new tokens, 1 for a token and 0 for padding; or a ready 4D mask, or a
                 dict of them by layer type.
-            position_ids: [B, T]; None counts the tokens of `attention_mask`, so that padding on the left shifts nothing.
+            position_ids: [B, T]; None counts the tokens of `attention_mask`, so that padding shifts nothing.
             past_key_values: a cache of the library's or a growing one; None makes a growing one if `use_cache`.
             inputs_embeds: [B, T, C] instead of `input_ids`.
             encoder_hidden_states: [B, S, C] for cross-attention.
@@ -76,8 +76,8 @@ class Stack(BlockformerPreTrainedModel):
             use_cache: whether to return keys and values.
 
         Returns:
-            `last_hidden_state` [B, T, C], `past_key_values`, and what was asked for by `output_hidden_states` (each layer's
-            input and the final state) and `output_attentions` (needs the eager backend).
+            `last_hidden_state` [B, T, C], `past_key_values`, and what was asked for by `output_hidden_states` (each
+            layer's input and the final state) and `output_attentions` (needs the eager backend).
 
         Raises:
             ValueError: see `inputs.py`; and encoder states for a stack without cross-attention.

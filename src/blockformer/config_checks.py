@@ -1,0 +1,231 @@
+"""What a configuration refuses, and in which words. Each check reads the config and raises ValueError or returns."""
+
+import difflib
+import json
+import math
+import os
+
+from transformers.activations import ACT2FN
+
+from .compat import config_field_names, generation_field_names
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+# Each rotary type of transformers with the parameters that it cannot do without.
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+CHOICES = {
+    "norm_type": ("layer_norm", "rms_norm"),
+    "norm_placement": ("pre", "post"),
+    "position_type": (
+        "learned",
+        "sinusoidal",
+        "rotary",
+        "relative_bias",
+        "relative_key",
+        "relative_key_query",
+        "none",
+    ),
+    "hidden_act": tuple(ACT2FN),
+}
+
+
+def _is_integer(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# Fields, whether a value will do, and what to call a value that will.
+_VALUE_RULES = (
+    (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+        "max_position_embeddings relative_attention_max_distance sliding_window",
+        lambda value: _is_integer(value) and value > 0,
+        "a positive integer",
+    ),
+    ("relative_attention_num_buckets", lambda value: _is_integer(value) and value > 1, "an integer above 1"),
+    (
+        "gated_mlp norm_bias qk_norm attention_bias attention_output_bias mlp_bias lm_head_bias embedding_norm "
+        "final_norm add_cross_attention use_cache tie_word_embeddings",
+        lambda value: isinstance(value, bool),
+        "true or false",
+    ),
+    (
+        "hidden_dropout attention_dropout activation_dropout classifier_dropout",
+        lambda value: _is_number(value) and 0 <= value <= 1,
+        "a probability from 0 to 1",
+    ),
+    (
+        "norm_eps initializer_range attention_scale embedding_scale logit_scale",
+        lambda value: _is_number(value) and value > 0,
+        "a positive number",
+    ),
+)
+_NONE_ALLOWED = frozenset(
+    "num_key_value_heads head_dim norm_bias final_norm classifier_dropout sliding_window attention_scale "
+    "embedding_scale logit_scale".split()
+)
+
+# What the base class or the loading code understands beyond the declared fields.
+_INHERITED_ARGUMENTS = frozenset(
+    "attn_implementation auto_map experts_implementation model_type name_or_path num_labels output_attentions "
+    "per_layer_config quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
+)
+
+# Weights that in bfloat16 would pass this many times the machine's memory are taken for a slip of the keyboard.
+_MEMORY_MULTIPLE = 256
+
+
+def check_names(config_class, names) -> None:
+    """Refuse a field that the config does not have, and name the nearest one that it has."""
+    known = config_field_names(config_class) | _INHERITED_ARGUMENTS
+    allowed = known | generation_field_names()
+    for name in names:
+        if name not in allowed and not name.startswith("_"):
+            raise ValueError(f"{config_class.__name__} has no field '{name}'.{_did_you_mean(name, known)}")
+
+
+def check_values(config) -> None:
+    """Check each field by itself."""
+    for names, is_allowed, wanted in _VALUE_RULES:
+        for name in names.split():
+            value = getattr(config, name)
+            if not is_allowed(value) and not (value is None and name in _NONE_ALLOWED):
+                raise ValueError(f"{name} must be {wanted}, not {value!r}.")
+    for name, choices in CHOICES.items():
+        _check_choice(name, getattr(config, name), choices)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        value = getattr(config, name)
+        for token in value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]:
+            if token is not None and not (_is_integer(token) and 0 <= token < config.vocab_size):
+                raise ValueError(f"{name} must be a token from 0 to {config.vocab_size - 1}, not {token!r}.")
+
+
+def check_dtype(dtype) -> None:
+    """`dtype` is a name such as "bfloat16", a torch.dtype, or None."""
+    if dtype is not None:
+        _check_choice("dtype", str(dtype).removeprefix("torch."), DTYPES)
+
+
+def check_rope(config, rope, rope_theta) -> None:
+    """Check the parameters of rotary positions, or that there are none where the positions are others."""
+    position_type, head_dim = config.position_type, config.head_dim
+    if position_type != "rotary":
+        if rope or rope_theta is not None:
+            name = "rope_parameters" if rope else "rope_theta"
+            raise ValueError(
+                f"{name} is set but position_type is '{position_type}': drop it, or set position_type='rotary'."
+            )
+        return
+    if not isinstance(rope, dict | None):
+        raise ValueError(f"rope_parameters must be a dict, not {rope!r}.")
+    rope = rope or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    _check_choice("rope_type", rope_type, ROPE_TYPES)
+    for name in ROPE_TYPES[rope_type]:
+        if rope.get(name) is None:
+            raise ValueError(f"rope_parameters of type '{rope_type}' need '{name}'.")
+    for name, value in (("rope_theta", rope.get("rope_theta", rope_theta)), ("factor", rope.get("factor"))):
+        if value is not None and not (_is_number(value) and value > 0):
+            raise ValueError(f"{name} must be a positive number, not {value!r}.")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("partial_rotary_factor is not supported: the rotation covers the whole head; drop it.")
+    if head_dim % 2:
+        raise ValueError(f"head_dim ({head_dim}) must be even with rotary positions: they rotate pairs.")
+    for name in ("short_factor", "long_factor"):
+        if rope_type == "longrope" and len(rope[name]) != head_dim // 2:
+            raise ValueError(f"{name} must list {head_dim // 2} numbers (half of head_dim), not {len(rope[name])}.")
+
+
+def check_combination(config) -> None:
+    """Check the fields, all of them settled, against each other."""
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ValueError(
+            f"num_attention_heads ({config.num_attention_heads}) is not a multiple of num_key_value_heads "
+            f"({config.num_key_value_heads}): each key/value head serves the same number of query heads."
+        )
+    if config.norm_type == "rms_norm" and config.norm_bias:
+        raise ValueError("norm_bias=True needs norm_type='layer_norm': an RMS norm has no bias.")
+    if config.norm_placement == "post" and config.final_norm:
+        raise ValueError(
+            "final_norm=True with norm_placement='post': each layer already ends in a norm; set final_norm=False."
+        )
+    if config.tie_word_embeddings and config.lm_head_bias:
+        raise ValueError("lm_head_bias=True needs tie_word_embeddings=False.")
+    _check_layer_types(config)
+
+
+def check_memory(num_parameters: int) -> None:
+    """Refuse sizes far beyond this machine; a model that merely does not fit may still be inspected or offloaded."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return
+    needed = 2 * num_parameters
+    if needed > _MEMORY_MULTIPLE * memory:
+        raise ValueError(
+            f"these sizes need about {needed / 2**40:,.0f} TiB in bfloat16, the machine has {memory / 2**30:,.0f} GiB: "
+            "check vocab_size, hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings."
+        )
+
+
+def parse_config_json(text: str, source: str) -> dict:
+    """Parse a config file strictly.
+
+    Raises:
+        ValueError: `source` is no JSON object, has a key twice, or holds NaN or Infinity.
+    """
+
+    def refuse_constant(name):
+        raise ValueError(f"{source}: {name} is no JSON value; use a number or null.")
+
+    def refuse_duplicates(pairs):
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"{source}: the key {twice!r} stands there twice; keep one.")
+        return fields
+
+    try:
+        fields = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_duplicates)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{source} is no valid JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{source} must hold a JSON object, not {type(fields).__name__}.")
+    return fields
+
+
+def _check_layer_types(config) -> None:
+    layer_types, count = config.layer_types, config.num_hidden_layers
+    if not isinstance(layer_types, list) or len(layer_types) != count:
+        raise ValueError(f"layer_types must list one type for each of the {count} layers, not {layer_types!r}.")
+    for layer_type in layer_types:
+        _check_choice("layer_types", layer_type, LAYER_TYPES)
+    slides = "sliding_attention" in layer_types
+    if slides and config.sliding_window is None:
+        raise ValueError("layer_types names 'sliding_attention' but sliding_window is None: set its length in tokens.")
+    if config.sliding_window is not None and not slides:
+        raise ValueError("sliding_window is set but no layer is of type 'sliding_attention': set layer_types too.")
+    if slides and config.position_type.startswith("relative"):
+        raise ValueError(f"sliding attention is not supported with position_type='{config.position_type}'.")
+
+
+def _check_choice(name: str, value, choices) -> None:
+    if not isinstance(value, str) or value not in choices:
+        hint = _did_you_mean(str(value), choices)
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}.{hint}")
+
+
+def _did_you_mean(name: str, known) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f" Did you mean '{near[0]}'?" if near else ""
