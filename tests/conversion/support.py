@@ -24,7 +24,11 @@ def entry(begin: int = 0, end: int = 16, dtype: Any = "F32", shape: Any = None) 
 
 
 def small_tensors() -> dict[str, Tensor]:
-    return {"a.weight": torch.randn(3, 4), "b.weight": torch.randn(5, dtype=torch.float64), "c.weight": torch.randn(2, 2)}
+    return {
+        "a.weight": torch.randn(3, 4),
+        "b.weight": torch.randn(5, dtype=torch.float64),
+        "c.weight": torch.randn(2, 2),
+    }
 
 
 def make_single(folder: Path, tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:

@@ -55,7 +55,10 @@ BAD_HEADERS = {
     "nan": (b'{"a": NaN}', "NaN"),
     "huge number": (b'{"a":' + b"9" * 10_000 + b"}", "limit|digits"),
     "lone surrogate": (b'{"\\ud800": ' + json.dumps(entry()).encode() + b"}", "Unicode"),
-    "name twice": (b'{"a": ' + json.dumps(entry(0, 8)).encode() + b', "a": ' + json.dumps(entry(8)).encode() + b"}", "twice"),
+    "name twice": (
+        b'{"a": ' + json.dumps(entry(0, 8)).encode() + b', "a": ' + json.dumps(entry(8)).encode() + b"}",
+        "twice",
+    ),
     "name twice, same range": (b'{"a": %b, "a": %b}' % ((json.dumps(entry()).encode(),) * 2), "twice"),
     "field twice": (b'{"a": {"dtype": "F32", "dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}', "twice"),
     "metadata not strings": ({"__metadata__": {"a": 1}, "a": entry()}, "__metadata__"),
@@ -155,7 +158,9 @@ def bit_tensors(draw: st.DrawFn) -> torch.Tensor:
     """A tensor of any dtype and shape with random bits (NaN payloads, denormals, -0), strided in some way."""
     dtype, shape = DTYPES[draw(dtype_names)], draw(shapes)
     count = int(torch.Size(shape).numel()) * dtype.itemsize
-    data = torch.frombuffer(bytearray(draw(st.binary(min_size=count, max_size=count)) + b"\0"), dtype=torch.uint8)[:count]
+    data = torch.frombuffer(bytearray(draw(st.binary(min_size=count, max_size=count)) + b"\0"), dtype=torch.uint8)[
+        :count
+    ]
     data = data % 2 if dtype is torch.bool else data.clone()
     tensor = data.view(dtype).reshape(shape)
     return tensor.transpose(0, -1) if shape and draw(st.booleans()) else tensor
