@@ -56,6 +56,7 @@ def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_valu
         _check_token_range(input_ids, config.vocab_size)
     if is_2d_mask and attention_mask.dtype != torch.bool:
         _check_mask_values(attention_mask)
+    _check_cache_room(past_key_values, past + length)
 
 
 def check_positions(config, position_ids) -> None:
@@ -125,11 +126,44 @@ def _check_cache_batch(past_key_values, batch) -> None:
         )
 
 
-def check_prompt(attention_mask) -> None:
-    """Refuse prompts padded on the right: a decoder would continue the padding, not the text.
+def _check_cache_room(past_key_values, length) -> None:
+    if isinstance(past_key_values, EncoderDecoderCache):
+        past_key_values = past_key_values.self_attention_cache
+    for layer in getattr(past_key_values, "layers", ()):
+        room = None if getattr(layer, "is_sliding", False) else getattr(layer, "max_cache_len", None)
+        if room is not None and length > room:
+            raise ValueError(
+                f"past_key_values has room for {room} tokens (max_cache_len), the text needs {int(length)}: make it "
+                "larger or shorten the text."
+            )
+
+
+def check_generation(config, generation_config, attention_mask, past_key_values, length: int) -> None:
+    """Refuse, before the first step, what would end in an error later or continue the padding instead of the text.
 
     Args:
+        config: the model's.
+        generation_config: of this call, with its lengths settled.
         attention_mask: [B, T] of 0 and 1, or None.
+        past_key_values: the caller's cache, or None.
+        length: tokens that the model will have read at most, padding included.
+
+    Raises:
+        ValueError: no beams, prompts padded on the right, or a text longer than a table of learned positions or than a
+            static cache.
     """
-    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2 and not attention_mask[:, -1].all():
-        raise ValueError("the prompts are padded on the right: set tokenizer.padding_side = 'left' before generating.")
+    _check_cache_room(past_key_values, length)
+    if generation_config.num_beams < 1:
+        raise ValueError(f"num_beams must be 1 or more, not {generation_config.num_beams}.")
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+        if not attention_mask[:, -1].all():
+            raise ValueError(
+                "the prompts are padded on the right: set tokenizer.padding_side = 'left' before generating."
+            )
+        length -= int((attention_mask == 0).sum(-1).min())
+    limit = config.max_position_embeddings
+    if config.position_type == "learned" and length > limit:
+        raise ValueError(
+            f"the text may become {length + 1} tokens long, the table of learned positions (max_position_embeddings) "
+            f"has {limit}: shorten the prompt or lower max_new_tokens."
+        )

@@ -19,7 +19,7 @@ from .cache import GrowingGenerationMixin
 from .compat import causal_masks  # noqa: F401
 from .configuration_blockformer import BlockformerDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
-from .inputs import check_prompt
+from .inputs import check_generation
 from .layer import Layer  # noqa: F401
 from .losses import next_token_cross_entropy, sequence_loss, span_loss, token_cross_entropy
 from .normalization import RMSNorm  # noqa: F401
@@ -114,9 +114,12 @@ class BlockformerDecoderForCausalLM(BlockformerDecoderPreTrainedModel, GrowingGe
             cross_attentions=outputs.get("cross_attentions"),
         )
 
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
-        check_prompt(model_kwargs.get("attention_mask"))
-        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, mode, batch_size, max_cache_length):
+        mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
+        check_generation(self.config, generation_config, mask, cache, max_cache_length)
+        return super()._prepare_cache_for_generation(
+            generation_config, model_kwargs, mode, batch_size, max_cache_length
+        )
 
 
 class BlockformerDecoderForSequenceClassification(BlockformerDecoderPreTrainedModel):
