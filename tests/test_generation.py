@@ -1,0 +1,307 @@
+"""`generate()`: each way of decoding gives the text and the logits of transformers' own model of the same weights."""
+
+import copy
+
+import pytest
+import torch
+from pairs import FAMILIES, VOCAB, assert_close, left_padded, model, pair, token_ids
+from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, StaticCache, TextStreamer
+from transformers.cache_utils import DynamicSlidingWindowLayer
+
+from blockformer.cache import GrowingLayer
+
+STEPS = 24
+MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+WINDOWS = {"full": {}, "mixed": MIXED, "sliding": {**MIXED, "layer_types": ["sliding_attention"] * 3}}
+
+
+def text_of(a_model, ids, mask=None, steps=STEPS, seed=5, **settings):
+    """The tokens that `generate` adds."""
+    torch.manual_seed(seed)
+    settings = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False, "attention_mask": mask} | settings
+    return a_model.generate(ids, **settings)
+
+
+def assert_same_text(ours, theirs, ids, mask=None, **settings):
+    """Both give the same tokens, and the prompt decides which."""
+    written = text_of(ours, ids, mask, **settings)
+    assert torch.equal(written, text_of(theirs, ids, mask, **settings))
+    rows = written[:, ids.shape[1] :]
+    assert len(torch.unique(rows, dim=0)) == len(rows), "a test whose rows all say the same proves little"
+    return written
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy(family):
+    assert_same_text(*pair(family), *left_padded(3, 9))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_greedy_with_a_tied_head(tied):
+    assert_same_text(*pair(tie_word_embeddings=tied), token_ids(2, 9))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 3.0, "top_k": 0},
+        {"temperature": 2.0, "top_k": 7},
+        {"temperature": 2.0, "top_k": 0, "top_p": 0.8},
+        {"temperature": 2.0, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.3, "num_return_sequences": 2},
+    ],
+    ids=["temperature", "top_k", "top_p", "all"],
+)
+def test_sampling_draws_the_same_text_from_the_same_seed(settings):
+    ours, theirs = pair()
+    ids, mask = left_padded(3, 9)
+    written = assert_same_text(ours, theirs, ids, mask, do_sample=True, **settings)
+    assert not torch.equal(written, text_of(ours, ids, mask, do_sample=True, seed=6, **settings))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_beams": 4},
+        {"num_beams": 4, "num_return_sequences": 3},
+        {"num_beams": 3, "early_stopping": True, "min_new_tokens": 0, "length_penalty": 0.2},
+        {"num_beams": 3, "do_sample": True, "temperature": 2.0},
+        {"num_beams": 4, "cache_implementation": "static"},
+        {"num_beams": 4, "use_cache": False},
+    ],
+    ids=["beams", "several", "early", "sampled", "static", "no cache"],
+)
+@pytest.mark.parametrize("windows", ["full", "mixed"])
+def test_beams(windows, settings):
+    ours, theirs = pair(**WINDOWS[windows])
+    assert_same_text(ours, theirs, *left_padded(2, 9), **settings)
+
+
+@pytest.mark.parametrize("draft", ["assistant", "prompt lookup"])
+def test_assisted_decoding_changes_no_token(draft):
+    ours, theirs = pair(seed=3)
+    # Repeated, so that the look-up finds something; the assistant shares most of the model's weights for the same end.
+    ids = token_ids(1, 6).repeat(1, 4)
+    plain = text_of(ours, ids)
+    if draft == "assistant":
+        helpers = pair(num_hidden_layers=1, seed=3)
+        for a_model, helper in zip((ours, theirs), helpers, strict=True):
+            assert torch.equal(text_of(a_model, ids, assistant_model=helper), plain)
+        assert torch.equal(text_of(ours, ids, assistant_model=copy.deepcopy(ours)), plain)
+    else:
+        assert torch.equal(text_of(ours, ids, prompt_lookup_num_tokens=3), plain)
+        assert torch.equal(text_of(theirs, ids, prompt_lookup_num_tokens=3), plain)
+
+
+def logits_of(a_model, ids, mask, **settings):
+    out = text_of(a_model, ids, mask, return_dict_in_generate=True, output_logits=True, **settings)
+    return out, torch.stack(out.logits, dim=1)
+
+
+CACHES = {
+    "growing": lambda config: {},
+    "dynamic": lambda config: {"past_key_values": DynamicCache(config=config)},
+    "dynamic, bare": lambda config: {"past_key_values": DynamicCache()},
+    "static": lambda config: {"cache_implementation": "static"},
+    "static, given": lambda config: {"past_key_values": StaticCache(config=config, max_cache_len=64)},
+    "none": lambda config: {"use_cache": False},
+    "in chunks": lambda config: {"prefill_chunk_size": 4},
+}
+
+
+@pytest.mark.parametrize("windows", WINDOWS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_every_cache_gives_the_logits_of_transformers(cache, windows):
+    ours, theirs = pair(initializer_range=0.25, **WINDOWS[windows])
+    ids, mask = left_padded(3, 11)
+    out, logits = logits_of(ours, ids, mask, **CACHES[cache](ours.config))
+    their_out, their_logits = logits_of(theirs, ids, mask)
+    assert torch.equal(out.sequences, their_out.sequences)
+    assert_close(logits, their_logits)
+
+
+def test_mistral_slides_in_every_layer():
+    ours, theirs = pair("mistral", sliding_window=5)
+    ids, mask = left_padded(2, 12)
+    for settings in ({}, {"cache_implementation": "static"}, {"use_cache": False}):
+        assert_same_text(ours, theirs, ids, mask, **settings)
+
+
+def test_the_growing_cache_is_the_default_of_generate_and_forward():
+    ours = model(**MIXED)
+    layers = text_of(ours, token_ids(1, 5), return_dict_in_generate=True).past_key_values.layers
+    expected = [DynamicSlidingWindowLayer, GrowingLayer, DynamicSlidingWindowLayer]
+    assert [type(layer) for layer in layers] == expected
+    assert [type(layer) for layer in ours(token_ids(1, 5)).past_key_values.layers] == expected
+
+
+def test_a_cache_of_the_user_stays_the_users():
+    ours = model()
+    cache = DynamicCache(config=ours.config)
+    out = text_of(ours, token_ids(1, 5), past_key_values=cache, return_dict_in_generate=True)
+    assert out.past_key_values is cache
+    assert cache.get_seq_length() == 5 + STEPS - 1
+    assert not any(isinstance(layer, GrowingLayer) for layer in cache.layers)
+
+
+@pytest.mark.parametrize("windows", ["full", "mixed"])
+def test_a_conversation_goes_on_from_its_cache(windows):
+    ours, theirs = pair(**WINDOWS[windows])
+    first, second = token_ids(1, 7, seed=1), token_ids(1, 5, seed=2)
+    reply = text_of(ours, first, return_dict_in_generate=True)
+    history = torch.cat([reply.sequences, second], dim=1)
+    answer = text_of(ours, history, past_key_values=reply.past_key_values)
+    assert torch.equal(answer, text_of(theirs, history))
+
+
+def test_two_questions_share_the_cache_of_one_prompt():
+    ours, theirs = pair()
+    prompt = token_ids(1, 9, seed=1)
+    with torch.no_grad():
+        prefix = ours(prompt).past_key_values
+    for seed in (2, 3):
+        question = torch.cat([prompt, token_ids(1, 4, seed=seed)], dim=1)
+        answer = text_of(ours, question, past_key_values=copy.deepcopy(prefix))
+        assert torch.equal(answer, text_of(theirs, question))
+    assert prefix.get_seq_length() == 9
+
+
+def test_a_left_padded_row_reads_like_a_single_one():
+    ours = model()
+    ids, mask = left_padded(3, 9)
+    batch, logits = logits_of(ours, ids, mask)
+    for row in range(3):
+        alone = ids[row : row + 1, mask[row].bool()]
+        single, single_logits = logits_of(ours, alone, None)
+        assert torch.equal(batch.sequences[row, 9:], single.sequences[0, alone.shape[1] :])
+        assert_close(logits[row], single_logits[0])
+
+
+def test_right_padded_prompts_are_refused():
+    ours, (ids, mask) = model(), left_padded(2, 9)
+    with pytest.raises(ValueError, match="padding_side"):
+        text_of(ours, ids.flip(1), mask.flip(1))
+
+
+def test_prompts_as_embeddings():
+    ours, theirs = pair()
+    embeddings = ours.get_input_embeddings()(token_ids(2, 6)).detach()
+    settings = {"inputs_embeds": embeddings, "max_new_tokens": STEPS, "do_sample": False}
+    written = ours.generate(**settings)
+    assert torch.equal(written, theirs.generate(**settings))
+    assert torch.equal(written, ours.generate(token_ids(2, 6), max_new_tokens=STEPS, do_sample=False)[:, 6:])
+
+
+def test_streaming_gives_the_text_piece_by_piece(tiny_tokenizer):
+    class Pieces(TextStreamer):
+        def on_finalized_text(self, text, stream_end=False):
+            pieces.append(text)
+
+    pieces = []
+    ours = model(vocab_size=len(tiny_tokenizer), pad_token_id=1, bos_token_id=0, eos_token_id=0)
+    prompt = tiny_tokenizer("def insort(a, x):\n    return ", return_tensors="pt")
+    written = ours.generate(
+        **prompt, do_sample=False, max_new_tokens=STEPS, streamer=Pieces(tiny_tokenizer, skip_prompt=True)
+    )
+    assert "".join(pieces) == tiny_tokenizer.decode(written[0, prompt.input_ids.shape[1] :])
+    assert len(pieces) > 2
+
+
+def test_any_token_of_an_eos_list_ends_a_row_and_only_pad_follows():
+    ours, theirs = pair()
+    ids, mask = left_padded(4, 9)
+    plain = text_of(ours, ids, mask)[:, 9:]
+    ends = [int(plain[0, 3]), int(plain[1, 6])]
+    stop = {"eos_token_id": ends, "min_new_tokens": 0}
+    written = assert_same_text(ours, theirs, ids, mask, **stop)[:, 9:]
+    for row in range(4):
+        stops = [place for place, token in enumerate(plain[row].tolist()) if token in ends]
+        length = stops[0] + 1 if stops else STEPS
+        assert torch.equal(written[row, :length], plain[row, :length])
+        assert (written[row, length:] == 0).all()
+    assert (written[0, 4:] == 0).all()
+
+
+def test_the_config_may_list_several_ends():
+    ours = model(eos_token_id=[2, 5])
+    assert ours.generation_config.eos_token_id == [2, 5]
+
+
+def test_captured_states_of_a_generation():
+    ours, theirs = pair()
+    for a_model in (ours, theirs):
+        a_model.set_attn_implementation("eager")
+    settings = {"return_dict_in_generate": True, "output_hidden_states": True, "output_attentions": True}
+    out, their_out = (text_of(a_model, token_ids(2, 6), steps=4, **settings) for a_model in (ours, theirs))
+    assert len(out.hidden_states) == 4
+    assert_close(out.hidden_states, their_out.hidden_states)
+    assert_close(out.attentions, their_out.attentions)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "paged|eager"])
+@pytest.mark.parametrize("windows", ["full", "mixed"])
+def test_continuous_batching(windows, attention):
+    """`generate_batch` packs rows of any length into one; it needs every keyword argument to reach the attention."""
+    ours, theirs = pair(**WINDOWS[windows])
+    prompts = [token_ids(1, length, seed=length)[0].tolist() for length in (5, 12, 3)]
+    singles = {tuple(prompt): text_of(theirs, torch.tensor([prompt]))[0, len(prompt) :].tolist() for prompt in prompts}
+    settings = GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=VOCAB - 1, pad_token_id=0)
+    batching = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=16)
+    for a_model in (ours, theirs):
+        a_model.set_attn_implementation(attention)
+        results = a_model.generate_batch(prompts, generation_config=settings, continuous_batching_config=batching)
+        assert {tuple(result.prompt_ids): result.generated_tokens for result in results.values()} == singles
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
+def test_encoder_states_reach_the_cross_attention(settings):
+    ours = model(add_cross_attention=True, initializer_range=0.3)
+    ids = token_ids(2, 5)
+    states, seen = torch.randn(2, 7, 64), torch.ones(2, 7, dtype=torch.long)
+    seen[1, 4:] = 0
+    given = {"encoder_hidden_states": states, "encoder_attention_mask": seen}
+    written = text_of(ours, ids, steps=8, **given, **settings)
+    assert torch.equal(written, text_of(ours, ids, steps=8, use_cache=False, **given, **settings))
+    assert not torch.equal(written, text_of(ours, ids, steps=8, **given | {"encoder_hidden_states": -states}))
+    if not settings:
+        text = ids
+        for _ in range(8):
+            with torch.no_grad():
+                logits = ours(text, **given).logits[:, -1]
+            logits[:, 2] = -torch.inf  # min_new_tokens
+            text = torch.cat([text, logits.argmax(-1, keepdim=True)], dim=1)
+        assert torch.equal(written, text)
+
+
+def test_longer_than_the_learned_positions_is_refused_before_the_first_step(monkeypatch):
+    ours = model(position_type="learned", rope_parameters=None, max_position_embeddings=16)
+    ids, mask = left_padded(2, 10)
+    assert text_of(ours, ids, mask, steps=6).shape == (2, 16)
+    ids[0, :3], mask[0, :3] = 0, 0
+    assert text_of(ours, ids, mask, steps=6).shape == (2, 16)
+    monkeypatch.setattr(ours.model, "forward", None)
+    with pytest.raises(ValueError, match="max_position_embeddings"):
+        text_of(ours, token_ids(2, 10), steps=8)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"num_beams": 0}, {"top_k": -1}])
+def test_settings_without_a_meaning_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        text_of(model(), token_ids(1, 4), do_sample=True, **wrong)
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(ValueError, match="empty"):
+        text_of(model(bos_token_id=None), torch.zeros(1, 0, dtype=torch.long))
+
+
+def test_a_static_cache_that_is_too_small_is_refused_before_the_first_step(monkeypatch):
+    ours = model()
+    cache = StaticCache(config=ours.config, max_cache_len=16)
+    with torch.no_grad():
+        ours(token_ids(1, 9), past_key_values=cache)
+        with pytest.raises(ValueError, match="max_cache_len"):
+            ours(token_ids(1, 8), past_key_values=cache)
+        ours(token_ids(1, 7), past_key_values=cache)
+    monkeypatch.setattr(ours.model, "forward", None)
+    with pytest.raises(ValueError, match="max_cache_len"):
+        text_of(ours, token_ids(1, 9), past_key_values=StaticCache(config=ours.config, max_cache_len=16))
