@@ -90,7 +90,7 @@ def _check(target: Path, force: bool, sources: list[Path]) -> None:
         raise ConversionError(f"{target}: exists already; name another folder, or replace it with --force")
     if there and not _replaceable(target):
         raise ConversionError(f"{target}: holds no model, so --force does not replace it; name another folder")
-    if there and not os.access(target, os.W_OK):
+    if there and not (target.stat().st_mode & stat.S_IWUSR and os.access(target, os.W_OK)):  # root may write anywhere
         raise ConversionError(f"{target}: read-only; name another folder")
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .errors import ConversionError, listed, shown
 from .operations import Chain, Identity, Operation, Reversed, Shape, Split, Transpose
+from .safetensors_io import bytes_of
 
 __all__ = [
     "Chain",
@@ -315,7 +316,7 @@ def check_tied(read: Callable[[str], Tensor], pairs: Iterable[tuple[str, str]]) 
     for first, second in pairs:
         a, b = read(first), read(second)
         same = a.dtype == b.dtype and a.shape == b.shape
-        if not same or not torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)):
+        if not same or not torch.equal(bytes_of(a), bytes_of(b)):
             differ.append(f"{shown(first)} and {shown(second)}")
     if differ:
         raise ConversionError(

@@ -194,11 +194,18 @@ def _counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
-def raw_bytes(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, uint8 [nbytes]; a contiguous tensor's own memory, else a copy."""
+    flat = tensor.detach().contiguous()
+    flat = flat.as_strided((flat.numel(),), (1,))  # not reshape: one element may keep a stride that no view allows
+    return flat.view(torch.uint8)
+
+
+def _memory(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor as writable bytes."""
     if sys.byteorder != "little":
         raise ConversionError("safetensors files are little-endian, and this machine is not")
-    data: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    data: Any = bytes_of(tensor).numpy()
     return memoryview(data)
 
 
@@ -213,7 +220,7 @@ def read_tensor(file: BinaryIO, info: TensorInfo) -> Tensor:
     except (RuntimeError, MemoryError) as error:
         raise CheckpointError(f"{info.file}: no memory for {shown(info.name)} ({info.nbytes} bytes)") from error
     file.seek(info.offset)
-    rest = raw_bytes(tensor)
+    rest = _memory(tensor)
     while rest:
         count = file.readinto(rest[: 1 << 30])  # type: ignore[attr-defined]
         if not count:
@@ -283,7 +290,7 @@ class SafetensorsWriter:
             )
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         self._file.seek(self._start + info.offset)
-        self._put(raw_bytes(plain))
+        self._put(_memory(plain))
         del self._waiting[name]
 
     def _put(self, data: bytes | memoryview) -> None:

@@ -60,11 +60,15 @@ def read_index(folder: Path) -> dict[str, str]:
     return json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
 
 
+def bytes_like(tensor: Tensor) -> bytes:
+    return tensor.detach().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8).numpy().tobytes()
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Equal in dtype, shape and every bit, NaN payloads too."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
+    return bytes_like(a) == bytes_like(b)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

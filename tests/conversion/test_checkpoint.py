@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from blockformer.conversion.checkpoint import Checkpoint, nonfinite, read_json
 from blockformer.conversion.errors import CheckpointError
-from safetensors.torch import save_file
 
 from .support import (
     contents,

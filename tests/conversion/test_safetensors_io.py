@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from blockformer.conversion.errors import CheckpointError, ConversionError
-from blockformer.conversion.safetensors_io import DTYPES, MAX_TENSORS, SafetensorsWriter, read_header, read_tensor
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+
+from blockformer.conversion.errors import CheckpointError, ConversionError
+from blockformer.conversion.safetensors_io import DTYPES, MAX_TENSORS, SafetensorsWriter, read_header, read_tensor
 
 from .support import BODY, entry, raw_safetensors, same_bits
 
@@ -226,6 +227,15 @@ def test_negated_and_conjugated_views_are_written_as_they_look(tmp_path: Path) -
     writer.finish()
     loaded = load_file(tmp_path / "x")
     assert all(torch.equal(loaded[name], view) for name, view in views.items())
+
+
+def test_one_element_with_an_odd_stride(tmp_path: Path) -> None:
+    tensor = torch.arange(6.0).reshape(3, 2)[1:2, :1].t()
+    assert tensor.is_contiguous()
+    writer = SafetensorsWriter(tmp_path / "x", [("a", tensor.dtype, tensor.shape)])
+    writer.write("a", tensor)
+    writer.finish()
+    assert torch.equal(load_file(tmp_path / "x")["a"], tensor)
 
 
 def test_writer_refuses_what_was_not_planned(tmp_path: Path) -> None:
