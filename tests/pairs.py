@@ -17,7 +17,6 @@ from transformers import (
 
 import blockformer
 
-
 VOCAB = 199
 SIZES = {
     "vocab_size": VOCAB,
@@ -28,7 +27,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "max_position_embeddings": 256,
-    "initializer_range": 0.4,
+    "initializer_range": 0.25,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,

@@ -1,0 +1,142 @@
+"""The growing cache holds what the library's holds, whatever is done to it."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pairs import assert_close, model, token_ids
+from transformers import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicLayer
+
+from blockformer import preset
+from blockformer.cache import GrowingLayer, grow_in_place, new_cache
+
+
+def states(length, batch=2):
+    return torch.randn(batch, 3, length, 4), torch.randn(batch, 3, length, 4)
+
+
+def assert_same(ours, theirs):
+    assert ours.get_seq_length() == theirs.get_seq_length()
+    if theirs.get_seq_length():
+        assert torch.equal(ours.keys, theirs.keys)
+        assert torch.equal(ours.values, theirs.values)
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("update"), st.integers(1, 90)),
+        st.tuples(st.just("reorder"), st.permutations([0, 1])),
+        st.tuples(st.just("reorder"), st.just([1, 1])),
+        st.tuples(st.just("crop"), st.integers(0, 40)),
+        st.tuples(st.just("reset"), st.none()),
+        st.tuples(st.just("repeat"), st.none()),
+        st.tuples(st.just("select"), st.just([1, 0])),
+        st.tuples(st.just("copy"), st.none()),
+        st.tuples(st.just("offload"), st.none()),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=steps, inference=st.booleans())
+def test_any_sequence_of_operations_equals_the_dynamic_layer(steps, inference):
+    ours, theirs = GrowingLayer(), DynamicLayer()
+    with torch.inference_mode(inference):
+        for name, argument in steps:
+            batch = theirs.keys.shape[0] if theirs.get_seq_length() else 2
+            if name == "update":
+                new = states(argument, batch)
+                for mine, official in zip(ours.update(*new), theirs.update(*new), strict=True):
+                    assert torch.equal(mine, official)
+            elif name == "copy":
+                ours = copy.deepcopy(ours)
+            elif name == "reset":
+                ours.reset()
+                theirs.reset()
+            elif name == "offload":
+                ours.offload()
+            elif theirs.get_seq_length():
+                for layer in (ours, theirs):
+                    if name == "reorder":
+                        layer.reorder_cache(torch.tensor(argument))
+                    elif name == "crop":
+                        layer.crop(-min(argument, layer.get_seq_length() - 1))
+                    elif name == "repeat" and batch < 8:
+                        layer.batch_repeat_interleave(2)
+                    elif name == "select":
+                        layer.batch_select_indices(torch.tensor(argument))
+            assert_same(ours, theirs)
+
+
+def test_tokens_are_written_in_place():
+    layer = GrowingLayer()
+    layer.update(*states(10))
+    layer.update(*states(1))
+    address = layer.keys.data_ptr()
+    for _ in range(60):
+        layer.update(*states(1))
+    assert layer.keys.data_ptr() == address
+    assert layer.keys.shape[-2] == 71
+
+
+def test_the_buffer_grows_geometrically():
+    layer, addresses = GrowingLayer(), set()
+    for _ in range(2000):
+        layer.update(*states(1))
+        addresses.add(layer._buffers["keys"].data_ptr() if layer._buffers else 0)
+    assert len(layer._buffers) == 2
+    assert layer._buffers["keys"].shape[-2] < 1.5 * 2000 + 64
+
+
+def test_a_buffer_made_in_inference_mode_is_left_behind_outside_of_it():
+    ours, theirs = GrowingLayer(), DynamicLayer()
+    with torch.inference_mode():
+        for _ in range(3):
+            new = states(5)
+            ours.update(*new)
+            theirs.update(*new)
+    new = states(2)
+    with torch.no_grad():
+        ours.update(*new)
+        theirs.update(*new)
+    assert_same(ours, theirs)
+
+
+def test_gradients_flow_through_a_cache():
+    decoder = model("qwen3")
+    ids = token_ids(1, 12)
+    whole = torch.autograd.grad(decoder(ids).logits[:, 8:].logsumexp(-1).sum(), decoder.lm_head.weight)[0]
+    first = decoder(ids[:, :8], use_cache=True)
+    rest = decoder(ids[:, 8:], past_key_values=first.past_key_values, use_cache=True)
+    split = torch.autograd.grad(rest.logits.logsumexp(-1).sum(), decoder.lm_head.weight)[0]
+    assert_close(split, whole, tolerance=1e-4)
+
+
+def test_a_copy_of_a_cache_is_independent():
+    decoder = model("qwen3").requires_grad_(False)
+    prompt = decoder(token_ids(1, 9), use_cache=True).past_key_values
+    decoder(token_ids(1, 1, seed=1), past_key_values=prompt)
+    branch = copy.deepcopy(prompt)
+    kept = [layer.keys.clone() for layer in prompt.layers]
+    decoder(token_ids(1, 3, seed=2), past_key_values=branch)
+    for layer, keys in zip(prompt.layers, kept, strict=True):
+        assert torch.equal(layer.keys, keys)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+def test_only_plain_layers_of_fresh_dynamic_caches_are_swapped(family):
+    config = preset(family, num_hidden_layers=2)
+    cache = new_cache(config)
+    growing = [type(layer) is GrowingLayer for layer in cache.layers]
+    assert growing == [family == "qwen3"] * 2
+    lazy = grow_in_place(DynamicCache())
+    lazy.update(*states(3), layer_idx=0)
+    assert type(lazy.layers[0]) is GrowingLayer
+    both = grow_in_place(EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config)))
+    assert type(both.cross_attention_cache.layers[0]) is not GrowingLayer
+    assert grow_in_place(None) is None

@@ -1,0 +1,225 @@
+"""The configuration: what it settles, what it refuses and in which words, and that a file gives it back exactly."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig
+
+import blockformer
+from blockformer import BlockformerDecoderConfig, preset
+from blockformer.config_checks import CHOICES, ROPE_TYPES
+
+ROPE_EXTRAS = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+    "longrope": {
+        "short_factor": [1.0] * 32,
+        "long_factor": [2.0] * 32,
+        "factor": 2.0,
+        "original_max_position_embeddings": 64,
+    },
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+def test_none_is_settled_by_the_other_fields():
+    config = BlockformerDecoderConfig(hidden_size=96, num_attention_heads=6, norm_type="layer_norm", sliding_window=8)
+    assert (config.head_dim, config.num_key_value_heads) == (16, 6)
+    assert (config.norm_bias, config.final_norm) == (True, True)
+    assert config.layer_types == ["sliding_attention"] * 8
+    post = BlockformerDecoderConfig(norm_placement="post")
+    assert (post.norm_bias, post.final_norm) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer, not 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer"),
+        ({"vocab_size": -1}, "vocab_size must be a positive integer"),
+        ({"vocab_size": "32000"}, "vocab_size must be a positive integer, not '32000'"),
+        ({"hidden_size": 512.0}, "hidden_size must be a positive integer"),
+        ({"hidden_size": True}, "hidden_size must be a positive integer"),
+        ({"hidden_size": 100, "num_attention_heads": 8}, "(100) is not a multiple of num_attention_heads (8)"),
+        ({"num_key_value_heads": 3}, "num_attention_heads (8) is not a multiple of num_key_value_heads (3)"),
+        ({"head_dim": 33}, "head_dim (33) must be even with rotary positions"),
+        ({"layer_types": ["full_attention"]}, "layer_types must list one type for each of the 8 layers"),
+        ({"layer_types": ["fulll_attention"] * 8}, "Did you mean 'full_attention'?"),
+        ({"layer_types": ["sliding_attention"] * 8}, "sliding_window is None"),
+        ({"sliding_window": 4, "layer_types": ["full_attention"] * 8}, "no layer is of type 'sliding_attention'"),
+        ({"sliding_window": 0}, "sliding_window must be a positive integer"),
+        ({"sliding_window": 4, "position_type": "relative_bias"}, "sliding attention is not supported with"),
+        ({"norm_eps": 0.0}, "norm_eps must be a positive number"),
+        ({"norm_eps": math.nan}, "norm_eps must be a positive number, not nan"),
+        ({"norm_eps": "1e-6"}, "norm_eps must be a positive number"),
+        ({"initializer_range": math.inf}, "initializer_range must be a positive number"),
+        ({"attention_dropout": 1.5}, "attention_dropout must be a probability from 0 to 1, not 1.5"),
+        ({"hidden_dropout": -0.1}, "hidden_dropout must be a probability"),
+        ({"classifier_dropout": "0.1"}, "classifier_dropout must be a probability"),
+        ({"attention_scale": -1.0}, "attention_scale must be a positive number"),
+        ({"hidden_act": "sillu"}, "Did you mean 'silu'?"),
+        ({"rope_parameters": {"rope_type": "yarm"}}, "Did you mean 'yarn'?"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters of type 'linear' need 'factor'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor must be a positive number"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": math.nan}}, "rope_theta must be a positive number"),
+        ({"rope_theta": -1.0}, "rope_theta must be a positive number"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not supported"),
+        ({"rope_parameters": "default"}, "rope_parameters must be a dict"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            "short_factor must list 32 numbers",
+        ),
+        ({"position_type": "learned", "rope_theta": 1e4}, "rope_theta is set but position_type is 'learned'"),
+        ({"position_type": "rotery"}, "Did you mean 'rotary'?"),
+        ({"norm_type": "layernorm"}, "Did you mean 'layer_norm'?"),
+        ({"norm_placement": "sandwich"}, "norm_placement must be one of pre, post"),
+        ({"norm_bias": True}, "an RMS norm has no bias"),
+        ({"norm_placement": "post", "final_norm": True}, "set final_norm=False"),
+        ({"tie_word_embeddings": True, "lm_head_bias": True}, "lm_head_bias=True needs tie_word_embeddings=False"),
+        ({"qk_norm": 1}, "qk_norm must be true or false, not 1"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings must be a positive integer"),
+        ({"relative_attention_num_buckets": 1}, "relative_attention_num_buckets must be an integer above 1"),
+        ({"dtype": "bfloat61"}, "Did you mean 'bfloat16'?"),
+        ({"torch_dtype": "float"}, "dtype must be one of"),
+        ({"pad_token_id": 32000}, "pad_token_id must be a token from 0 to 31999, not 32000"),
+        ({"bos_token_id": -1}, "bos_token_id must be a token"),
+        ({"eos_token_id": [2, 99999]}, "eos_token_id must be a token from 0 to 31999, not 99999"),
+        ({"hidden_sise": 512}, "has no field 'hidden_sise'. Did you mean 'hidden_size'?"),
+        ({"zzz": 1}, "BlockformerDecoderConfig has no field 'zzz'."),
+        ({"vocab_size": 10**12}, "TiB in bfloat16, the machine has"),
+    ],
+)
+def test_refused(fields, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        BlockformerDecoderConfig(**fields)
+
+
+def test_a_model_larger_than_the_machine_can_still_be_described():
+    config = preset(
+        "qwen3", hidden_size=5120, num_hidden_layers=40, num_attention_heads=40, num_key_value_heads=8, head_dim=128,
+        intermediate_size=17408, vocab_size=151936,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = blockformer.BlockformerDecoderForCausalLM(config)
+    exact = sum(parameter.numel() for parameter in model.parameters())
+    assert abs(config.num_parameters_estimate() - exact) < 0.01 * exact
+
+
+@pytest.mark.parametrize("name", sorted(blockformer.PRESETS))
+def test_presets_are_configs_and_survive_a_file(name, tmp_path):
+    config = preset(name, hidden_size=512, num_hidden_layers=2)
+    config.save_pretrained(tmp_path)
+    again = BlockformerDecoderConfig.from_pretrained(tmp_path)
+    assert again.to_json_string() == config.to_json_string()
+
+
+def test_an_unknown_preset_names_the_near_one():
+    with pytest.raises(ValueError, match="Did you mean 'qwen3'"):
+        preset("qwen33")
+
+
+settled = st.fixed_dictionaries(
+    {
+        "num_attention_heads": st.sampled_from([2, 4, 8]),
+        "norm_type": st.sampled_from(CHOICES["norm_type"]),
+        "norm_placement": st.sampled_from(CHOICES["norm_placement"]),
+        "position_type": st.sampled_from(CHOICES["position_type"]),
+        "gated_mlp": st.booleans(),
+        "qk_norm": st.booleans(),
+        "attention_bias": st.booleans(),
+        "norm_eps": st.floats(1e-8, 1e-2),
+        "attention_scale": st.none() | st.floats(0.1, 2.0),
+        "hidden_dropout": st.floats(0, 1),
+        "eos_token_id": st.none() | st.integers(0, 99) | st.lists(st.integers(0, 99), min_size=1, max_size=3),
+        "dtype": st.sampled_from([None, "float32", "bfloat16"]),
+        "num_labels": st.integers(2, 5),
+    }
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(fields=settled)
+def test_json_round_trip_is_exact(fields, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("config")
+    config = BlockformerDecoderConfig(vocab_size=100, hidden_size=64, num_hidden_layers=2, **fields)
+    config.save_pretrained(folder)
+    text = (folder / "config.json").read_text()
+    for again in (BlockformerDecoderConfig.from_pretrained(folder), AutoConfig.from_pretrained(folder)):
+        assert type(again) is BlockformerDecoderConfig
+        assert again.to_json_string() == config.to_json_string() == text
+        for name, value in fields.items():
+            assert str(getattr(again, name)).removeprefix("torch.") == str(value).removeprefix("torch.")
+
+
+@pytest.mark.parametrize("rope_type", ROPE_TYPES)
+def test_rope_parameters_survive_a_file_and_leave_the_callers_dict_alone(rope_type, tmp_path):
+    rope = {"rope_type": rope_type, "rope_theta": 5e5, **ROPE_EXTRAS[rope_type]}
+    given_copy = json.loads(json.dumps(rope))
+    config = BlockformerDecoderConfig(rope_parameters=rope)
+    assert rope == given_copy
+    config.save_pretrained(tmp_path)
+    assert BlockformerDecoderConfig.from_pretrained(tmp_path).rope_parameters == config.rope_parameters
+    assert config.rope_parameters["rope_theta"] == 5e5
+
+
+def test_rope_under_its_old_names():
+    config = BlockformerDecoderConfig(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0})
+    assert config.rope_parameters["rope_type"] == "linear"
+    assert config.rope_parameters["rope_theta"] == 5e5
+
+
+def test_every_field_is_written_to_the_file(tmp_path):
+    """Also those at their default, so that a later default changes no saved model."""
+    BlockformerDecoderConfig().save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    config = BlockformerDecoderConfig()
+    for name in ("hidden_act", "norm_eps", "qk_norm", "position_type", "layer_types", "final_norm", "logit_scale"):
+        assert written[name] == getattr(config, name)
+    assert written["auto_map"]["AutoModelForCausalLM"] == "modeling_blockformer.BlockformerDecoderForCausalLM"
+    assert set(written["auto_map"]) == set(BlockformerDecoderConfig.auto_classes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"hidden_size": 64, "hidden_size": 128}', "the key 'hidden_size' stands there twice"),
+        ('{"norm_eps": NaN}', "NaN is no JSON value"),
+        ('{"norm_eps": -Infinity}', "-Infinity is no JSON value"),
+        ('{"hidden_size": 64', "no valid JSON"),
+        ("[1, 2]", "must hold a JSON object"),
+        ("[" * 100_000, "no valid JSON"),
+    ],
+)
+def test_a_malformed_file_is_refused_by_name(text, message, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises((ValueError, OSError)) as refusal:
+        BlockformerDecoderConfig.from_pretrained(tmp_path)
+    assert "config.json" in str(refusal.value)
+    assert message in str(refusal.value) or "not a valid JSON file" in str(refusal.value)
+
+
+def test_unknown_fields_in_a_file_are_refused(tmp_path):
+    BlockformerDecoderConfig().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"qk_norm"', '"qk_nrom"'))
+    with pytest.raises(ValueError, match=r"has no field 'qk_nrom'\. Did you mean 'qk_norm'\?"):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+def test_num_labels_and_names():
+    config = BlockformerDecoderConfig(num_labels=3)
+    assert config.num_labels == 3
+    named = BlockformerDecoderConfig(id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    assert named.num_labels == 2

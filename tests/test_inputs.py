@@ -1,0 +1,121 @@
+"""Inputs that cannot be right are refused, with the argument's name and the fix; hard but right ones work."""
+
+import re
+
+import pytest
+import torch
+from pairs import assert_close, model, token_ids
+
+from blockformer.losses import next_token_cross_entropy, span_loss, token_cross_entropy
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return model("qwen3")
+
+
+def ones(*shape):
+    return torch.ones(*shape, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": torch.tensor([[1, 199]])}, "holds the token 199, the vocabulary has 0 to 198"),
+        ({"input_ids": torch.tensor([[1, -3]])}, "holds the token -3"),
+        ({"input_ids": torch.tensor([[1.0, 2.0]])}, "must be integers (int64 or int32), not torch.float32"),
+        ({"input_ids": torch.tensor([1, 2])}, "must be [batch, length], not [2]: add a batch dimension"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "the input is empty (shape [1, 0])"),
+        ({"input_ids": torch.zeros(0, 4, dtype=torch.long)}, "the input is empty (shape [0, 4])"),
+        ({"input_ids": token_ids(2, 5), "attention_mask": ones(2, 4)}, "covers 4 tokens, there are 5"),
+        ({"input_ids": token_ids(2, 5), "attention_mask": ones(2, 6)}, "covers 6 tokens, there are 5"),
+        ({"input_ids": token_ids(2, 5), "attention_mask": ones(1, 5)}, "must be [batch=2, length]"),
+        ({"input_ids": token_ids(2, 5), "attention_mask": ones(5)}, "must be [batch=2, length]"),
+        ({"input_ids": token_ids(1, 3), "attention_mask": torch.tensor([[1, 2, 1]])}, "1 for a token and 0 for"),
+        ({"input_ids": token_ids(1, 3), "attention_mask": torch.tensor([[0.0, -1e9, 0.0]])}, "0 for padding"),
+        ({}, "exactly one of input_ids and inputs_embeds"),
+        ({"input_ids": token_ids(1, 3), "inputs_embeds": torch.zeros(1, 3, 64)}, "exactly one of"),
+        ({"inputs_embeds": torch.zeros(1, 3, 63)}, "inputs_embeds must be [batch, length, 64], not [1, 3, 63]"),
+    ],
+)
+def test_refused(decoder, arguments, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        decoder(**arguments)
+
+
+def test_a_cache_of_another_batch_is_refused(decoder):
+    cache = decoder(token_ids(2, 5)).past_key_values
+    with pytest.raises(ValueError, match="past_key_values holds 2 rows, the input has 1"):
+        decoder(token_ids(1, 1), past_key_values=cache)
+
+
+def test_a_mask_must_cover_the_cached_tokens_too(decoder):
+    cache = decoder(token_ids(2, 5)).past_key_values
+    with pytest.raises(ValueError, match=r"covers 1 tokens, there are 6 \(5 of them cached\)"):
+        decoder(token_ids(2, 1), attention_mask=ones(2, 1), past_key_values=cache)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_a_row_of_padding_is_finite_and_disturbs_no_other_row(backend):
+    decoder = model("qwen3")
+    decoder.set_attn_implementation(backend)
+    ids, mask = token_ids(3, 8), ones(3, 8)
+    mask[1] = 0
+    logits = decoder(ids, attention_mask=mask).logits
+    assert logits.isfinite().all()
+    assert_close(logits[[0, 2]], decoder(ids[[0, 2]]).logits)
+    logits[[0, 2]].logsumexp(-1).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in decoder.parameters())
+
+
+def test_nan_stays_in_its_row(decoder):
+    embeds = decoder.model.embed_tokens(token_ids(2, 6)).detach().clone()
+    expected = decoder(inputs_embeds=embeds).logits[1]
+    embeds[0, 2] = torch.nan
+    logits = decoder(inputs_embeds=embeds).logits
+    assert logits[0, 2:].isnan().all()
+    assert_close(logits[1], expected)
+
+
+def test_a_text_longer_than_in_training_warns(caplog):
+    decoder = model("qwen3", max_position_embeddings=23)
+    decoder(token_ids(1, 23))
+    assert not caplog.records
+    decoder(token_ids(1, 24))
+    assert "the text is 24 tokens long, longer than the 23 (max_position_embeddings)" in caplog.text
+
+
+def test_boolean_and_four_dimensional_masks_are_taken(decoder):
+    ids, mask = token_ids(1, 5), ones(1, 5)
+    expected = decoder(ids).logits
+    assert_close(decoder(ids, attention_mask=mask.bool()).logits, expected)
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
+    assert_close(decoder(ids, attention_mask=causal).logits, expected)
+
+
+def test_int32_tokens_are_taken(decoder):
+    ids = token_ids(1, 5)
+    assert torch.equal(decoder(ids.int()).logits, decoder(ids).logits)
+
+
+def test_no_label_at_all_is_a_loss_of_zero():
+    logits = torch.randn(2, 5, 7, requires_grad=True)
+    loss = next_token_cross_entropy(logits, torch.full((2, 5), -100))
+    loss.backward()
+    assert loss == 0
+    assert not logits.grad.any()
+    nowhere = torch.tensor([99, 99])
+    assert span_loss(torch.randn(2, 5), torch.randn(2, 5), nowhere, nowhere) == 0
+
+
+@pytest.mark.parametrize("wrong", [7, -1, -101])
+def test_labels_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=f"labels holds {wrong}: each must be a class from 0 to 6, or -100"):
+        token_cross_entropy(torch.randn(3, 7), torch.tensor([0, wrong, 6]))
+
+
+@pytest.mark.parametrize("count", [5, torch.tensor(5)])
+def test_num_items_divides_the_sum(count):
+    logits, labels = torch.randn(3, 7), torch.tensor([0, -100, 6])
+    mean = token_cross_entropy(logits, labels)
+    assert_close(token_cross_entropy(logits, labels, count), mean * 2 / 5)

@@ -1,0 +1,275 @@
+"""Models and heads: parity with transformers, causality, what capture gives, save and load."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pairs import FAMILIES, assert_close, left_padded, model, official_model, pair, token_ids
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    Qwen3ForQuestionAnswering,
+    Qwen3ForSequenceClassification,
+    Qwen3ForTokenClassification,
+)
+
+import blockformer
+from blockformer import (
+    BlockformerDecoderConfig,
+    BlockformerDecoderForCausalLM,
+    BlockformerDecoderForQuestionAnswering,
+    BlockformerDecoderForSequenceClassification,
+    BlockformerDecoderForTokenClassification,
+    BlockformerDecoderModel,
+)
+from blockformer.config_checks import CHOICES
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_loss_are_those_of_transformers(family, tied):
+    ours, theirs = pair(family, tie_word_embeddings=tied)
+    ids = token_ids(3, 40)
+    labels = ids.clone()
+    labels[0, :10] = -100
+    mine, official = ours(ids, labels=labels), theirs(ids, labels=labels)
+    assert_close(mine.logits, official.logits)
+    assert_close(mine.loss, official.loss)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("family", FAMILIES)
+def test_left_padding_gives_the_logits_of_transformers_and_of_single_runs(family):
+    """transformers is told the positions that `generate()` tells it; ours counts them by itself."""
+    ours, theirs = pair(family)
+    ids, mask = left_padded(4, 30)
+    logits, positions = ours(ids, attention_mask=mask).logits, (mask.cumsum(-1) - 1).clamp(min=0)
+    real = mask.bool()
+    assert_close(logits[real], theirs(ids, attention_mask=mask, position_ids=positions).logits[real])
+    for row in range(4):
+        assert_close(logits[row : row + 1, real[row]], ours(ids[row : row + 1, real[row]]).logits)
+
+
+@pytest.mark.parametrize("biases", ["attention_bias", "mlp_bias"])
+def test_llama_biases(biases):
+    names = ["attention_bias", "attention_output_bias"] if biases == "attention_bias" else [biases]
+    ours = model("llama", **dict.fromkeys(names, True))
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    ids = token_ids(2, 20)
+    assert_close(ours(ids).logits, official_model("llama", ours)(ids).logits)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_mixed_sliding_and_full_layers(backend):
+    ours, theirs = pair(
+        "qwen3", sliding_window=8, layer_types=["full_attention", "sliding_attention", "sliding_attention"]
+    )
+    ours.set_attn_implementation(backend)
+    ids = token_ids(2, 40)
+    assert_close(ours(ids).logits, theirs(ids).logits)
+
+
+mixes = st.fixed_dictionaries(
+    {
+        "norm_type": st.sampled_from(CHOICES["norm_type"]),
+        "norm_placement": st.sampled_from(CHOICES["norm_placement"]),
+        "position_type": st.sampled_from(CHOICES["position_type"]),
+        "num_key_value_heads": st.sampled_from([1, 2, 4]),
+        "hidden_act": st.sampled_from(["silu", "gelu", "relu"]),
+        "gated_mlp": st.booleans(),
+        "qk_norm": st.booleans(),
+        "attention_bias": st.booleans(),
+        "attention_output_bias": st.booleans(),
+        "mlp_bias": st.booleans(),
+        "embedding_norm": st.booleans(),
+        "attention_scale": st.sampled_from([None, 0.5]),
+        "tie_word_embeddings": st.booleans(),
+    }
+)
+
+
+def mixed(fields):
+    torch.manual_seed(0)
+    config = BlockformerDecoderConfig(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=40,
+        initializer_range=0.3,
+        **fields,
+    )
+    return BlockformerDecoderForCausalLM(config).eval()
+
+
+@settings(max_examples=30, deadline=None)
+@given(fields=mixes, split=st.integers(1, 15), future=st.integers(1, 15))
+@torch.no_grad()
+def test_any_mix_is_causal_agrees_with_its_cache_and_on_every_backend(fields, split, future):
+    ours = mixed(fields)
+    ids = token_ids(2, 16, vocab=61)
+    whole = ours(ids, use_cache=False).logits
+
+    changed = ids.clone()
+    changed[:, future:] = token_ids(2, 16 - future, seed=1, vocab=61)
+    assert torch.equal(ours(changed, use_cache=False).logits[:, :future], whole[:, :future])
+
+    first = ours(ids[:, :split], use_cache=True)
+    rest = ours(ids[:, split:], past_key_values=first.past_key_values, use_cache=True)
+    assert_close(torch.cat((first.logits, rest.logits), dim=1), whole, tolerance=3e-5)
+
+    ours.set_attn_implementation("eager")
+    assert_close(ours(ids, use_cache=False).logits, whole, tolerance=3e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(fields=mixes)
+@torch.no_grad()
+def test_any_mix_survives_saving(fields, tmp_path_factory):
+    folder, ours = tmp_path_factory.mktemp("model"), mixed(fields)
+    ours.save_pretrained(folder)
+    again = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(again) is BlockformerDecoderForCausalLM
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    ids = token_ids(1, 8, vocab=61)
+    assert torch.equal(again(ids).logits, ours(ids).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_save_and_load_keep_every_bit_and_the_dtype(dtype, tmp_path):
+    ours = model("qwen3", tie_word_embeddings=True).to(dtype)
+    ours.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert again.dtype == dtype
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+
+
+def test_bfloat16_chooses_the_same_tokens():
+    """Of a model whose logits are peaky; the rest of the difference is bfloat16's own rounding."""
+    ours = model("qwen3", initializer_range=0.2)
+    ids = token_ids(4, 64)
+    exact = ours(ids).logits.argmax(-1)
+    assert (ours.to(torch.bfloat16)(ids).logits.argmax(-1) == exact).float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("auto_class", "ours"),
+    [
+        (AutoModel, BlockformerDecoderModel),
+        (AutoModelForCausalLM, BlockformerDecoderForCausalLM),
+        (AutoModelForSequenceClassification, BlockformerDecoderForSequenceClassification),
+        (AutoModelForTokenClassification, BlockformerDecoderForTokenClassification),
+        (AutoModelForQuestionAnswering, BlockformerDecoderForQuestionAnswering),
+    ],
+)
+def test_auto_classes(auto_class, ours, tmp_path):
+    config = blockformer.preset("qwen3", vocab_size=50, hidden_size=32, num_attention_heads=2, num_hidden_layers=1)
+    assert type(auto_class.from_config(config)) is ours
+    ours(config).save_pretrained(tmp_path)
+    assert type(auto_class.from_pretrained(tmp_path)) is ours
+
+
+def with_head(ours_class, theirs_class, prefix="model", **settings):
+    ours = model("qwen3", cls=ours_class, **settings)
+    theirs = official_model("qwen3", model("qwen3"), cls=None)
+    config = theirs.config
+    config.num_labels = ours.config.num_labels
+    theirs = theirs_class(config).eval()
+    weights = {name.replace("model.", f"{prefix}.", 1): tensor for name, tensor in ours.state_dict().items()}
+    theirs.load_state_dict(weights)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_sequence_classification(padding):
+    ours, theirs = with_head(BlockformerDecoderForSequenceClassification, Qwen3ForSequenceClassification, num_labels=3)
+    ids, mask = left_padded(4, 12)
+    if padding == "right":
+        ids, mask = ids.flip(-1), mask.flip(-1)
+    labels = torch.tensor([0, 2, 1, 1])
+    mine, official = ours(ids, mask, labels=labels), theirs(ids, mask, labels=labels)
+    assert_close(mine.logits, official.logits)
+    assert_close(mine.loss, official.loss)
+    assert_close(ours(ids, labels=labels).logits, theirs(ids, labels=labels).logits)
+
+
+def test_sequence_classification_needs_to_know_where_rows_end():
+    ours = model("qwen3", cls=BlockformerDecoderForSequenceClassification, pad_token_id=None)
+    with pytest.raises(ValueError, match="give attention_mask or set pad_token_id"):
+        ours(token_ids(2, 5))
+    assert ours(token_ids(1, 5)).logits.shape == (1, 2)
+
+
+def test_sequence_regression_and_several_labels():
+    ids = token_ids(3, 6)
+    ours, theirs = with_head(BlockformerDecoderForSequenceClassification, Qwen3ForSequenceClassification, num_labels=1)
+    scores = torch.randn(3)
+    assert_close(ours(ids, labels=scores).loss, theirs(ids, labels=scores).loss)
+    ours, theirs = with_head(BlockformerDecoderForSequenceClassification, Qwen3ForSequenceClassification, num_labels=4)
+    several = torch.randint(0, 2, (3, 4)).float()
+    assert_close(ours(ids, labels=several).loss, theirs(ids, labels=several).loss)
+
+
+def test_token_classification():
+    ours, theirs = with_head(BlockformerDecoderForTokenClassification, Qwen3ForTokenClassification, num_labels=5)
+    ids, labels = token_ids(2, 9), torch.randint(0, 5, (2, 9))
+    labels[1, 4:] = -100
+    assert_close(ours(ids, labels=labels).logits, theirs(ids, labels=labels).logits)
+    assert_close(ours(ids, labels=labels).loss, theirs(ids, labels=labels).loss)
+
+
+def test_question_answering():
+    ours, theirs = with_head(BlockformerDecoderForQuestionAnswering, Qwen3ForQuestionAnswering, prefix="transformer")
+    ids = token_ids(3, 9)
+    spans = {"start_positions": torch.tensor([1, 4, 99]), "end_positions": torch.tensor([3, 4, 99])}
+    mine, official = ours(ids, **spans), theirs(ids, **spans)
+    assert_close(mine.start_logits, official.start_logits)
+    assert_close(mine.end_logits, official.end_logits)
+    assert_close(mine.loss, official.loss)
+
+
+def test_captured_states_and_attentions_are_those_of_transformers():
+    ours, theirs = pair("qwen3")
+    for one in (ours, theirs):
+        one.set_attn_implementation("eager")
+    ids = token_ids(2, 11)
+    mine = ours(ids, output_hidden_states=True, output_attentions=True)
+    official = theirs(ids, output_hidden_states=True, output_attentions=True)
+    for kind, count in (("hidden_states", 4), ("attentions", 3)):
+        assert len(mine[kind]) == count
+        for one, other in zip(mine[kind], official[kind], strict=True):
+            assert_close(one, other)
+
+
+def test_return_dict_false_gives_a_tuple():
+    ours = model("qwen3")
+    outputs = ours(token_ids(1, 4), return_dict=False)
+    assert isinstance(outputs, tuple)
+    assert outputs[0].shape == (1, 4, ours.config.vocab_size)
+
+
+def test_logits_to_keep():
+    ours, ids = model("qwen3"), token_ids(2, 9)
+    whole = ours(ids).logits
+    assert_close(ours(ids, logits_to_keep=1).logits, whole[:, -1:])
+    assert_close(ours(ids, logits_to_keep=torch.tensor([0, 5])).logits, whole[:, [0, 5]])
+
+
+def test_parallel_plans_name_modules_that_exist():
+    ours = model("qwen3")
+    names = {name for name, _ in ours.model.named_modules()}
+    for pattern in ours.config.base_model_tp_plan:
+        assert pattern.replace("*", "0") in names
+    for name in ours.config.base_model_pp_plan:
+        assert name in names
