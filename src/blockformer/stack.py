@@ -33,7 +33,7 @@ class Stack(BlockformerPreTrainedModel):
         self.embedding_scale = config.embedding_scale
         self.dropout = config.hidden_dropout
 
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         tables = {"learned": LearnedPositions, "sinusoidal": SinusoidalPositions}
         self.embed_positions = tables[config.position_type](config) if config.position_type in tables else None
         self.embedding_norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
