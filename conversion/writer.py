@@ -23,6 +23,7 @@ Planned = tuple[str, torch.dtype, Sequence[int]]
 
 UNITS = {
     "": 1,
+    "B": 1,
     **{f"{u}B": 1000**i for i, u in enumerate("KMGT", 1)},
     **{f"{u}IB": 1024**i for i, u in enumerate("KMGT", 1)},
 }

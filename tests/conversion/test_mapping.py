@@ -207,8 +207,8 @@ def test_no_key_matches() -> None:
 
 
 HOSTILE = ["h.+.up.weight", "h.00.up.weight", "h.01.up.weight", "h.-1.up.weight", "h.1.up.weight\n", "H.1.up.weight",
-           "h.{layer}.up.weight", "h.\u0661.up.weight", "hx1xupxweight", "h.1.up.weight.x",
-           "xh.1.up.weight", "h..up.weight", "h.9999999999.up.weight", "../h.1.up.weight", "(a+)+$", "\\", "[", "%s", "\0", ""]  # fmt: skip
+           "h.{layer}.up.weight", "h.\u0661.up.weight", "hx1xupxweight", "h.1.up.weight.x", "xh.1.up.weight",
+           "h..up.weight", "h.9999999999.up.weight", "../h.1.up", "(a+)+$", "\\", "[", "%s", "\0", ""]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -1,0 +1,522 @@
+"""Sharded writing, and folders that appear whole or not at all."""
+
+import errno
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from blockformer.conversion import atomic, writer
+from blockformer.conversion.checkpoint import Checkpoint
+from blockformer.conversion.errors import CheckpointError, ConversionError
+from blockformer.conversion.safetensors_io import SafetensorsWriter
+from blockformer.conversion.writer import ShardWriter, atomic_folder, parse_size
+
+from .support import contents, make_sharded, make_single, same_bits
+
+
+def write_all(folder: Path, tensors: dict[str, torch.Tensor], max_shard_size: int | str = "5GB") -> list[str]:
+    planned = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+    with ShardWriter(folder, planned, max_shard_size) as shards:
+        for name, tensor in tensors.items():
+            shards.write(name, tensor)
+    return shards.files
+
+
+def make_new(folder: Path) -> None:
+    """Fill a folder with a model other than `make_single`'s and `make_sharded`'s."""
+    (folder / "config.json").write_text('{"model_type": "new"}')
+    write_all(folder, {"new": torch.arange(6.0)})
+
+
+# --- sizes and shards -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [(7, 7), ("7", 7), ("1B", 1), (" 1kb ", 1000), ("200 mb", 2 * 10**8), ("1.5GiB", 3 << 29), ("2TB", 2 * 10**12)],
+)
+def test_parse_size(text: int | str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1", 0, -5, "0", "0.5B", "5XB", "1e9", "nan", "5GB\n5", "\u0665GB", True, None, 1.5e300]
+)
+def test_bad_size(text: Any) -> None:
+    with pytest.raises(ConversionError, match=r"max_shard_size.*needs a size such as 5GB"):
+        parse_size(text)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sizes=st.lists(st.integers(0, 20), min_size=1, max_size=12), limit=st.integers(1, 120))
+def test_shards_are_filled_in_order(tmp_path: Path, sizes: list[int], limit: int) -> None:
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    tensors = {f"t{i}": torch.randn(size) for i, size in enumerate(sizes)}
+    files = write_all(folder, tensors, limit)
+    (folder / "config.json").write_text("{}")
+    with Checkpoint(folder) as checkpoint:
+        assert list(checkpoint.tensors) == list(tensors)  # shard by shard in planned order
+        assert all(same_bits(checkpoint.read(name), tensors[name]) for name in tensors)
+        assert [path.name for path in dict.fromkeys(info.file for info in checkpoint.tensors.values())] == files
+    loads = [[tensor.nbytes for tensor in load_file(folder / file).values()] for file in files]
+    assert all(sum(load) <= limit or len(load) == 1 for load in loads)
+    index = folder / "model.safetensors.index.json"
+    if len(files) == 1:
+        assert files == ["model.safetensors"]
+        assert not index.exists()
+    else:
+        assert files == [f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, len(files) + 1)]
+        content = json.loads(index.read_text())
+        assert content["metadata"] == {"total_size": sum(tensor.nbytes for tensor in tensors.values())}
+        assert {
+            name: name in load_file(folder / file) for name, file in content["weight_map"].items()
+        } == dict.fromkeys(tensors, True)
+
+
+def test_a_shard_is_begun_only_when_it_must(tmp_path: Path) -> None:
+    tensors = {name: torch.zeros(size) for name, size in {"a": 2, "b": 3, "c": 1, "d": 9, "e": 1}.items()}
+    write_all(tmp_path, tensors, 20)
+    assert [sorted(load_file(path)) for path in sorted(tmp_path.glob("*.safetensors"))] == [
+        ["a", "b"],
+        ["c"],
+        ["d"],
+        ["e"],
+    ]
+
+
+def test_what_is_written_must_be_what_was_planned(tmp_path: Path) -> None:
+    planned = [("a", torch.float32, (2,)), ("b", torch.float32, (2,))]
+    with (
+        pytest.raises(ConversionError, match="'b' was written where 'a' was planned"),
+        ShardWriter(tmp_path, planned) as shards,
+    ):
+        shards.write("b", torch.zeros(2))
+    with pytest.raises(ConversionError, match="planned was"), ShardWriter(tmp_path, planned) as shards:
+        shards.write("a", torch.zeros(2).half())
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConversionError, match="not written, 'b'"), ShardWriter(tmp_path, planned) as shards:
+        shards.write("a", torch.zeros(2))
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ConversionError, match="'c' was written where 'None'"), ShardWriter(tmp_path, planned) as shards:  # noqa: PT012
+        for name in "abc":
+            shards.write(name, torch.zeros(2))
+    with pytest.raises(ConversionError, match="twice"):
+        ShardWriter(tmp_path, planned * 2)
+    with pytest.raises(ConversionError, match="no tensors"):
+        ShardWriter(tmp_path, [])
+
+
+def test_only_one_tensor_is_in_memory(tmp_path: Path) -> None:
+    script = """
+import resource, sys, torch
+from blockformer.conversion.checkpoint import Checkpoint
+from blockformer.conversion.mapping import Rule, RuleTable, Transpose
+from blockformer.conversion.writer import ShardWriter
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+with Checkpoint(sys.argv[1]) as source:
+    plan = RuleTable([Rule("t{layer}", "u{layer}", Transpose())]).plan(source.tensors)
+    before = peak()
+    with ShardWriter(sys.argv[2], [(t.name, t.dtype, t.shape) for group in plan for t in group.targets]) as shards:
+        for group in plan:
+            for name, tensor in group.apply(source.read):
+                shards.write(name, tensor)
+            del tensor
+print(peak() - before)
+"""
+    size = 32 << 20
+    make_single(tmp_path / "source", {f"t{i}": torch.full((size // 4096, 1024), float(i)) for i in range(6)})
+    (tmp_path / "target").mkdir()
+    command = [sys.executable, "-c", script, str(tmp_path / "source"), str(tmp_path / "target")]
+    grown = int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    assert grown < 2 * size + (24 << 20)  # the tensor, its transposed copy, a constant; the six take 192 MiB
+
+
+# --- the folder -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["exchange", "fallback"])
+def any_rename(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the system's exchange, and where it has none."""
+    if request.param == "fallback":
+        monkeypatch.setattr(atomic, "_renameat2", lambda *_: False)
+    return request.param
+
+
+def test_new_folder(tmp_path: Path, any_rename: str) -> None:
+    with atomic_folder(tmp_path / "some" / "where" / "x") as folder:
+        make_new(folder)
+        assert not (tmp_path / "some" / "where" / "x").exists()
+        assert folder.parent == tmp_path / "some" / "where"
+    assert (tmp_path / "some" / "where" / "x" / "model.safetensors").exists()
+    assert os.listdir(tmp_path / "some" / "where") == ["x"]
+
+
+def test_existing_folder_is_refused_without_force(tmp_path: Path) -> None:
+    make_single(tmp_path / "x")
+    before = contents(tmp_path)
+    with pytest.raises(ConversionError, match=r"exists already.*--force"), atomic_folder(tmp_path / "x"):
+        pytest.fail("the block must not run")
+    assert contents(tmp_path) == before
+
+
+def test_existing_folder_is_replaced_whole_with_force(tmp_path: Path, any_rename: str) -> None:
+    make_sharded(tmp_path / "x")
+    with atomic_folder(tmp_path / "x", force=True) as folder:
+        make_new(folder)
+    assert sorted(os.listdir(tmp_path / "x")) == ["config.json", "model.safetensors"]
+    assert os.listdir(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize("names", [[], ["config.json"], ["model.safetensors"], ["pytorch_model.bin"]])
+def test_force_replaces_empty_and_model_folders(tmp_path: Path, names: list[str]) -> None:
+    (tmp_path / "x").mkdir()
+    for name in names:
+        (tmp_path / "x" / name).touch()
+    with atomic_folder(tmp_path / "x", force=True) as folder:
+        (folder / "new").touch()
+    assert os.listdir(tmp_path / "x") == ["new"]
+
+
+def test_force_spares_other_folders(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("years")
+    with pytest.raises(ConversionError, match="holds no model"), atomic_folder(tmp_path / "home", force=True):
+        pass
+    assert contents(tmp_path) == {"home/thesis.tex": b"years"}
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_target_that_is_a_file_or_a_link(tmp_path: Path, force: bool) -> None:
+    (tmp_path / "file").write_text("mine")
+    make_single(tmp_path / "model")
+    (tmp_path / "link").symlink_to("model")
+    (tmp_path / "broken").symlink_to("nowhere")
+    before = contents(tmp_path)
+    for name, message in {"file": "a file is there", "link": "a link", "broken": "a link"}.items():
+        with pytest.raises(ConversionError, match=message), atomic_folder(tmp_path / name, force=force):
+            pass
+    with pytest.raises(ConversionError, match="not a folder to write to"), atomic_folder("/", force=force):
+        pass
+    with pytest.raises(ConversionError, match="not written"), atomic_folder(tmp_path / "file" / "x", force=force):
+        pass
+    assert contents(tmp_path) == before
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_target_and_source_must_be_apart(tmp_path: Path) -> None:
+    source = tmp_path / "models" / "source"
+    make_sharded(source)
+    (tmp_path / "models" / "config.json").write_text("{}")
+    (tmp_path / "alias").symlink_to("models")
+    make_single(tmp_path / "linked")
+    os.link(source / "model-00001-of-00003.safetensors", tmp_path / "linked" / "part")
+    before = contents(tmp_path)
+    for target, message in {
+        "models/source": "is the source",
+        "alias/source": "is the source",
+        "models/../models/source": "is the source",
+        "models/source/out": "lies in it",
+        "alias/source/deep/out": "lies in it",
+        "models": "holds the source",
+        "linked": "hard-linked",
+    }.items():
+        with pytest.raises(ConversionError, match=message):
+            with atomic_folder(tmp_path / target, force=True, sources=[source]):
+                pass
+        assert contents(tmp_path) == before
+    with atomic_folder(tmp_path / "models" / "beside", sources=[source, tmp_path / "alias" / "source"]) as folder:
+        make_new(folder)
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder for a user whom permissions bind; root steps down to one."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield folder
+    finally:
+        if is_root:
+            os.seteuid(0)
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o777)
+        shutil.rmtree(folder)
+
+
+def test_read_only_parent(unprivileged: Path) -> None:
+    (unprivileged / "parent").mkdir()
+    make_single(unprivileged / "parent" / "x")
+    (unprivileged / "parent").chmod(0o555)
+    before = contents(unprivileged)
+    for name, force in (("x", True), ("y", False), ("deep/y", False)):
+        with pytest.raises(ConversionError, match=r"not written, nothing was changed.*denied"):
+            with atomic_folder(unprivileged / "parent" / name, force=force):
+                pytest.fail("the block must not run")
+    assert contents(unprivileged) == before
+
+
+def test_read_only_target(tmp_path: Path) -> None:
+    make_single(tmp_path / "x")
+    (tmp_path / "x").chmod(0o555)
+    with pytest.raises(ConversionError, match="read-only"), atomic_folder(tmp_path / "x", force=True):
+        pytest.fail("the block must not run")
+    (tmp_path / "x").chmod(0o755)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), RuntimeError("boom"), CheckpointError("boom")])
+@pytest.mark.parametrize("existing", [True, False])
+def test_an_error_leaves_nothing_behind(tmp_path: Path, error: BaseException, existing: bool) -> None:
+    target = tmp_path / "deep" / "x"
+    if existing:
+        make_single(target)
+    before = sorted(tmp_path.rglob("*")), contents(tmp_path)
+    with pytest.raises(type(error)) as caught, atomic_folder(target, force=True) as folder:  # noqa: PT012
+        make_new(folder)
+        raise error
+    assert caught.value is error
+    assert (sorted(tmp_path.rglob("*")), contents(tmp_path)) == before
+
+
+@pytest.mark.parametrize("call", ["_sync", "_seal", "rename"])
+def test_an_error_while_publishing_leaves_the_old_target(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_single(tmp_path / "x")
+    before = contents(tmp_path)
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    if call == "rename":  # the second rename of the fallback fails: the old folder goes back to its place
+        monkeypatch.setattr(atomic, "_renameat2", lambda *_: False)
+        real = os.rename
+        monkeypatch.setattr(os, "rename", lambda a, b: fail() if str(a).endswith(".tmp") else real(a, b))
+    else:
+        monkeypatch.setattr(atomic, call, fail)
+    with (
+        pytest.raises(ConversionError, match="nothing was changed"),
+        atomic_folder(tmp_path / "x", force=True) as folder,
+    ):
+        make_new(folder)
+    assert contents(tmp_path) == before
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_stale_temporary_folders_are_ignored(tmp_path: Path) -> None:
+    stale = tmp_path / ".x.0123abcd.tmp"
+    make_sharded(stale)
+    before = contents(stale)
+    with atomic_folder(tmp_path / "x") as folder:
+        assert folder != stale
+        make_new(folder)
+    assert contents(stale) == before
+    assert sorted(os.listdir(tmp_path / "x")) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077, 0o002])
+def test_modes_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with atomic_folder(tmp_path / "x") as folder:
+            write_all(folder, {"a": torch.zeros(4), "b": torch.zeros(4)}, 16)
+            (folder / "sub").mkdir(mode=0o700)
+            (folder / "sub" / "private").touch(mode=0o600)
+            os.close(os.open(folder / "runnable", os.O_CREAT | os.O_WRONLY, 0o777))
+    finally:
+        os.umask(before)
+    for path in [tmp_path / "x", *(tmp_path / "x").rglob("*")]:
+        want = (0o777 if path.is_dir() else 0o666) & ~umask
+        assert stat.S_IMODE(path.stat().st_mode) == want, path
+
+
+def test_everything_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, renamed = [], []
+    real_sync, real_rename = os.fsync, atomic._renameat2
+
+    def sync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real_sync(descriptor)
+
+    def rename(source: Path, target: Path, flag: int) -> bool:
+        renamed.append((source, list(synced)))
+        return real_rename(source, target, flag)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(atomic, "_renameat2", rename)
+    with atomic_folder(tmp_path / "x") as folder:
+        write_all(folder, {"a": torch.zeros(4), "b": torch.zeros(4)}, 16)
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").touch()
+    ((temporary, before),) = renamed
+    assert temporary == folder
+    made = {str(temporary / path.relative_to(tmp_path / "x")) for path in (tmp_path / "x").rglob("*")}
+    assert made | {str(temporary)} <= set(before)
+    assert synced[-1] == str(tmp_path)
+
+
+# --- a full disk ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_disk_full_at_any_write(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_single(tmp_path / "x")
+    before = contents(tmp_path)
+    real, count = SafetensorsWriter._put, iter(range(100))
+
+    def put(self: SafetensorsWriter, data: Any) -> None:
+        if next(count) == at:
+            real(self, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(self, data)
+
+    monkeypatch.setattr(SafetensorsWriter, "_put", put)
+    with pytest.raises(ConversionError, match=r"No space left.*free some space") as caught:
+        with atomic_folder(tmp_path / "x", force=True) as folder:
+            write_all(folder, {name: torch.zeros(100) for name in "abc"}, 800)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    assert contents(tmp_path) == before
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_disk_too_small_is_found_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="bytes are needed"):
+        with atomic_folder(tmp_path / "x") as folder:
+            ShardWriter(folder, [("a", torch.float32, (1 << 50,))])
+    assert not os.listdir(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("a small tmpfs cannot be mounted here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_single(small_disk / "x")
+    before = contents(small_disk)
+    tensors = {str(i): torch.zeros(40_000) for i in range(10)}
+    with pytest.raises(ConversionError, match="bytes are needed"):
+        with atomic_folder(small_disk / "x", force=True) as folder:
+            write_all(folder, tensors)
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 0, 1 << 50))  # type: ignore[attr-defined]
+    for size in ("5GB", 200_000):
+        with pytest.raises(ConversionError, match="free some space"):
+            with atomic_folder(small_disk / "x", force=True) as folder:
+                write_all(folder, tensors, size)
+        assert contents(small_disk) == before
+        assert os.listdir(small_disk) == ["x"]
+
+
+# --- more than one at a time ----------------------------------------------------------------------------------------
+
+
+def test_target_that_appears_meanwhile_is_not_touched(tmp_path: Path, any_rename: str) -> None:
+    with pytest.raises(ConversionError, match="exists already"), atomic_folder(tmp_path / "x") as folder:  # noqa: PT012
+        make_new(folder)
+        make_sharded(tmp_path / "x")
+        before = contents(tmp_path / "x")
+    assert contents(tmp_path / "x") == before
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def version(folder: Path, number: int) -> None:
+    """A model that says everywhere which version it is; versions differ in size."""
+    (folder / "config.json").write_text(json.dumps({"version": number}))
+    write_all(folder, {name: torch.full((number,), float(number)) for name in "abc"}, 4 * number)
+
+
+def seen_version(folder: Path) -> int:
+    """The version in a folder, checked to be the same in all its parts."""
+    with Checkpoint(folder) as checkpoint:
+        number = checkpoint.config["version"]
+        assert list(checkpoint.tensors) == ["a", "b", "c"]
+        for name in "abc":
+            assert torch.equal(checkpoint.read(name), torch.full((number,), float(number)))
+    return number
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_of_several_writers_one_wins_whole(tmp_path: Path, force: bool, any_rename: str) -> None:
+    ready, losers = threading.Barrier(4), []
+
+    def convert(number: int) -> None:
+        try:
+            with atomic_folder(tmp_path / "x", force=force) as folder:
+                version(folder, number)
+                ready.wait()
+        except ConversionError:
+            losers.append(number)
+
+    for _ in range(5):
+        threads = [threading.Thread(target=convert, args=(number,)) for number in range(1, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        winner = seen_version(tmp_path / "x")
+        assert winner not in losers
+        if any_rename == "exchange":
+            assert len(losers) == (0 if force else 3)
+            assert os.listdir(tmp_path) == ["x"]
+        for path in tmp_path.iterdir():
+            shutil.rmtree(path)
+        losers.clear()
+
+
+def test_a_reader_sees_only_whole_models(tmp_path: Path) -> None:
+    target, stop, failures = tmp_path / "x", threading.Event(), []
+
+    def replace() -> None:
+        try:
+            for number in range(2, 80):
+                with atomic_folder(target, force=True) as folder:
+                    version(folder, 1 + number % 7)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            stop.set()
+
+    with atomic_folder(target) as folder:
+        version(folder, 2)
+    thread = threading.Thread(target=replace)
+    thread.start()
+    seen, refusals = [], []
+    while not stop.is_set():
+        assert target.is_dir()
+        try:
+            seen.append(seen_version(target))
+        except CheckpointError as error:  # it says that the folder was replaced while being read; never a mix
+            refusals.append(str(error))
+    thread.join()
+    assert not failures
+    known = ("while it was read", "cannot be opened", "missing", "leads nowhere")
+    assert all(any(part in refusal for part in known) for refusal in refusals), refusals
+    assert len(seen) > 10
+    assert len(set(seen)) > 1
+    assert seen_version(target) == 1 + 79 % 7
