@@ -32,6 +32,8 @@ __all__ = [
     "BlockformerDecoderForSequenceClassification",
     "BlockformerDecoderForTokenClassification",
     "BlockformerDecoderModel",
+    "export_model",
+    "from_official",
     "preset",
 ]
 
@@ -41,3 +43,16 @@ AutoModelForCausalLM.register(BlockformerDecoderConfig, BlockformerDecoderForCau
 AutoModelForSequenceClassification.register(BlockformerDecoderConfig, BlockformerDecoderForSequenceClassification)
 AutoModelForTokenClassification.register(BlockformerDecoderConfig, BlockformerDecoderForTokenClassification)
 AutoModelForQuestionAnswering.register(BlockformerDecoderConfig, BlockformerDecoderForQuestionAnswering)
+
+
+def __getattr__(name):
+    """`export_model` and `from_official`, imported when first used: they stand above the core."""
+    if name == "export_model":
+        from .export import export_model
+
+        return export_model
+    if name == "from_official":
+        from .conversion import from_official
+
+        return from_official
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -1,0 +1,65 @@
+"""Where a checkpoint is: a folder, or a repo of the Hugging Face Hub that is fetched into the Hub's cache."""
+
+import os
+import re
+from os import PathLike
+from pathlib import Path
+
+from .errors import ConversionError, shown
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "conversion.json",
+)
+SAFETENSORS = ("*.safetensors", "model.safetensors.index.json")
+PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+
+
+def locate(source: str | PathLike[str], weights: bool = True) -> tuple[Path, str | None]:
+    """The folder of a checkpoint, and its Hub id if it is one. An existing folder always wins.
+
+    Args:
+        source: a folder or a Hub id such as "Qwen/Qwen3-0.6B".
+        weights: also fetch the weights.
+
+    Raises:
+        ConversionError: there is no such folder or repo, or it cannot be fetched.
+    """
+    text = os.fspath(source)
+    folder = Path(text)
+    if folder.is_dir():
+        return folder, None
+    if os.path.lexists(folder):
+        raise ConversionError(f"{text}: not a folder; name the folder that holds config.json and the weights")
+    if not HUB_ID.fullmatch(text) or ".." in text:
+        raise ConversionError(f"{text}: no such folder")
+    return _fetch(text, weights), text
+
+
+def _fetch(hub_id: str, weights: bool) -> Path:
+    """Download the known files of a repo; other files, code among them, are left where they are."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = [*TEXT_FILES, *(SAFETENSORS if weights else ())]
+        folder = Path(snapshot_download(hub_id, allow_patterns=patterns))
+        if weights and not list(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(hub_id, allow_patterns=[*TEXT_FILES, *PICKLED]))
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConversionError(
+            f"{shown(hub_id)}: there is no such folder, and it could not be fetched from the Hugging Face Hub "
+            f"({type(error).__name__}: {reason[:200]}); check the name and the connection"
+        ) from error
+    return folder
