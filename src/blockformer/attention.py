@@ -80,6 +80,7 @@ class Attention(nn.Module):
         key_value_states=None,
         past_key_values=None,
         head_mask=None,
+        packing=None,
         **kwargs,
     ):
         """Attend.
@@ -93,6 +94,7 @@ class Attention(nn.Module):
             key_value_states: [B, S, C], the source of keys and values; None means `hidden_states`.
             past_key_values: the cache, or None.
             head_mask: [H] or [B, H], multiplies each head's output.
+            packing: where the sequences of a packed batch lie ([B, T] is then [1, N]), or None.
 
         Returns:
             States [B, T, C], and the probabilities [B, H, T, S] or None where the backend has none.
@@ -105,14 +107,26 @@ class Attention(nn.Module):
         else:
             key, value = self._self_keys_values(hidden_states, position_embeddings, past_key_values)
 
+        if packing is None:
+            output, probabilities = self._attend(
+                query, key, value, attention_mask, position_bias, query_positions, **kwargs
+            )
+        else:
+            output, probabilities = self._attend_packed(query, key, value, position_bias, packing, **kwargs)
+        if head_mask is not None:
+            output = output.reshape(*hidden_states.shape[:2], -1, self.head_dim) * head_mask[..., None, :, None]
+        output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
+        return self.o_proj(output), probabilities
+
+    def _attend(self, query, key, value, attention_mask, position_bias, query_positions, **kwargs):
+        """Scores and weighted sum: the output [B, T, H, D] and the probabilities, if the backend has them."""
         if self.relative_keys is not None:
             position_bias = self.relative_keys(query, key, query_positions) * self.scaling
         if position_bias is not None:
             attention_mask = self._with_bias(attention_mask, position_bias, query_positions, key.shape[2])
-
         implementation = self.config._attn_implementation
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        output, probabilities = attend(
+        return attend(
             self,
             query,
             key,
@@ -122,11 +136,18 @@ class Attention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             sliding_window=self.sliding_window,
             **kwargs,
-        )  # [B, T, H, D]
-        if head_mask is not None:
-            output = output.reshape(*hidden_states.shape[:2], -1, self.head_dim) * head_mask[..., None, :, None]
-        output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
-        return self.o_proj(output), probabilities
+        )
+
+    def _attend_packed(self, query, key, value, position_bias, packing, **kwargs):
+        """`_attend`, each sequence of a packed row by itself: there is nothing to mask but the future."""
+        outputs = []
+        for parts in zip(packing.split(query), packing.split(key), packing.split(value), strict=True):
+            length = parts[0].shape[2]
+            if length:
+                bias = None if position_bias is None else position_bias[..., :length, :length]
+                places = torch.arange(length, device=query.device)
+                outputs.append(self._attend(*parts, None, bias, places, **kwargs)[0])
+        return torch.cat(outputs, dim=1), None
 
     def _split_heads(self, states, norm=None):
         """[B, T, heads * D] -> [B, heads, T, D], normalised over D."""

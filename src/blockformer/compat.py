@@ -1,5 +1,6 @@
 """Every import from transformers whose home or signature is not stable across the supported versions (>= 5.5)."""
 
+import sys
 from dataclasses import fields
 
 import torch
@@ -10,7 +11,6 @@ from transformers.masking_utils import (
     create_sliding_window_causal_mask,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "causal_masks",
     "config_field_names",
     "generation_field_names",
-    "merge_with_config_defaults",
 ]
 
 
@@ -34,6 +33,18 @@ def generation_field_names() -> set:
     """Generation settings that old config files carry; the base class moves them to the generation config."""
     defaults = getattr(GenerationConfig, "_get_default_generation_params", None)
     return set(defaults() if defaults is not None else GenerationConfig().to_dict())
+
+
+def tell_peft(model_type: str) -> None:
+    """Give PEFT its default target modules for a model type, once PEFT is imported: our names are Llama's.
+
+    PEFT keeps a table by model type for each of its methods and has no place for a model to speak for itself. It is
+    never imported from here: that takes seconds, and it need not be installed.
+    """
+    tables = vars(sys.modules.get("peft.utils.constants", object))
+    for name, table in list(tables.items()):
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and "llama" in table:
+            table.setdefault(model_type, table["llama"])
 
 
 def causal_masks(config, hidden_states, attention_mask, past_key_values, position_ids) -> dict:

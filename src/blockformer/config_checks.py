@@ -52,6 +52,11 @@ _VALUE_RULES = (
         lambda value: _is_integer(value) and value > 0,
         "a positive integer",
     ),
+    (
+        "position_offset type_vocab_size chunk_size_feed_forward",
+        lambda value: _is_integer(value) and value >= 0,
+        "an integer of 0 or more",
+    ),
     ("relative_attention_num_buckets", lambda value: _is_integer(value) and value > 1, "an integer above 1"),
     (
         "gated_mlp norm_bias qk_norm attention_bias attention_output_bias mlp_bias lm_head_bias embedding_norm "

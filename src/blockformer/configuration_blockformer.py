@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from transformers import PretrainedConfig
 
-from .compat import config_field_names  # noqa: F401
+from .compat import tell_peft
 from .config_checks import (
     check_combination,
     check_dtype,
@@ -40,6 +40,8 @@ class BlockformerConfig(PretrainedConfig):
         position_type: how the model learns of order, one of `config_checks.CHOICES`.
         max_position_embeddings: tokens of context: size of a learned table, training length of rotary positions.
         rope_parameters: for rotary positions, {"rope_type": ..., "rope_theta": ..., ...} as in transformers.
+        position_offset: rows at the head of a learned table that no token's position takes.
+        type_vocab_size: number of token types (segments); 0 means none.
         relative_attention_num_buckets: buckets of a relative bias.
         relative_attention_max_distance: distance, in tokens, beyond which all share the last bucket.
         qk_norm: whether queries and keys are normalised per head before the rotation.
@@ -87,6 +89,8 @@ class BlockformerConfig(PretrainedConfig):
     position_type: str = "rotary"
     max_position_embeddings: int = 2048
     rope_parameters: dict | None = None
+    position_offset: int = 0
+    type_vocab_size: int = 0
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     qk_norm: bool = False
@@ -142,6 +146,8 @@ class BlockformerConfig(PretrainedConfig):
 
     def to_dict(self):
         """The fields as plain data, with the `auto_map` by which a repo of this config finds its code."""
+        # PEFT asks for this before it looks for target modules: here it is imported for sure, whichever came first.
+        tell_peft(self.model_type)
         fields = super().to_dict()
         fields["auto_map"] = {**self.auto_classes, **(fields.get("auto_map") or {})}
         return fields

@@ -1,5 +1,6 @@
 """The position-wise feed-forward network, plain and gated."""
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
@@ -8,7 +9,8 @@ from transformers.activations import ACT2FN
 class FeedForward(nn.Module):
     """Plain: down(act(up(x))), as in "Attention Is All You Need". Gated: down(act(gate(x)) * up(x)) (Shazeer, 2020).
 
-    Shapes: [..., hidden_size] -> [..., hidden_size].
+    With `chunk_size_feed_forward` the tokens pass in chunks of that length, so that the inner states of a few are held
+    at a time. Shapes: [B, T, hidden_size] -> [B, T, hidden_size].
     """
 
     def __init__(self, config):
@@ -19,8 +21,15 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=bias)
         self.act_fn = ACT2FN[config.hidden_act]
         self.dropout = config.activation_dropout
+        self.chunk_size = config.chunk_size_feed_forward
 
     def forward(self, hidden_states):
+        if self.chunk_size == 0:
+            return self._transform(hidden_states)
+        chunks = hidden_states.split(self.chunk_size, dim=1)
+        return torch.cat([self._transform(chunk) for chunk in chunks], dim=1)
+
+    def _transform(self, hidden_states):
         if self.gate_proj is None:
             inner = self.act_fn(self.up_proj(hidden_states))
         else:

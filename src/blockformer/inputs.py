@@ -16,7 +16,7 @@ def cached_length(past_key_values):
     return 0 if past_key_values is None else past_key_values.get_seq_length()
 
 
-def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_values) -> None:
+def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_values, token_type_ids=None) -> None:
     """Refuse inputs of a stack that cannot be right.
 
     Args:
@@ -25,6 +25,7 @@ def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_valu
         attention_mask: [B, S] of 0 and 1 over the cached and the new tokens, or None. Anything else (a ready 4D mask, a
             dict of masks, a block mask) is left to the attention backend.
         past_key_values: the cache, or None.
+        token_type_ids: int [B, T] or None.
 
     Raises:
         ValueError: names the argument and the fix.
@@ -47,6 +48,8 @@ def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_valu
     if is_2d_mask:
         _check_mask_form(attention_mask, batch, past, length)
     _check_cache_batch(past_key_values, batch)
+    if token_type_ids is not None and token_type_ids.shape != inputs.shape[:2]:
+        raise ValueError(f"token_type_ids must be [batch={batch}, length={length}], not {list(token_type_ids.shape)}.")
 
     if torch.compiler.is_compiling() or not (inputs.device.type == "cpu" or (isinstance(past, int) and past == 0)):
         return
@@ -56,6 +59,8 @@ def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_valu
         _check_token_range(input_ids, config.vocab_size)
     if is_2d_mask and attention_mask.dtype != torch.bool:
         _check_mask_values(attention_mask)
+    if token_type_ids is not None:
+        _check_token_types(token_type_ids, config.type_vocab_size)
     _check_cache_room(past_key_values, past + length)
 
 
@@ -113,6 +118,14 @@ def _check_mask_form(attention_mask, batch, past, length) -> None:
 def _check_mask_values(attention_mask) -> None:
     if not ((attention_mask == 0) | (attention_mask == 1)).all():
         raise ValueError("a 2D attention_mask holds 1 for a token and 0 for padding, nothing else.")
+
+
+def _check_token_types(token_type_ids, type_vocab_size) -> None:
+    """A model without token types takes zeros, which say nothing; some tokenizers give them always."""
+    smallest, largest = (int(bound) for bound in token_type_ids.aminmax())
+    if smallest < 0 or largest >= max(type_vocab_size, 1):
+        wrong = smallest if smallest < 0 else largest
+        raise ValueError(f"token_type_ids holds {wrong}, the model has {type_vocab_size} (type_vocab_size).")
 
 
 def _check_cache_batch(past_key_values, batch) -> None:

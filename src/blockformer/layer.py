@@ -47,6 +47,7 @@ class Layer(GradientCheckpointingLayer):
         query_positions=None,
         past_key_values=None,
         head_mask=None,
+        packing=None,
         **kwargs,
     ):
         """hidden_states [B, T, C] -> [B, T, C]; the other arguments are those of `Attention.forward`."""
@@ -60,6 +61,7 @@ class Layer(GradientCheckpointingLayer):
                 query_positions=query_positions,
                 past_key_values=past_key_values,
                 head_mask=head_mask,
+                packing=packing,
                 **kwargs,
             )[0]
 

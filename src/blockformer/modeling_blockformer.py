@@ -23,6 +23,7 @@ from .inputs import check_generation
 from .layer import Layer  # noqa: F401
 from .losses import next_token_cross_entropy, sequence_loss, span_loss, token_cross_entropy
 from .normalization import RMSNorm  # noqa: F401
+from .packing import Packing  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
 from .stack import Stack
 

@@ -11,10 +11,17 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 class LearnedPositions(nn.Embedding):
-    """One trained vector for each position, as in BERT and GPT-2. position_ids [B, T] -> [B, T, C]."""
+    """One trained vector for each position, as in BERT and GPT-2. position_ids [B, T] -> [B, T, C].
+
+    Some models leave the first `position_offset` rows of the table to padding.
+    """
 
     def __init__(self, config):
-        super().__init__(config.max_position_embeddings, config.hidden_size)
+        super().__init__(config.max_position_embeddings + config.position_offset, config.hidden_size)
+        self.offset = config.position_offset
+
+    def forward(self, position_ids):
+        return super().forward(position_ids + self.offset)
 
 
 class ComputedPositions(nn.Module):

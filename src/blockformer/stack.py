@@ -7,14 +7,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.utils import logging
 
 from .base import BlockformerPreTrainedModel
 from .cache import new_cache
-from .compat import bidirectional_mask, capture_outputs, causal_masks, merge_with_config_defaults
+from .compat import bidirectional_mask, capture_outputs, causal_masks
 from .inputs import cached_length, check_inputs, check_positions
 from .layer import Layer
 from .normalization import make_norm
+from .packing import find_packing, packed_mask
 from .positions import LearnedPositions, RelativeBias, RotaryPositions, SinusoidalPositions
+
+logger = logging.get_logger(__name__)
 
 
 class Stack(BlockformerPreTrainedModel):
@@ -35,6 +39,8 @@ class Stack(BlockformerPreTrainedModel):
 
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         tables = {"learned": LearnedPositions, "sinusoidal": SinusoidalPositions}
+        types = config.type_vocab_size
+        self.embed_token_types = nn.Embedding(types, config.hidden_size) if types else None
         self.embed_positions = tables[config.position_type](config) if config.position_type in tables else None
         self.embedding_norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
         self.rotary_emb = RotaryPositions(config) if config.position_type == "rotary" else None
@@ -46,7 +52,6 @@ class Stack(BlockformerPreTrainedModel):
         self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
         self.gradient_checkpointing = False
 
-    @merge_with_config_defaults
     @capture_outputs
     def forward(
         self,
@@ -55,6 +60,7 @@ class Stack(BlockformerPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         past_key_values=None,
         inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
         head_mask: torch.Tensor | None = None,
@@ -70,10 +76,11 @@ class Stack(BlockformerPreTrainedModel):
             position_ids: [B, T]; None counts the tokens of `attention_mask`, so that padding shifts nothing.
             past_key_values: a cache of the library's or a growing one; None makes a growing one if `use_cache`.
             inputs_embeds: [B, T, C] instead of `input_ids`.
+            token_type_ids: int [B, T], each token's segment; None is segment 0 for all.
             encoder_hidden_states: [B, S, C] for cross-attention.
             encoder_attention_mask: [B, S] of 0 and 1.
             head_mask: [num_hidden_layers, H], multiplies each head's output.
-            use_cache: whether to return keys and values.
+            use_cache: whether to return keys and values; None is the config's in evaluation, no in training.
 
         Returns:
             `last_hidden_state` [B, T, C], `past_key_values`, and what was asked for by `output_hidden_states` (each
@@ -82,22 +89,35 @@ class Stack(BlockformerPreTrainedModel):
         Raises:
             ValueError: see `inputs.py`; and encoder states for a stack without cross-attention.
         """
-        check_inputs(self.config, input_ids, inputs_embeds, attention_mask, past_key_values)
+        check_inputs(self.config, input_ids, inputs_embeds, attention_mask, past_key_values, token_type_ids)
         if encoder_hidden_states is not None and not self.has_cross_attention:
             raise ValueError(
                 "encoder_hidden_states are given but the model has no cross-attention: set add_cross_attention=True."
             )
-        if use_cache and self.is_causal and past_key_values is None:
+        use_cache = self._uses_cache(use_cache)
+        if use_cache and past_key_values is None:
             past_key_values = new_cache(self.config, for_cross_attention=encoder_hidden_states is not None)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        if self.embedding_scale is not None:
+            inputs_embeds = inputs_embeds * self.embedding_scale
         past = cached_length(past_key_values)
         query_positions = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past
+        packing = None
+        if past_key_values is None and encoder_hidden_states is None and not self._is_recording(kwargs):
+            packing = find_packing(self.config, attention_mask, position_ids, self.is_causal)
+        if not self.is_causal and attention_mask is None and position_ids is not None:
+            attention_mask = packed_mask(position_ids)
         if position_ids is None:
             position_ids = _count_positions(attention_mask, query_positions)
         check_positions(self.config, position_ids)
 
-        masks = self._masks(inputs_embeds, attention_mask, past_key_values, position_ids)
+        inputs_embeds = self._add_token_types(inputs_embeds, token_type_ids)
+        if packing is None:
+            masks = self._masks(inputs_embeds, attention_mask, past_key_values, position_ids)
+        else:
+            masks = dict.fromkeys(self.config.layer_types)
+            inputs_embeds, position_ids = packing.pack(inputs_embeds), packing.pack(position_ids)
         if encoder_hidden_states is not None:
             encoder_attention_mask = bidirectional_mask(
                 self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
@@ -119,16 +139,38 @@ class Stack(BlockformerPreTrainedModel):
                 past_key_values=past_key_values,
                 use_cache=use_cache,
                 head_mask=None if head_mask is None else head_mask[layer_idx],
+                packing=packing,
                 **kwargs,
             )
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
+        if packing is not None:
+            hidden_states = packing.unpack(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
         )
 
-    def _embed(self, inputs_embeds, position_ids):
-        hidden_states = inputs_embeds if self.embedding_scale is None else inputs_embeds * self.embedding_scale
+    def _uses_cache(self, use_cache) -> bool:
+        if not self.is_causal:
+            return False
+        if use_cache and self.gradient_checkpointing and self.training:
+            logger.warning_once("use_cache=True does not go with gradient checkpointing: no cache is made.")
+            return False
+        return self.config.use_cache and not self.training if use_cache is None else use_cache
+
+    def _is_recording(self, kwargs) -> bool:
+        """Whether each layer's states or attentions are asked for, in the padded form that the caller knows."""
+        names = ("output_hidden_states", "output_attentions")
+        return any(kwargs.get(name, getattr(self.config, name, False)) for name in names)
+
+    def _add_token_types(self, inputs_embeds, token_type_ids):
+        if self.embed_token_types is None:
+            return inputs_embeds
+        if token_type_ids is None:
+            return inputs_embeds + self.embed_token_types.weight[0]
+        return inputs_embeds + self.embed_token_types(token_type_ids)
+
+    def _embed(self, hidden_states, position_ids):
         if self.embed_positions is not None:
             hidden_states = hidden_states + self.embed_positions(position_ids).to(hidden_states.dtype)
         if self.embedding_norm is not None:

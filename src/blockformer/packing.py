@@ -1,0 +1,102 @@
+"""Real tokens of a padded batch, packed into one row and unpacked again, so that no layer works on padding.
+
+Norms, projections and the feed-forward network treat each token by itself: they run on the packed row. Attention runs
+once for each sequence. The result is that of the padded run, with zeros where the padding was.
+
+B batch, T padded length, N real tokens, C hidden size.
+"""
+
+import os
+
+import torch
+from torch.nn import functional as F
+
+
+class Packing:
+    """Which tokens of [B, T] are real, and where each sequence lies in the packed row.
+
+    Args:
+        shape: (B, T).
+        indices: int64 [N], the real tokens' places in the flattened batch, sequence after sequence.
+        lengths: the sequences' lengths in tokens, together N.
+    """
+
+    def __init__(self, shape, indices, lengths: list):
+        self.shape = tuple(shape)
+        self.indices = indices
+        self.lengths = lengths
+
+    @classmethod
+    def of_mask(cls, attention_mask):
+        """The packing of a batch with a mask [B, T] of 0 and 1; None where all is real or a row has holes inside."""
+        real = attention_mask != 0
+        lengths = real.sum(-1)
+        # A row is solid when all its changes between real and padding are one start and one end.
+        is_solid = (real.diff(dim=-1).sum(-1) + real[:, 0].int() + real[:, -1].int()).max() <= 2
+        # One synchronisation with the device for all of it.
+        *lengths, is_dense, is_solid = torch.cat((lengths, real.all()[None], is_solid[None])).tolist()
+        if is_dense or not is_solid or not any(lengths):
+            return None
+        return cls(real.shape, real.flatten().nonzero().flatten(), lengths)
+
+    @classmethod
+    def of_positions(cls, position_ids):
+        """The packing of rows that hold several sequences, each counted from 0 on; None where each row is one sequence.
+
+        Args:
+            position_ids: int [B, T].
+        """
+        starts = _starts(position_ids)
+        if not starts[:, 1:].any():
+            return None
+        total = starts.numel()
+        lengths = F.pad(starts.flatten().nonzero().flatten(), (0, 1), value=total).diff().tolist()
+        return cls(starts.shape, torch.arange(total, device=starts.device), lengths)
+
+    def pack(self, states):
+        """[B, T, ...] -> [1, N, ...]; a batch dimension of 1 is taken for all rows."""
+        states = states.expand(*self.shape, *states.shape[2:])
+        return states.flatten(0, 1).index_select(0, self.indices)[None]
+
+    def unpack(self, states):
+        """[1, N, C] -> [B, T, C], zeros at the padding."""
+        batch, length = self.shape
+        flat = states.new_zeros(batch * length, states.shape[-1]).index_copy(0, self.indices, states[0])
+        return flat.view(batch, length, -1)
+
+    def split(self, states):
+        """[1, heads, N, D] -> one [1, heads, length, D] for each sequence."""
+        return states.split(self.lengths, dim=2)
+
+
+def find_packing(config, attention_mask, position_ids, is_causal: bool):
+    """The packing that gives the same result with less work, or None for the plain way.
+
+    Args:
+        attention_mask: [B, T] of 0 and 1, or None.
+        position_ids: [1 or B, T] as the caller gave them, or None.
+    """
+    if torch.compiler.is_compiling() or config._attn_implementation != "sdpa" or not _is_enabled():
+        return None
+    if "sliding_attention" in config.layer_types:
+        return None
+    if isinstance(attention_mask, torch.Tensor):
+        return Packing.of_mask(attention_mask) if attention_mask.dim() == 2 else None
+    if attention_mask is None and position_ids is not None and not is_causal:
+        return Packing.of_positions(position_ids)
+    return None
+
+
+def packed_mask(position_ids):
+    """The mask of rows that hold several sequences: a token sees its own sequence. [B, T] -> bool [B, 1, T, T]."""
+    sequence = _starts(position_ids).cumsum(-1)
+    return (sequence[:, :, None] == sequence[:, None, :])[:, None]
+
+
+def _starts(position_ids):
+    """Whether a sequence starts at a token, bool [B, T]: the position does not continue the one before."""
+    return F.pad(position_ids.diff(dim=-1) != 1, (1, 0), value=True)
+
+
+def _is_enabled() -> bool:
+    return os.environ.get("BLOCKFORMER_FAST", "1") != "0"
