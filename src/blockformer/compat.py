@@ -41,8 +41,9 @@ def tell_peft(model_type: str) -> None:
     PEFT keeps a table by model type for each of its methods and has no place for a model to speak for itself. It is
     never imported from here: that takes seconds, and it need not be installed.
     """
-    tables = vars(sys.modules.get("peft.utils.constants", object))
-    for name, table in list(tables.items()):
+    constants = sys.modules.get("peft.utils.constants")
+    tables = {} if constants is None else dict(vars(constants))
+    for name, table in tables.items():
         if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and "llama" in table:
             table.setdefault(model_type, table["llama"])
 
