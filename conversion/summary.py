@@ -1,0 +1,120 @@
+"""What a model is, from its config alone: settings by axis, the tree of layers, parameters, memory, cache."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from .checkpoint import read_json
+from .errors import ConversionError
+from .families import family_of
+from .plan import is_ours, our_config
+from .sources import locate
+
+AXES: dict[str, tuple[str, ...]] = {
+    "size": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"),
+    "norm": ("norm_type", "norm_placement", "norm_eps", "norm_bias", "embedding_norm", "final_norm"),
+    "positions": ("position_type", "rope_parameters"),
+    "attention": (
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "qk_norm",
+        "attention_bias",
+        "attention_output_bias",
+        "attention_scale",
+        "sliding_window",
+        "layer_types",
+        "add_cross_attention",
+    ),
+    "feed-forward": ("gated_mlp", "hidden_act", "mlp_bias"),
+    "head": ("tie_word_embeddings", "lm_head_bias", "embedding_scale", "logit_scale"),
+}
+BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A model on paper.
+
+    Attributes:
+        name: where it comes from.
+        config: its config, in our settings.
+        settings: axis -> field -> value.
+        tree: the layers with their sizes, equal ones folded together.
+        parameters: how many, tied ones once.
+        memory: dtype -> bytes of the parameters.
+        cache: dtype -> bytes that one more token takes, while every layer's window has room.
+        sliding: layers whose cache stops growing at `sliding_window` tokens.
+    """
+
+    name: str
+    config: PretrainedConfig
+    settings: dict[str, dict[str, Any]]
+    tree: str
+    parameters: int
+    memory: dict[str, int]
+    cache: dict[str, int]
+    sliding: int
+
+
+def summarize(source: str | PathLike[str]) -> Summary:
+    """Look at a folder, Hub id, `config.json` or preset name; no weights are read.
+
+    Raises:
+        ConversionError: it is none of these, or its settings cannot be expressed.
+    """
+    from blockformer.presets import PRESETS, preset
+
+    name = os.fspath(source)
+    path = Path(name)
+    if name in PRESETS and not path.exists():
+        return describe(preset(name), f"preset {name}")
+    if path.is_dir() or not path.suffix == ".json":
+        path = locate(source, weights=False)[0] / "config.json"
+    if not path.exists():
+        raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
+    return describe(config_of(read_json(path)), name)
+
+
+def config_of(entries: Mapping[str, Any]) -> PretrainedConfig:
+    """Our config of a `config.json` in either layout."""
+    if is_ours(entries):
+        return our_config(entries)
+    family = family_of(entries)
+    return family.our_config(family.config_from(entries))
+
+
+def describe(config: PretrainedConfig, name: str = "") -> Summary:
+    """The summary of a config."""
+    import blockformer
+
+    architecture = (config.architectures or ["BlockformerDecoderForCausalLM"])[0]
+    model_class = getattr(blockformer, architecture, None)
+    if model_class is None:
+        raise ConversionError(f"config.json: architectures names {architecture!r}, which is no class of ours")
+    with torch.device("meta"):
+        model = model_class(config)
+    parameters = model.num_parameters()
+    values = 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers
+    settings = {axis: {field: getattr(config, field) for field in fields} for axis, fields in AXES.items()}
+    if not any(kind == "sliding_attention" for kind in config.layer_types):
+        del settings["attention"]["layer_types"], settings["attention"]["sliding_window"]
+    else:
+        kinds = config.layer_types
+        settings["attention"]["layer_types"] = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
+    return Summary(
+        name=name,
+        config=config,
+        settings=settings,
+        tree=repr(model),
+        parameters=parameters,
+        memory={dtype: parameters * size for dtype, size in BYTES.items()},
+        cache={dtype: values * size for dtype, size in BYTES.items() if dtype != "int8"},
+        sliding=config.layer_types.count("sliding_attention"),
+    )

@@ -1,0 +1,67 @@
+"""`blockformer convert` and `blockformer export`: a progress bar, and what was done."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from blockformer.conversion import ConversionError, ConversionReport, export_folder
+from blockformer.conversion import convert as convert_checkpoint
+
+LAYOUTS = ("blockformer", "official")
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr that is gone when the work is done; nothing where stderr is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("", total=None, amount="")
+
+        def tell(step: str, done: int, total: int) -> None:
+            amount = f"{size(done)} of {size(total)}" if total else ""
+            progress.update(task, description=step, completed=done, total=total or None, amount=amount)
+
+        yield tell
+
+
+def size(nbytes: float) -> str:
+    """Bytes for a person: 1024s, one digit."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.1f} TiB"
+
+
+def run_convert(src: str, dst: str, to: str, **options: Any) -> None:
+    """Convert and report."""
+    if to not in LAYOUTS:
+        raise ConversionError(f"--to must be one of {', '.join(LAYOUTS)}, not '{to}'")
+    with progress_bar() as tell:
+        report = convert_checkpoint(src, dst, to_official=to == "official", progress=tell, **options)
+    layout = f"the official {report.family} layout" if report.to_official else "a self-contained repo"
+    _show(report, f"{report.source} -> {report.target}: {layout}")
+    if report.parity is None:
+        print("not compared with the source (--no-verify)")
+
+
+def run_export(src: str, dst: str, **options: Any) -> None:
+    """Export and report."""
+    with progress_bar() as tell:
+        report = export_folder(src, dst, progress=tell, **options)
+    _show(report, f"{report.source} -> {report.target}: a self-contained repo")
+
+
+def _show(report: ConversionReport, title: str) -> None:
+    print(title)
+    dtypes = f", {', '.join(report.dtypes)}" if report.dtypes else ""
+    print(f"{report.tensors} tensors, {size(report.nbytes)}{dtypes}, {report.seconds:.1f} s")
+    for measured in report.parity.measured if report.parity else []:
+        print(f"compared in {measured}")
+    for note in report.notes:
+        print(f"note: {note}")
