@@ -55,5 +55,5 @@ smoke: wheel ## install the wheel into a second environment and try it there
 	scripts/smoke.sh $(BIN)/python
 
 clean: ## remove what was built, the environments too
-	rm -rf $(VENV) .venvs build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venvs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,214 @@
+"""Train a small model with `Trainer` for so many minutes, and draw its loss curve."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+
+@dataclass
+class Budget:
+    """How long to train: until the time is up or the steps are done, whichever comes first.
+
+    The learning rate follows the share of the budget that is used, so a quick machine and a slow one both finish their
+    schedule; a quick one simply takes more steps on the way.
+
+    Attributes:
+        seconds: wall-clock time.
+        max_steps: optimizer steps.
+    """
+
+    seconds: float
+    max_steps: int
+    start: float | None = None
+
+    def used(self, step: int) -> float:
+        """The share of the budget that is used after so many steps, 0 to 1."""
+        if self.start is None:
+            self.start = time.perf_counter()
+        elapsed = time.perf_counter() - self.start
+        return min(1.0, max(elapsed / self.seconds, step / self.max_steps))
+
+
+def learning_rate_factor(used: float, warm_up: float = 0.05, floor: float = 0.05) -> float:
+    """A linear warm-up, then half a cosine down to a floor; `used` is the share of the budget that is gone."""
+    if used < warm_up:
+        return max(used / warm_up, 0.02)
+    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (used - warm_up) / (1 - warm_up)))
+
+
+@dataclass
+class Curve:
+    """Losses in nats per token, each with the tokens trained on until then."""
+
+    train: list[tuple[int, float]] = field(default_factory=list)
+    held_out: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What came of a training run."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    curve: Curve
+
+
+class _BudgetTrainer(Trainer):
+    """A `Trainer` whose learning rate follows the budget."""
+
+    budget: Budget
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer or self.optimizer, lambda step: learning_rate_factor(self.budget.used(step))
+        )
+        return self.lr_scheduler
+
+
+class _BudgetCallback(TrainerCallback):
+    """Stops on time, asks for a look at the held-out text now and then, and moves the progress bar."""
+
+    def __init__(self, budget: Budget, console: Console, tokens_per_step: int, evaluations: int) -> None:
+        self.budget = budget
+        self.tokens_per_step = tokens_per_step
+        self.evaluations = evaluations
+        self.evaluated = 0
+        self.curve = Curve()
+        self.losses = {"loss": "-", "eval_loss": "-"}
+        self.bar = Progress(
+            TextColumn("  training"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("step {task.fields[step]}  loss {task.fields[loss]}  held out {task.fields[eval_loss]}"),
+            console=console,
+        )
+        self.task = self.bar.add_task("training", total=1.0, step=0, loss="-", eval_loss="-")
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.bar.start()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        used = self.budget.used(state.global_step)
+        self.bar.update(self.task, completed=used, step=state.global_step)
+        if used >= 1 or int(used * self.evaluations) > self.evaluated:
+            self.evaluated = int(used * self.evaluations)
+            control.should_evaluate = control.should_log = True
+        control.should_training_stop = control.should_training_stop or used >= 1
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        for name, points in (("loss", self.curve.train), ("eval_loss", self.curve.held_out)):
+            if logs and name in logs:
+                points.append((state.global_step * self.tokens_per_step, float(logs[name])))
+                self.losses[name] = f"{float(logs[name]):.3f}"
+        self.bar.update(self.task, loss=self.losses["loss"], eval_loss=self.losses["eval_loss"])
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.bar.stop()
+
+
+def train(
+    model: PreTrainedModel,
+    train_blocks: Dataset,
+    held_out_blocks: Dataset,
+    budget: Budget,
+    console: Console,
+    *,
+    batch: int,
+    block_length: int,
+    learning_rate: float,
+    seed: int = 0,
+    evaluations: int = 12,
+) -> TrainingRun:
+    """Train in place with `Trainer`, on whatever device it picks; the model comes back on the CPU, in eval mode.
+
+    Args:
+        model: a causal language model.
+        train_blocks: rows of `block_length` tokens with labels.
+        held_out_blocks: a few such rows of other text, for the curve.
+        budget: how long.
+        console: where the progress bar goes.
+        batch: rows in one step.
+        block_length: tokens in one row.
+        learning_rate: its peak.
+        seed: of the order of the rows and of dropout.
+        evaluations: how often the held-out loss is taken on the way.
+
+    Raises:
+        FloatingPointError: a loss that is not finite.
+    """
+    use_cache = model.config.use_cache
+    with tempfile.TemporaryDirectory() as scratch:
+        arguments = TrainingArguments(
+            output_dir=scratch,
+            per_device_train_batch_size=batch,
+            per_device_eval_batch_size=batch,
+            max_steps=budget.max_steps,
+            learning_rate=learning_rate,
+            weight_decay=0.1,
+            adam_beta2=0.95,
+            max_grad_norm=1.0,
+            logging_steps=10,
+            logging_first_step=True,
+            logging_nan_inf_filter=False,
+            prediction_loss_only=True,
+            label_names=["labels"],
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=torch.cuda.is_available(),
+            seed=seed,
+        )
+        trainer = _BudgetTrainer(model, arguments, train_dataset=train_blocks, eval_dataset=held_out_blocks)
+        trainer.budget = budget
+        tokens_per_step = arguments.train_batch_size * block_length
+        callback = _BudgetCallback(budget, console, tokens_per_step, evaluations)
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(callback)
+        start = time.perf_counter()
+        try:
+            trainer.train(ignore_keys_for_eval=["past_key_values"])
+        finally:
+            callback.bar.stop()
+        seconds = time.perf_counter() - start
+    model.config.use_cache = use_cache
+    model.to("cpu").eval()
+    curve = callback.curve
+    if not all(math.isfinite(loss) for _, loss in curve.train + curve.held_out):
+        raise FloatingPointError("training diverged: a loss is not finite")
+    steps = trainer.state.global_step
+    return TrainingRun(steps=steps, tokens=steps * tokens_per_step, seconds=seconds, curve=curve)
+
+
+def draw(curve: Curve, unigram: float, path: Path) -> None:
+    """Write the loss curves as a PNG.
+
+    Args:
+        curve: what training recorded.
+        unigram: the baseline's held-out loss in nats per token.
+        path: the picture's file.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for name, points, style in (("training", curve.train, "-"), ("held out", curve.held_out, "o-")):
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=name, markersize=3, linewidth=1.2)
+    axes.axhline(unigram, color="gray", linestyle="--", linewidth=1, label="unigram baseline, held out")
+    axes.set(xlabel="tokens trained on", ylabel="loss (nats per token)", title="Loss on the standard library's sources")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
