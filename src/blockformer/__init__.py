@@ -3,22 +3,24 @@
 Importing this package registers its models with the Auto classes of transformers.
 """
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+import transformers
 
-from .configuration_blockformer import BlockformerDecoderConfig
+from . import modeling_blockformer
+from .configuration_blockformer import BlockformerDecoderConfig, BlockformerEncoderConfig
 from .modeling_blockformer import (
     BlockformerDecoderForCausalLM,
     BlockformerDecoderForQuestionAnswering,
     BlockformerDecoderForSequenceClassification,
     BlockformerDecoderForTokenClassification,
     BlockformerDecoderModel,
+    BlockformerEncoderForMaskedLM,
+    BlockformerEncoderForMultipleChoice,
+    BlockformerEncoderForNextSentencePrediction,
+    BlockformerEncoderForPreTraining,
+    BlockformerEncoderForQuestionAnswering,
+    BlockformerEncoderForSequenceClassification,
+    BlockformerEncoderForTokenClassification,
+    BlockformerEncoderModel,
 )
 from .presets import PRESETS, preset
 
@@ -32,17 +34,25 @@ __all__ = [
     "BlockformerDecoderForSequenceClassification",
     "BlockformerDecoderForTokenClassification",
     "BlockformerDecoderModel",
+    "BlockformerEncoderConfig",
+    "BlockformerEncoderForMaskedLM",
+    "BlockformerEncoderForMultipleChoice",
+    "BlockformerEncoderForNextSentencePrediction",
+    "BlockformerEncoderForPreTraining",
+    "BlockformerEncoderForQuestionAnswering",
+    "BlockformerEncoderForSequenceClassification",
+    "BlockformerEncoderForTokenClassification",
+    "BlockformerEncoderModel",
     "export_model",
     "from_official",
     "preset",
 ]
 
-AutoConfig.register(BlockformerDecoderConfig.model_type, BlockformerDecoderConfig)
-AutoModel.register(BlockformerDecoderConfig, BlockformerDecoderModel)
-AutoModelForCausalLM.register(BlockformerDecoderConfig, BlockformerDecoderForCausalLM)
-AutoModelForSequenceClassification.register(BlockformerDecoderConfig, BlockformerDecoderForSequenceClassification)
-AutoModelForTokenClassification.register(BlockformerDecoderConfig, BlockformerDecoderForTokenClassification)
-AutoModelForQuestionAnswering.register(BlockformerDecoderConfig, BlockformerDecoderForQuestionAnswering)
+for _config in (BlockformerDecoderConfig, BlockformerEncoderConfig):
+    for _auto_class, _target in _config.auto_classes.items():
+        _ours = _config.model_type if _auto_class == "AutoConfig" else _config
+        _class = _config if _auto_class == "AutoConfig" else getattr(modeling_blockformer, _target.rpartition(".")[2])
+        getattr(transformers, _auto_class).register(_ours, _class)
 
 
 def __getattr__(name):

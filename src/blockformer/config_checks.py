@@ -60,7 +60,7 @@ _VALUE_RULES = (
     ("relative_attention_num_buckets", lambda value: _is_integer(value) and value > 1, "an integer above 1"),
     (
         "gated_mlp norm_bias qk_norm attention_bias attention_output_bias mlp_bias lm_head_bias embedding_norm "
-        "final_norm add_cross_attention use_cache tie_word_embeddings",
+        "final_norm lm_head_transform add_cross_attention is_decoder use_cache tie_word_embeddings",
         lambda value: isinstance(value, bool),
         "true or false",
     ),
@@ -108,6 +108,8 @@ def check_values(config) -> None:
                 raise ValueError(f"{name} must be {wanted}, not {value!r}.")
     for name, choices in CHOICES.items():
         _check_choice(name, getattr(config, name), choices)
+    if config.pooler_act is not None:
+        _check_choice("pooler_act", config.pooler_act, CHOICES["hidden_act"])
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         value = getattr(config, name)
         for token in value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]:
@@ -164,8 +166,17 @@ def check_combination(config) -> None:
         raise ValueError(
             "final_norm=True with norm_placement='post': each layer already ends in a norm; set final_norm=False."
         )
-    if config.tie_word_embeddings and config.lm_head_bias:
-        raise ValueError("lm_head_bias=True needs tie_word_embeddings=False.")
+    if config.is_decoder != type(config).is_decoder:
+        raise ValueError(
+            f"is_decoder={config.is_decoder} contradicts {type(config).__name__}: a decoder has a "
+            "BlockformerDecoderConfig, an encoder a BlockformerEncoderConfig."
+        )
+    if config.add_cross_attention and not config.is_decoder:
+        raise ValueError(
+            "add_cross_attention=True needs a decoder, to look at an encoder's states: use BlockformerDecoderConfig."
+        )
+    if config.pooler_act is not None and config.is_decoder:
+        raise ValueError("pooler_act belongs to an encoder: a decoder's first token has seen nothing of the text.")
     _check_layer_types(config)
 
 

@@ -52,6 +52,8 @@ class BlockformerConfig(PretrainedConfig):
         attention_scale: factor of the attention scores; None means 1/sqrt(head_dim).
         embedding_norm: a norm on the sum of the embeddings.
         embedding_scale: factor of the token embeddings; None means 1.
+        lm_head_transform: norm(act(dense(x))) before the language model head.
+        pooler_act: activation of an encoder's pooler, a linear layer on the first token's state; None means no pooler.
         logit_scale: factor of the states that enter the language model head; None means 1.
         final_norm: a norm after the last layer; None means yes for "pre" and no for "post".
         sliding_window: tokens that a layer of type "sliding_attention" looks back, itself included.
@@ -72,6 +74,22 @@ class BlockformerConfig(PretrainedConfig):
 
     keys_to_ignore_at_inference = ("past_key_values",)
     auto_classes: ClassVar[dict] = {}
+    base_model_tp_plan: ClassVar[dict] = {
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
+        "layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
+    base_model_pp_plan: ClassVar[dict] = {
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
 
     vocab_size: int = 32000
     hidden_size: int = 512
@@ -101,6 +119,8 @@ class BlockformerConfig(PretrainedConfig):
     attention_scale: float | None = None
     embedding_norm: bool = False
     embedding_scale: float | None = None
+    lm_head_transform: bool = False
+    pooler_act: str | None = None
     logit_scale: float | None = None
     final_norm: bool | None = None
     sliding_window: int | None = None
@@ -180,6 +200,31 @@ class BlockformerConfig(PretrainedConfig):
         return self.num_hidden_layers * layer + embeddings + positions
 
 
+class BlockformerEncoderConfig(BlockformerConfig):
+    """An encoder: each token sees the whole text.
+
+    Takes the fields of `BlockformerConfig`. The defaults are a modern encoder (rotary positions, RMS norm, gated
+    feed-forward); `preset("bert")` has BERT's settings.
+
+    Raises:
+        ValueError: also for cross-attention, which only a decoder has.
+    """
+
+    model_type = "blockformer_encoder"
+    is_decoder: bool = False
+    auto_classes = {
+        "AutoConfig": "configuration_blockformer.BlockformerEncoderConfig",
+        "AutoModel": "modeling_blockformer.BlockformerEncoderModel",
+        "AutoModelForMaskedLM": "modeling_blockformer.BlockformerEncoderForMaskedLM",
+        "AutoModelForPreTraining": "modeling_blockformer.BlockformerEncoderForPreTraining",
+        "AutoModelForNextSentencePrediction": "modeling_blockformer.BlockformerEncoderForNextSentencePrediction",
+        "AutoModelForSequenceClassification": "modeling_blockformer.BlockformerEncoderForSequenceClassification",
+        "AutoModelForMultipleChoice": "modeling_blockformer.BlockformerEncoderForMultipleChoice",
+        "AutoModelForTokenClassification": "modeling_blockformer.BlockformerEncoderForTokenClassification",
+        "AutoModelForQuestionAnswering": "modeling_blockformer.BlockformerEncoderForQuestionAnswering",
+    }
+
+
 class BlockformerDecoderConfig(BlockformerConfig):
     """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
 
@@ -192,6 +237,7 @@ class BlockformerDecoderConfig(BlockformerConfig):
     """
 
     model_type = "blockformer_decoder"
+    is_decoder: bool = True
     auto_classes = {
         "AutoConfig": "configuration_blockformer.BlockformerDecoderConfig",
         "AutoModel": "modeling_blockformer.BlockformerDecoderModel",
@@ -199,20 +245,4 @@ class BlockformerDecoderConfig(BlockformerConfig):
         "AutoModelForSequenceClassification": "modeling_blockformer.BlockformerDecoderForSequenceClassification",
         "AutoModelForTokenClassification": "modeling_blockformer.BlockformerDecoderForTokenClassification",
         "AutoModelForQuestionAnswering": "modeling_blockformer.BlockformerDecoderForQuestionAnswering",
-    }
-    base_model_tp_plan = {
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
-        "layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
-    }
-    base_model_pp_plan = {
-        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
-        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
-        "norm": (["hidden_states"], ["hidden_states"]),
     }

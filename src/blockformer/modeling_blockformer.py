@@ -1,4 +1,4 @@
-"""The models and their task heads, registered for `trust_remote_code`.
+"""The models and what each task makes of them, registered for `trust_remote_code`.
 
 Every module that an exported repo needs is imported here by name: some versions of the loader copy no others.
 """
@@ -6,10 +6,11 @@ Every module that an exported repo needs is imported here by name: some versions
 import torch
 from torch import nn
 from transformers.modeling_outputs import (
+    BaseModelOutputWithPoolingAndCrossAttentions,
     CausalLMOutputWithCrossAttentions,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutputWithPast,
-    TokenClassifierOutput,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    NextSentencePredictorOutput,
 )
 from transformers.utils import can_return_tuple
 
@@ -17,11 +18,21 @@ from .attention import Attention  # noqa: F401
 from .base import BlockformerPreTrainedModel
 from .cache import GrowingGenerationMixin
 from .compat import causal_masks  # noqa: F401
-from .configuration_blockformer import BlockformerDecoderConfig
+from .configuration_blockformer import BlockformerDecoderConfig, BlockformerEncoderConfig
 from .feed_forward import FeedForward  # noqa: F401
+from .heads import (
+    LanguageModelHead,
+    Pooler,
+    PreTrainingOutput,
+    QuestionAnswering,
+    SequenceClassification,
+    TokenClassification,
+    head_dropout,
+    last_token_states,
+)
 from .inputs import check_generation
 from .layer import Layer  # noqa: F401
-from .losses import next_token_cross_entropy, sequence_loss, span_loss, token_cross_entropy
+from .losses import next_token_cross_entropy, token_cross_entropy
 from .normalization import RMSNorm  # noqa: F401
 from .packing import Packing  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
@@ -42,22 +53,22 @@ class BlockformerDecoderPreTrainedModel(BlockformerPreTrainedModel):
     """A decoder with a head: `self.model` and what a task puts on it."""
 
     config_class = BlockformerDecoderConfig
+    score_bias = False
 
     def __init__(self, config):
         super().__init__(config)
         self.model = BlockformerDecoderModel(config)
 
+    def summarise(self, outputs, input_ids, attention_mask):
+        """A row's summary [B, C]: the state at its last real token, after which the decoder has seen all of it."""
+        return last_token_states(self.config, outputs.last_hidden_state, input_ids, attention_mask)
 
-class BlockformerDecoderForCausalLM(BlockformerDecoderPreTrainedModel, GrowingGenerationMixin):
+
+class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrainedModel, GrowingGenerationMixin):
     """A decoder with a language model head: logits of the next token."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
-    _tp_plan = {"lm_head": "colwise_gather_output"}
-    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
 
     def __init__(self, config):
         super().__init__(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
         self.post_init()
 
     @can_return_tuple
@@ -99,10 +110,7 @@ class BlockformerDecoderForCausalLM(BlockformerDecoderPreTrainedModel, GrowingGe
             **kwargs,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        hidden_states = outputs.last_hidden_state[:, keep]
-        if self.config.logit_scale is not None:
-            hidden_states = hidden_states * self.config.logit_scale
-        logits = self.lm_head(hidden_states)
+        logits = self.logits_of(outputs.last_hidden_state[:, keep])
         loss = None
         if labels is not None or shift_labels is not None:
             loss = next_token_cross_entropy(logits, labels, num_items_in_batch, shift_labels)
@@ -112,7 +120,7 @@ class BlockformerDecoderForCausalLM(BlockformerDecoderPreTrainedModel, GrowingGe
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
-            cross_attentions=outputs.get("cross_attentions"),
+            cross_attentions=outputs.get("cross_attentions") or None,
         )
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, mode, batch_size, max_cache_length):
@@ -123,110 +131,167 @@ class BlockformerDecoderForCausalLM(BlockformerDecoderPreTrainedModel, GrowingGe
         )
 
 
-class BlockformerDecoderForSequenceClassification(BlockformerDecoderPreTrainedModel):
-    """One row, one answer: a linear head on the last real token, after which the decoder has seen the whole row."""
+class BlockformerDecoderForSequenceClassification(SequenceClassification, BlockformerDecoderPreTrainedModel):
+    """A decoder that gives one answer for a row."""
+
+
+class BlockformerDecoderForTokenClassification(TokenClassification, BlockformerDecoderPreTrainedModel):
+    """A decoder that gives one answer for each token."""
+
+
+class BlockformerDecoderForQuestionAnswering(QuestionAnswering, BlockformerDecoderPreTrainedModel):
+    """A decoder that finds the span of an answer."""
+
+
+class BlockformerEncoderModel(Stack):
+    """An encoder without a head: tokens [B, T] to states [B, T, C] and, with `pooler_act`, a summary [B, C]."""
+
+    config_class = BlockformerEncoderConfig
 
     def __init__(self, config):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        super().__init__(config, is_causal=False)
+        self.pooler = Pooler(config) if config.pooler_act else None
         self.post_init()
 
     @can_return_tuple
-    def forward(
-        self, input_ids=None, attention_mask=None, inputs_embeds=None, labels=None, num_items_in_batch=None, **kwargs
-    ) -> SequenceClassifierOutputWithPast:
-        """Tokens [B, T] to `logits` [B, num_labels]; with labels (see `losses.sequence_loss`) also `loss`.
-
-        The last real token is told by `attention_mask` or, without one, by `config.pad_token_id`.
-
-        Raises:
-            ValueError: several rows and neither to tell where they end.
-        """
-        outputs = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+    def forward(self, *args, **kwargs) -> BaseModelOutputWithPoolingAndCrossAttentions:
+        """See `Stack.forward`; adds `pooler_output` [B, C], None without a pooler."""
+        outputs = super().forward(*args, return_dict=True, **kwargs)
         states = outputs.last_hidden_state
-        last = self._last_token(states, input_ids, attention_mask)
-        logits = self.score(states[torch.arange(states.shape[0], device=states.device), last])
-        loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
-        return SequenceClassifierOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
+        return BaseModelOutputWithPoolingAndCrossAttentions(
+            last_hidden_state=states,
+            pooler_output=None if self.pooler is None else self.pooler(states),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
 
-    def _last_token(self, states, input_ids, attention_mask):
-        """Index [B] of each row's last real token, whichever side is padded."""
-        length = states.shape[1]
-        if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
-            real = attention_mask[:, -length:].to(states.device) != 0
-        elif input_ids is not None and self.config.pad_token_id is not None:
-            real = input_ids.to(states.device) != self.config.pad_token_id
-        elif states.shape[0] == 1:
-            return torch.full((1,), length - 1, device=states.device)
-        else:
-            raise ValueError(
-                "several rows, and nothing tells where each ends: give attention_mask or set pad_token_id."
-            )
-        return (torch.arange(length, device=states.device) * real).argmax(-1)
 
+class BlockformerEncoderPreTrainedModel(BlockformerPreTrainedModel):
+    """An encoder with a head: `self.model` and what a task puts on it."""
 
-class BlockformerDecoderForTokenClassification(BlockformerDecoderPreTrainedModel):
-    """One answer a token: dropout and a linear head."""
+    config_class = BlockformerEncoderConfig
+    score_bias = True
 
     def __init__(self, config):
         super().__init__(config)
-        self.num_labels = config.num_labels
-        dropout = config.hidden_dropout if config.classifier_dropout is None else config.classifier_dropout
-        self.dropout = nn.Dropout(dropout)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.model = BlockformerEncoderModel(config)
+
+    def summarise(self, outputs, input_ids, attention_mask):
+        """A row's summary [B, C]: the pooler's or, without one, the state at the first token."""
+        return outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
+
+
+class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrainedModel):
+    """An encoder that fills in masked tokens."""
+
+    def __init__(self, config):
+        super().__init__(config)
         self.post_init()
 
     @can_return_tuple
     def forward(
         self, input_ids=None, attention_mask=None, labels=None, num_items_in_batch=None, **kwargs
-    ) -> TokenClassifierOutput:
-        """Tokens [B, T] to `logits` [B, T, num_labels]; with labels int [B, T] (-100: none) also `loss`."""
+    ) -> MaskedLMOutput:
+        """Tokens [B, T] to `logits` [B, T, V]; with labels int [B, T] (-100: not masked) also `loss`."""
         outputs = self.model(input_ids, attention_mask, **kwargs)
-        logits = self.score(self.dropout(outputs.last_hidden_state))
+        logits = self.logits_of(outputs.last_hidden_state)
         loss = None if labels is None else token_cross_entropy(logits, labels, num_items_in_batch)
-        return TokenClassifierOutput(
+        return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
 
-class BlockformerDecoderForQuestionAnswering(BlockformerDecoderPreTrainedModel):
-    """Extractive question answering: the first and the last token of the answer's span."""
+class BlockformerEncoderForNextSentencePrediction(BlockformerEncoderPreTrainedModel):
+    """An encoder that tells whether the second segment follows the first (class 0) or not (class 1)."""
 
     def __init__(self, config):
         super().__init__(config)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.next_sentence_score = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(self, input_ids=None, attention_mask=None, labels=None, **kwargs) -> NextSentencePredictorOutput:
+        """Tokens [B, T] to `logits` [B, 2]; with labels int [B] also `loss`."""
+        outputs = self.model(input_ids, attention_mask, **kwargs)
+        logits = self.next_sentence_score(self.summarise(outputs, input_ids, attention_mask))
+        loss = None if labels is None else token_cross_entropy(logits, labels.view(-1))
+        return NextSentencePredictorOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreTrainedModel):
+    """BERT's two tasks of pre-training together: masked tokens and the next sentence."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.next_sentence_score = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
     @can_return_tuple
     def forward(
-        self, input_ids=None, attention_mask=None, start_positions=None, end_positions=None, **kwargs
-    ) -> QuestionAnsweringModelOutput:
-        """Tokens [B, T] to `start_logits` and `end_logits` [B, T]; with both positions int [B] also `loss`."""
-        kwargs.pop("num_items_in_batch", None)
+        self, input_ids=None, attention_mask=None, labels=None, next_sentence_label=None, **kwargs
+    ) -> PreTrainingOutput:
+        """Tokens [B, T] to `prediction_logits` [B, T, V] and `seq_relationship_logits` [B, 2].
+
+        With `labels` int [B, T] (-100: not masked) and `next_sentence_label` int [B] also `loss`, the sum of both.
+        """
         outputs = self.model(input_ids, attention_mask, **kwargs)
-        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        logits = self.logits_of(outputs.last_hidden_state)
+        next_logits = self.next_sentence_score(self.summarise(outputs, input_ids, attention_mask))
         loss = None
-        if start_positions is not None and end_positions is not None:
-            loss = span_loss(start_logits, end_logits, start_positions, end_positions)
-        return QuestionAnsweringModelOutput(
+        if labels is not None and next_sentence_label is not None:
+            loss = token_cross_entropy(logits, labels) + token_cross_entropy(next_logits, next_sentence_label.view(-1))
+        return PreTrainingOutput(
             loss=loss,
-            start_logits=start_logits,
-            end_logits=end_logits,
+            prediction_logits=logits,
+            seq_relationship_logits=next_logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
 
 
-BlockformerDecoderConfig.register_for_auto_class()
-BlockformerDecoderModel.register_for_auto_class("AutoModel")
-BlockformerDecoderForCausalLM.register_for_auto_class("AutoModelForCausalLM")
-BlockformerDecoderForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
-BlockformerDecoderForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")
-BlockformerDecoderForQuestionAnswering.register_for_auto_class("AutoModelForQuestionAnswering")
+class BlockformerEncoderForMultipleChoice(BlockformerEncoderPreTrainedModel):
+    """An encoder that scores several continuations of a text and chooses one."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.dropout = nn.Dropout(head_dropout(config))
+        self.score = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, input_ids=None, attention_mask=None, token_type_ids=None, labels=None, **kwargs
+    ) -> MultipleChoiceModelOutput:
+        """Tokens [B, choices, T] to `logits` [B, choices]; with labels int [B] also `loss`."""
+        choices = input_ids.shape[1]
+        inputs = (input_ids, attention_mask, token_type_ids)
+        ids, mask, types = (None if tensor is None else tensor.flatten(0, 1) for tensor in inputs)
+        kwargs.pop("num_items_in_batch", None)
+        outputs = self.model(ids, mask, token_type_ids=types, **kwargs)
+        summary = self.summarise(outputs, ids, mask)  # [B * choices, C]
+        logits = self.score(self.dropout(summary)).view(-1, choices)
+        loss = None if labels is None else token_cross_entropy(logits, labels)
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class BlockformerEncoderForSequenceClassification(SequenceClassification, BlockformerEncoderPreTrainedModel):
+    """An encoder that gives one answer, or several, for a row."""
+
+
+class BlockformerEncoderForTokenClassification(TokenClassification, BlockformerEncoderPreTrainedModel):
+    """An encoder that gives one answer for each token."""
+
+
+class BlockformerEncoderForQuestionAnswering(QuestionAnswering, BlockformerEncoderPreTrainedModel):
+    """An encoder that finds the span of an answer."""
+
+
+for _config in (BlockformerDecoderConfig, BlockformerEncoderConfig):
+    _config.register_for_auto_class()
+    for _auto_class, _target in _config.auto_classes.items():
+        if _auto_class != "AutoConfig":
+            globals()[_target.rpartition(".")[2]].register_for_auto_class(_auto_class)

@@ -5,7 +5,7 @@ Presets know the config, not the other way round, so they stay out of exported r
 
 import difflib
 
-from .configuration_blockformer import BlockformerConfig, BlockformerDecoderConfig
+from .configuration_blockformer import BlockformerConfig, BlockformerDecoderConfig, BlockformerEncoderConfig
 
 _LLAMA_STYLE = {
     "norm_type": "rms_norm",
@@ -13,6 +13,41 @@ _LLAMA_STYLE = {
     "position_type": "rotary",
     "gated_mlp": True,
     "hidden_act": "silu",
+}
+_BERT_STYLE = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "norm_type": "layer_norm",
+    "norm_placement": "post",
+    "norm_eps": 1e-12,
+    "position_type": "learned",
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "gated_mlp": False,
+    "hidden_act": "gelu",
+    "attention_bias": True,
+    "attention_output_bias": True,
+    "mlp_bias": True,
+    "embedding_norm": True,
+    "lm_head_transform": True,
+    "lm_head_bias": True,
+    "tie_word_embeddings": True,
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "pad_token_id": 0,
+}
+_ROBERTA_STYLE = {
+    **_BERT_STYLE,
+    "norm_eps": 1e-5,
+    "type_vocab_size": 1,
+    "position_offset": 2,
+    "pooler_act": "tanh",
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
 }
 
 PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
@@ -39,6 +74,14 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
             "sliding_window": 4096,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         },
+    ),
+    "bert": (BlockformerEncoderConfig, {**_BERT_STYLE, "pooler_act": "tanh"}),
+    "bert-decoder": (BlockformerDecoderConfig, _BERT_STYLE),
+    "roberta": (BlockformerEncoderConfig, {**_ROBERTA_STYLE, "vocab_size": 50265}),
+    "xlm-roberta": (BlockformerEncoderConfig, {**_ROBERTA_STYLE, "vocab_size": 250002}),
+    "distilbert": (
+        BlockformerEncoderConfig,
+        {**_BERT_STYLE, "num_hidden_layers": 6, "type_vocab_size": 0, "pooler_act": "relu"},
     ),
 }
 

@@ -1,0 +1,183 @@
+"""What a task puts on a stack: small modules, and heads that decoders and encoders share.
+
+A shared head is a class that goes before the topology's base class, which makes `self.model`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import (
+    ModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutputWithPast,
+    TokenClassifierOutput,
+)
+from transformers.utils import can_return_tuple
+
+from .base import BlockformerPreTrainedModel
+from .losses import sequence_loss, span_loss, token_cross_entropy
+from .normalization import make_norm
+
+
+@dataclass
+class PreTrainingOutput(ModelOutput):
+    """Logits of masked tokens [B, T, V] and of the next sentence [B, 2], under the names that BERT's users know."""
+
+    loss: torch.FloatTensor | None = None
+    prediction_logits: torch.FloatTensor | None = None
+    seq_relationship_logits: torch.FloatTensor | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    attentions: tuple[torch.FloatTensor, ...] | None = None
+
+
+class Pooler(nn.Module):
+    """act(dense(first token's state)) (BERT, Devlin et al., 2019). [B, T, C] -> [B, C]."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.act_fn = ACT2FN[config.pooler_act]
+
+    def forward(self, hidden_states):
+        return self.act_fn(self.dense(hidden_states[:, 0]))
+
+
+class HeadTransform(nn.Module):
+    """norm(act(dense(x))) before a language model head, as BERT has it. [..., C] -> [..., C]."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.norm = make_norm(config, config.hidden_size)
+
+    def forward(self, hidden_states):
+        return self.norm(self.act_fn(self.dense(hidden_states)))
+
+
+class LanguageModelHead(BlockformerPreTrainedModel):
+    """From states to logits over the vocabulary: optional transform, optional scale, `lm_head`."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.lm_head_transform = HeadTransform(config) if config.lm_head_transform else None
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+
+    def logits_of(self, hidden_states):
+        """States [..., C] -> logits [..., V]."""
+        if self.lm_head_transform is not None:
+            hidden_states = self.lm_head_transform(hidden_states)
+        if self.config.logit_scale is not None:
+            hidden_states = hidden_states * self.config.logit_scale
+        return self.lm_head(hidden_states)
+
+
+class SequenceClassification(BlockformerPreTrainedModel):
+    """One row, one answer: a linear head on what `summarise` of the topology says of the row, [B, C]."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.dropout = nn.Dropout(head_dropout(config))
+        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=self.score_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, input_ids=None, attention_mask=None, labels=None, num_items_in_batch=None, **kwargs
+    ) -> SequenceClassifierOutputWithPast:
+        """Tokens [B, T] to `logits` [B, num_labels]; with labels (see `losses.sequence_loss`) also `loss`."""
+        outputs = self.model(input_ids, attention_mask, **kwargs)
+        logits = self.score(self.dropout(self.summarise(outputs, input_ids, attention_mask)))
+        loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
+        return SequenceClassifierOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.get("past_key_values"),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class TokenClassification(BlockformerPreTrainedModel):
+    """One answer a token: dropout and a linear head."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.dropout = nn.Dropout(head_dropout(config))
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, input_ids=None, attention_mask=None, labels=None, num_items_in_batch=None, **kwargs
+    ) -> TokenClassifierOutput:
+        """Tokens [B, T] to `logits` [B, T, num_labels]; with labels int [B, T] (-100: none) also `loss`."""
+        outputs = self.model(input_ids, attention_mask, **kwargs)
+        logits = self.score(self.dropout(outputs.last_hidden_state))
+        loss = None if labels is None else token_cross_entropy(logits, labels, num_items_in_batch)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class QuestionAnswering(BlockformerPreTrainedModel):
+    """Extractive question answering: the first and the last token of the answer's span."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self, input_ids=None, attention_mask=None, start_positions=None, end_positions=None, **kwargs
+    ) -> QuestionAnsweringModelOutput:
+        """Tokens [B, T] to `start_logits` and `end_logits` [B, T]; with both positions int [B] also `loss`."""
+        kwargs.pop("num_items_in_batch", None)
+        outputs = self.model(input_ids, attention_mask, **kwargs)
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = span_loss(start_logits, end_logits, start_positions, end_positions)
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+def head_dropout(config) -> float:
+    """The dropout before a classification head."""
+    return config.hidden_dropout if config.classifier_dropout is None else config.classifier_dropout
+
+
+def last_token_states(config, states, input_ids, attention_mask):
+    """Each row's state at its last real token, whichever side is padded: [B, T, C] -> [B, C].
+
+    Args:
+        attention_mask: [B, T] of 0 and 1; without one the end is told by `config.pad_token_id` in `input_ids` [B, T].
+
+    Raises:
+        ValueError: several rows and neither to tell where they end.
+    """
+    batch, length = states.shape[:2]
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+        real = attention_mask[:, -length:].to(states.device) != 0
+    elif input_ids is not None and config.pad_token_id is not None:
+        real = input_ids.to(states.device) != config.pad_token_id
+    elif batch == 1:
+        return states[:, -1]
+    else:
+        raise ValueError("several rows, and nothing tells where each ends: give attention_mask or set pad_token_id.")
+    last = (torch.arange(length, device=states.device) * real).argmax(-1)
+    return states[torch.arange(batch, device=states.device), last]
