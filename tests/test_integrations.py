@@ -1,0 +1,421 @@
+"""What the libraries around a model do with it: backends, recording, casting, loading, offload, LoRA, pipelines."""
+
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload, dispatch_model
+from pairs import VOCAB, assert_close, config, left_padded, model, official_model, pair, token_ids
+from transformers import AutoModelForCausalLM, pipeline
+
+import blockformer
+
+MIXED = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+MILD = {"initializer_range": 0.2}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def logits_of(a_model, ids=None, mask=None):
+    with torch.no_grad():
+        return a_model(token_ids(2, 9) if ids is None else ids, attention_mask=mask).logits
+
+
+def greedy(a_model, ids=None):
+    return a_model.generate(token_ids(1, 6) if ids is None else ids, max_new_tokens=8, do_sample=False)
+
+
+def reloaded(a_model, folder, **settings):
+    a_model.save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, **settings).eval()
+
+
+# Attention backends and what they record
+
+
+@pytest.mark.parametrize("windows", [{}, MIXED], ids=["full", "mixed"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa", pytest.param("flex_attention", marks=pytest.mark.slow)])
+def test_every_attention_backend_gives_the_logits_of_transformers(backend, windows):
+    """Flex attention builds its kernel with a C++ compiler."""
+    ours, theirs = pair(num_attention_heads=2, num_key_value_heads=1, **MILD, **windows)
+    ids, mask = left_padded(3, 12)
+    expected = logits_of(theirs, ids, mask)
+    ours.set_attn_implementation(backend)
+    assert ours.model.layers[0].self_attn.config._attn_implementation == backend
+    assert_close(logits_of(ours, ids, mask)[mask.bool()], expected[mask.bool()])
+    ours.set_attn_implementation("sdpa")
+    assert_close(logits_of(ours, ids, mask)[mask.bool()], expected[mask.bool()])
+
+
+def test_the_backend_can_be_chosen_at_loading(tmp_path):
+    ours = model()
+    ours.save_pretrained(tmp_path)
+    eager = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert eager.config._attn_implementation == "eager"
+    assert eager(token_ids(1, 4), output_attentions=True).attentions[0].shape == (1, 4, 4, 4)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
+def test_recorded_states_and_attentions(family):
+    ours, theirs = pair(family, **MILD)
+    for a_model in (ours, theirs):
+        a_model.set_attn_implementation("eager")
+    ids, mask = left_padded(2, 9)
+    asked = {"attention_mask": mask, "output_hidden_states": True, "output_attentions": True}
+    with torch.no_grad():
+        out, their_out = ours(ids, **asked), theirs(ids, **asked)
+    assert len(out.hidden_states) == 4
+    assert len(out.attentions) == 3
+    real = mask.bool()
+    for states, their_states in zip(out.hidden_states, their_out.hidden_states, strict=True):
+        assert_close(states[real], their_states[real])
+    for weights, their_weights in zip(out.attentions, their_out.attentions, strict=True):
+        assert_close(weights.transpose(1, 2)[real], their_weights.transpose(1, 2)[real])
+    assert out.cross_attentions is None
+
+
+def test_outputs_as_a_tuple():
+    ours, theirs = pair(**MILD)
+    for a_model in (ours, theirs):
+        a_model.set_attn_implementation("eager")
+    ids = token_ids(2, 9)
+    asked = {"labels": ids, "output_hidden_states": True, "output_attentions": True, "return_dict": False}
+    with torch.no_grad():
+        out, their_out = ours(ids, use_cache=False, **asked), theirs(ids, use_cache=False, **asked)
+    assert_close(out, their_out)
+
+
+def test_self_and_cross_attentions_are_recorded_apart():
+    ours = model(add_cross_attention=True)
+    ours.set_attn_implementation("eager")
+    out = ours(token_ids(2, 5), encoder_hidden_states=torch.randn(2, 7, 64), output_attentions=True)
+    assert [weights.shape for weights in out.attentions] == [(2, 4, 5, 5)] * 3
+    assert [weights.shape for weights in out.cross_attentions] == [(2, 4, 5, 7)] * 3
+
+
+@pytest.mark.parametrize("windows", [{}, MIXED], ids=["full", "mixed"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_sequences_packed_into_one_row_do_not_see_each_other(backend, windows):
+    ours, theirs = pair(**MILD, **windows)
+    for a_model in (ours, theirs):
+        a_model.set_attn_implementation(backend)
+    parts = [token_ids(1, length, seed=length) for length in (5, 9, 4)]
+    positions = torch.cat([torch.arange(part.shape[1]) for part in parts])[None]
+    packed = {"position_ids": positions, "use_cache": False}
+    with torch.no_grad():
+        logits = ours(torch.cat(parts, dim=1), **packed).logits
+        assert_close(logits, theirs(torch.cat(parts, dim=1), **packed).logits)
+        assert_close(logits, torch.cat([ours(part).logits for part in parts], dim=1))
+
+
+# Number formats, saving and loading
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_a_cast_model_keeps_its_rotary_frequencies_in_float32(dtype):
+    """Rounded to bfloat16, position 255 would turn by the angle of 256."""
+    exact = model().model.rotary_emb.inv_freq.clone()
+    for cast in (model().to(dtype), model().half().to(dtype), model().bfloat16().float().to(dtype)):
+        assert cast.model.rotary_emb.inv_freq.dtype == torch.float32
+        assert torch.equal(cast.model.rotary_emb.inv_freq, exact)
+        assert logits_of(cast).dtype == dtype
+        assert len(greedy(cast)[0]) == 14
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_a_cast_model_follows_transformers(dtype):
+    ours, theirs = pair(**MILD)
+    ids = token_ids(4, 64)
+    half, their_half = logits_of(ours.to(dtype), ids), logits_of(theirs.to(dtype), ids)
+    exact = logits_of(ours.float(), ids)
+    error, their_error = (half - exact).abs().mean(), (their_half - exact).abs().mean()
+    assert error <= 1.2 * their_error
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_save_and_load(tmp_path, dtype, tied, name):
+    ours = model(tie_word_embeddings=tied).to(dtype)
+    again, told = reloaded(ours, tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path, **{name: torch.float16})
+    assert again.dtype == again.config.dtype == dtype
+    assert told.dtype == torch.float16
+    assert ours.state_dict().keys() == again.state_dict().keys()
+    assert all(torch.equal(weight, again.state_dict()[key]) for key, weight in ours.state_dict().items())
+    assert (again.lm_head.weight is again.model.embed_tokens.weight) == tied
+    assert torch.equal(logits_of(ours), logits_of(again))
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}},
+        {"position_type": "sinusoidal", "rope_parameters": None},
+    ],
+)
+def test_what_is_not_in_the_file_is_computed_after_loading(tmp_path, positions):
+    """The model is built on the meta device, where buffers have no values."""
+    ours = model(**positions)
+    again = reloaded(ours, tmp_path, low_cpu_mem_usage=True)
+    buffers = dict(ours.named_buffers())
+    assert buffers
+    assert all(torch.equal(buffers[name], buffer) for name, buffer in again.named_buffers())
+    assert torch.equal(logits_of(ours), logits_of(again))
+
+
+def test_a_model_built_on_the_meta_device_and_filled():
+    with torch.device("meta"):
+        empty = blockformer.BlockformerDecoderForCausalLM(config())
+    assert {parameter.device.type for parameter in empty.parameters()} == {"meta"}
+    ours = model()
+    empty.to_empty(device="cpu").load_state_dict(ours.state_dict())
+    assert torch.equal(logits_of(empty.eval()), logits_of(ours))
+
+
+def test_saved_in_shards(tmp_path):
+    ours = model()
+    ours.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(tmp_path)), logits_of(ours))
+
+
+def test_the_body_loads_from_a_model_with_a_head_and_back(tmp_path):
+    ours = model()
+    ours.save_pretrained(tmp_path / "head")
+    body = blockformer.BlockformerDecoderModel.from_pretrained(tmp_path / "head")
+    body.save_pretrained(tmp_path / "body")
+    again = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "body")
+    assert all(torch.equal(weight, body.state_dict()[name]) for name, weight in again.model.state_dict().items())
+
+
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda ours: pickle.loads(pickle.dumps(ours))])
+def test_a_copy_is_a_model_of_its_own(twin):
+    ours = model(tie_word_embeddings=True)
+    before, text = logits_of(ours), greedy(ours)
+    other = twin(ours)
+    assert torch.equal(logits_of(other), before)
+    assert torch.equal(greedy(other), text)
+    assert other.lm_head.weight is other.model.embed_tokens.weight
+    with torch.no_grad():
+        other.model.embed_tokens.weight.zero_()
+    assert torch.equal(logits_of(ours), before)
+
+
+@pytest.mark.parametrize("rope_type", ["default", "dynamic"])
+def test_threads_share_a_model(rope_type):
+    ours = model(rope_parameters={"rope_type": rope_type, "rope_theta": 10_000.0, "factor": 2.0})
+    inputs = [token_ids(2, length, seed=length) for length in (3, 300, 9, 400)]
+    alone = [(logits_of(ours, ids), greedy(ours, ids[:1, :9])) for ids in inputs]
+    wrong = []
+
+    def work(ids, expected):
+        for _ in range(3):
+            if not (
+                torch.equal(logits_of(ours, ids), expected[0]) and torch.equal(greedy(ours, ids[:1, :9]), expected[1])
+            ):
+                wrong.append(ids.shape)
+
+    threads = [threading.Thread(target=work, args=pair_) for pair_ in zip(inputs, alone, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# Offload
+
+
+def test_layers_on_cpu_and_disk(tmp_path):
+    ours = model()
+    expected, text = logits_of(ours), greedy(ours)
+    ours.save_pretrained(tmp_path / "model")
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.layers.2": "disk"}
+    places |= {"model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places, offload_folder=tmp_path / "offload"
+    ).eval()
+    assert loaded.model.layers[1].mlp.up_proj.weight.is_meta
+    assert not loaded.model.layers[0].mlp.up_proj.weight.is_meta
+    assert torch.equal(logits_of(loaded), expected)
+    assert torch.equal(greedy(loaded), text)
+
+
+def test_an_automatic_map_never_splits_a_layer(tmp_path):
+    ours = model(num_hidden_layers=6, tie_word_embeddings=True)
+    expected, text = logits_of(ours), greedy(ours)
+    ours.save_pretrained(tmp_path / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map="auto", max_memory={"cpu": "500KB"}, offload_folder=tmp_path / "offload"
+    ).eval()
+    placed = loaded.hf_device_map
+    assert {"cpu", "disk"} <= set(placed.values())
+    assert not [name for name in placed if name.startswith("model.layers.") and name.count(".") > 2]
+    assert torch.equal(logits_of(loaded), expected)
+    assert torch.equal(greedy(loaded), text)
+
+
+@pytest.mark.parametrize("offload", ["cpu_offload", "disk_offload", "dispatch_model"])
+def test_accelerate_moves_weights_in_and_out(tmp_path, offload):
+    ours = model()
+    expected, text = logits_of(ours), greedy(ours)
+    if offload == "cpu_offload":
+        moved = cpu_offload(ours, execution_device=torch.device("cpu"))
+    elif offload == "disk_offload":
+        moved = disk_offload(ours, tmp_path, execution_device=torch.device("cpu"))
+    else:
+        places = {"model.embed_tokens": "cpu", "model.layers": "disk", "model.norm": "cpu", "lm_head": "cpu"}
+        moved = dispatch_model(ours, {**places, "model.rotary_emb": "cpu"}, offload_dir=tmp_path, main_device="cpu")
+    assert moved.model.layers[0].mlp.up_proj.weight.is_meta
+    assert torch.equal(logits_of(moved), expected)
+    assert torch.equal(greedy(moved), text)
+
+
+def test_the_plans_for_many_devices_name_real_modules():
+    ours = model()
+    modules = {name for name, _ in ours.model.named_modules()}
+    for pattern in ours.config.base_model_tp_plan:
+        assert {pattern.replace("*", str(layer)) for layer in range(3)} <= modules
+    assert set(ours.config.base_model_pp_plan) <= modules
+    assert {"lm_head"} == set(blockformer.BlockformerDecoderForCausalLM._tp_plan)
+    theirs = official_model("qwen3", ours)
+    assert ours.tp_plan == theirs.tp_plan
+    assert ours.pp_plan == theirs.pp_plan
+
+
+# LoRA
+
+
+@pytest.mark.parametrize("targets", ["all-linear", None])
+def test_lora_trains_merges_and_loads(tmp_path, targets):
+    peft = pytest.importorskip("peft")
+    ours, ids = model(**MILD), token_ids(2, 9)
+    untouched = copy.deepcopy(ours)
+    settings = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=targets, r=4, init_lora_weights=False)
+    adapted = peft.get_peft_model(ours, settings)
+    expected = {"q_proj", "v_proj"}
+    if targets == "all-linear":
+        expected |= {"k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert set(adapted.peft_config["default"].target_modules) == expected
+
+    trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    assert len(trained) == 3 * 2 * len(expected)
+    optimizer = torch.optim.SGD(trained, lr=0.05)
+    losses = []
+    for _ in range(2):
+        loss = adapted(ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[1] < losses[0]
+
+    logits = logits_of(adapted.eval(), ids)
+    assert not torch.allclose(logits, logits_of(untouched, ids))
+    adapted.save_pretrained(tmp_path / "adapter")
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(untouched), tmp_path / "adapter").eval()
+    assert_close(logits_of(again, ids), logits)
+    merged = reloaded(again.merge_and_unload(), tmp_path / "merged")
+    assert type(merged) is type(untouched)
+    assert_close(logits_of(merged, ids), logits, tolerance=1e-4)
+    untouched.load_adapter(tmp_path / "adapter")
+    assert_close(logits_of(untouched, ids), logits)
+
+
+def test_lora_gives_the_logits_of_transformers():
+    peft = pytest.importorskip("peft")
+    adapted = []
+    for a_model in pair(**MILD):
+        torch.manual_seed(1)
+        adapted.append(peft.get_peft_model(a_model, peft.LoraConfig(init_lora_weights=False)).eval())
+    assert_close(*(logits_of(a_model) for a_model in adapted))
+
+
+@pytest.mark.parametrize("method", ["LoraConfig", "IA3Config", "LNTuningConfig", "VBLoRAConfig"])
+def test_peft_knows_the_default_targets_of_each_method(method):
+    peft = pytest.importorskip("peft")
+    extra = {"vector_length": 2, "num_vectors": 4} if method == "VBLoRAConfig" else {}
+    adapted = peft.get_peft_model(model(), getattr(peft, method)(**extra))
+    assert any(parameter.requires_grad for parameter in adapted.parameters())
+
+
+@pytest.mark.slow
+def test_peft_knows_the_targets_whichever_is_imported_first_and_is_never_imported_by_us():
+    pytest.importorskip("peft")
+    script = (
+        "import sys, blockformer as b\n"
+        "m = b.BlockformerDecoderForCausalLM(b.preset('qwen3', hidden_size=32, num_attention_heads=2, vocab_size=50))\n"
+        "assert 'peft' not in sys.modules\n"
+        "from peft import LoraConfig, get_peft_model\n"
+        "print(sorted(get_peft_model(m, LoraConfig()).peft_config['default'].target_modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "['q_proj', 'v_proj']", run.stderr
+
+
+# Embeddings
+
+
+@pytest.mark.parametrize("size", [VOCAB + 13, VOCAB - 50])
+@pytest.mark.parametrize("tied", [False, True])
+def test_embeddings_of_another_size(tmp_path, tied, size):
+    ours = model(tie_word_embeddings=tied)
+    expected = logits_of(ours, token_ids(2, 9, vocab=100))
+    ours.resize_token_embeddings(size, mean_resizing=False)
+    assert ours.config.vocab_size == size
+    assert ours.get_input_embeddings().weight.shape == ours.get_output_embeddings().weight.shape == (size, 64)
+    assert (ours.lm_head.weight is ours.model.embed_tokens.weight) == tied
+    kept = min(size, VOCAB)
+    ids = token_ids(2, 9, vocab=100)
+    assert_close(logits_of(ours, ids)[..., :kept], expected[..., :kept])
+    ids[0, 3] = size - 1
+    ours(ids, labels=ids).loss.backward()
+    again = reloaded(ours, tmp_path)
+    assert again.config.vocab_size == size
+    assert torch.equal(greedy(again, ids), greedy(ours, ids))
+    with pytest.raises(ValueError, match=f"0 to {size - 1}"):
+        logits_of(ours, torch.tensor([[size]]))
+
+
+def test_a_head_with_a_bias_grows_its_bias():
+    ours = model(lm_head_bias=True)
+    ours.resize_token_embeddings(VOCAB + 5)
+    assert ours.lm_head.bias.shape == (VOCAB + 5,)
+    assert logits_of(ours).shape[-1] == VOCAB + 5
+
+
+# Pipelines
+
+
+def test_pipeline(tiny_tokenizer):
+    ours, theirs = pair(vocab_size=len(tiny_tokenizer), pad_token_id=1, bos_token_id=0, eos_token_id=0)
+    prompts = ["def insort(a, x):", "class TextWrapper:\n    ", "import"]
+    texts = []
+    for a_model in (ours, theirs):
+        write = pipeline("text-generation", model=a_model, tokenizer=tiny_tokenizer)
+        texts.append(write(prompts, max_new_tokens=12, do_sample=False, batch_size=3))
+    assert texts[0] == texts[1]
+    assert all(text[0]["generated_text"].startswith(prompt) for text, prompt in zip(texts[0], prompts, strict=True))
+
+
+def test_pipeline_from_a_folder(tmp_path, tiny_tokenizer):
+    ours = model(vocab_size=len(tiny_tokenizer), pad_token_id=1, bos_token_id=0, eos_token_id=0)
+    ours.save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    text = pipeline("text-generation", model=str(tmp_path))("def ", max_new_tokens=8, do_sample=False)
+    ids = tiny_tokenizer("def ", return_tensors="pt").input_ids
+    assert text[0]["generated_text"] == "def " + tiny_tokenizer.decode(greedy(ours, ids)[0, ids.shape[1] :])
+
+
+@pytest.mark.parametrize("task", ["text-classification", "token-classification"])
+def test_pipelines_of_the_classifiers(task, tiny_tokenizer):
+    head = {"text-classification": "Sequence", "token-classification": "Token"}[task]
+    cls = getattr(blockformer, f"BlockformerDecoderFor{head}Classification")
+    ours = model(cls=cls, vocab_size=len(tiny_tokenizer), pad_token_id=1, bos_token_id=0, eos_token_id=0)
+    answer = pipeline(task, model=ours, tokenizer=tiny_tokenizer)("import heapq")
+    assert answer
+    assert all(0 <= item["score"] <= 1 for item in answer)
