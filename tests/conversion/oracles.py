@@ -1,0 +1,82 @@
+"""Small official checkpoints with random, peaky weights, and folders compared to the bit."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import torch
+
+from blockformer.conversion.families import FAMILIES
+
+SIZES = {
+    "vocab_size": 199,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# What makes each family different from the others.
+SPECIAL = {
+    "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 32},
+    "mistral": {"sliding_window": 8},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    "qwen3": {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+}
+
+
+def official_model(family, seed=0, dtype=torch.float32, **settings):
+    """A model of transformers; its biases are random too."""
+    torch.manual_seed(seed)
+    chosen = FAMILIES[family]
+    config = chosen.official_config_class(**{**SIZES, **SPECIAL[family], **settings})
+    model = chosen.official_model_class(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.to(dtype)
+
+
+def official_folder(folder, family="qwen3", dtype=torch.float32, shards=False, tokenizer=None, **settings):
+    """The same, saved; with a tokenizer if one is given."""
+    model = official_model(family, dtype=dtype, **settings)
+    model.save_pretrained(folder, max_shard_size="60KB" if shards else "5GB")
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return model
+
+
+def stored(folder):
+    """name -> (dtype, shape, bytes) of every tensor in a folder's safetensors files, read by hand."""
+    tensors = {}
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            begin, end = (8 + length + offset for offset in entry["data_offsets"])
+            assert name not in tensors
+            tensors[name] = (entry["dtype"], entry["shape"], data[begin:end])
+    return tensors
+
+
+def edit_config(folder, **changes):
+    """Change a folder's config.json; a value of `...` takes the entry away."""
+    path = Path(folder) / "config.json"
+    entries = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({name: value for name, value in entries.items() if value is not ...}))
+
+
+def fingerprint(folder):
+    """Every file below a folder with its content and modification time, to show that nothing was touched."""
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(folder)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+        for path in files
+    }

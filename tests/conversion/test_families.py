@@ -1,0 +1,294 @@
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import blockformer
+from blockformer.conversion import ConversionError
+from blockformer.conversion.families import FAMILIES, family_by_name, family_for, family_of
+from blockformer.conversion.plan import expected_tensors
+
+from .oracles import SIZES, SPECIAL
+
+MIXED = ["full_attention", "sliding_attention"]
+ROPE = {
+    "default": {"rope_theta": 5e5},
+    "linear": {"rope_theta": 1e4, "factor": 2.0},
+    "dynamic": {"rope_theta": 1e4, "factor": 4.0},
+    "yarn": {"rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0},
+    "longrope": {
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+        "original_max_position_embeddings": 64,
+        "factor": 4.0,
+    },
+    "llama3": {
+        "rope_theta": 5e5,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+
+
+def official(family, **changes):
+    """An official config.json with these settings."""
+    head = {"head_dim": 16} if family == "qwen3" else {}  # its class has a default of its own
+    return {"model_type": family, "architectures": [FAMILIES[family].model_class_name], **SIZES, **head, **changes}
+
+
+def canonical(family, entries):
+    """What transformers makes of a config.json."""
+    fields = FAMILIES[family].official_config_class.from_dict(copy.deepcopy(entries)).to_dict()
+    for name in ("transformers_version", "_name_or_path"):
+        fields.pop(name, None)
+    fields["rope_parameters"].pop("type", None)  # the old spelling of rope_type
+    return fields
+
+
+def there_and_back(family, entries):
+    """official -> ours -> official, without any memory of the first."""
+    chosen = FAMILIES[family]
+    config = chosen.our_config(chosen.config_from(entries))
+    again = type(config).from_dict(config.to_dict())
+    assert again.to_dict() == config.to_dict()
+    return config, chosen.config_to(config)
+
+
+COMMON = [
+    {},
+    {"tie_word_embeddings": True, "use_cache": False, "attention_dropout": 0.1, "hidden_act": "gelu"},
+    {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "initializer_range": 0.1, "pad_token_id": 0},
+    {"eos_token_id": [2, 3], "bos_token_id": None, "torch_dtype": "bfloat16"},
+    {"dtype": "float16", "head_dim": 32},
+    {"rope_theta": 12345.0},
+    {"rope_theta": 1e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"rope_theta": 1e5, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    *({"rope_parameters": {"rope_type": kind, **parameters}} for kind, parameters in ROPE.items()),
+    *(
+        {"rope_theta": p["rope_theta"], "rope_scaling": {"rope_type": k, **p}}
+        for k, p in ROPE.items()
+        if k != "default"
+    ),
+]
+OWN = {
+    "llama": [{"attention_bias": True}, {"mlp_bias": True}, {"pretraining_tp": 1}, {"attention_dropout": None}],
+    "mistral": [{"sliding_window": 16}, {"sliding_window": None}, {"num_key_value_heads": 4}],
+    "qwen2": [
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
+        {"use_sliding_window": True, "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+        {"use_sliding_window": False, "sliding_window": 16, "max_window_layers": 2},
+    ],
+    "qwen3": [
+        {"attention_bias": True},
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1, "attention_bias": True},
+        {"use_sliding_window": False, "sliding_window": 16, "max_window_layers": 2},
+    ],
+}
+CASES = [(family, changes) for family in FAMILIES for changes in COMMON + OWN[family]]
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(("family", "changes"), CASES)
+def test_the_official_class_gives_an_equal_config_after_a_round_trip(family, changes):
+    entries = official(family, **changes)
+    _, back = there_and_back(family, entries)
+    before, after = canonical(family, entries), canonical(family, back)
+    if before.get("attention_dropout", 0.0) is None:
+        before["attention_dropout"] = 0.0
+    if "layer_types" in before:
+        # it only says where layer_types come from, and they are there
+        before.pop("max_window_layers"), after.pop("max_window_layers")
+    assert after == before
+
+
+@pytest.mark.parametrize(("family", "changes"), [(family, changes) for family in OWN for changes in [{}, *OWN[family]]])
+def test_rules_and_settings_fit_both_models_tensor_by_tensor(family, changes):
+    chosen = FAMILIES[family]
+    entries = official(family, **changes)
+    config = chosen.our_config(chosen.config_from(entries))
+    ours, tied, parameters = expected_tensors(chosen.model_class, config)
+    theirs, their_tied, their_parameters = expected_tensors(
+        chosen.official_model_class, chosen.official_config(entries)
+    )
+    assert (tied, parameters) == (their_tied, their_parameters)
+    headers = {name: torch.empty(shape, device="meta") for name, shape in theirs.items()}
+    groups = chosen.rules.plan(headers, ours)
+    made = {target.name: torch.empty(target.shape, device="meta") for group in groups for target in group.targets}
+    assert made.keys() == ours.keys()
+    chosen.rules.plan(made, theirs, reverse=True)
+
+
+def test_old_rotary_frequencies_are_left_out_and_nothing_else():
+    chosen = FAMILIES["llama"]
+    _, back = there_and_back("llama", official("llama"))
+    shapes, _, _ = expected_tensors(chosen.official_model_class, chosen.official_config(back))
+    headers = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    headers["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.empty(8, device="meta")
+    assert len(chosen.rules.plan(headers, shapes)) == len(shapes)
+    headers["model.layers.0.self_attn.extra"] = torch.empty(8, device="meta")
+    with pytest.raises(ConversionError, match=r"no rule takes.*\n.*self_attn\.extra"):
+        chosen.rules.plan(headers, shapes)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "named"),
+    [
+        ("llama", {"pretraining_tp": 2}, "pretraining_tp"),
+        ("llama", {"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantization_config"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ("llama", {"rope_scaling": {"type": "mystery", "factor": 2.0}}, "mystery"),
+        ("llama", {"hidden_act": "mystery"}, "mystery"),
+        ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ("llama", {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
+        ("llama", {"num_attention_heads": 5}, "LlamaConfig"),
+        ("llama", {"hidden_size": "64"}, "hidden_size"),
+        ("llama", {"num_key_value_heads": 3}, "num_key_value_heads"),
+        ("llama", {"eos_token_id": 500}, "eos_token_id"),
+        ("llama", {"dtype": "float8_e4m3fn"}, "dtype"),
+        ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder"),
+        ("mistral", {"layer_types": ["sliding_attention", "full_attention"]}, "layer_types"),
+        ("qwen2", {"layer_types": ["sliding_attention", "full_attention"]}, "use_sliding_window"),
+        ("qwen3", {"layer_types": ["sliding_attention"]}, "layer"),
+        ("qwen3", {"rms_norm_eps": -1.0}, "norm_eps"),
+        (
+            "qwen3",
+            {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+            "rope_parameters",
+        ),
+    ],
+)
+def test_an_official_setting_that_ours_cannot_express_is_named(family, changes, named):
+    with pytest.raises(ConversionError, match=named):
+        FAMILIES[family].config_from(official(family, **changes))
+
+
+def test_all_unsupported_settings_are_named_at_once():
+    entries = official("llama", pretraining_tp=2, quantization_config={"bits": 4})
+    with pytest.raises(ConversionError, match=r"(?s)pretraining_tp.*quantization_config"):
+        FAMILIES["llama"].config_from(entries)
+
+
+def test_entries_that_can_name_code_are_dropped():
+    entries = official("llama", auto_map={"AutoConfig": "evil.Config"}, attn_implementation="somebody/kernel")
+    config = FAMILIES["llama"].our_config(FAMILIES["llama"].config_from(entries))
+    assert "evil" not in str(config.to_dict())
+    assert FAMILIES["llama"].official_config(entries)._attn_implementation is None
+
+
+def test_a_negative_padding_token_means_none():
+    entries = official("llama", pad_token_id=-1)
+    assert FAMILIES["llama"].config_from(entries)["pad_token_id"] is None
+
+
+def test_a_source_is_told_by_model_type_alone():
+    assert family_of({"model_type": "qwen2", "_name_or_path": "meta-llama/Llama-3"}).name == "qwen2"
+    with pytest.raises(ConversionError, match="'gpt_oss' is not supported; there are llama"):
+        family_of({"model_type": "gpt_oss"})
+    with pytest.raises(ConversionError, match="model_type is missing"):
+        family_of({})
+    with pytest.raises(ConversionError, match="Did you mean 'qwen3'"):
+        family_by_name("qwen-3")
+
+
+@pytest.mark.parametrize(
+    ("changes", "family"),
+    [
+        ({"qk_norm": True}, "qwen3"),
+        ({"attention_bias": True}, "qwen2"),
+        (
+            {"attention_bias": True, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
+            "qwen2",
+        ),
+        ({}, "llama"),
+        ({"attention_bias": True, "attention_output_bias": True}, "llama"),
+        ({"mlp_bias": True}, "llama"),
+        ({"sliding_window": 8}, "mistral"),
+    ],
+)
+def test_on_the_way_out_the_family_is_found_from_the_fields(changes, family):
+    sizes = {name: value for name, value in SIZES.items() if name != "initializer_range"}
+    config = blockformer.BlockformerDecoderConfig(**sizes, **changes)
+    assert family_for(config).name == family
+    there_and_back(family, FAMILIES[family].config_to(config))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"norm_type": "layer_norm"},
+        {"norm_placement": "post"},
+        {"position_type": "learned"},
+        {"gated_mlp": False},
+        {"lm_head_bias": True},
+        {"attention_scale": 1.0},
+        {"embedding_norm": True},
+        {"embedding_scale": 2.0},
+        {"logit_scale": 2.0},
+        {"hidden_dropout": 0.1},
+        {"add_cross_attention": True},
+        {"attention_output_bias": True},
+        {"qk_norm": True, "mlp_bias": True},
+        {"sliding_window": 8, "layer_types": MIXED},
+    ],
+)
+def test_a_config_that_no_family_expresses_is_refused_with_its_fields(changes):
+    config = blockformer.BlockformerDecoderConfig(**{**SIZES, "head_dim": 16}, **changes)
+    with pytest.raises(ConversionError, match="no official family can express") as caught:
+        family_for(config)
+    named = {"position_type": "position_type", "sliding_window": "attention_bias|qk_norm|layer_types|sliding_window"}
+    field = next(iter(changes)) if "mlp_bias" not in changes else "mlp_bias"
+    assert caught.match(named.get(field, field))
+
+
+def test_a_size_of_head_that_the_official_class_refuses_is_an_error():
+    config = blockformer.BlockformerDecoderConfig(**{**SIZES, "hidden_size": 66, "head_dim": 16})
+    with pytest.raises(ConversionError, match="LlamaConfig refuses it"):
+        FAMILIES["llama"].config_to(config)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    family=st.sampled_from(sorted(FAMILIES)),
+    heads=st.sampled_from([(1, 1), (2, 1), (4, 2), (8, 8)]),
+    layers=st.integers(1, 4),
+    vocab=st.integers(4, 300),
+    tied=st.booleans(),
+    theta=st.floats(1.0, 1e7),
+    eps=st.floats(1e-12, 1e-2),
+    window=st.integers(1, 64),
+    slides=st.lists(st.booleans(), min_size=4, max_size=4),
+)
+def test_any_config_survives_the_round_trip(family, heads, layers, vocab, tied, theta, eps, window, slides):
+    changes = {
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "num_hidden_layers": layers,
+        "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+        "rope_theta": theta,
+        "rms_norm_eps": eps,
+    }
+    if family.startswith("qwen"):
+        kinds = ["sliding_attention" if slide else "full_attention" for slide in slides[:layers]]
+        changes.update(layer_types=kinds)
+        if any(slides[:layers]):
+            changes.update(use_sliding_window=True, sliding_window=window)
+    elif family == "mistral":
+        changes["sliding_window"] = window if slides[0] else None
+    entries = official(family, **changes)
+    _, back = there_and_back(family, entries)
+    before, after = canonical(family, entries), canonical(family, back)
+    before.pop("max_window_layers", None), after.pop("max_window_layers", None)
+    assert after == before
+
+
+def test_the_special_settings_of_the_oracles_are_real():
+    for family, changes in SPECIAL.items():
+        assert there_and_back(family, official(family, **changes))
