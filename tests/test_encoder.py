@@ -235,7 +235,7 @@ def test_without_a_pooler_the_first_token_is_the_summary():
 
 
 def test_two_halves_of_an_encoder_decoder_model():
-    """transformers' `EncoderDecoderModel` over our encoder and our decoder: cross keys cached, text as without a cache."""
+    """Of transformers' `EncoderDecoderModel`: cross keys are projected once, and the text is that without a cache."""
     source = encoder(pooler_act=None)
     target = encoder(BlockformerDecoderForCausalLM, "bert-decoder", add_cross_attention=True)
     both_halves = EncoderDecoderModel(encoder=source, decoder=target).eval()
