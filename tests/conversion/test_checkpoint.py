@@ -1,5 +1,6 @@
 """Opening checkpoint folders: what is taken, what is refused and why."""
 
+import copy
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from blockformer.conversion import pickled
 from blockformer.conversion.checkpoint import Checkpoint, nonfinite, read_json
 from blockformer.conversion.errors import CheckpointError
 
@@ -244,10 +246,11 @@ def test_links_of_the_hub_cache(tmp_path: Path) -> None:
     refused(snapshot, "leaves the folder")
 
 
-def test_links_in_a_circle(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_links_in_a_circle(tmp_path: Path, name: str) -> None:
     make_single(tmp_path)
-    (tmp_path / "model.safetensors").unlink()
-    (tmp_path / "model.safetensors").symlink_to("model.safetensors")
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to(name)
     refused(tmp_path, "missing|nowhere|cannot be opened")
 
 
@@ -288,6 +291,24 @@ def test_source_that_changes(tmp_path: Path, name: str) -> None:
         checkpoint.check_unchanged()
 
 
+def test_folder_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_single(tmp_path / "x")
+    tensors = make_sharded(tmp_path / "new")
+    (tmp_path / "new" / "config.json").write_text('{"model_type": "new"}')
+    real = Checkpoint._weights
+
+    def weights(self: Checkpoint) -> Any:
+        if (tmp_path / "new").exists():
+            (tmp_path / "x").rename(tmp_path / "old")
+            (tmp_path / "new").rename(tmp_path / "x")
+        return real(self)
+
+    monkeypatch.setattr(Checkpoint, "_weights", weights)
+    with Checkpoint(tmp_path / "x") as checkpoint:  # opened again: all of it is the new one
+        assert checkpoint.config == {"model_type": "new"}
+        assert all(same_bits(checkpoint.read(name), tensors[name]) for name in tensors)
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_no_tensor_is_read_from_a_changed_file(tmp_path: Path, kind: str) -> None:
     make_single(tmp_path)
@@ -297,9 +318,8 @@ def test_no_tensor_is_read_from_a_changed_file(tmp_path: Path, kind: str) -> Non
         path = tmp_path / "pytorch_model.bin"
         torch.save(small_tensors(), path)
     with Checkpoint(tmp_path) as checkpoint:
-        copy = tmp_path / "copy"
-        shutil.copy(path, copy)
-        os.replace(copy, path)
+        shutil.copy(path, tmp_path / "other")
+        os.replace(tmp_path / "other", path)
         with pytest.raises(CheckpointError, match="changed"):
             checkpoint.read("a.weight")
 
@@ -372,6 +392,8 @@ def test_pickled_tensors(tmp_path: Path, zipped: bool, wrapped: bool) -> None:
             assert same_bits(read, tensor.detach())
             assert type(read) is torch.Tensor
             assert not read.requires_grad
+            read.zero_()
+            assert same_bits(checkpoint.read(name), tensor.detach())  # it was a private copy
 
 
 def test_pickled_shards(tmp_path: Path) -> None:
@@ -447,6 +469,29 @@ def test_zip_bomb(tmp_path: Path) -> None:
     path = make_bin(tmp_path, {"a": torch.zeros(1000)})
     rewrite_zip(path, lambda _, data: data, compression=zipfile.ZIP_DEFLATED)
     refused(tmp_path, "zip bomb")
+
+
+def test_compressed_zip_that_is_no_smaller(tmp_path: Path) -> None:
+    path = make_bin(tmp_path, {"a": torch.randint(0, 256, (5000,), dtype=torch.uint8)})
+    rewrite_zip(path, lambda _, data: data, compression=zipfile.ZIP_DEFLATED)
+    refused(tmp_path, "compressed")
+
+
+def test_zip_records_that_overlap(tmp_path: Path) -> None:
+    path = make_bin(tmp_path, {"a": torch.zeros(10_000)})
+    with zipfile.ZipFile(path, "a") as archive:
+        whole = next(member for member in archive.infolist() if member.filename.endswith("data/0"))
+        again = copy.copy(whole)
+        again.filename = whole.filename[:-1] + "1"
+        archive.filelist.append(again)
+        archive._didModify = True  # type: ignore[attr-defined]
+    refused(tmp_path, "overlapping")
+
+
+def test_zip_of_too_many_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_bin(tmp_path, {"a": torch.zeros(4)})
+    monkeypatch.setattr(pickled, "MAX_TENSORS", 2)
+    refused(tmp_path, "more than 2 tensors")
 
 
 def test_zip_record_twice(tmp_path: Path) -> None:
