@@ -123,7 +123,7 @@ def convert(
             _check_tied(checkpoint, plan)
             report.notes += _write_weights(checkpoint, plan.groups, temporary, max_shard_size, strict_finite, tell)
             (temporary / "config.json").write_text(plan.config_json, encoding="utf-8")
-            report.notes += copy_side_files(checkpoint, temporary, to_official)
+            report.notes += copy_side_files(checkpoint, temporary)
             if not to_official:
                 copy_code(temporary)
                 _write_generation_config(temporary, plan.target_config)
@@ -132,7 +132,7 @@ def convert(
             if verify:
                 report.parity = _verify(plan, folder, temporary, tell)
                 report.notes += report.parity.notes
-                found = compare_tokenizers(folder, temporary)
+                found = compare_tokenizers(folder, temporary, to_official)
                 report.notes += [found] if found else []
             if not to_official:
                 _write_card(temporary, plan, folder, hub_id, report)
@@ -226,7 +226,7 @@ def export_folder(
             check_tied(checkpoint.read, stored_pairs(tied, groups))
             report.notes += _write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, tell)
             (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")
-            report.notes += copy_side_files(checkpoint, temporary, to_official=False)
+            report.notes += copy_side_files(checkpoint, temporary)
             copy_code(temporary)
             _write_generation_config(temporary, config)
             if os.path.lexists(folder / MEMORY):

@@ -5,7 +5,6 @@ import os
 import shutil
 from pathlib import Path
 
-import transformers
 from transformers import AutoTokenizer
 
 from .checkpoint import Checkpoint, read_json
@@ -16,19 +15,18 @@ from .verify import quiet
 
 COPIED = tuple(name for name in TEXT_FILES if name not in ("config.json", "conversion.json", "tokenizer_config.json"))
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+LOCAL = {"trust_remote_code": False, "local_files_only": True}
 PROBE_TEXTS = ("Hello world!", "  def f(x):\n\treturn x ** 2  # twice\n", "naïve café — 你好, мир 🙂 1234567890")
 
 
-def copy_side_files(checkpoint: Checkpoint, target: Path, to_official: bool) -> list[str]:
+def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
     """Copy tokenizer files and generation settings.
 
-    `tokenizer_config.json` is copied without `auto_map`, and with a class that every tool knows: the official
-    `model_type` by which a tool would find another one is not there in our layout.
+    `tokenizer_config.json` is copied without `auto_map`, and with the class that is really used.
 
     Args:
         checkpoint: the source.
         target: an existing folder.
-        to_official: whether the target is in an official layout.
 
     Returns:
         What a user should know.
@@ -40,27 +38,40 @@ def copy_side_files(checkpoint: Checkpoint, target: Path, to_official: bool) -> 
                 shutil.copyfileobj(source, copy)
     if os.path.lexists(checkpoint.folder / "generation_config.json"):
         read_json(checkpoint.folder / "generation_config.json")
-    fast = (target / "tokenizer.json").exists()
-    name = "tokenizer_config.json"
+    name, settings = "tokenizer_config.json", {}
     if os.path.lexists(checkpoint.folder / name):
-        path = checkpoint._member(name)
-        settings = read_json(path)
-        wanted = dict(settings)
-        if wanted.pop("auto_map", None) is not None:
-            notes.append(f"{name}: auto_map is dropped, the tokenizer's own code is not copied")
-        kind = wanted.get("tokenizer_class")
-        unknown = kind is not None and not hasattr(transformers, str(kind))
-        if kind == "TokenizersBackend" or (fast and (unknown or (kind is None and not to_official))):
-            wanted["tokenizer_class"] = "PreTrainedTokenizerFast"
-        if unknown and kind != "TokenizersBackend":
-            notes.append(f"{name}: tokenizer_class {shown(kind)} is not known to transformers")
-        if wanted == settings:
-            shutil.copyfile(path, target / name)
-        else:
-            _write_json(target / name, wanted)
-    elif fast and not to_official:
-        _write_json(target / name, {"tokenizer_class": "PreTrainedTokenizerFast"})
+        settings = read_json(checkpoint._member(name))
+    wanted = dict(settings)
+    if wanted.pop("auto_map", None) is not None:
+        notes.append(f"{name}: auto_map is dropped, the tokenizer's own code is not copied")
+    kind, found = wanted.get("tokenizer_class"), _class_of_tokenizer(checkpoint.folder)
+    if kind == "TokenizersBackend" or (found is not None and _stem(kind) != _stem(found)):
+        wanted["tokenizer_class"] = found or "PreTrainedTokenizerFast"
+    elif kind is not None and found is None:
+        notes.append(f"{name}: tokenizer_class {shown(kind)} cannot be loaded here; it is copied as it is")
+    if wanted == settings and settings:
+        shutil.copyfile(checkpoint.folder / name, target / name)
+    elif wanted:
+        _write_json(target / name, wanted)
     return notes
+
+
+def _class_of_tokenizer(folder: Path) -> str | None:
+    """The tokenizer class that `AutoTokenizer` takes for a folder, by a name that older tools know; None if it fails.
+
+    It does not always take the one that `tokenizer_config.json` names: some values of `model_type` override it. Our
+    `model_type` does not, so the class must be named.
+    """
+    try:
+        with quiet():
+            kind = type(AutoTokenizer.from_pretrained(folder, **LOCAL)).__name__
+    except Exception:
+        return None
+    return "PreTrainedTokenizerFast" if kind == "TokenizersBackend" else kind
+
+
+def _stem(kind: object) -> str:
+    return str(kind).removesuffix("Fast")
 
 
 def _write_json(path: Path, entries: dict) -> None:
@@ -78,24 +89,28 @@ def refuse_adapters(folder: Path) -> None:
             raise ConversionError(f"{folder / name}: an adapter; merge it into its model (merge_and_unload) first")
 
 
-def compare_tokenizers(source: Path, target: Path) -> str | None:
+def compare_tokenizers(source: Path, target: Path, to_official: bool) -> str | None:
     """Whether both folders' tokenizers give the same ids; None where there is no tokenizer, else what was found.
 
     Raises:
-        ConversionError: they do not.
+        ConversionError: they do not, or the copied one cannot be loaded. (On the way to an official layout that is only
+            told: there the library may override the class that the files name.)
     """
     if not any((source / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
         return None
-    options = {"trust_remote_code": False, "local_files_only": True}
     with quiet():
         try:
-            original = AutoTokenizer.from_pretrained(source, **options)
+            original = AutoTokenizer.from_pretrained(source, **LOCAL)
         except Exception as error:
             return f"tokenizers not compared: the source's cannot be loaded here ({type(error).__name__})"
         try:
-            ids = AutoTokenizer.from_pretrained(target, **options)(list(PROBE_TEXTS)).input_ids
+            copied = AutoTokenizer.from_pretrained(target, **LOCAL)
         except Exception as error:
             raise ConversionError(f"{target}: the copied tokenizer cannot be loaded: {error}") from error
-        if ids != original(list(PROBE_TEXTS)).input_ids:
-            raise ConversionError("the copied tokenizer gives other ids than the source's; report this family of it")
-    return "tokenizers give the same ids"
+        same = copied(list(PROBE_TEXTS)).input_ids == original(list(PROBE_TEXTS)).input_ids
+    if same:
+        return "tokenizers give the same ids"
+    kinds = f"AutoTokenizer takes {type(copied).__name__} for it, and {type(original).__name__} for the source"
+    if not to_official:
+        raise ConversionError(f"the copied tokenizer gives other ids than the source's: {kinds}")
+    return f"the copied tokenizer gives other ids than the source's: {kinds}; name the class when you load it"

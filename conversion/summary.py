@@ -75,7 +75,7 @@ def summarize(source: str | PathLike[str]) -> Summary:
     path = Path(name)
     if name in PRESETS and not path.exists():
         return describe(preset(name), f"preset {name}")
-    if path.is_dir() or not path.suffix == ".json":
+    if path.is_dir() or path.suffix != ".json":
         path = locate(source, weights=False)[0] / "config.json"
     if not path.exists():
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")

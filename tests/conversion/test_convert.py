@@ -1,0 +1,503 @@
+import copy
+import json
+import os
+import shutil
+import stat
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+import blockformer
+from blockformer.conversion import ConversionError, convert, export_folder, from_official
+from blockformer.conversion.families import FAMILIES
+from blockformer.conversion.side_files import PROBE_TEXTS
+from blockformer.conversion.verify import Measured, compare, probes, run, verify
+
+from .oracles import SPECIAL, edit_config, fingerprint, official_folder, official_model, stored
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@pytest.fixture
+def source(tmp_path, tiny_tokenizer):
+    """An official Qwen3 checkpoint with a tokenizer."""
+    official_folder(tmp_path / "source", tokenizer=tiny_tokenizer, vocab_size=512)
+    return tmp_path / "source"
+
+
+def logits(model, length=24):
+    """Logits of random tokens, the whole model in evaluation mode."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(model.config.vocab_size, (2, length), generator=generator)
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def text(model, length=6):
+    ids = torch.arange(2 * length).reshape(2, length) * 7 % model.config.vocab_size
+    return model.generate(ids, max_new_tokens=10, do_sample=False, pad_token_id=0).tolist()
+
+
+@pytest.mark.parametrize("shards", [False, True], ids=["one-file", "shards"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_there_and_back_every_bit_is_the_same(tmp_path, family, tied, dtype, shards):
+    src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
+    model = official_folder(src, family, DTYPES[dtype], shards, tie_word_embeddings=tied)
+    before = fingerprint(src)
+    report = convert(src, dst, max_shard_size="60KB" if shards else "5GB", verify=False)
+    assert (report.family, report.dtypes) == (family, [dtype])
+    convert(dst, back, to_official=True, max_shard_size="60KB" if shards else "5GB", verify=False)
+    assert len(list(dst.glob("*.safetensors"))) > 1 or not shards
+    assert fingerprint(src) == before
+
+    assert stored(src) == stored(dst) == stored(back)
+    assert ("lm_head.weight" in stored(dst)) == (not tied)
+    assert json.loads((back / "config.json").read_text()) == json.loads((src / "config.json").read_text())
+
+    official_class = FAMILIES[family].official_model_class
+    ours = blockformer.BlockformerDecoderForCausalLM.from_pretrained(dst)
+    again = official_class.from_pretrained(back)
+    assert ours.dtype == again.dtype == DTYPES[dtype]
+    expected = official_class.from_pretrained(src)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], tensor)
+        assert torch.equal(again.state_dict()[name], tensor)
+    assert torch.equal(logits(again), logits(expected))
+    if dtype == "float32":
+        torch.testing.assert_close(logits(ours), logits(expected), atol=1e-5, rtol=1e-5)
+        assert text(ours) == text(expected)
+        assert text(ours)[0] != text(ours)[1]
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("family", FAMILIES)
+def test_verification_measures_and_the_card_says_so(tmp_path, family, tiny_tokenizer):
+    official_folder(tmp_path / "src", family, tokenizer=tiny_tokenizer, vocab_size=512)
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    (measured,) = report.parity.measured
+    assert measured.dtype == "float32"
+    assert measured.max_difference <= 1e-5 * max(1.0, measured.max_logit)
+    assert measured.max_logit > 2
+    assert measured.same_text
+    assert measured.positions > 100
+    assert "tokenizers give the same ids" in report.notes
+    card = (tmp_path / "dst" / "README.md").read_text()
+    assert str(measured) in card
+    assert f"`{family}` family" in card
+    back = convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    assert back.family == family
+    assert back.parity.passed
+    assert back.parity.measured
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_smaller_dtypes_are_compared_in_their_own_and_in_float32(tmp_path, dtype):
+    official_folder(tmp_path / "src", dtype=DTYPES[dtype])
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    assert [measured.dtype for measured in report.parity.measured] == [dtype, "float32"]
+    assert all(measured.passed and measured.max_logit > 2 for measured in report.parity.measured)
+
+
+def test_a_cast_is_done_once_said_in_the_config_and_verified(tmp_path):
+    official_folder(tmp_path / "src")
+    report = convert(tmp_path / "src", tmp_path / "dst", dtype="bfloat16")
+    assert report.parity.passed
+    assert json.loads((tmp_path / "dst/config.json").read_text())["dtype"] == "bfloat16"
+    want = {name: tensor.bfloat16() for name, tensor in load_file(tmp_path / "src/model.safetensors").items()}
+    found = load_file(tmp_path / "dst/model.safetensors")
+    assert found.keys() == want.keys()
+    assert all(torch.equal(found[name], want[name]) for name in want)
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify=False)
+    assert json.loads((tmp_path / "back/config.json").read_text())["dtype"] == "bfloat16"
+    with pytest.raises(ConversionError, match="dtype must be one of float32, bfloat16, float16"):
+        convert(tmp_path / "src", tmp_path / "other", dtype="int8")
+
+
+def test_every_tensor_keeps_its_own_dtype(tmp_path):
+    official_folder(tmp_path / "src", dtype=torch.bfloat16)
+    tensors = load_file(tmp_path / "src/model.safetensors")
+    mixed = {name: t.float() if "norm" in name else t for name, t in tensors.items()}
+    save_file(mixed, tmp_path / "src/model.safetensors")
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    assert report.dtypes == ["bfloat16", "float32"]
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify=False)
+    assert stored(tmp_path / "back") == stored(tmp_path / "src") == stored(tmp_path / "dst")
+
+
+def test_a_stored_copy_of_a_tied_head_stays_stored_and_must_be_equal(tmp_path):
+    official_folder(tmp_path / "src", tie_word_embeddings=True)
+    tensors = load_file(tmp_path / "src/model.safetensors")
+    assert "lm_head.weight" not in tensors
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / "src/model.safetensors")
+    convert(tmp_path / "src", tmp_path / "dst")
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    assert stored(tmp_path / "back") == stored(tmp_path / "src") == stored(tmp_path / "dst")
+    tensors["lm_head.weight"][3, 3] += 1
+    save_file(tensors, tmp_path / "src/model.safetensors")
+    with pytest.raises(ConversionError, match=r"ties these tensors[\s\S]*lm_head\.weight"):
+        convert(tmp_path / "src", tmp_path / "dst2")
+    with pytest.raises(ConversionError, match=r"lm_head\.weight"):
+        from_official(tmp_path / "src")
+
+
+def test_the_repo_is_complete(tmp_path, source):
+    convert(source, tmp_path / "dst")
+    names = {path.name for path in (tmp_path / "dst").iterdir()}
+    assert {
+        "README.md",
+        "config.json",
+        "conversion.json",
+        "generation_config.json",
+        "model.safetensors",
+        "modeling_blockformer.py",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    } <= names
+    entries = json.loads((tmp_path / "dst/config.json").read_text())
+    assert entries["architectures"] == ["BlockformerDecoderForCausalLM"]
+    assert entries["auto_map"] == blockformer.BlockformerDecoderConfig.auto_classes
+    for code in entries["auto_map"].values():
+        assert f"{code.split('.')[0]}.py" in names
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "dst").iterdir()}
+    umask = os.umask(0)
+    os.umask(umask)
+    assert set(modes.values()) == {0o666 & ~umask}
+
+
+def test_tokenizer_and_generation_settings_come_along(tmp_path, source, tiny_tokenizer):
+    generation = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": [0, 2], "pad_token_id": 1}
+    (source / "generation_config.json").write_text(json.dumps(generation))
+    (source / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "TokenizersBackend"
+    settings["auto_map"] = {"AutoTokenizer": ["evil.Tokenizer", None]}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    (source / "evil.py").write_text("raise SystemExit('run')")
+    (source / "train.txt").write_text("private")
+    report = convert(source, tmp_path / "dst")
+    assert (tmp_path / "dst/generation_config.json").read_bytes() == (source / "generation_config.json").read_bytes()
+    assert not (tmp_path / "dst/evil.py").exists()
+    assert not (tmp_path / "dst/train.txt").exists()
+    assert any("auto_map is dropped" in note for note in report.notes)
+    copied = json.loads((tmp_path / "dst/tokenizer_config.json").read_text())
+    assert copied["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert "auto_map" not in copied
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "dst")
+    words = "def f(x): return x"
+    assert tokenizer(words).input_ids == tiny_tokenizer(words).input_ids
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi"
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    for name in ("tokenizer.json", "generation_config.json", "chat_template.jinja"):
+        assert (tmp_path / "back" / name).read_bytes() == (source / name).read_bytes()
+    model = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "dst")
+    assert model.generation_config.temperature == 0.6
+
+
+def test_the_class_of_tokenizer_that_the_library_really_takes_is_named(tmp_path, tiny_tokenizer):
+    """transformers takes `Qwen2Tokenizer` for `model_type` qwen2, whatever tokenizer_config.json says."""
+    official_folder(tmp_path / "src", "qwen2", tokenizer=tiny_tokenizer, vocab_size=512)
+    taken = type(AutoTokenizer.from_pretrained(tmp_path / "src")).__name__
+    convert(tmp_path / "src", tmp_path / "dst")
+    assert type(AutoTokenizer.from_pretrained(tmp_path / "dst")).__name__ == taken
+
+    ours = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "dst")
+    blockformer.export_model(ours, tmp_path / "native", tokenizer=tiny_tokenizer)
+    report = convert(tmp_path / "native", tmp_path / "back", to_official=True)
+    told = any("other ids than the source's: AutoTokenizer takes" in note for note in report.notes)
+    texts = list(PROBE_TEXTS)
+    same = AutoTokenizer.from_pretrained(tmp_path / "back")(texts).input_ids == tiny_tokenizer(texts).input_ids
+    assert told != same
+
+
+def test_the_way_back_gives_the_very_config_also_old_spellings_and_unknown_entries(tmp_path):
+    official_folder(tmp_path / "src", "qwen2")
+    edit_config(
+        tmp_path / "src",
+        rope_parameters=...,
+        rope_theta=10000.0,
+        dtype=...,
+        torch_dtype="float32",
+        transformers_version="4.37.0",
+        unheard_of={"a": 1},
+    )
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    assert any("'unheard_of'" in note for note in report.notes)
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    entries = json.loads((tmp_path / "src/config.json").read_text())
+    assert json.loads((tmp_path / "back/config.json").read_text()) == entries
+    convert(tmp_path / "dst", tmp_path / "half", to_official=True, dtype="float16", verify=False)
+    assert json.loads((tmp_path / "half/config.json").read_text()) == {**entries, "torch_dtype": "float16"}
+
+
+def test_a_changed_model_goes_back_with_its_new_settings_and_the_unknown_entries(tmp_path):
+    official_folder(tmp_path / "src", "qwen2")
+    edit_config(tmp_path / "src", unheard_of=1)
+    convert(tmp_path / "src", tmp_path / "dst", verify=False)
+    model = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "dst")
+    model.resize_token_embeddings(230)
+    model.save_pretrained(tmp_path / "dst")
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    entries = json.loads((tmp_path / "back/config.json").read_text())
+    assert (entries["vocab_size"], entries["unheard_of"], entries["model_type"]) == (230, 1, "qwen2")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_native_model_needs_no_memory_to_become_official(tmp_path, family):
+    official_folder(tmp_path / "src", family)
+    convert(tmp_path / "src", tmp_path / "dst", verify=False)
+    ours = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "dst")
+    ours.save_pretrained(tmp_path / "native")
+    report = convert(tmp_path / "native", tmp_path / "back", to_official=True)
+    assert report.family == family
+    official = FAMILIES[family].official_model_class.from_pretrained(tmp_path / "back")
+    torch.testing.assert_close(logits(ours), logits(official), atol=1e-5, rtol=1e-5)
+
+
+def test_another_family_can_be_asked_for_and_is_checked(tmp_path):
+    official_folder(tmp_path / "src", "llama", attention_bias=False, mlp_bias=False)
+    convert(tmp_path / "src", tmp_path / "dst", verify=False)
+    assert convert(tmp_path / "dst", tmp_path / "mistral", to_official=True, family="mistral").parity.passed
+    assert json.loads((tmp_path / "mistral/config.json").read_text())["model_type"] == "mistral"
+    with pytest.raises(ConversionError, match=r"'qwen3' cannot express this config[\s\S]*qk_norm must be True"):
+        convert(tmp_path / "dst", tmp_path / "qwen3", to_official=True, family="qwen3")
+    with pytest.raises(ConversionError, match=r"no family 'lama'.*Did you mean 'llama'"):
+        convert(tmp_path / "dst", tmp_path / "lama", to_official=True, family="lama")
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_from_official_gives_the_model_and_writes_nothing(tmp_path, family, tied, monkeypatch):
+    model = official_folder(tmp_path / "src", family, shards=True, tie_word_embeddings=tied)
+    before = fingerprint(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    ours = blockformer.from_official(tmp_path / "src")
+    assert fingerprint(tmp_path) == before
+    assert type(ours) is blockformer.BlockformerDecoderForCausalLM
+    assert not ours.training
+    assert (ours.lm_head.weight is ours.model.embed_tokens.weight) == tied
+    torch.testing.assert_close(logits(ours), logits(model), atol=1e-5, rtol=1e-5)
+    assert text(ours) == text(model)
+    half = blockformer.from_official(str(tmp_path / "src"), dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+    assert half.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_from_official_is_as_strict_as_convert(tmp_path):
+    official_folder(tmp_path / "src")
+    tensors = load_file(tmp_path / "src/model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].long()
+    save_file(tensors, tmp_path / "src/model.safetensors")
+    with pytest.raises(ConversionError, match=r"model\.norm\.weight[\s\S]*layers\.1\.mlp\.up_proj"):
+        from_official(tmp_path / "src")
+
+
+def test_a_model_in_the_wrong_layout_is_told_so(tmp_path):
+    official_folder(tmp_path / "src")
+    convert(tmp_path / "src", tmp_path / "dst", verify=False)
+    with pytest.raises(ConversionError, match="in Blockformer's layout already"):
+        convert(tmp_path / "dst", tmp_path / "again")
+    with pytest.raises(ConversionError, match="in Blockformer's layout already"):
+        from_official(tmp_path / "dst")
+    with pytest.raises(ConversionError, match="not in Blockformer's layout"):
+        convert(tmp_path / "src", tmp_path / "again", to_official=True)
+
+
+def test_another_task_has_no_official_layout(tmp_path):
+    config = blockformer.preset("qwen3", **SIZES_OF_OURS)
+    blockformer.BlockformerDecoderForTokenClassification(config).save_pretrained(tmp_path / "src")
+    with pytest.raises(ConversionError, match="BlockformerDecoderForTokenClassification"):
+        convert(tmp_path / "src", tmp_path / "dst", to_official=True)
+
+
+SIZES_OF_OURS = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BlockformerDecoderModel",
+        "BlockformerDecoderForCausalLM",
+        "BlockformerDecoderForSequenceClassification",
+        "BlockformerDecoderForTokenClassification",
+        "BlockformerDecoderForQuestionAnswering",
+    ],
+)
+def test_a_saved_model_of_any_task_becomes_a_repo(tmp_path, name, tiny_tokenizer):
+    torch.manual_seed(0)
+    model = getattr(blockformer, name)(blockformer.preset("qwen3", **SIZES_OF_OURS))
+    model.save_pretrained(tmp_path / "src")
+    for path in (tmp_path / "src").glob("*.py"):
+        path.unlink()
+    tiny_tokenizer.save_pretrained(tmp_path / "src")
+    report = export_folder(tmp_path / "src", tmp_path / "dst", max_shard_size="20KB")
+    assert report.tensors == len(stored(tmp_path / "dst"))
+    assert stored(tmp_path / "dst") == stored(tmp_path / "src")
+    assert len(list((tmp_path / "dst").glob("*.safetensors"))) > 1
+    assert (tmp_path / "dst/modeling_blockformer.py").exists()
+    assert (tmp_path / "dst/README.md").read_text().count(name) >= 1
+    again = getattr(blockformer, name).from_pretrained(tmp_path / "dst")
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+
+
+def test_export_is_strict(tmp_path):
+    model = blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **SIZES_OF_OURS))
+    model.save_pretrained(tmp_path / "src")
+    tensors = load_file(tmp_path / "src/model.safetensors")
+    tensors["model.layers.7.extra"] = tensors.pop("model.norm.weight")
+    save_file(tensors, tmp_path / "src/model.safetensors")
+    with pytest.raises(ConversionError, match=r"layers\.7\.extra[\s\S]*model\.norm\.weight"):
+        export_folder(tmp_path / "src", tmp_path / "dst")
+    official_folder(tmp_path / "official")
+    with pytest.raises(ConversionError, match="'qwen3' is not one of ours"):
+        export_folder(tmp_path / "official", tmp_path / "dst")
+    edit_config(tmp_path / "src", architectures=["__builtins__"])
+    with pytest.raises(ConversionError, match="no class of ours"):
+        export_folder(tmp_path / "src", tmp_path / "dst")
+
+
+def test_progress_is_told_up_to_the_end(tmp_path):
+    official_folder(tmp_path / "src", shards=True)
+    told = []
+    report = convert(tmp_path / "src", tmp_path / "dst", progress=lambda *step: told.append(step))
+    writing = [(done, total) for step, done, total in told if step == "writing weights"]
+    assert writing == sorted(writing)
+    assert writing[-1] == (report.nbytes, report.nbytes)
+    assert any("running the converted model" in step for step, _, _ in told)
+
+
+def _broken(model):
+    """The same model with one number changed."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.v_proj.weight[0, 0] += 0.05
+    return model
+
+
+def test_a_single_wrong_number_fails_the_verification():
+    model = official_model("qwen3")
+    inputs = probes(model.config)
+    same, other = run(model, inputs), run(_broken(model), inputs)
+    assert compare(torch.float32, same, run(copy.deepcopy(model), inputs)).passed
+    assert not compare(torch.float32, same, other).passed
+    with pytest.raises(ConversionError, match="does not compute what the original computes"):
+        verify(lambda dtype: model, lambda dtype: _broken(model), model.config, torch.float32, 1)
+
+
+def test_a_difference_leaves_no_target(tmp_path, monkeypatch):
+    official_folder(tmp_path / "src")
+    import blockformer.conversion.verify as module
+
+    real = module.run
+
+    def run_wrongly(model, inputs):
+        ours = isinstance(model, blockformer.BlockformerDecoderForCausalLM)
+        return real(_broken(model) if ours else model, inputs)
+
+    monkeypatch.setattr(module, "run", run_wrongly)
+    with pytest.raises(ConversionError, match="does not compute"):
+        convert(tmp_path / "src", tmp_path / "dst")
+    assert [path.name for path in tmp_path.iterdir()] == ["src"]
+
+
+def test_a_wrong_text_fails_in_float32_only():
+    good = Measured("float32", 0.0, 10.0, 1e-4, 8, same_text=True)
+    from blockformer.conversion.verify import Parity
+
+    assert Parity([good]).passed
+    assert not Parity([Measured("float32", 0.0, 10.0, 1e-4, 8, same_text=False)]).passed
+    assert Parity([Measured("bfloat16", 0.1, 10.0, 0.3, 8, same_text=False), good]).passed
+    assert not Parity([Measured("bfloat16", 0.4, 10.0, 0.3, 8, same_text=True), good]).passed
+
+
+def test_too_little_memory_skips_the_comparison_and_says_so(tmp_path, monkeypatch):
+    import blockformer.conversion.verify as module
+
+    official_folder(tmp_path / "src", dtype=torch.bfloat16)
+    monkeypatch.setattr(module, "available_memory", lambda: 1000)
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    assert report.parity.measured == []
+    assert sum("not compared in" in note for note in report.notes) == 2
+    assert "not compared in float32" in (tmp_path / "dst/README.md").read_text()
+
+
+def test_probes_fit_small_models():
+    config = official_model("qwen3", max_position_embeddings=16, vocab_size=5).config
+    for probe in probes(config):
+        assert probe.input_ids.max() < 5
+        assert probe.input_ids.shape[1] <= 16
+    padded = probes(config)[-1]
+    assert padded.attention_mask[0, 0] == 0
+    assert padded.attention_mask[:, -1].all()
+
+
+def test_not_a_number_is_reported_kept_or_refused(tmp_path):
+    official_folder(tmp_path / "src")
+    tensors = load_file(tmp_path / "src/model.safetensors")
+    tensors["model.norm.weight"][0] = float("nan")
+    tensors["lm_head.weight"][0, :2] = float("inf")
+    save_file(tensors, tmp_path / "src/model.safetensors")
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    (note,) = [note for note in report.notes if "NaN" in note]
+    assert "'model.norm.weight': 1 of 64" in note
+    assert "'lm_head.weight': 2 of" in note
+    assert not report.parity.measured[0].finite
+    assert stored(tmp_path / "dst") == stored(tmp_path / "src")
+    with pytest.raises(ConversionError, match=r"NaN or infinite[\s\S]*model\.norm\.weight"):
+        convert(tmp_path / "src", tmp_path / "strict", strict_finite=True)
+    assert not (tmp_path / "strict").exists()
+    with pytest.warns(UserWarning, match="NaN or infinite values in 2 tensors"):
+        from_official(tmp_path / "src")
+
+
+def test_a_cast_that_overflows_is_reported(tmp_path):
+    official_folder(tmp_path / "src")
+    tensors = load_file(tmp_path / "src/model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e6
+    save_file(tensors, tmp_path / "src/model.safetensors")
+    report = convert(tmp_path / "src", tmp_path / "dst", dtype="float16", verify=False)
+    assert any("'model.layers.0.mlp.up_proj.weight': 1 of 6144 in float16" in note for note in report.notes)
+
+
+def test_pickled_checkpoints_are_read_too(tmp_path):
+    official_folder(tmp_path / "src", "llama")
+    tensors = load_file(tmp_path / "src/model.safetensors")
+    os.remove(tmp_path / "src/model.safetensors")
+    torch.save(tensors, tmp_path / "src/pytorch_model.bin")
+    convert(tmp_path / "src", tmp_path / "dst")
+    found = load_file(tmp_path / "dst/model.safetensors")
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_a_damaged_memory_is_told_and_is_not_needed(tmp_path):
+    official_folder(tmp_path / "src")
+    convert(tmp_path / "src", tmp_path / "dst", verify=False)
+    (tmp_path / "dst/conversion.json").write_text('{"family": "../../etc"}')
+    with pytest.raises(ConversionError, match=r"conversion\.json: damaged; delete it"):
+        convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    (tmp_path / "dst/conversion.json").unlink()
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify=False)
+    assert stored(tmp_path / "back") == stored(tmp_path / "src")
+
+
+def test_the_special_settings_really_slide(tmp_path):
+    """A window shorter than the probes, so that the comparison sees it."""
+    assert SPECIAL["mistral"]["sliding_window"] < probes(official_model("mistral").config)[0].input_ids.shape[1]
+    official_folder(tmp_path / "src", "mistral")
+    ours = from_official(tmp_path / "src")
+    shutil.rmtree(tmp_path / "src")
+    full = official_model("mistral", sliding_window=None)
+    assert not torch.allclose(logits(ours), logits(full), atol=0.1)
