@@ -11,11 +11,13 @@ from transformers.masking_utils import (
     create_sliding_window_causal_mask,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 __all__ = [
     "ALL_ATTENTION_FUNCTIONS",
     "OutputRecorder",
+    "announce_causal_lm",
     "bidirectional_mask",
     "capture_outputs",
     "causal_masks",
@@ -33,6 +35,15 @@ def generation_field_names() -> set:
     """Generation settings that old config files carry; the base class moves them to the generation config."""
     defaults = getattr(GenerationConfig, "_get_default_generation_params", None)
     return set(defaults() if defaults is not None else GenerationConfig().to_dict())
+
+
+def announce_causal_lm(model_type: str, class_name: str) -> None:
+    """Enter a class into the library's list of causal language models by name.
+
+    Registering with the Auto classes does not do it, and `Trainer` reads the list: without the entry its label
+    smoothing compares each token with itself instead of with the next one.
+    """
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = class_name
 
 
 def tell_peft(model_type: str) -> None:

@@ -72,7 +72,7 @@ class BlockformerConfig(PretrainedConfig):
             other, or sizes far beyond the machine's memory.
     """
 
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]
     auto_classes: ClassVar[dict] = {}
     base_model_tp_plan: ClassVar[dict] = {
         "layers.*.self_attn.q_proj": "colwise",

@@ -17,7 +17,7 @@ from transformers.utils import can_return_tuple
 from .attention import Attention  # noqa: F401
 from .base import BlockformerPreTrainedModel
 from .cache import GrowingGenerationMixin
-from .compat import causal_masks  # noqa: F401
+from .compat import announce_causal_lm
 from .configuration_blockformer import BlockformerDecoderConfig, BlockformerEncoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .heads import (
@@ -85,7 +85,6 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
-        shift_labels: torch.Tensor | None = None,
         **kwargs,
     ) -> CausalLMOutputWithCrossAttentions:
         """Run the decoder and its head; the arguments not listed are those of `Stack.forward`.
@@ -94,10 +93,13 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
             labels: int [B, T], the inputs themselves (the shift is done here), -100 where there is no loss.
             logits_to_keep: compute logits for the last so many positions only (0: all), or for those of a tensor.
             num_items_in_batch: the count of labels over an optimizer step, as `Trainer` gives it.
+            shift_labels: int [B, T], labels that are already shifted, instead of `labels`.
 
         Returns:
             `logits` [B, T, V] and, with labels, `loss`.
         """
+        # Not in the signature: `Trainer` takes every argument with "label" in its name for a column of the data.
+        shift_labels = kwargs.pop("shift_labels", None)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -295,3 +297,4 @@ for _config in (BlockformerDecoderConfig, BlockformerEncoderConfig):
     for _auto_class, _target in _config.auto_classes.items():
         if _auto_class != "AutoConfig":
             globals()[_target.rpartition(".")[2]].register_for_auto_class(_auto_class)
+announce_causal_lm(BlockformerDecoderConfig.model_type, "BlockformerDecoderForCausalLM")
