@@ -134,6 +134,8 @@ class QuestionAnswering(BlockformerPreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        # The softmax over positions covers padding, in the official models too.
+        self.model.skips_padding = False
         self.post_init()
 
     @can_return_tuple

@@ -51,6 +51,8 @@ class Stack(BlockformerPreTrainedModel):
         )
         self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
         self.gradient_checkpointing = False
+        # False where a head reads the states of padding too.
+        self.skips_padding = True
 
     @capture_outputs
     def forward(
@@ -104,7 +106,8 @@ class Stack(BlockformerPreTrainedModel):
         past = cached_length(past_key_values)
         query_positions = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past
         packing = None
-        if past_key_values is None and encoder_hidden_states is None and not self._is_recording(kwargs):
+        may_pack = self.skips_padding and past_key_values is None and encoder_hidden_states is None
+        if may_pack and not self._is_recording(kwargs):
             packing = find_packing(self.config, attention_mask, position_ids, self.is_causal)
         if not self.is_causal and attention_mask is None and position_ids is not None:
             attention_mask = packed_mask(position_ids)
