@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from pairs import FAMILIES, VOCAB, assert_close, left_padded, model, pair, token_ids
+from pairs import FAMILIES, assert_close, left_padded, model, pair, token_ids
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, StaticCache, TextStreamer
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
@@ -243,8 +243,11 @@ def test_continuous_batching(windows, attention):
     """`generate_batch` packs rows of any length into one; it needs every keyword argument to reach the attention."""
     ours, theirs = pair(**WINDOWS[windows])
     prompts = [token_ids(1, length, seed=length)[0].tolist() for length in (5, 12, 3)]
-    singles = {tuple(prompt): text_of(theirs, torch.tensor([prompt]))[0, len(prompt) :].tolist() for prompt in prompts}
-    settings = GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=VOCAB - 1, pad_token_id=0)
+    singles = {}
+    for prompt in prompts:
+        written = text_of(theirs, torch.tensor([prompt]), min_new_tokens=0)
+        singles[tuple(prompt)] = written[0, len(prompt) :].tolist()
+    settings = GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=2, pad_token_id=0)
     batching = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=16)
     for a_model in (ours, theirs):
         a_model.set_attn_implementation(attention)
