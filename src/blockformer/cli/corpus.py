@@ -194,8 +194,9 @@ def model_score(model: torch.nn.Module, ids: torch.Tensor, num_bytes: int, lengt
     model.eval()
     device = next(model.parameters()).device
     full = (len(ids) - 1) // length
-    windows = ids[: full * length + 1].unfold(0, length + 1, length)  # [W, length + 1]
-    pieces = [*windows.split(batch)] if full else []
+    pieces = []
+    if full:
+        pieces += ids[: full * length + 1].unfold(0, length + 1, length).split(batch)  # each [batch, length + 1]
     if full * length + 1 < len(ids):
         pieces.append(ids[None, full * length :])
     nats = 0.0
