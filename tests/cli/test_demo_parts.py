@@ -11,8 +11,9 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+import blockformer.cli.demo as demo  # `from blockformer.cli import demo` is the command, not the module
 from blockformer import BlockformerDecoderForCausalLM
-from blockformer.cli import corpus, demo, roundtrip, training
+from blockformer.cli import corpus, roundtrip, training
 
 
 @pytest.fixture
