@@ -57,6 +57,7 @@ def test_a_training_step_is_one_graph():
     assert_close(*gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("windows", WINDOWS)
 def test_a_static_cache_is_one_graph_for_all_steps(windows):
     ours, theirs = pair(**MILD, **WINDOWS[windows])
@@ -68,6 +69,7 @@ def test_a_static_cache_is_one_graph_for_all_steps(windows):
         assert_close(torch.cat(logits, dim=1), theirs(ids).logits)
 
 
+@pytest.mark.slow
 def test_generate_with_a_compiled_forward():
     ours, theirs = pair(num_hidden_layers=2)
     ids, mask = left_padded(2, 9)
@@ -88,6 +90,7 @@ def test_the_default_backend_gives_the_same_logits():
         assert_close(logits, theirs(ids).logits[:, 7:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("windows", WINDOWS)
 def test_export_with_a_batch_and_a_length_of_any_size(windows, strict):
@@ -112,6 +115,7 @@ def test_export_with_a_batch_and_a_length_of_any_size(windows, strict):
             assert_close(logits[mask.bool()], theirs(ids, attention_mask=mask).logits[mask.bool()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("windows", WINDOWS)
 def test_export_with_the_cache_inside(windows):
     """The library's own recipe for devices: one token in, its logits out, the keys and values in buffers."""

@@ -221,6 +221,14 @@ def test_any_token_of_an_eos_list_ends_a_row_and_only_pad_follows():
     assert (written[0, 4:] == 0).all()
 
 
+def test_without_a_pad_token_finished_rows_repeat_the_end():
+    ours, theirs = pair(pad_token_id=None)
+    ids = token_ids(2, 9)
+    end = int(text_of(ours, ids)[0, 11])
+    written = assert_same_text(ours, theirs, ids, torch.ones_like(ids), eos_token_id=end, min_new_tokens=0)
+    assert (written[0, 11:] == end).all()
+
+
 def test_the_config_may_list_several_ends():
     ours = model(eos_token_id=[2, 5])
     assert ours.generation_config.eos_token_id == [2, 5]

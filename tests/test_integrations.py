@@ -319,9 +319,11 @@ def test_lora_trains_merges_and_loads(tmp_path, targets):
     adapted.save_pretrained(tmp_path / "adapter")
     again = peft.PeftModel.from_pretrained(copy.deepcopy(untouched), tmp_path / "adapter").eval()
     assert_close(logits_of(again, ids), logits)
+    text = greedy(again)
     merged = reloaded(again.merge_and_unload(), tmp_path / "merged")
     assert type(merged) is type(untouched)
     assert_close(logits_of(merged, ids), logits, tolerance=1e-4)
+    assert torch.equal(greedy(merged), text)
     untouched.load_adapter(tmp_path / "adapter")
     assert_close(logits_of(untouched, ids), logits)
 
@@ -341,6 +343,22 @@ def test_peft_knows_the_default_targets_of_each_method(method):
     extra = {"vector_length": 2, "num_vectors": 4} if method == "VBLoRAConfig" else {}
     adapted = peft.get_peft_model(model(), getattr(peft, method)(**extra))
     assert any(parameter.requires_grad for parameter in adapted.parameters())
+
+
+@pytest.mark.parametrize("method", ["PrefixTuningConfig", "PromptTuningConfig"])
+def test_trained_prompts_in_the_cache_and_in_the_embeddings(method):
+    peft = pytest.importorskip("peft")
+    ids, results = token_ids(2, 9), []
+    for a_model in pair(**MILD):
+        torch.manual_seed(1)
+        adapted = peft.get_peft_model(a_model, getattr(peft, method)(task_type="CAUSAL_LM", num_virtual_tokens=4))
+        loss = adapted(ids, attention_mask=torch.ones_like(ids), labels=ids).loss
+        loss.backward()
+        gradients = [parameter.grad for parameter in adapted.parameters() if parameter.grad is not None]
+        text = adapted.eval().generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6)
+        results.append([loss, gradients, text])
+    assert results[0][1]
+    assert_close(*results)
 
 
 @pytest.mark.slow

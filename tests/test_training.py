@@ -235,6 +235,16 @@ def test_gradient_checkpointing_changes_no_bit(padded, settings, reentrant):
     assert all(torch.equal(gradient, checkpointed[name]) for name, gradient in plain.items())
 
 
+@pytest.mark.skipif(not hasattr(blockformer.BlockformerDecoderModel, "activation_checkpointing_enable"), reason="newer")
+def test_checkpointing_every_other_layer():
+    ours, ids = model(**MILD).train(), token_ids(2, 9)
+    plain = gradients_of(ours, ours(ids, labels=ids).loss)
+    ours.activation_checkpointing_enable(every_n_layers=2)
+    assert [layer.gradient_checkpointing for layer in ours.model.layers] == [True, False, True]
+    some = gradients_of(ours, ours(ids, labels=ids).loss)
+    assert all(torch.equal(gradient, some[name]) for name, gradient in plain.items())
+
+
 def test_gradient_checkpointing_turns_the_cache_off_and_says_so(caplog):
     ours, ids = model(**SMALL).train(), token_ids(1, 9)
     ours.gradient_checkpointing_enable()
