@@ -1,0 +1,393 @@
+"""What must never hurt a user, at the level of whole conversions; the engine's own faults are tested beside it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from blockformer.conversion import ConversionError, convert
+from blockformer.conversion.sources import locate
+
+from .oracles import edit_config, fingerprint, official_folder
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and forks")
+
+
+@pytest.fixture
+def source(tmp_path):
+    official_folder(tmp_path / "source", shards=True)
+    return tmp_path / "source"
+
+
+def only_the_source_is_there(folder):
+    assert [path.name for path in folder.iterdir()] == ["source"]
+
+
+def test_an_existing_target_is_refused_and_with_force_replaced(tmp_path, source):
+    convert(source, tmp_path / "dst", verify=False)
+    before = fingerprint(tmp_path)
+    with pytest.raises(ConversionError, match="exists already"):
+        convert(source, tmp_path / "dst", verify=False)
+    assert fingerprint(tmp_path) == before
+    convert(source, tmp_path / "dst", verify=False, force=True, dtype="bfloat16")
+    assert json.loads((tmp_path / "dst/config.json").read_text())["dtype"] == "bfloat16"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dst", "source"]
+
+
+def test_a_failure_with_force_leaves_the_old_target(tmp_path, source):
+    convert(source, tmp_path / "dst", verify=False)
+    before = fingerprint(tmp_path / "dst")
+    os.remove(next(source.glob("*.safetensors")))
+    with pytest.raises(ConversionError, match="files are missing"):
+        convert(source, tmp_path / "dst", verify=False, force=True)
+    assert fingerprint(tmp_path / "dst") == before
+
+
+@pytest.mark.parametrize("place", ["source", "source/dst", "."])
+@pytest.mark.parametrize("force", [False, True])
+def test_same_and_nested_folders_are_refused(tmp_path, source, place, force):
+    before = fingerprint(tmp_path)
+    with pytest.raises(ConversionError):
+        convert(source, tmp_path / place, verify=False, force=force)
+    assert fingerprint(tmp_path) == before
+
+
+def test_a_source_that_changes_meanwhile_is_noticed(tmp_path, source):
+    def touch(step, done, total):
+        if done == total > 0:
+            path = source / "config.json"
+            path.write_text(path.read_text() + " ")
+
+    with pytest.raises(ConversionError, match=r"config\.json: changed while it was read"):
+        convert(source, tmp_path / "dst", verify=False, progress=touch)
+    only_the_source_is_there(tmp_path)
+
+
+def test_a_shard_that_changes_meanwhile_is_noticed(tmp_path, source):
+    shard = sorted(source.glob("*.safetensors"))[-1]
+
+    def touch(step, done, total):
+        if 0 < done < total:
+            os.utime(shard, (1, 1))
+
+    with pytest.raises(ConversionError, match="changed while it was read"):
+        convert(source, tmp_path / "dst", verify=False, progress=touch)
+    only_the_source_is_there(tmp_path)
+
+
+def test_everything_wrong_with_the_tensors_is_listed_before_anything_is_written(tmp_path):
+    official_folder(tmp_path / "source")
+    path = tmp_path / "source/model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    tensors["model.layers.0.surprise.weight"] = torch.zeros(2)
+    tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(7, 64)
+    tensors["model.norm.weight"] = torch.zeros(64, dtype=torch.int32)
+    save_file(tensors, path)
+    with pytest.raises(ConversionError) as caught:
+        convert(tmp_path / "source", tmp_path / "dst")
+    for part in (
+        "layers.0.mlp.up_proj.weight",
+        "surprise",
+        "layers.1.mlp.up_proj.weight' is [7, 64], the model's is [96, 64]",
+        "model.norm.weight' is torch.int32",
+    ):
+        assert part in str(caught.value)
+    only_the_source_is_there(tmp_path)
+
+
+def test_too_many_layers_in_the_checkpoint_are_not_dropped(tmp_path, source):
+    edit_config(source, num_hidden_layers=1, layer_types=...)
+    with pytest.raises(ConversionError, match=r"no place for[\s\S]*layers\.1\."):
+        convert(source, tmp_path / "dst")
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_is_not_ignored(tmp_path, source, name):
+    (source / name).write_text("{}")
+    with pytest.raises(ConversionError, match=f"{name}: an adapter; merge it"):
+        convert(source, tmp_path / "dst")
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "config.json"])
+def test_malformed_json_is_an_error(tmp_path, source, name):
+    (source / name).write_text('{"a": 1, "a": 2}')
+    with pytest.raises(ConversionError, match="'a' is there twice"):
+        convert(source, tmp_path / "dst", verify=False)
+    only_the_source_is_there(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs links")
+def test_a_tokenizer_file_that_leads_out_of_the_folder_is_refused(tmp_path, source):
+    secret = tmp_path / "source-secret"
+    secret.write_text("secret")
+    (source / "tokenizer.json").symlink_to(secret)
+    with pytest.raises(ConversionError, match="leaves the folder"):
+        convert(source, tmp_path / "dst", verify=False)
+    assert not (tmp_path / "dst").exists()
+
+
+def test_a_name_that_is_no_folder_gives_one_clear_sentence(tmp_path):
+    with pytest.raises(ConversionError, match=r"no such folder$"):
+        convert(tmp_path / "nowhere", tmp_path / "dst")
+    with pytest.raises(ConversionError, match="could not be fetched from the Hugging Face Hub") as caught:
+        locate("nobody/nothing-at-all")
+    assert "\n" not in str(caught.value)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConversionError, match="not a folder"):
+        convert(tmp_path / "file", tmp_path / "dst")
+    for bad in ("../x", "a/b/c", "a b"):
+        with pytest.raises(ConversionError, match=r"no such folder$"):
+            locate(bad)
+
+
+def test_a_hub_id_is_fetched_by_a_closed_list_of_names(tmp_path, source, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def fetch(hub_id, allow_patterns):
+        asked.append((hub_id, list(allow_patterns)))
+        return str(source)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    report = convert("somebody/model", tmp_path / "dst", verify=False)
+    assert report.source == "somebody/model"
+    ((hub_id, patterns),) = asked
+    assert hub_id == "somebody/model"
+    assert not any(".py" in pattern or pattern == "*" for pattern in patterns)
+    card = (tmp_path / "dst/README.md").read_text()
+    assert 'base_model: "somebody/model"' in card
+
+
+# One process imports everything once; each scenario runs in a fork of it and says how it ended.
+SCENARIOS = r"""
+import json, os, resource, signal, sys, time
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+import transformers.models.qwen3.modeling_qwen3
+from blockformer import cli
+from blockformer.cli import checkpoints
+from blockformer.conversion import convert
+
+base = Path(sys.argv[1])
+source, big, target = base / "source", base / "big", base / "dst"
+really = checkpoints.convert_checkpoint
+
+def at(count, action):
+    # Do something when progress is told for the count-th time.
+    def run(*args, progress, **kwargs):
+        told = 0
+        def tell(*step):
+            nonlocal told
+            told += 1
+            if told == count:
+                action()
+            progress(*step)
+        return really(*args, progress=tell, **kwargs)
+    checkpoints.convert_checkpoint = run
+
+def interrupted(count):
+    at(count, lambda: os.kill(os.getpid(), signal.SIGINT))
+    cli.main(["convert", str(source), str(target)])
+
+def terminated(count):
+    at(count, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    cli.main(["convert", str(source), str(target)])
+
+def killed(count):
+    at(count, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    cli.main(["convert", str(source), str(target), "--force"])
+
+def little_memory():
+    used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    limit = used + (20 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    cli.main(["convert", str(big), str(target)])
+
+def status(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
+
+def peak():
+    convert(source, base / "warm", verify=False)
+    open("/proc/self/clear_refs", "w").write("5")
+    before = status("VmRSS")
+    convert(big, target, verify=False)
+    print(json.dumps(status("VmHWM") - before), flush=True)
+
+for name, *arguments in json.loads(sys.argv[2]):
+    receive, send = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(send, 1)
+        os.dup2(send, 2)
+        try:
+            globals()[name](*arguments)
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code or 0)
+    os.close(send)
+    text = b""
+    while part := os.read(receive, 65536):
+        text += part
+    _, status_code = os.waitpid(pid, 0)
+    left = sorted(os.listdir(base))
+    for path in left:
+        if path.endswith(".tmp"):
+            import shutil
+            shutil.rmtree(base / path)
+    print(json.dumps({"code": os.waitstatus_to_exitcode(status_code), "text": text.decode(), "left": left}))
+"""
+
+
+def scenarios(base, *wanted):
+    """Run scenarios of the script: a name and its arguments each."""
+    command = [sys.executable, "-c", SCENARIOS, str(base), json.dumps(wanted)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"code"')]
+
+
+# Progress is told at the beginning, for each of 25 tensors, before each of two model runs, and at the end.
+POINTS = [1, 2, 15, 26, 27, 28, 29]
+
+
+@needs_linux
+def test_ctrl_c_cleans_up_and_exits_130(tmp_path, source):
+    before = fingerprint(source)
+    *runs, last = scenarios(tmp_path, *(("interrupted", point) for point in POINTS), ("terminated", 15))
+    for run in runs:
+        assert run["code"] == 130, run["text"]
+        assert run["text"].strip().splitlines()[-1] == "interrupted"
+        assert "Traceback" not in run["text"]
+        assert run["left"] == ["source"]
+    assert last["code"] == 143
+    assert last["left"] == ["source"]
+    assert fingerprint(source) == before
+
+
+@needs_linux
+def test_kill_9_leaves_the_old_target_or_the_new_one(tmp_path, source):
+    convert(source, tmp_path / "dst", verify=False, dtype="bfloat16")
+    old, before = fingerprint(tmp_path / "dst"), fingerprint(source)
+    runs = scenarios(tmp_path, *(("killed", point) for point in POINTS))
+    assert [run["code"] for run in runs] == [-9] * len(POINTS)
+    assert all(len([name for name in run["left"] if name in ("source", "dst")]) == 2 for run in runs)
+    assert any(name.endswith(".tmp") for run in runs for name in run["left"])
+    assert fingerprint(tmp_path / "dst") == old
+    assert fingerprint(source) == before
+    convert(source, tmp_path / "dst", verify=False, force=True)
+    assert json.loads((tmp_path / "dst/config.json").read_text())["dtype"] == "float32"
+
+
+@needs_linux
+def test_memory_limits(tmp_path, source):
+    """Peak memory is that of one tensor, not of the checkpoint; too little of it is a clean failure."""
+    sizes = {"vocab_size": 12_000, "hidden_size": 512, "intermediate_size": 3072, "num_hidden_layers": 5}
+    official_folder(tmp_path / "big", **sizes, initializer_range=0.02)
+    total = (tmp_path / "big/model.safetensors").stat().st_size
+    largest = 12_000 * 512 * 4
+    assert total > 5 * largest
+    run, other = scenarios(tmp_path, ("little_memory",), ("peak",))
+    assert run["code"] == 1, run["text"]
+    assert run["text"].startswith("error: "), run["text"]
+    assert "memory" in run["text"]
+    assert "Traceback" not in run["text"]
+    assert run["left"] == ["big", "source"]
+    assert other["code"] == 0, other["text"]
+    peak = json.loads(other["text"].splitlines()[-1])
+    assert peak < 1.5 * largest + (32 << 20), f"{peak / 2**20:.0f} MiB for tensors of {largest / 2**20:.0f} MiB"
+
+
+AUDITED = r"""
+import json, os, socket, sys
+base, target = sys.argv[1:]
+import torch
+import transformers.models.qwen3.modeling_qwen3
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+import blockformer
+from blockformer.conversion import convert
+
+found = []
+source = os.path.join(base, "source")
+def inside(path, folder):
+    return os.path.realpath(os.fspath(path)).startswith(folder)
+def code(path):
+    return isinstance(path, str) and path.endswith((".py", ".pyc", ".so"))
+def hook(event, args):
+    try:
+        if event == "open":
+            path, mode, flags = args
+            writes = isinstance(mode, str) and set(mode) & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            if isinstance(path, (str, bytes)):
+                path = os.fsdecode(path)
+                if writes and not path.startswith(os.path.join(base, ".dst.")) and path != os.devnull:
+                    found.append(["writes", path])
+                if inside(path, source) and code(path):
+                    found.append(["reads code", path])
+        elif event == "exec" and inside(args[0].co_filename, base):
+            found.append(["runs", args[0].co_filename])
+        elif event == "import" and str(args[0]).partition(".")[0] in ("evil", "generate", "modeling_evil"):
+            found.append(["imports", args[0]])
+        elif event in ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system", "os.exec", "os.fork"):
+            found.append([event, str(args)])
+        elif event in ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.chmod", "os.utime", "shutil.rmtree"):
+            names = [os.fspath(arg) for arg in args if isinstance(arg, (str, os.PathLike))]
+            own = (os.path.join(base, ".dst."), target)
+            if any(name.startswith("/") and not name.startswith(own) for name in names):
+                found.append([event, names])
+    except Exception as error:
+        found.append(["hook", repr(error)])
+
+sys.addaudithook(hook)
+report = convert(source, target)
+blockformer.from_official(source)
+listed = list(found)
+assert report.parity.passed
+print(json.dumps(listed))
+"""
+
+
+def test_nothing_of_the_source_is_run_and_nothing_written_elsewhere(tmp_path, source, tiny_tokenizer):
+    tiny_tokenizer.save_pretrained(source)
+    planted = f"open({str(tmp_path / 'PLANTED')!r}, 'w').write('run')\n"
+    for name in ("evil.py", "modeling_evil.py", "modeling_qwen3.py", "__init__.py", "setup.py", "sitecustomize.py"):
+        (source / name).write_text(planted)
+    (source / "custom_generate").mkdir()
+    (source / "custom_generate/generate.py").write_text(planted + "def generate(*args, **kwargs): pass\n")
+    edit_config(
+        source,
+        vocab_size=199,
+        auto_map=dict.fromkeys(("AutoConfig", "AutoModel", "AutoModelForCausalLM"), "evil.Evil"),
+        attn_implementation="somebody/kernel",
+        custom_generate="somebody/generate",
+    )
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    settings["auto_map"] = {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    before = fingerprint(source)
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = subprocess.run(
+        [sys.executable, "-c", AUDITED, str(tmp_path), str(tmp_path / "dst")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=environment,
+        cwd=source,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+    assert not (tmp_path / "PLANTED").exists()
+    assert fingerprint(source) == before
+    assert not list((tmp_path / "dst").glob("evil*"))
+    text = (tmp_path / "dst/config.json").read_text()
+    assert "evil" not in text
+    assert "somebody" not in text
