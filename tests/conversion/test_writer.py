@@ -120,6 +120,14 @@ def test_what_is_written_must_be_what_was_planned(tmp_path: Path) -> None:
         ShardWriter(tmp_path, [])
 
 
+def test_finished_files_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    write_all(tmp_path, {"a": torch.zeros(4), "b": torch.zeros(4)}, 16)
+    assert len(list(tmp_path.iterdir())) == 3
+    assert {path.stat().st_ino for path in tmp_path.iterdir()} == set(synced)
+
+
 def test_only_one_tensor_is_in_memory(tmp_path: Path) -> None:
     script = """
 import resource, sys, torch
@@ -443,6 +451,14 @@ def test_target_that_appears_meanwhile_is_not_touched(tmp_path: Path, any_rename
         before = contents(tmp_path / "x")
     assert contents(tmp_path / "x") == before
     assert os.listdir(tmp_path) == ["x"]
+
+
+def test_empty_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match="exists already"), atomic_folder(tmp_path / "x") as folder:  # noqa: PT012
+        make_new(folder)
+        (tmp_path / "x").mkdir()
+    assert os.listdir(tmp_path) == ["x"]
+    assert not os.listdir(tmp_path / "x")
 
 
 def version(folder: Path, number: int) -> None:
