@@ -1,0 +1,58 @@
+"""What the machine can do at most, measured in the same run as everything else."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import transformers
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Limits and names; read_gbs in 10^9 bytes a second, gemm_gflops by dtype in 10^9 operations a second."""
+
+    processor: str
+    threads: int
+    torch: str
+    transformers: str
+    read_gbs: float
+    gemm_gflops: dict[str, float]
+
+
+def best(work: Callable[[], object], repeats: int = 7) -> float:
+    """The least of some timings of one piece of work, in seconds, after one that does not count."""
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def processor_name() -> str:
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def measure(dtypes: list[torch.dtype], size: int = 2048) -> Machine:
+    """Read bandwidth by `torch.sum` over 512 MB, and a square matrix product in each dtype."""
+    data = torch.ones(2**27)
+    read = data.nbytes / best(data.sum) / 1e9
+    del data
+    gemm = {}
+    for dtype in dtypes:
+        left, right = torch.randn(size, size, dtype=dtype), torch.randn(size, size, dtype=dtype)
+        gemm[str(dtype).removeprefix("torch.")] = 2 * size**3 / best(lambda a=left, b=right: a @ b) / 1e9
+    return Machine(
+        processor_name(), torch.get_num_threads(), torch.__version__, transformers.__version__, read, gemm
+    )  # fmt: skip

@@ -1,0 +1,49 @@
+"""Decode and prefill beside transformers' Qwen3, on the same random weights, turn by turn in one process.
+
+Usage: python benchmarks/run.py [--full] [--output FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import machine
+import report
+import torch
+import workloads
+from rich.console import Console
+from rich.progress import track
+
+DTYPES = [torch.bfloat16, torch.float32]
+SMALL = workloads.Shape("Qwen3-0.6B width, 6 layers, 32k vocabulary", layers=6, vocab_size=32768)
+FULL = workloads.Shape("Qwen3-0.6B", layers=28, vocab_size=151936)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="the whole 0.6B shape, longer contexts, batch 8")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    console = Console()
+
+    shape = FULL if options.full else SMALL
+    decodes = [(16, 1), (512, 1), (2048, 1)] + ([(8192, 1), (512, 8)] if options.full else [])
+    rounds, tokens = (5, 24) if options.full else (5, 12)
+
+    limits = machine.measure(DTYPES)
+    rows: list[workloads.Row] = []
+    for dtype in DTYPES:
+        pair = workloads.make_pair(shape, dtype)
+        for context, batch in track(decodes, f"decode {dtype}", console=console):
+            rows.append(workloads.decode(pair, shape, context, batch, rounds, tokens, limits.read_gbs))
+        for context in track([512, 2048], f"prefill {dtype}", console=console):
+            rows.append(workloads.prefill(pair, shape, context, rounds, limits.gemm_gflops))
+        del pair
+    report.write(options.output, limits, rows)
+    console.print(report.markdown(limits, rows), soft_wrap=True, highlight=False)
+    console.print(f"Written to {options.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Pairs of models with the same weights, and the work that both are timed on, turn by turn."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers.generation.streamers import BaseStreamer
+
+import blockformer
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Qwen3 model, the head tied to the embeddings; the weights are random."""
+
+    name: str
+    layers: int
+    vocab_size: int
+    hidden_size: int = 1024
+    intermediate_size: int = 3072
+    heads: int = 16
+    kv_heads: int = 8
+    head_dim: int = 128
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison; times in seconds, ratio = the peer's time / ours.
+
+    Attributes:
+        limit: seconds that the machine's bandwidth (decode) or arithmetic (prefill) needs at least.
+        ratio_min, ratio_median: of the best and of the median times.
+    """
+
+    shape: str
+    work: str
+    dtype: str
+    context: int
+    batch: int
+    ours_min: float
+    ours_median: float
+    peer_min: float
+    peer_median: float
+    limit: float
+
+    @property
+    def ratio_min(self) -> float:
+        return self.peer_min / self.ours_min
+
+    @property
+    def ratio_median(self) -> float:
+        return self.peer_median / self.ours_median
+
+
+def make_pair(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Our model and transformers' Qwen3 with the same weights; both in eval mode.
+
+    Raises:
+        RuntimeError: they do not compute the same, so that timing them would compare nothing.
+    """
+    sizes = {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+    }
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
+    ours = blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **sizes)).to(dtype).eval()
+    peer = Qwen3ForCausalLM(Qwen3Config(**sizes, rope_parameters=rope)).to(dtype).eval()
+    peer.load_state_dict(ours.state_dict())
+    ids = torch.randint(0, shape.vocab_size, (1, 24))
+    with torch.no_grad():
+        left, right = ours(ids).logits.float(), peer(ids).logits.float()
+    error = ((left - right).abs().max() / right.abs().max()).item()
+    if error > (1e-5 if dtype == torch.float32 else 0.05):
+        raise RuntimeError(f"{shape.name} in {dtype}: logits differ by {error:.2g} of the largest; nothing is timed")
+    return ours, peer
+
+
+class _Clock(BaseStreamer):
+    """Notes when `generate` hands over each token; the first call is the prompt, the second the prefill's token."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None: ...
+
+    def steps(self) -> list[float]:
+        stamps = self.times[1:]
+        return [later - earlier for earlier, later in itertools.pairwise(stamps)]
+
+
+def decode_steps(model: PreTrainedModel, ids: torch.Tensor, tokens: int) -> list[float]:
+    """Seconds of each single-token step inside `generate()`, prefill left out."""
+    # The library's streamers take one row; a larger batch is timed as a whole
+    if len(ids) == 1:
+        clock = _Clock()
+        model.generate(ids, do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens, streamer=clock)
+        return clock.steps()
+    times = []
+    for count in (1, tokens):
+        start = time.perf_counter()
+        model.generate(ids, do_sample=False, max_new_tokens=count, min_new_tokens=count)
+        times.append(time.perf_counter() - start)
+    return [(times[1] - times[0]) / (tokens - 1)]
+
+
+def interleaved(
+    ours: Callable[[], list[float]], peer: Callable[[], list[float]], rounds: int
+) -> tuple[list[float], list[float]]:
+    """Time two pieces of work turn by turn, so that a disturbance meets both; one warm-up each."""
+    mine: list[float] = []
+    theirs: list[float] = []
+    ours(), peer()
+    for number in range(rounds):
+        for work, times in ((ours, mine), (peer, theirs))[:: 1 if number % 2 else -1]:
+            times += work()
+    return mine, theirs
+
+
+def decode(pair, shape: Shape, context: int, batch: int, rounds: int, tokens: int, read_gbs: float) -> Row:
+    """Decoding `tokens` tokens after a prompt, by `generate()` as a user calls it."""
+    ours, peer = pair
+    ids = torch.randint(0, shape.vocab_size, (batch, context))
+    times = interleaved(
+        lambda: decode_steps(ours, ids, tokens), lambda: decode_steps(peer, ids, tokens), rounds
+    )  # fmt: skip
+    item = next(ours.parameters()).element_size()
+    weights = sum(parameter.numel() for parameter in ours.parameters()) * item
+    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (context + tokens / 2) * batch * item
+    return _row(shape, "decode", pair, context, batch, times, (weights + cache) / (read_gbs * 1e9))
+
+
+@torch.no_grad()
+def prefill(pair, shape: Shape, context: int, rounds: int, gemm_gflops: dict[str, float]) -> Row:
+    """One forward pass over a prompt, logits of the last position only, the cache filled."""
+    ids = torch.randint(0, shape.vocab_size, (1, context))
+
+    def once(model: PreTrainedModel) -> list[float]:
+        start = time.perf_counter()
+        model(ids, logits_to_keep=1, use_cache=True)
+        return [time.perf_counter() - start]
+
+    ours, peer = pair
+    times = interleaved(lambda: once(ours), lambda: once(peer), rounds)
+    layers = sum(parameter.numel() for parameter in ours.model.layers.parameters())
+    # products with the weights, and the causal half of scores and weighted sum
+    work = 2 * layers * context + 2 * shape.layers * shape.heads * shape.head_dim * context**2
+    dtype = str(ours.dtype).removeprefix("torch.")
+    return _row(shape, "prefill", pair, context, 1, times, work / (gemm_gflops[dtype] * 1e9))
+
+
+def _row(shape: Shape, work: str, pair, context: int, batch: int, times, limit: float) -> Row:
+    mine, theirs = times
+    return Row(
+        shape.name, work, str(pair[0].dtype).removeprefix("torch."), context, batch,
+        min(mine), statistics.median(mine), min(theirs), statistics.median(theirs), limit,
+    )  # fmt: skip
