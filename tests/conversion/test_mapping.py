@@ -207,7 +207,8 @@ def test_no_key_matches() -> None:
 
 
 HOSTILE = ["h.+.up.weight", "h.00.up.weight", "h.01.up.weight", "h.-1.up.weight", "h.1.up.weight\n", "H.1.up.weight",
-           "h.{layer}.up.weight", "h.\u0661.up.weight", "hx1xupxweight", "h.1.up.weight.x", "xh.1.up.weight",
+           "h.{layer}.up.weight", "h.\u0661.up.weight", "h.1\u0661.up.weight",
+           "hx1xupxweight", "h.1.up.weight.x", "xh.1.up.weight",
            "h..up.weight", "h.9999999999.up.weight", "../h.1.up", "(a+)+$", "\\", "[", "%s", "\0", ""]  # fmt: skip
 
 
@@ -327,13 +328,15 @@ def test_tied_tensors_must_be_equal_bit_for_bit() -> None:
         "minus": torch.tensor([-0.0]),
         "dtype": nan.double(),
         "shape": nan.t(),
+        "kind": nan.view(torch.int32),
     }
     check_tied(tensors.__getitem__, [("a", "same")])
     check_tied(tensors.__getitem__, [])
     with pytest.raises(ConversionError, match="tie_word_embeddings") as caught:
         check_tied(
-            tensors.__getitem__, [("a", "same"), ("a", "value"), ("zero", "minus"), ("a", "dtype"), ("a", "shape")]
+            tensors.__getitem__,
+            [("a", "same"), ("a", "value"), ("zero", "minus"), ("a", "dtype"), ("a", "shape"), ("a", "kind")],
         )
     assert "'same'" not in str(caught.value)
-    for name in ("value", "minus", "dtype", "shape"):
+    for name in ("value", "minus", "dtype", "shape", "kind"):
         assert f"and '{name}'" in str(caught.value)
