@@ -127,9 +127,11 @@ def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
         ConversionError: it is none, or its settings are refused.
     """
     import blockformer
+    from blockformer.configuration_blockformer import BlockformerConfig
 
     model_type = entries.get("model_type")
-    classes = [FAMILIES[name].config_class for name in FAMILIES] + [blockformer.BlockformerDecoderConfig]
+    public = [value for value in vars(blockformer).values() if isinstance(value, type)]
+    classes = [value for value in public if issubclass(value, BlockformerConfig) and value.model_type]
     found = next((config_class for config_class in classes if config_class.model_type == model_type), None)
     if found is None:
         raise ConversionError(f"config.json: model_type {shown(model_type)} is not one of ours")

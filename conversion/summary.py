@@ -49,7 +49,7 @@ class Summary:
         tree: the layers with their sizes, equal ones folded together.
         parameters: how many, tied ones once.
         memory: dtype -> bytes of the parameters.
-        cache: dtype -> bytes that one more token takes, while every layer's window has room.
+        cache: dtype -> bytes that one more token takes while every layer's window has room; empty without a cache.
         sliding: layers whose cache stops growing at `sliding_window` tokens.
     """
 
@@ -102,7 +102,11 @@ def describe(config: PretrainedConfig, name: str = "") -> Summary:
         model = model_class(config)
     parameters = model.num_parameters()
     values = 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers
-    settings = {axis: {field: getattr(config, field) for field in fields} for axis, fields in AXES.items()}
+    is_causal = getattr(getattr(model, model.base_model_prefix, model), "is_causal", False)
+    settings = {
+        axis: {field: getattr(config, field) for field in fields if hasattr(config, field)}
+        for axis, fields in AXES.items()
+    }
     if not any(kind == "sliding_attention" for kind in config.layer_types):
         del settings["attention"]["layer_types"], settings["attention"]["sliding_window"]
     else:
@@ -115,6 +119,6 @@ def describe(config: PretrainedConfig, name: str = "") -> Summary:
         tree=repr(model),
         parameters=parameters,
         memory={dtype: parameters * size for dtype, size in BYTES.items()},
-        cache={dtype: values * size for dtype, size in BYTES.items() if dtype != "int8"},
+        cache={dtype: values * size for dtype, size in BYTES.items() if dtype != "int8" and is_causal},
         sliding=config.layer_types.count("sliding_attention"),
     )

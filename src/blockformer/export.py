@@ -28,6 +28,9 @@ TASKS = {
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
+    "ForMaskedLM": "fill-mask",
+    "ForMultipleChoice": "multiple-choice",
+    "ForConditionalGeneration": "text2text-generation",
     "Model": "feature-extraction",
 }
 

@@ -1,12 +1,13 @@
 """The command line: `blockformer convert | inspect | export | demo`.
 
-Errors are told in one sentence on stderr, with exit status 1 (2: a wrong command line, 130: Ctrl-C); `--debug`, before or
-after the command, shows the traceback. The module that does a command's work is imported when the command runs.
+Errors are told in one sentence on stderr, with exit status 1 (2: a wrong command line, 130: Ctrl-C); `--debug`, before
+or after the command, shows the traceback. The module that does a command's work is imported when the command runs.
 """
 
 import functools
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -158,7 +159,8 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if threading.current_thread() is threading.main_thread():  # a killed run cleans up after itself, too
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         app(args=arguments, prog_name="blockformer")
     except KeyboardInterrupt:

@@ -1,0 +1,254 @@
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import blockformer
+from blockformer.cli import main
+from blockformer.cli.checkpoints import progress_bar, size
+from blockformer.conversion.summary import describe, summarize
+
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.4,
+}
+# The settings of Qwen/Qwen3-14B as its config.json has them.
+QWEN3_14B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "initializer_range": 0.02,
+    "intermediate_size": 17408,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 40,
+    "model_type": "qwen3",
+    "num_attention_heads": 40,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def call(*arguments, status=0):
+    """Run the command line in this process and check how it ends."""
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    assert (ended.value.code or 0) == status
+
+
+@pytest.fixture
+def source(tmp_path, capsys):
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**SIZES)).save_pretrained(tmp_path / "source")
+    capsys.readouterr()  # the library's progress bar
+    return tmp_path / "source"
+
+
+def test_help_lists_the_commands(capsys):
+    call("--help")
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("convert", "inspect", "export", "demo", "--debug"))
+    call("--version")
+    assert capsys.readouterr().out.strip() == blockformer.__version__
+
+
+@pytest.mark.parametrize("command", ["convert", "inspect", "export"])
+def test_each_help_shows_an_example(capsys, command):
+    call(command, "--help")
+    out = capsys.readouterr().out
+    assert re.search(rf"Example: blockformer {command} \S+", out)
+    assert "SRC" in out
+
+
+def test_convert_there_and_back(capsys, tmp_path, source):
+    call("convert", source, tmp_path / "dst")
+    out = capsys.readouterr().out
+    assert f"{source} -> {tmp_path / 'dst'}: a self-contained repo" in out
+    assert re.search(r"compared in float32: largest difference of \d+ x V logits \S+ .* the same greedy text", out)
+    call("convert", tmp_path / "dst", tmp_path / "back", "--to", "official", "--no-verify")
+    out = capsys.readouterr().out
+    assert "the official qwen3 layout" in out
+    assert "not compared" in out
+    again = Qwen3ForCausalLM.from_pretrained(tmp_path / "back")
+    original = Qwen3ForCausalLM.from_pretrained(source)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), original.parameters(), strict=True))
+
+
+def test_the_options_of_convert_arrive(tmp_path, source):
+    call("convert", source, tmp_path / "dst", "--dtype", "bfloat16", "--max-shard-size", "20KB", "--family", "qwen3")
+    assert json.loads((tmp_path / "dst/config.json").read_text())["dtype"] == "bfloat16"
+    assert len(list((tmp_path / "dst").glob("model-*.safetensors"))) > 1
+    call("convert", source, tmp_path / "dst", "--no-verify", "--force", "--strict-finite")
+    assert json.loads((tmp_path / "dst/config.json").read_text())["dtype"] == "float32"
+
+
+def test_export_makes_a_repo_of_a_saved_model(capsys, tmp_path):
+    config = blockformer.preset("qwen3", **SIZES)
+    blockformer.BlockformerDecoderForCausalLM(config).save_pretrained(tmp_path / "checkpoint")
+    call("export", tmp_path / "checkpoint", tmp_path / "repo")
+    assert "a self-contained repo" in capsys.readouterr().out
+    assert (tmp_path / "repo/README.md").exists()
+    assert (tmp_path / "repo/modeling_blockformer.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["convert", "{source}", "{source}"], "is the source"),
+        (["convert", "{source}", "{tmp}/dst", "--dtype", "int3"], "dtype must be one of"),
+        (["convert", "{source}", "{tmp}/dst", "--to", "gguf"], "--to must be one of"),
+        (["convert", "{source}", "{tmp}/dst", "--to", "official"], "is not in Blockformer's layout"),
+        (["convert", "{source}", "{tmp}/dst", "--family", "qwen4"], "there is no family 'qwen4'"),
+        (["convert", "{source}", "{tmp}/dst", "--max-shard-size", "big"], "'big'"),
+        (["convert", "{tmp}/nowhere", "{tmp}/dst"], "no such folder"),
+        (["export", "{source}", "{tmp}/dst"], "'qwen3' is not one of ours"),
+        (["inspect", "{tmp}/nowhere/config.json"], "no such file"),
+        (["inspect", "{tmp}/nowhere"], "no such folder"),
+    ],
+)
+def test_an_error_is_one_line_without_a_traceback(capsys, tmp_path, source, arguments, message):
+    call(*(argument.format(source=source, tmp=tmp_path) for argument in arguments), status=1)
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert captured.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(tmp_path):
+    for arguments in (["--debug", "inspect", str(tmp_path / "x")], ["inspect", str(tmp_path / "x"), "--debug"]):
+        with pytest.raises(ValueError, match="no such folder"):
+            main(arguments)
+
+
+def test_an_unexpected_error_is_named_and_not_dumped(capsys, monkeypatch, source):
+    def broken(*args):
+        raise ZeroDivisionError("nobody\nthought of it")
+
+    monkeypatch.setattr("blockformer.conversion.summary.config_of", broken)
+    call("inspect", source, status=1)
+    assert capsys.readouterr().err == "error: ZeroDivisionError: nobody (--debug shows more)\n"
+
+
+def test_a_wrong_command_line_is_status_2(capsys):
+    call("convert", status=2)
+    call("convert", "a", "b", "--nonsense", status=2)
+    assert "--nonsense" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_status_130(capsys, monkeypatch, source):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("blockformer.conversion.summary.config_of", interrupted)
+    call("inspect", source, status=130)
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_inspect_shows_the_seed_articles_layer_tree(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_14B))
+    call("inspect", tmp_path)
+    out = capsys.readouterr().out
+    for part in (
+        "14,768,307,200 parameters",
+        "(0-39): 40 x Layer(",
+        "(q_proj): Linear(in_features=5120, out_features=5120, bias=False)",
+        "(k_proj): Linear(in_features=5120, out_features=1024, bias=False)",
+        "(v_proj): Linear(in_features=5120, out_features=1024, bias=False)",
+        "(o_proj): Linear(in_features=5120, out_features=5120, bias=False)",
+        "(q_norm): RMSNorm(128,",
+        "(k_norm): RMSNorm(128,",
+        "(gate_proj): Linear(in_features=5120, out_features=17408, bias=False)",
+        "(up_proj): Linear(in_features=5120, out_features=17408, bias=False)",
+        "(down_proj): Linear(in_features=17408, out_features=5120, bias=False)",
+        "(embed_tokens): Embedding(151936, 5120",
+        "(lm_head): Linear(in_features=5120, out_features=151936, bias=False)",
+        "weights in float32: 59,073,228,800 bytes (55.0 GiB)",
+        "weights in bfloat16: 29,536,614,400 bytes (27.5 GiB)",
+        "weights in int8: 14,768,307,200 bytes (13.8 GiB)",
+        "cache in bfloat16: 163,840 bytes a token (160.0 KiB)",
+    ):
+        assert part in out, part
+    assert not re.search(r"\(1\): Layer", out)
+
+
+def test_the_numbers_of_a_summary_are_those_of_the_model(tmp_path):
+    config = blockformer.preset("qwen3", **SIZES, tie_word_embeddings=True)
+    summary = describe(config)
+    model = blockformer.BlockformerDecoderForCausalLM(config)
+    assert summary.parameters == sum(parameter.numel() for parameter in model.parameters())
+    ids = torch.arange(10)[None]
+    cache = model(ids, use_cache=True).past_key_values
+    stored = sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
+    assert summary.cache["float32"] * ids.shape[1] == stored
+
+
+def test_inspect_takes_folders_config_files_presets_and_both_layouts(capsys, tmp_path, source):
+    call("inspect", source / "config.json")
+    call("convert", source, tmp_path / "dst", "--no-verify")
+    capsys.readouterr()
+    call("inspect", tmp_path / "dst")
+    out = capsys.readouterr().out
+    assert "qk_norm" in out
+    parameters = summarize(source).parameters
+    assert f"{parameters:,} parameters" in out
+    call("inspect", "mistral")
+    out = capsys.readouterr().out
+    assert out.startswith("preset mistral: ")
+    assert "8 of 8 layers keep the last 4,096 tokens only" in out
+    call("inspect", "qwen9", status=1)
+
+
+def test_sizes_are_for_persons():
+    assert [size(n) for n in (0, 1023, 1024, 1536, 5 << 30, 3 << 40)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.0 KiB",
+        "1.5 KiB",
+        "5.0 GiB",
+        "3.0 TiB",
+    ]
+
+
+def test_the_progress_bar_takes_known_and_unknown_amounts(capsys):
+    with progress_bar() as tell:
+        tell("looking", 0, 0)
+        tell("writing", 5, 10)
+    assert capsys.readouterr().err == ""  # no terminal, no bar
+
+
+def test_the_installed_command_works():
+    done = subprocess.run(
+        [sys.executable, "-c", "from blockformer.cli import main; main()", "inspect", "/nowhere/at/all"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr == "error: /nowhere/at/all: no such folder\n"

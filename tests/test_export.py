@@ -1,0 +1,167 @@
+import ast
+import json
+import os
+import stat
+
+import pytest
+import torch
+
+import blockformer
+from blockformer.export import ENTRY, code_files, copy_code, export_model, full_auto_map, save_tokenizer, write_card
+
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.4,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+}
+
+FORBIDDEN_MODULES = {"socket", "subprocess", "urllib", "http", "requests", "shutil", "pickle", "ctypes", "tempfile"}
+FORBIDDEN_CALLS = {"exec", "eval", "compile", "__import__", "print", "input"}
+
+
+@pytest.fixture
+def model():
+    return blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **SIZES)).eval()
+
+
+def test_an_exported_repo_is_complete(tmp_path, model, tiny_tokenizer):
+    model.generation_config.temperature = 0.7
+    model.generation_config.do_sample = True
+    assert export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer) == tmp_path / "repo"
+    names = {path.name for path in (tmp_path / "repo").iterdir()}
+    assert names >= {"config.json", "generation_config.json", "model.safetensors", "README.md", "tokenizer.json"}
+    assert {path.name for path in code_files()} <= names
+    entries = json.loads((tmp_path / "repo/config.json").read_text())
+    assert entries["auto_map"] == full_auto_map(model.config)
+    tokenizer = json.loads((tmp_path / "repo/tokenizer_config.json").read_text())
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
+    card = (tmp_path / "repo/README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
+    assert "AutoModelForCausalLM" in card
+    assert f"{model.num_parameters():,}" in card
+    assert "| `temperature` | 0.7 |" in card
+    assert "$" not in card
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["repo"]
+
+
+def test_weights_come_in_shards_with_the_permissions_of_the_umask(tmp_path, model):
+    export_model(model, tmp_path / "repo", max_shard_size="20KB")
+    assert len(list((tmp_path / "repo").glob("model-*.safetensors"))) > 1
+    umask = os.umask(0)
+    os.umask(umask)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "repo").iterdir()}
+    assert modes == {0o666 & ~umask}
+
+
+def test_an_export_is_whole_or_not_there(tmp_path, model, monkeypatch):
+    export_model(model, tmp_path / "repo", card="first")
+    with pytest.raises(ValueError, match="exists already"):
+        export_model(model, tmp_path / "repo", card="second")
+    monkeypatch.setattr("blockformer.export.copy_code", lambda folder: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export_model(model, tmp_path / "repo", card="second", force=True)
+    assert (tmp_path / "repo/README.md").read_text() == "first"
+    monkeypatch.undo()
+    export_model(model, tmp_path / "repo", card="second", force=True)
+    assert (tmp_path / "repo/README.md").read_text() == "second"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["repo"]
+
+
+def test_only_models_of_ours_are_exported(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    model.config = None
+    with pytest.raises(ValueError, match="Linear is no Blockformer model"):
+        export_model(model, tmp_path / "repo")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_public_names_are_found_late():
+    assert blockformer.export_model is export_model
+    assert blockformer.from_official.__name__ == "from_official"
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = blockformer.nonsense
+
+
+@pytest.mark.versions
+def test_plain_save_pretrained_carries_all_code_and_the_full_auto_map(tmp_path, model):
+    model.save_pretrained(tmp_path / "repo")
+    names = {path.name for path in (tmp_path / "repo").iterdir()}
+    assert {path.name for path in code_files()} <= names
+    entries = json.loads((tmp_path / "repo/config.json").read_text())
+    assert entries["auto_map"] == full_auto_map(model.config)
+    model.model.save_pretrained(tmp_path / "base")
+    assert {path.name for path in code_files()} <= {path.name for path in (tmp_path / "base").iterdir()}
+    assert json.loads((tmp_path / "base/config.json").read_text())["auto_map"] == full_auto_map(model.config)
+
+
+def test_the_code_of_a_repo_is_closed_and_has_no_side_effects(tmp_path):
+    copied = copy_code(tmp_path)
+    names = {path.stem for path in copied}
+    assert ENTRY in names
+    assert not names & {"presets", "export", "__init__", "cli"}
+    entry = ast.parse((tmp_path / f"{ENTRY}.py").read_text())
+    direct = {node.module for node in ast.walk(entry) if isinstance(node, ast.ImportFrom) and node.level == 1}
+    # Old loaders follow the entry file's own imports only.
+    assert direct == names - {ENTRY}
+    for path in copied:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                imported = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+                assert not {name.partition(".")[0] for name in imported} & FORBIDDEN_MODULES, ast.unparse(node)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in FORBIDDEN_CALLS, f"{path.name}: {ast.unparse(node)}"
+        text = path.read_text()
+        assert "import blockformer" not in text
+        assert "from blockformer" not in text
+        # The loader finds imports line by line, also in docstrings.
+        for line in text.splitlines():
+            if line.strip().startswith("from .") and " import " in line:
+                assert line.split()[1].strip(".") in names, f"{path.name}: {line}"
+
+
+def test_a_core_that_a_repo_could_not_carry_is_refused(tmp_path, monkeypatch):
+    for text, message in (
+        ("import numpy\n", "may not import 'numpy'"),
+        ("from blockformer.x import y\n", "may not import 'blockformer'"),
+        ("from . import attention\n", "only `from .name import x` works"),
+        ("from .sub.part import x\n", "only `from .name import x` works"),
+        ("from ..up import x\n", "only `from .name import x` works"),
+    ):
+        (tmp_path / f"{ENTRY}.py").write_text(text)
+        monkeypatch.setattr("blockformer.export.CORE", tmp_path)
+        with pytest.raises(RuntimeError, match=message):
+            code_files()
+
+
+@pytest.mark.parametrize(
+    ("name", "tag", "auto"),
+    [
+        ("BlockformerDecoderModel", "feature-extraction", "AutoModel"),
+        ("BlockformerDecoderForSequenceClassification", "text-classification", "AutoModelForSequenceClassification"),
+        ("BlockformerDecoderForTokenClassification", "token-classification", "AutoModelForTokenClassification"),
+        ("BlockformerDecoderForQuestionAnswering", "question-answering", "AutoModelForQuestionAnswering"),
+    ],
+)
+def test_the_card_fits_the_task(tmp_path, name, tag, auto):
+    config = blockformer.preset("qwen3", **SIZES)
+    config.architectures = [name]
+    card = write_card(tmp_path, config, origin="Made of $1 | sense.", base_model="a/b", parity="equal").read_text()
+    assert f"pipeline_tag: {tag}\n" in card
+    assert 'base_model: "a/b"\n' in card
+    assert f"import {auto}, AutoTokenizer" in card
+    assert "Made of $1 | sense." in card
+    assert "| `layer_types` | 2 x full_attention |" in card
+
+
+def test_tokenizers_are_saved_for_older_tools_too(tmp_path, tiny_tokenizer):
+    save_tokenizer(tiny_tokenizer, tmp_path)
+    entries = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert entries["tokenizer_class"] == "PreTrainedTokenizerFast"
+    again = type(tiny_tokenizer).from_pretrained(tmp_path)
+    assert again("import heapq").input_ids == tiny_tokenizer("import heapq").input_ids

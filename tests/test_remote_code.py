@@ -1,0 +1,191 @@
+"""An exported repo in a fresh interpreter that cannot import `blockformer`, offline."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import blockformer
+from blockformer.conversion import convert
+
+pytestmark = pytest.mark.versions
+
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "initializer_range": 0.4,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+}
+WORDS = ["def heap(x):", "import textwrap as t"]
+
+BLOCKED = r"""
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("blockformer", "conversion"):
+            raise ModuleNotFoundError(f"{name} cannot be imported here", name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+LOADED = r"""
+import json, torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForSequenceClassification
+repo, again, words = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+trust = {"trust_remote_code": True}
+
+def results(folder):
+    config = AutoConfig.from_pretrained(folder, **trust)
+    tokenizer = AutoTokenizer.from_pretrained(folder, **trust)
+    model = AutoModelForCausalLM.from_pretrained(folder, **trust).eval()
+    base = AutoModel.from_pretrained(folder, **trust).eval()
+    batch = tokenizer(words, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**batch).logits
+        states = base(**batch).last_hidden_state
+    assert torch.equal(model.lm_head(states), logits)
+    ids = model.generate(**batch, max_new_tokens=8, do_sample=False)
+    assert config.model_type == "blockformer_decoder"
+    assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
+    text = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return model, tokenizer, base, {"ids": batch.input_ids.tolist(), "logits": logits.tolist(), "text": text}
+
+model, tokenizer, base, first = results(repo)
+model.save_pretrained(again)
+tokenizer.save_pretrained(again)
+base.save_pretrained(again + "-base")
+_, _, _, second = results(again)
+assert second == first
+AutoModel.from_pretrained(again + "-base", **trust)
+classifier = AutoModelForSequenceClassification.from_pretrained(repo, num_labels=3, **trust)
+assert classifier.score.weight.shape == (3, model.config.hidden_size)
+assert "blockformer" not in sys.modules
+print(json.dumps(first))
+"""
+
+REFUSED = r"""
+import os, threading
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+repo, planted = sys.argv[1:3]
+
+def attempt(auto, **options):
+    try:
+        auto.from_pretrained(repo, **options)
+    except Exception as error:
+        outcome = error
+    else:
+        outcome = None
+    assert not os.path.exists(planted), (auto, options)
+    assert not [name for name in sys.modules if name.startswith("transformers_modules.")], (auto, options)
+    return outcome
+
+outcomes = []
+def everything():
+    for options in ({"trust_remote_code": False}, {"trust_remote_code": None}, {}):
+        for auto in (AutoConfig, AutoModel, AutoModelForCausalLM):
+            outcomes.append(attempt(auto, **options))
+        attempt(AutoTokenizer, **options)  # needs no code of the repo: it may succeed
+
+everything()
+thread = threading.Thread(target=everything)
+thread.start()
+thread.join()
+assert len(outcomes) == 18
+assert all(isinstance(outcome, (ValueError, EOFError, OSError)) for outcome in outcomes), outcomes
+
+try:
+    AutoConfig.from_pretrained(repo, trust_remote_code=True)
+except ValueError as error:
+    assert "no field 'trust_remote_code'" in str(error)  # the planted flag; the code that refuses it has run
+assert os.path.exists(planted), "the planted code is real"
+print("refused")
+"""
+
+
+def fresh(script, *arguments, folder):
+    """Run a script in an interpreter of its own, with a cache of its own, without a terminal."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        "HF_HOME": str(folder / "hf"),
+        "HF_MODULES_CACHE": str(folder / "modules"),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", BLOCKED + script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **SIZES)).eval()
+
+
+def expected(model, tokenizer):
+    batch = tokenizer(WORDS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**batch).logits
+    ids = model.generate(**batch, max_new_tokens=8, do_sample=False)
+    text = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return {"ids": batch.input_ids.tolist(), "logits": logits, "text": text}
+
+
+def check(found, wanted):
+    found = json.loads(found)
+    assert found["ids"] == wanted["ids"]
+    assert found["text"] == wanted["text"]
+    torch.testing.assert_close(torch.tensor(found["logits"]), wanted["logits"], atol=1e-6, rtol=1e-6)
+
+
+def test_a_repo_loads_where_blockformer_is_not_and_saves_itself_with_its_code(tmp_path, model, tiny_tokenizer):
+    blockformer.export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer)
+    found = fresh(LOADED, tmp_path / "repo", tmp_path / "again", json.dumps(WORDS), folder=tmp_path)
+    check(found, expected(model, tiny_tokenizer))
+    assert (tmp_path / "again/attention.py").read_bytes() == (tmp_path / "repo/attention.py").read_bytes()
+    entries = json.loads((tmp_path / "again/config.json").read_text())
+    assert entries["auto_map"] == blockformer.BlockformerDecoderConfig.auto_classes
+
+
+def test_a_plainly_saved_and_a_converted_model_load_just_as_well(tmp_path, model, tiny_tokenizer):
+    """As above, through `save_pretrained` and through the official layout and back."""
+    model.save_pretrained(tmp_path / "plain")
+    tiny_tokenizer.save_pretrained(tmp_path / "plain")
+    convert(tmp_path / "plain", tmp_path / "official", to_official=True)
+    convert(tmp_path / "official", tmp_path / "repo")
+    wanted = expected(model, tiny_tokenizer)
+    script = LOADED + "print(json.dumps([first, results(sys.argv[4])[3]]))\n"
+    arguments = (tmp_path / "repo", tmp_path / "again", json.dumps(WORDS), tmp_path / "plain")
+    for found in json.loads(fresh(script, *arguments, folder=tmp_path)):
+        check(json.dumps(found), wanted)
+
+
+def test_nothing_of_a_repo_runs_without_trust(tmp_path, model, tiny_tokenizer):
+    blockformer.export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer)
+    planted = tmp_path / "PLANTED"
+    for name in ("configuration_blockformer.py", "modeling_blockformer.py"):
+        path = tmp_path / "repo" / name
+        path.write_text(f"open({str(planted)!r}, 'w').close()\n" + path.read_text())
+    config = tmp_path / "repo/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "trust_remote_code": True}))
+    assert fresh(REFUSED, tmp_path / "repo", planted, folder=tmp_path).endswith("refused")
