@@ -5,8 +5,12 @@ Importing this package registers its models with the Auto classes of transformer
 
 import transformers
 
-from . import modeling_blockformer
-from .configuration_blockformer import BlockformerDecoderConfig, BlockformerEncoderConfig
+from . import modeling_blockformer, modeling_encoder_decoder
+from .configuration_blockformer import (
+    BlockformerDecoderConfig,
+    BlockformerEncoderConfig,
+    BlockformerEncoderDecoderConfig,
+)
 from .modeling_blockformer import (
     BlockformerDecoderForCausalLM,
     BlockformerDecoderForQuestionAnswering,
@@ -22,6 +26,12 @@ from .modeling_blockformer import (
     BlockformerEncoderForTokenClassification,
     BlockformerEncoderModel,
 )
+from .modeling_encoder_decoder import (
+    BlockformerEncoderDecoderForConditionalGeneration,
+    BlockformerEncoderDecoderForQuestionAnswering,
+    BlockformerEncoderDecoderForSequenceClassification,
+    BlockformerEncoderDecoderModel,
+)
 from .presets import PRESETS, preset
 
 __version__ = "0.1.0"
@@ -35,6 +45,11 @@ __all__ = [
     "BlockformerDecoderForTokenClassification",
     "BlockformerDecoderModel",
     "BlockformerEncoderConfig",
+    "BlockformerEncoderDecoderConfig",
+    "BlockformerEncoderDecoderForConditionalGeneration",
+    "BlockformerEncoderDecoderForQuestionAnswering",
+    "BlockformerEncoderDecoderForSequenceClassification",
+    "BlockformerEncoderDecoderModel",
     "BlockformerEncoderForMaskedLM",
     "BlockformerEncoderForMultipleChoice",
     "BlockformerEncoderForNextSentencePrediction",
@@ -48,11 +63,13 @@ __all__ = [
     "preset",
 ]
 
-for _config in (BlockformerDecoderConfig, BlockformerEncoderConfig):
+for _config in (BlockformerDecoderConfig, BlockformerEncoderConfig, BlockformerEncoderDecoderConfig):
+    transformers.AutoConfig.register(_config.model_type, _config)
     for _auto_class, _target in _config.auto_classes.items():
-        _ours = _config.model_type if _auto_class == "AutoConfig" else _config
-        _class = _config if _auto_class == "AutoConfig" else getattr(modeling_blockformer, _target.rpartition(".")[2])
-        getattr(transformers, _auto_class).register(_ours, _class)
+        _module, _, _name = _target.rpartition(".")
+        if _auto_class != "AutoConfig":
+            _home = modeling_blockformer if _module == "modeling_blockformer" else modeling_encoder_decoder
+            getattr(transformers, _auto_class).register(_config, getattr(_home, _name))
 
 
 def __getattr__(name):

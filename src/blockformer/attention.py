@@ -107,7 +107,9 @@ class Attention(nn.Module):
         else:
             key, value = self._self_keys_values(hidden_states, position_embeddings, past_key_values)
 
-        if packing is None:
+        if query.shape[0] != key.shape[0]:
+            output, probabilities = self._attend_shared(query, key, value, attention_mask, **kwargs)
+        elif packing is None:
             output, probabilities = self._attend(
                 query, key, value, attention_mask, position_bias, query_positions, **kwargs
             )
@@ -148,6 +150,21 @@ class Attention(nn.Module):
                 places = torch.arange(length, device=query.device)
                 outputs.append(self._attend(*parts, None, bias, places, **kwargs)[0])
         return torch.cat(outputs, dim=1), None
+
+    def _attend_shared(self, query, key, value, attention_mask, **kwargs):
+        """`_attend` for beams that look at the same encoder states, without copying keys and values for each beam.
+
+        The n beams of a row become n * T queries: query [B * n, H, T, D], key and value [B, K, S, D], mask
+        [B, 1, n * T, S] or None.
+        """
+        rows, beams = key.shape[0], query.shape[0] // key.shape[0]
+        heads, length = query.shape[1:3]
+        folded = query.view(rows, beams, heads, length, -1).transpose(1, 2).flatten(2, 3)  # [B, H, n * T, D]
+        output, probabilities = self._attend(folded, key, value, attention_mask, None, None, **kwargs)
+        output = output.reshape(rows * beams, length, heads, -1)
+        if probabilities is not None:
+            probabilities = probabilities.unflatten(2, (beams, length)).transpose(1, 2).flatten(0, 1)
+        return output, probabilities
 
     def _split_heads(self, states, norm=None):
         """[B, T, heads * D] -> [B, heads, T, D], normalised over D."""

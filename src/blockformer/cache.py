@@ -77,6 +77,13 @@ class GrowingLayer(DynamicLayer):
         self.is_initialized = False
 
 
+class CrossLayer(DynamicLayer):
+    """Keys and values of an encoder's states [B, K, S, D], one row for all beams of an input."""
+
+    def reorder_cache(self, beam_idx):
+        """Nothing to do: a beam only ever takes the place of another one of the same input."""
+
+
 def _is_head_of(view, buffer) -> bool:
     """Whether `view` is `buffer[..., :n, :]`: the same memory, batch and layout."""
     return (
@@ -95,18 +102,24 @@ def _is_writable(buffer) -> bool:
 def grow_in_place(cache):
     """Swap the plain dynamic layers of a fresh cache for growing ones; other layers and caches stay as they are."""
     if isinstance(cache, EncoderDecoderCache):
-        grow_in_place(cache.self_attention_cache)
-    elif type(cache) is DynamicCache and not cache.offloading:
-        if cache.layer_class_to_replicate is DynamicLayer:
-            cache.layer_class_to_replicate = GrowingLayer
-        cache.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+        _swap_layers(cache.self_attention_cache, GrowingLayer)
+        _swap_layers(cache.cross_attention_cache, CrossLayer)
+    else:
+        _swap_layers(cache, GrowingLayer)
     return cache
+
+
+def _swap_layers(cache, layer_class) -> None:
+    if type(cache) is DynamicCache and not cache.offloading:
+        if cache.layer_class_to_replicate is DynamicLayer:
+            cache.layer_class_to_replicate = layer_class
+        cache.layers = [layer_class() if type(layer) is DynamicLayer else layer for layer in cache.layers]
 
 
 def new_cache(config, for_cross_attention: bool = False):
     """An empty growing cache for a model of this config; with `for_cross_attention` one that also holds cross keys."""
-    cache = grow_in_place(DynamicCache(config=config))
-    return EncoderDecoderCache(cache, DynamicCache()) if for_cross_attention else cache
+    cache = DynamicCache(config=config)
+    return grow_in_place(EncoderDecoderCache(cache, DynamicCache()) if for_cross_attention else cache)
 
 
 class GrowingGenerationMixin(GenerationMixin):
@@ -115,6 +128,10 @@ class GrowingGenerationMixin(GenerationMixin):
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
         supplied = model_kwargs.get("past_key_values")
         result = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
         if supplied is None:
-            grow_in_place(model_kwargs.get("past_key_values"))
+            if isinstance(cache, EncoderDecoderCache):
+                # The library sizes it for every beam; ours holds one row for all beams of an input.
+                cache.cross_attention_cache = DynamicCache()
+            grow_in_place(cache)
         return result

@@ -48,7 +48,7 @@ def _is_number(value) -> bool:
 _VALUE_RULES = (
     (
         "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-        "max_position_embeddings relative_attention_max_distance sliding_window",
+        "max_position_embeddings relative_attention_max_distance sliding_window decoder_layers",
         lambda value: _is_integer(value) and value > 0,
         "a positive integer",
     ),
@@ -60,7 +60,8 @@ _VALUE_RULES = (
     ("relative_attention_num_buckets", lambda value: _is_integer(value) and value > 1, "an integer above 1"),
     (
         "gated_mlp norm_bias qk_norm attention_bias attention_output_bias mlp_bias lm_head_bias embedding_norm "
-        "final_norm lm_head_transform add_cross_attention is_decoder use_cache tie_word_embeddings",
+        "final_norm lm_head_transform add_cross_attention is_decoder is_encoder_decoder use_cache share_embeddings "
+        "tie_word_embeddings",
         lambda value: isinstance(value, bool),
         "true or false",
     ),
@@ -101,8 +102,9 @@ def check_names(config_class, names) -> None:
 
 def check_values(config) -> None:
     """Check each field by itself."""
+    fields = config_field_names(type(config))
     for names, is_allowed, wanted in _VALUE_RULES:
-        for name in names.split():
+        for name in (name for name in names.split() if name in fields):
             value = getattr(config, name)
             if not is_allowed(value) and not (value is None and name in _NONE_ALLOWED):
                 raise ValueError(f"{name} must be {wanted}, not {value!r}.")
@@ -110,8 +112,8 @@ def check_values(config) -> None:
         _check_choice(name, getattr(config, name), choices)
     if config.pooler_act is not None:
         _check_choice("pooler_act", config.pooler_act, CHOICES["hidden_act"])
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        value = getattr(config, name)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        value = getattr(config, name, None)
         for token in value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]:
             if token is not None and not (_is_integer(token) and 0 <= token < config.vocab_size):
                 raise ValueError(f"{name} must be a token from 0 to {config.vocab_size - 1}, not {token!r}.")
@@ -170,6 +172,11 @@ def check_combination(config) -> None:
         raise ValueError(
             f"is_decoder={config.is_decoder} contradicts {type(config).__name__}: a decoder has a "
             "BlockformerDecoderConfig, an encoder a BlockformerEncoderConfig."
+        )
+    if config.is_encoder_decoder != type(config).is_encoder_decoder:
+        raise ValueError(
+            f"is_encoder_decoder={config.is_encoder_decoder} contradicts {type(config).__name__}: two stacks have a "
+            "BlockformerEncoderDecoderConfig."
         )
     if config.add_cross_attention and not config.is_decoder:
         raise ValueError(
@@ -232,6 +239,8 @@ def _check_layer_types(config) -> None:
         raise ValueError("layer_types names 'sliding_attention' but sliding_window is None: set its length in tokens.")
     if config.sliding_window is not None and not slides:
         raise ValueError("sliding_window is set but no layer is of type 'sliding_attention': set layer_types too.")
+    if slides and config.is_encoder_decoder:
+        raise ValueError("sliding attention is not supported in an encoder-decoder.")
     if slides and config.position_type.startswith("relative"):
         raise ValueError(f"sliding attention is not supported with position_type='{config.position_type}'.")
 

@@ -4,6 +4,7 @@ A field is checked when the config is made, before any memory is taken. No field
 choice of values (see `presets.py`).
 """
 
+import copy
 from typing import ClassVar
 
 from transformers import PretrainedConfig
@@ -246,3 +247,55 @@ class BlockformerDecoderConfig(BlockformerConfig):
         "AutoModelForTokenClassification": "modeling_blockformer.BlockformerDecoderForTokenClassification",
         "AutoModelForQuestionAnswering": "modeling_blockformer.BlockformerDecoderForQuestionAnswering",
     }
+
+
+class BlockformerEncoderDecoderConfig(BlockformerConfig):
+    """An encoder and a decoder that looks at its states, both with the fields of `BlockformerConfig`.
+
+    `num_hidden_layers` counts the encoder's layers. Sliding windows are a decoder's alone and not supported here.
+
+    Args:
+        decoder_layers: the decoder's layers; None means as many as the encoder has.
+        share_embeddings: one embedding matrix for both sides.
+        decoder_start_token_id: the token that the decoder reads first.
+    """
+
+    model_type = "blockformer_encoder_decoder"
+    is_encoder_decoder: bool = True
+    is_decoder: bool = False
+    decoder_layers: int | None = None
+    share_embeddings: bool = True
+    decoder_start_token_id: int | None = None
+    auto_classes = {
+        "AutoConfig": "configuration_blockformer.BlockformerEncoderDecoderConfig",
+        "AutoModel": "modeling_encoder_decoder.BlockformerEncoderDecoderModel",
+        "AutoModelForSeq2SeqLM": "modeling_encoder_decoder.BlockformerEncoderDecoderForConditionalGeneration",
+        "AutoModelForSequenceClassification": (
+            "modeling_encoder_decoder.BlockformerEncoderDecoderForSequenceClassification"
+        ),
+        "AutoModelForQuestionAnswering": "modeling_encoder_decoder.BlockformerEncoderDecoderForQuestionAnswering",
+    }
+    base_model_tp_plan: ClassVar[dict] = {}
+    base_model_pp_plan: ClassVar[dict] = {}
+
+    def __post_init__(self, **kwargs):
+        if self.decoder_layers is None:
+            self.decoder_layers = self.num_hidden_layers
+        super().__post_init__(**kwargs)
+
+    def get_text_config(self, decoder=None, encoder=None):
+        """The config itself; for the decoder alone, which the library asks for to size a cache, `decoder_side()`."""
+        return self.decoder_side() if decoder and not encoder else self
+
+    def encoder_side(self) -> "BlockformerEncoderDecoderConfig":
+        """The settings of the encoder's stack."""
+        side = copy.deepcopy(self)
+        side.use_cache = False
+        return side
+
+    def decoder_side(self) -> "BlockformerEncoderDecoderConfig":
+        """The settings of the decoder's stack: its own number of layers."""
+        side = copy.deepcopy(self)
+        side.num_hidden_layers = self.decoder_layers or self.num_hidden_layers
+        side.layer_types = ["full_attention"] * side.num_hidden_layers
+        return side

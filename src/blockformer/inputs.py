@@ -180,3 +180,13 @@ def check_generation(config, generation_config, attention_mask, past_key_values,
             f"the text may become {length + 1} tokens long, the table of learned positions (max_position_embeddings) "
             f"has {limit}: shorten the prompt or lower max_new_tokens."
         )
+
+
+def check_target(decoder_input_ids, decoder_inputs_embeds) -> None:
+    """Refuse an encoder-decoder's call that gives the decoder nothing to read.
+
+    Raises:
+        ValueError: neither of the two, or both.
+    """
+    if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
+        raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds, or labels instead.")

@@ -18,6 +18,7 @@ from .attention import Attention  # noqa: F401
 from .base import BlockformerPreTrainedModel
 from .cache import GrowingGenerationMixin
 from .compat import announce_causal_lm
+from .config_checks import check_names  # noqa: F401
 from .configuration_blockformer import BlockformerDecoderConfig, BlockformerEncoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .heads import (

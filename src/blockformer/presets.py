@@ -5,7 +5,12 @@ Presets know the config, not the other way round, so they stay out of exported r
 
 import difflib
 
-from .configuration_blockformer import BlockformerConfig, BlockformerDecoderConfig, BlockformerEncoderConfig
+from .configuration_blockformer import (
+    BlockformerConfig,
+    BlockformerDecoderConfig,
+    BlockformerEncoderConfig,
+    BlockformerEncoderDecoderConfig,
+)
 
 _LLAMA_STYLE = {
     "norm_type": "rms_norm",
@@ -49,6 +54,24 @@ _ROBERTA_STYLE = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+_T5_STYLE = {
+    "vocab_size": 32128,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "head_dim": 64,
+    "norm_type": "rms_norm",
+    "norm_placement": "pre",
+    "position_type": "relative_bias",
+    "attention_scale": 1.0,
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "activation_dropout": 0.1,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
 
 PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
     "qwen3": (
@@ -83,6 +106,17 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
         BlockformerEncoderConfig,
         {**_BERT_STYLE, "num_hidden_layers": 6, "type_vocab_size": 0, "pooler_act": "relu"},
     ),
+    "t5": (
+        BlockformerEncoderDecoderConfig,
+        {
+            **_T5_STYLE,
+            "gated_mlp": False,
+            "hidden_act": "relu",
+            "tie_word_embeddings": True,
+            "logit_scale": 512**-0.5,
+        },
+    ),
+    "t5-v1.1": (BlockformerEncoderDecoderConfig, {**_T5_STYLE, "gated_mlp": True, "hidden_act": "gelu_new"}),
 }
 
 

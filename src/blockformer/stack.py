@@ -122,8 +122,10 @@ class Stack(BlockformerPreTrainedModel):
             masks = dict.fromkeys(self.config.layer_types)
             inputs_embeds, position_ids = packing.pack(inputs_embeds), packing.pack(position_ids)
         if encoder_hidden_states is not None:
+            # Beams of one input share its encoder states: they count as more queries of one row.
+            queries = inputs_embeds.reshape(encoder_hidden_states.shape[0], -1, inputs_embeds.shape[-1])
             encoder_attention_mask = bidirectional_mask(
-                self.config, inputs_embeds, encoder_attention_mask, encoder_hidden_states
+                self.config, queries, encoder_attention_mask, encoder_hidden_states
             )
         hidden_states = self._embed(inputs_embeds, position_ids)
         position_embeddings = None if self.rotary_emb is None else self.rotary_emb(hidden_states, position_ids)

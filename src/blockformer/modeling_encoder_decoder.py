@@ -1,0 +1,322 @@
+"""The encoder-decoder and what each task makes of it, registered for `trust_remote_code`.
+
+Every module that an exported repo needs is imported here by name: some versions of the loader copy no others.
+
+B batch, S source length, T target length, C hidden size, V vocabulary.
+"""
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+    Seq2SeqQuestionAnsweringModelOutput,
+    Seq2SeqSequenceClassifierOutput,
+)
+from transformers.utils import can_return_tuple
+
+from .attention import Attention  # noqa: F401
+from .base import BlockformerPreTrainedModel
+from .cache import GrowingGenerationMixin
+from .compat import causal_masks  # noqa: F401
+from .configuration_blockformer import BlockformerEncoderDecoderConfig
+from .feed_forward import FeedForward  # noqa: F401
+from .heads import LanguageModelHead, head_dropout, last_token_states
+from .inputs import check_target
+from .layer import Layer  # noqa: F401
+from .losses import IGNORED, sequence_loss, span_loss, token_cross_entropy
+from .normalization import RMSNorm  # noqa: F401
+from .packing import Packing  # noqa: F401
+from .positions import RotaryPositions  # noqa: F401
+from .stack import Stack
+
+
+class BlockformerEncoderDecoderModel(BlockformerPreTrainedModel):
+    """Two stacks without a head: source tokens [B, S] and target tokens [B, T] to states [B, T, C]."""
+
+    config_class = BlockformerEncoderDecoderConfig
+    _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.encoder = Stack(config.encoder_side(), is_causal=False)
+        self.decoder = Stack(config.decoder_side(), is_causal=True, has_cross_attention=True)
+        self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict:
+        """The decoder's embeddings are the encoder's where `share_embeddings` says so."""
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        return dict(self._tied_weights_keys) if self.config.share_embeddings else {}
+
+    def get_encoder(self, modality=None):
+        """The encoder's stack."""
+        return self.encoder
+
+    def get_decoder(self):
+        """The decoder's stack."""
+        return self.decoder
+
+    def get_input_embeddings(self):
+        """The encoder's embeddings, which the decoder shares if `share_embeddings` is set."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value):
+        """Replace them, in the decoder too where both share one matrix."""
+        self.encoder.embed_tokens = value
+        if self.config.share_embeddings:
+            self.decoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | dict | None = None,
+        decoder_position_ids: torch.Tensor | None = None,
+        encoder_outputs=None,
+        past_key_values=None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        head_mask: torch.Tensor | None = None,
+        decoder_head_mask: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ) -> Seq2SeqModelOutput:
+        """Run the encoder, unless its outputs are given, and the decoder.
+
+        Args:
+            input_ids: source tokens, int [B, S]; or else `inputs_embeds`, or `encoder_outputs`.
+            attention_mask: [B, S] of 0 and 1 over the source.
+            decoder_input_ids: target tokens, int [B, T], already shifted; or else `decoder_inputs_embeds`. For several
+                beams of one source [B * n, T], with `encoder_outputs` and `attention_mask` of B rows.
+            decoder_attention_mask: [B, T] of 0 and 1 over the target.
+            decoder_position_ids: [B, T].
+            encoder_outputs: what the encoder gave in an earlier call.
+            past_key_values: an `EncoderDecoderCache`; None makes a growing one if `use_cache`.
+            inputs_embeds: [B, S, C] instead of `input_ids`.
+            decoder_inputs_embeds: [B, T, C] instead of `decoder_input_ids`.
+            head_mask: [layers, H] for the encoder; `decoder_head_mask` for the decoder's self-attention.
+            use_cache: see `Stack.forward`.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                head_mask=head_mask,
+                return_dict=True,
+                **kwargs,
+            )
+        elif not isinstance(encoder_outputs, dict):
+            names = ("last_hidden_state", "hidden_states", "attentions")
+            encoder_outputs = BaseModelOutput(**dict(zip(names, encoder_outputs, strict=False)))
+        check_target(decoder_input_ids, decoder_inputs_embeds)
+        outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            position_ids=decoder_position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            encoder_hidden_states=encoder_outputs["last_hidden_state"],
+            encoder_attention_mask=attention_mask,
+            head_mask=decoder_head_mask,
+            use_cache=use_cache,
+            return_dict=True,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.hidden_states,
+            decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs["last_hidden_state"],
+            encoder_hidden_states=encoder_outputs.get("hidden_states"),
+            encoder_attentions=encoder_outputs.get("attentions"),
+        )
+
+
+class BlockformerEncoderDecoderPreTrainedModel(BlockformerPreTrainedModel):
+    """An encoder-decoder with a head: `self.model` and what a task puts on it."""
+
+    config_class = BlockformerEncoderDecoderConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = BlockformerEncoderDecoderModel(config)
+
+    def get_encoder(self, modality=None):
+        """The encoder's stack."""
+        return self.model.encoder
+
+    def get_decoder(self):
+        """The decoder's stack."""
+        return self.model.decoder
+
+    def shift_right(self, labels):
+        """The decoder's input for teacher forcing: the start token, then each label but the last. int [B, T] -> [B, T].
+
+        Raises:
+            ValueError: the config has no `decoder_start_token_id` or, with labels of -100, no `pad_token_id`.
+        """
+        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        if start is None or pad is None:
+            raise ValueError("set decoder_start_token_id and pad_token_id in the config: labels are shifted with them.")
+        shifted = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start)
+        return shifted.masked_fill(shifted == IGNORED, pad)
+
+    def prepare_decoder_input_ids_from_labels(self, labels):
+        """What `DataCollatorForSeq2Seq` asks for."""
+        return self.shift_right(labels)
+
+
+def _encoder_decoder_parts(outputs) -> dict:
+    """What every head's output passes on."""
+    names = (
+        "past_key_values decoder_hidden_states decoder_attentions cross_attentions encoder_last_hidden_state "
+        "encoder_hidden_states encoder_attentions"
+    )
+    return {name: outputs.get(name) for name in names.split()}
+
+
+class BlockformerEncoderDecoderForConditionalGeneration(
+    LanguageModelHead, BlockformerEncoderDecoderPreTrainedModel, GrowingGenerationMixin
+):
+    """An encoder-decoder that writes: logits of the next target token."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict:
+        """The head is the decoder's embedding matrix where `tie_word_embeddings` says so."""
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        source = "encoder" if self.config.share_embeddings else "decoder"
+        tied = {"lm_head.weight": f"model.{source}.embed_tokens.weight"}
+        return tied if self.config.tie_word_embeddings else {}
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        decoder_input_ids=None,
+        decoder_attention_mask=None,
+        encoder_outputs=None,
+        past_key_values=None,
+        decoder_inputs_embeds=None,
+        labels=None,
+        logits_to_keep: int | torch.Tensor = 0,
+        num_items_in_batch=None,
+        **kwargs,
+    ) -> Seq2SeqLMOutput:
+        """Run the model and its head; the arguments not listed are those of `BlockformerEncoderDecoderModel.forward`.
+
+        Args:
+            labels: int [B, T], -100 where there is no loss; without decoder inputs they are shifted to make them.
+            logits_to_keep: compute logits for the last so many positions only (0: all), or for those of a tensor.
+            num_items_in_batch: the count of labels over an optimizer step, as `Trainer` gives it.
+
+        Returns:
+            `logits` [B, T, V] and, with labels, `loss`.
+        """
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.shift_right(labels)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            decoder_input_ids,
+            decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            **kwargs,
+        )
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.logits_of(outputs.last_hidden_state[:, keep])
+        loss = None if labels is None else token_cross_entropy(logits, labels, num_items_in_batch)
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
+
+    def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=True, input_ids=None, **model_kwargs):
+        """Beams share the encoder's states and mask: only what belongs to the target is repeated."""
+        names = ("encoder_outputs", "attention_mask")
+        shared = {name: model_kwargs.pop(name) for name in names if name in model_kwargs}
+        input_ids, model_kwargs = super()._expand_inputs_for_generation(
+            expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
+        )
+        return input_ids, {**model_kwargs, **shared}
+
+
+class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecoderPreTrainedModel):
+    """One row, one answer: the decoder reads the row again and its state at the last token is classified (BART)."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.dropout = nn.Dropout(head_dropout(config))
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        decoder_input_ids=None,
+        labels=None,
+        num_items_in_batch=None,
+        **kwargs,
+    ) -> Seq2SeqSequenceClassifierOutput:
+        """Tokens [B, S] to `logits` [B, num_labels]; with labels (see `losses.sequence_loss`) also `loss`."""
+        if decoder_input_ids is None:
+            decoder_input_ids = self.shift_right(input_ids)
+        outputs = self.model(input_ids, attention_mask, decoder_input_ids, **kwargs)
+        states = last_token_states(self.config, outputs.last_hidden_state, input_ids, attention_mask)
+        logits = self.score(self.dropout(torch.tanh(self.dense(self.dropout(states)))))
+        loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
+        return Seq2SeqSequenceClassifierOutput(loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
+
+
+class BlockformerEncoderDecoderForQuestionAnswering(BlockformerEncoderDecoderPreTrainedModel):
+    """Extractive question answering on the decoder's states over the same text."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        decoder_input_ids=None,
+        start_positions=None,
+        end_positions=None,
+        **kwargs,
+    ) -> Seq2SeqQuestionAnsweringModelOutput:
+        """Tokens [B, S] to `start_logits` and `end_logits` [B, S]; with both positions int [B] also `loss`."""
+        kwargs.pop("num_items_in_batch", None)
+        if decoder_input_ids is None:
+            decoder_input_ids = self.shift_right(input_ids)
+        outputs = self.model(input_ids, attention_mask, decoder_input_ids, **kwargs)
+        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = span_loss(start_logits, end_logits, start_positions, end_positions)
+        return Seq2SeqQuestionAnsweringModelOutput(
+            loss=loss, start_logits=start_logits, end_logits=end_logits, **_encoder_decoder_parts(outputs)
+        )
+
+
+BlockformerEncoderDecoderConfig.register_for_auto_class()
+for _auto_class, _target in BlockformerEncoderDecoderConfig.auto_classes.items():
+    if _auto_class != "AutoConfig":
+        globals()[_target.rpartition(".")[2]].register_for_auto_class(_auto_class)
