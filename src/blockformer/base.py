@@ -28,6 +28,11 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross_attn"),
     }
 
+    def __init__(self, config):
+        super().__init__(config)
+        if config.float32_down_proj:
+            self._keep_in_fp32_modules = {"down_proj"}
+
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
         # The library greps the class's own module for the call; here it stands in attention.py.

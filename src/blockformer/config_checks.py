@@ -60,8 +60,8 @@ _VALUE_RULES = (
     ("relative_attention_num_buckets", lambda value: _is_integer(value) and value > 1, "an integer above 1"),
     (
         "gated_mlp norm_bias qk_norm attention_bias attention_output_bias mlp_bias lm_head_bias embedding_norm "
-        "final_norm lm_head_transform add_cross_attention is_decoder is_encoder_decoder use_cache share_embeddings "
-        "tie_word_embeddings",
+        "final_norm float32_down_proj lm_head_transform add_cross_attention is_decoder is_encoder_decoder use_cache "
+        "share_embeddings tie_word_embeddings",
         lambda value: isinstance(value, bool),
         "true or false",
     ),

@@ -5,6 +5,7 @@ is copied, and it is checked to need nothing but torch and transformers.
 """
 
 import ast
+import functools
 import json
 import shutil
 import sys
@@ -46,13 +47,18 @@ def code_files() -> list[Path]:
     Raises:
         RuntimeError: one of them imports something that a repo does not have.
     """
+    return list(_closure(CORE))
+
+
+@functools.cache
+def _closure(core: Path) -> tuple[Path, ...]:
     found: dict[str, Path] = {}
     waiting = [ENTRY]
     while waiting:
         name = waiting.pop()
         if name in found:
             continue
-        found[name] = path = CORE / f"{name}.py"
+        found[name] = path = core / f"{name}.py"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 roots = [alias.name.partition(".")[0] for alias in node.names]
@@ -68,7 +74,7 @@ def code_files() -> list[Path]:
             for root in roots:
                 if root not in THIRD_PARTY and root not in sys.stdlib_module_names:
                     raise RuntimeError(f"{path.name}: line {node.lineno}: an exported repo may not import '{root}'")
-    return [found[name] for name in sorted(found)]
+    return tuple(found[name] for name in sorted(found))
 
 
 def copy_code(folder: str | PathLike[str]) -> list[Path]:

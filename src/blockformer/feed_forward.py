@@ -34,4 +34,10 @@ class FeedForward(nn.Module):
             inner = self.act_fn(self.up_proj(hidden_states))
         else:
             inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
-        return self.down_proj(F.dropout(inner, self.dropout, self.training))
+        return self.down_proj(self._fitting(F.dropout(inner, self.dropout, self.training)))
+
+    def _fitting(self, inner):
+        """In the dtype of the down projection, which may be kept in float32; quantized weights see to it themselves."""
+        weight = getattr(self.down_proj, "weight", None)
+        fits = weight is None or not weight.is_floating_point() or weight.dtype == inner.dtype
+        return inner if fits or torch.is_autocast_enabled(inner.device.type) else inner.to(weight.dtype)

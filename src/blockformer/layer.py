@@ -1,5 +1,6 @@
 """One layer: attention and feed-forward, each inside a residual step with its norm."""
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -33,8 +34,8 @@ class Layer(GradientCheckpointingLayer):
     def _residual(self, hidden_states, norm: nn.Module, sublayer):
         """x + f(norm(x)) or norm(x + f(x)): the one place where the placement of the norm matters."""
         if self.pre_norm:
-            return hidden_states + F.dropout(sublayer(norm(hidden_states)), self.dropout, self.training)
-        return norm(hidden_states + F.dropout(sublayer(hidden_states), self.dropout, self.training))
+            return _hold_finite(hidden_states + F.dropout(sublayer(norm(hidden_states)), self.dropout, self.training))
+        return norm(_hold_finite(hidden_states + F.dropout(sublayer(hidden_states), self.dropout, self.training)))
 
     def forward(
         self,
@@ -78,3 +79,11 @@ class Layer(GradientCheckpointingLayer):
         if self.has_cross_attention and encoder_hidden_states is not None:
             hidden_states = self._residual(hidden_states, self.cross_attn_layernorm, attend_to_encoder)
         return self._residual(hidden_states, self.post_attention_layernorm, self.mlp)
+
+
+def _hold_finite(states):
+    """In float16, infinities become the largest numbers, less a margin, so that an overflow does not end in NaN (T5)."""
+    if states.dtype != torch.float16:
+        return states
+    largest = torch.finfo(torch.float16).max - 1000
+    return torch.nan_to_num(states, nan=torch.nan, posinf=largest, neginf=-largest)

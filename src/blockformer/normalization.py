@@ -7,7 +7,8 @@ from torch import nn
 class RMSNorm(nn.Module):
     """Root mean square norm (Zhang and Sennrich, 2019), computed in float32: x / sqrt(mean(x^2) + eps) * weight.
 
-    Shapes: [..., size] -> [..., size], in the input's dtype.
+    Shapes: [..., size] -> [..., size], in the weight's dtype: a residual stream kept wider than the weights is narrowed
+    here.
     """
 
     def __init__(self, size: int, eps: float):
@@ -18,7 +19,7 @@ class RMSNorm(nn.Module):
     def forward(self, hidden_states):
         states = hidden_states.float()
         states = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * states.to(hidden_states.dtype)
+        return self.weight * states.to(self.weight.dtype)
 
     def extra_repr(self):
         return f"{self.weight.numel()}, eps={self.eps}"

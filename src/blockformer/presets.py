@@ -65,6 +65,7 @@ _T5_STYLE = {
     "norm_placement": "pre",
     "position_type": "relative_bias",
     "attention_scale": 1.0,
+    "float32_down_proj": True,
     "hidden_dropout": 0.1,
     "attention_dropout": 0.1,
     "activation_dropout": 0.1,
@@ -113,7 +114,7 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
             "gated_mlp": False,
             "hidden_act": "relu",
             "tie_word_embeddings": True,
-            "logit_scale": 512**-0.5,
+            "logit_scale": lambda settings: settings["hidden_size"] ** -0.5,
         },
     ),
     "t5-v1.1": (BlockformerEncoderDecoderConfig, {**_T5_STYLE, "gated_mlp": True, "hidden_act": "gelu_new"}),
@@ -138,5 +139,6 @@ def preset(name: str, **overrides) -> BlockformerConfig:
         near = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         raise ValueError(f"there is no preset '{name}'; there are {', '.join(sorted(PRESETS))}.{hint}")
-    config_class, settings = PRESETS[name]
-    return config_class(**{**settings, **overrides})
+    config_class, defaults = PRESETS[name]
+    settings = {**defaults, **overrides}
+    return config_class(**{key: value(settings) if callable(value) else value for key, value in settings.items()})
