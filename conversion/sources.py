@@ -57,9 +57,8 @@ def _fetch(hub_id: str, weights: bool) -> Path:
         if weights and not list(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(hub_id, allow_patterns=[*TEXT_FILES, *PICKLED]))
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise ConversionError(
             f"{shown(hub_id)}: there is no such folder, and it could not be fetched from the Hugging Face Hub "
-            f"({type(error).__name__}: {reason[:200]}); check the name and the connection"
+            f"({type(error).__name__}); check the name, the connection, and your access to it"
         ) from error
     return folder

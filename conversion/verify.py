@@ -191,7 +191,8 @@ def verify(
                 model = load(kind)
                 results[-1].append(run(model, inputs))
             del model
-            gc.collect()
+            if parameters > 10_000_000:  # of a smaller one there may be two
+                gc.collect()
     parity.measured = [compare(kind, *pair) for kind, *pair in zip(possible, *results, strict=True)]
     if not parity.passed:
         raise ConversionError(f"the converted model does not compute what the original computes: {parity}")
@@ -212,6 +213,12 @@ def available_memory() -> int | None:
             entries = dict(line.split(":", 1) for line in file)
         bounds.append(int(entries["MemAvailable"].split()[0]) * 1024)
     except (OSError, KeyError, ValueError):
+        pass
+    try:  # a container's own limit
+        limit_text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        if limit_text != "max":
+            bounds.append(int(limit_text) - int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii")))
+    except (OSError, ValueError):
         pass
     try:
         import resource
