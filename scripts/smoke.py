@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
 
 RELOAD = """
 import sys

@@ -164,7 +164,6 @@ def train(
             logging_first_step=True,
             logging_nan_inf_filter=False,
             prediction_loss_only=True,
-            label_names=["labels"],
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
@@ -179,7 +178,7 @@ def train(
         trainer.add_callback(callback)
         start = time.perf_counter()
         try:
-            trainer.train(ignore_keys_for_eval=["past_key_values"])
+            trainer.train()
         finally:
             callback.bar.stop()
         seconds = time.perf_counter() - start
@@ -209,6 +208,7 @@ def draw(curve: Curve, unigram: float, path: Path) -> None:
             axes.plot(*zip(*points, strict=True), style, label=name, markersize=3, linewidth=1.2)
     axes.axhline(unigram, color="gray", linestyle="--", linewidth=1, label="unigram baseline, held out")
     axes.set(xlabel="tokens trained on", ylabel="loss (nats per token)", title="Loss on the standard library's sources")
+    axes.xaxis.set_major_formatter(lambda tokens, _: f"{tokens:,.0f}")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path)
