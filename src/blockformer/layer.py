@@ -82,7 +82,7 @@ class Layer(GradientCheckpointingLayer):
 
 
 def _hold_finite(states):
-    """In float16, infinities become the largest numbers, less a margin, so that an overflow does not end in NaN (T5)."""
+    """In float16, infinities become the largest numbers, less a margin: an overflow does not end in NaN (T5)."""
     if states.dtype != torch.float16:
         return states
     largest = torch.finfo(torch.float16).max - 1000
