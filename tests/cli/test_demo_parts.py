@@ -129,6 +129,21 @@ def test_budget_ends_by_steps_or_by_time(monkeypatch):
     assert training.Budget(seconds=10, max_steps=100).used(250) == 1.0
 
 
+def test_quickest_threads_measures_and_restores(monkeypatch):
+    monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
+    now, before = [0.0], torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+
+        def step():
+            now[0] += {1: 3.0, 2: 1.0, 4: 2.0}[torch.get_num_threads()]
+
+        assert training.quickest_threads(step) == 2
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_training_learns_and_draws(tmp_path):
     sizes = demo.QUICK
     model = BlockformerDecoderForCausalLM(sizes.config(end=0, pad=1))
