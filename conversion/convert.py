@@ -24,6 +24,7 @@ from .mapping import Group, check_tied
 from .plan import (
     MEMORY,
     Plan,
+    architecture_of,
     expected_tensors,
     identity_rules,
     json_text,
@@ -130,7 +131,7 @@ def convert(
                 memory = {"family": plan.family.name, "config": checkpoint.config}
                 (temporary / MEMORY).write_text(json_text(memory), encoding="utf-8")
             if verify:
-                report.parity = _verify(plan, folder, temporary, tell)
+                report.parity = _verify(plan, folder, temporary, to_official, tell)
                 report.notes += report.parity.notes
                 found = compare_tokenizers(folder, temporary, to_official)
                 report.notes += [found] if found else []
@@ -214,7 +215,7 @@ def export_folder(
     refuse_adapters(folder)
     with _memory_errors(), _opened(folder) as (checkpoint, notes):
         config = our_config(checkpoint.config)
-        architecture = (config.architectures or ["BlockformerDecoderForCausalLM"])[0]
+        architecture = architecture_of(config)
         if architecture not in {target.rpartition(".")[2] for target in type(config).auto_classes.values()}:
             raise ConversionError(f"{folder}: config.json: architectures names {shown(architecture)}, no class of ours")
         model_class = getattr(blockformer, architecture)
@@ -309,15 +310,29 @@ def _write_generation_config(folder: Path, config: PretrainedConfig) -> None:
         path.write_text(json_text({name: value for name, value in ids.items() if value is not None}), encoding="utf-8")
 
 
-def _verify(plan: Plan, source: Path, target: Path, tell: Progress) -> Parity:
+def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Progress) -> Parity:
+    if plan.not_runnable:
+        return Parity(notes=[f"not compared with the official model: {plan.not_runnable}"])
     kind = next(iter(plan.sizes))
+    config = plan.source_config if to_official else plan.target_config
+    shift = plan.family.shift(config)
+
+    def load_source(dtype: torch.dtype) -> PreTrainedModel:
+        arguments = {} if to_official else plan.official_arguments
+        return _rounded(load_model(plan.source_class, plan.source_config, source, dtype, arguments), kind)
+
+    def load_target(dtype: torch.dtype) -> PreTrainedModel:
+        arguments = plan.official_arguments if to_official else {}
+        return load_model(plan.target_class, plan.target_config, target, dtype, arguments)
+
     return verify_models(
-        lambda dtype: _rounded(load_model(plan.source_class, plan.source_config, source, dtype), kind),
-        lambda dtype: load_model(plan.target_class, plan.target_config, target, dtype),
-        plan.target_config,
+        load_source,
+        load_target,
+        config,
         kind,
         plan.parameters,
         lambda step: tell(step, 0, 0),
+        (0, shift) if to_official else (shift, 0),
     )
 
 
@@ -336,19 +351,21 @@ def _write_card(folder: Path, plan: Plan, source: Path, hub_id: str | None, repo
     generation = read_json(folder / "generation_config.json")
     generation.pop("transformers_version", None)
     lines = [] if report.parity is None else [f"- {line}" for line in str(report.parity).split("; ") if line]
+    notes = "; ".join(report.parity.notes) if report.parity is not None else ""
     parity = "\n".join(
         [
-            "Both models were run on the same random, structured and left-padded input, V logits at each position:",
+            "Both models were run on the same random, structured and padded input:",
             "",
             *lines,
         ]
     )
+    nothing = f"{notes[:1].upper()}{notes[1:]}." if notes else "Not compared: the conversion ran with --no-verify."
     write_card(
         folder,
         plan.target_config,
         origin=f"Converted by Blockformer from {name}, a checkpoint of the `{plan.family.name}` family ({dtypes}).",
         base_model=hub_id,
-        parity=parity if lines else "Not compared: the conversion ran with --no-verify.",
+        parity=parity if report.parity is not None and report.parity.measured else nothing,
         parameters=plan.parameters,
         generation=generation,
     )

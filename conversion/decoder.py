@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from .errors import ConversionError, listed, shown
-from .family import Family
+from .family import Family, Form, Head, label_settings
 from .mapping import Rule, RuleTable
 
 LAYER = "model.layers.{layer}."
@@ -59,12 +59,17 @@ SHARED_SETTINGS: dict[str, Any] = {
     "attention_bias": False,
     "attention_output_bias": False,
     "mlp_bias": False,
+    "float32_down_proj": False,
     "lm_head_bias": False,
     "attention_scale": None,
     "embedding_norm": False,
     "embedding_scale": None,
     "logit_scale": None,
     "final_norm": True,
+    "position_offset": 0,
+    "type_vocab_size": 0,
+    "lm_head_transform": False,
+    "pooler_act": None,
     "add_cross_attention": False,
     "hidden_dropout": 0.0,
     "activation_dropout": 0.0,
@@ -170,8 +175,8 @@ class DecoderFamily(Family):
         window: Window | None = None,
         head_dim_field: bool = True,
     ):
-        ours = ("BlockformerDecoderConfig", "BlockformerDecoderForCausalLM")
-        super().__init__(name, f"{prefix}Config", f"{prefix}ForCausalLM", *ours, rules)
+        super().__init__(name, f"{prefix}Config", [Head(f"{prefix}ForCausalLM", "BlockformerDecoderForCausalLM")])
+        self._rules = rules
         own = {theirs: (ours,) if isinstance(ours, str) else ours for theirs, ours in (fields or {}).items()}
         self.fields: dict[str, tuple[str, ...]] = {**{t: (o,) for t, o in SHARED_FIELDS.items()}, **own}
         varied = {name for names in self.fields.values() for name in names}
@@ -180,11 +185,18 @@ class DecoderFamily(Family):
         self.window = window or Window()
         self.head_dim_field = head_dim_field
 
-    def config_from(self, official):
+    def rules_for(self, form):
+        """See `Family.rules_for`."""
+        return self._rules
+
+    def config_from(self, official, form: Form | None = None):
         """See `Family.config_from`."""
         self.refuse_unsupported(official)
+        form = form or self.form(official)
+        if official.get("add_cross_attention"):
+            raise ConversionError("config.json: add_cross_attention is true, which this family does not have; drop it")
         config = self.official_config(official)
-        settings = dict(self.settings)
+        settings = {**self.settings, "architectures": [self.head(form).ours]}
         for theirs, names in self.fields.items():
             settings.update(dict.fromkeys(names, getattr(config, theirs)))
         if settings["attention_dropout"] is None:
@@ -196,8 +208,7 @@ class DecoderFamily(Family):
         settings["sliding_window"], settings["layer_types"] = self.window.read(config)
         entries = config.to_dict()
         settings.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
-        if config.id2label is not None and len(config.id2label) != 2:
-            settings.update(id2label=entries["id2label"], label2id=entries["label2id"])
+        settings.update(label_settings(entries))
         settings["dtype"] = entries.get("dtype")
         self.our_config(settings)
         return settings
@@ -221,7 +232,7 @@ class DecoderFamily(Family):
         lines = self.differences(config)
         if lines:
             raise ConversionError(f"the family '{self.name}' cannot express this config:{listed(lines)}")
-        official: dict[str, Any] = {"architectures": [self.model_class_name], "model_type": self.name}
+        official: dict[str, Any] = {"architectures": [self.form_for(config).head], "model_type": self.name}
         official.update({theirs: getattr(config, names[0]) for theirs, names in self.fields.items()})
         if self.head_dim_field or config.head_dim * config.num_attention_heads != config.hidden_size:
             official["head_dim"] = config.head_dim
@@ -229,8 +240,7 @@ class DecoderFamily(Family):
         official.update(self.window.write(config))
         entries = config.to_dict()
         official.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
-        if config.id2label is not None and len(config.id2label) != 2:
-            official.update(id2label=entries["id2label"], label2id=entries["label2id"])
+        official.update(label_settings(entries))
         if entries.get("dtype") is not None:
             official["dtype"] = entries["dtype"]
         self.official_config(official)

@@ -6,14 +6,18 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from . import llama, mistral, qwen2, qwen3
+from . import bert, distilbert, llama, mistral, qwen2, qwen3, roberta
 from .errors import ConversionError, listed, shown
 from .family import Family
 
 __all__ = ["FAMILIES", "Family", "family_by_name", "family_for", "family_of"]
 
 # On the way out the first that can express a config is taken: the more a family demands, the earlier it stands.
-FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in (qwen3, qwen2, llama, mistral)}
+_KNOWN = (
+    *(qwen3.FAMILY, qwen2.FAMILY, llama.FAMILY, mistral.FAMILY),
+    *(distilbert.FAMILY, roberta.FAMILY, roberta.XLM, bert.FAMILY),
+)
+FAMILIES: dict[str, Family] = {family.name: family for family in _KNOWN}
 
 
 def family_by_name(name: str) -> Family:
@@ -50,7 +54,8 @@ def family_for(config: PretrainedConfig) -> Family:
     Raises:
         ConversionError: none can; what keeps the nearest one from it is listed.
     """
-    differences = {name: family.differences(config) for name, family in FAMILIES.items()}
+    alike = [family for family in FAMILIES.values() if family.has_topology_of(config)] or FAMILIES.values()
+    differences = {family.name: family.differences(config) for family in alike}
     name = min(differences, key=lambda name: len(differences[name]))  # of equals, the first
     if differences[name]:
         raise ConversionError(

@@ -7,14 +7,18 @@ checkpoint takes part: the class is named by the family.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import transformers
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from .errors import ConversionError, listed, shown
 from .mapping import RuleTable
+
+Shape = tuple[int, ...]
 
 # Official settings that change what a model computes and that no family here has: name -> values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -23,7 +27,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (None, 1),
     "partial_rotary_factor": (None, 1, 1.0),
     "is_encoder_decoder": (None, False),
-    "add_cross_attention": (None, False),
     "cross_attention_hidden_size": (None,),
     "per_layer_config": (None, {}),
 }
@@ -43,37 +46,56 @@ NEVER_FOLLOWED = (
 """Entries of a config file that can name code to be loaded. They are dropped, whatever they say."""
 
 
+@dataclass(frozen=True)
+class Head:
+    """What a model is for.
+
+    Attributes:
+        official: name of the official class in transformers.
+        ours: name of ours in `blockformer`.
+    """
+
+    official: str
+    ours: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one checkpoint of a family is written: what `config.json` alone does not say.
+
+    Attributes:
+        head: name of the official class that its tensors make.
+        traits: which of several spellings its names have, and which optional tensors are there; the family's own words.
+    """
+
+    head: str
+    traits: frozenset[str] = frozenset()
+
+
 class Family(ABC):
-    """One official architecture.
+    """One official kind of model, with its heads.
 
     Args:
         name: the official `model_type`.
         config_class: name of the official configuration class in transformers.
-        model_class: name of the official model class in transformers.
-        our_config_class: name of ours in `blockformer`.
-        our_model_class: name of ours in `blockformer`.
-        rules: which tensors are which.
+        heads: what its models are for; the first is taken where a config does not say.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config_class: str,
-        model_class: str,
-        our_config_class: str,
-        our_model_class: str,
-        rules: RuleTable,
-    ):
+    spoken: tuple[str, ...] = ()
+    """Entries of an official `config.json` that the family reads although the official class has dropped them."""
+
+    def __init__(self, name: str, config_class: str, heads: Collection[Head]):
         self.name = name
         self.config_class_name = config_class
-        self.model_class_name = model_class
-        self.our_config_class_name = our_config_class
-        self.our_model_class_name = our_model_class
-        self.rules = rules
+        self.heads = tuple(heads)
 
     @abstractmethod
-    def config_from(self, official: Mapping[str, Any]) -> dict[str, Any]:
-        """Our settings for an official `config.json`.
+    def config_from(self, official: Mapping[str, Any], form: Form | None = None) -> dict[str, Any]:
+        """Our settings for an official `config.json`, `architectures` among them.
+
+        Args:
+            official: the entries.
+            form: what is known of the checkpoint; None takes what `official` alone says.
 
         Raises:
             ConversionError: naming every official setting that ours cannot express.
@@ -88,6 +110,113 @@ class Family(ABC):
         """
 
     @abstractmethod
+    def rules_for(self, form: Form) -> RuleTable:
+        """Which official tensors are which of ours. The official names are `canonical` ones.
+
+        What the table ignores is kept beside the weights, for the way back.
+        """
+
+    def form(self, official: Mapping[str, Any], names: Collection[str] | None = None) -> Form:
+        """The form of a checkpoint.
+
+        Args:
+            official: its `config.json`.
+            names: its tensors; None takes the form that the official classes write.
+
+        Raises:
+            ConversionError: `architectures` names a head that the family does not have.
+        """
+        architectures = official.get("architectures") or [self.heads[0].official]
+        if len(architectures) != 1 or architectures[0] not in {head.official for head in self.heads}:
+            raise ConversionError(
+                f"config.json: architectures is {shown(architectures)}, which cannot be converted; "
+                f"of '{self.name}' there are {', '.join(head.official for head in self.heads)}"
+            )
+        return Form(architectures[0])
+
+    def form_for(self, config: PretrainedConfig, earlier: Form | None = None) -> Form:
+        """The form in which a config of ours is written.
+
+        Args:
+            config: ours.
+            earlier: the form that the checkpoint came in; it is taken again where it still fits.
+
+        Raises:
+            ConversionError: `architectures` names a head that the family does not have.
+        """
+        wanted = (config.architectures or [self.heads[0].ours])[0]
+        for head in self.heads:
+            if head.ours == wanted:
+                return Form(head.official)
+        raise ConversionError(
+            f"config.json: architectures is {shown(config.architectures)}; of '{self.name}' only "
+            f"{', '.join(head.ours for head in self.heads)} have an official layout"
+        )
+
+    def has_topology_of(self, config: PretrainedConfig) -> bool:
+        """Whether one of the heads is for configs of this `model_type`."""
+        import blockformer
+
+        return any(getattr(blockformer, head.ours).config_class.model_type == config.model_type for head in self.heads)
+
+    def head(self, form: Form) -> Head:
+        """The head that a form names."""
+        return next(head for head in self.heads if head.official == form.head)
+
+    def canonical(self, name: str, form: Form) -> str:
+        """The name that the official class of today gives a tensor of a checkpoint."""
+        return name
+
+    def stored(self, name: str, form: Form) -> str:
+        """The name in a checkpoint of this form of what the official class of today calls `name`."""
+        return name
+
+    def adjust(self, shapes: dict[str, Shape], form: Form, config: PretrainedConfig) -> dict[str, Shape]:
+        """Adapt the tensors that the official class has to those that a checkpoint of this form has.
+
+        Args:
+            shapes: canonical name -> shape.
+            form: the form.
+            config: ours.
+        """
+        return shapes
+
+    def optional(self, form: Form) -> tuple[str, ...]:
+        """Canonical names of official tensors that may be left out beyond the tied ones."""
+        return ()
+
+    def check_ignored(self, name: str, tensor: Tensor) -> str | None:
+        """Why an ignored tensor is not what it must be for being ignored, or None. `name` is canonical."""
+        return None
+
+    def shift(self, config: PretrainedConfig) -> int:
+        """What must be added to the position ids of a model of ours to get those of the official one."""
+        return 0
+
+    def official_arguments(self, form: Form) -> dict[str, Any]:
+        """What the official class takes beside its config."""
+        return {}
+
+    def not_runnable(self, config: PretrainedConfig) -> str | None:
+        """Why transformers cannot run the official model of a config of ours any more, or None."""
+        return None
+
+    @property
+    def rules(self) -> RuleTable:
+        """The rules of the first head."""
+        return self.rules_for(Form(self.heads[0].official))
+
+    @property
+    def model_class_name(self) -> str:
+        """The official class of the first head."""
+        return self.heads[0].official
+
+    @property
+    def our_model_class_name(self) -> str:
+        """Our class of the first head."""
+        return self.heads[0].ours
+
+    @abstractmethod
     def differences(self, config: PretrainedConfig) -> list[str]:
         """The fields of a config of ours that this family cannot express, with what it would need; empty: none."""
 
@@ -98,22 +227,28 @@ class Family(ABC):
 
     @property
     def official_model_class(self) -> type[PreTrainedModel]:
-        """The official model class."""
-        return getattr(transformers, self.model_class_name)
-
-    @property
-    def config_class(self) -> type[PretrainedConfig]:
-        """Our configuration class."""
-        import blockformer
-
-        return getattr(blockformer, self.our_config_class_name)
+        """The official model class of the first head."""
+        return self.official_class(Form(self.heads[0].official))
 
     @property
     def model_class(self) -> type[PreTrainedModel]:
-        """Our model class."""
+        """Our model class of the first head."""
+        return self.our_class(Form(self.heads[0].official))
+
+    @property
+    def config_class(self) -> type[PretrainedConfig]:
+        """Our configuration class of the first head."""
+        return self.model_class.config_class
+
+    def official_class(self, form: Form) -> type[PreTrainedModel]:
+        """The official model class of a form."""
+        return getattr(transformers, form.head)
+
+    def our_class(self, form: Form) -> type[PreTrainedModel]:
+        """Our model class for a form."""
         import blockformer
 
-        return getattr(blockformer, self.our_model_class_name)
+        return getattr(blockformer, self.head(form).ours)
 
     def official_config(self, official: Mapping[str, Any]) -> PretrainedConfig:
         """The official configuration object of a `config.json`.
@@ -134,17 +269,18 @@ class Family(ABC):
         Raises:
             ConversionError: our config refuses them.
         """
+        import blockformer
+
+        wanted = {"architectures": [self.our_model_class_name], **copy.deepcopy(dict(settings))}
         try:
-            config = self.config_class(**copy.deepcopy(dict(settings)))
+            return getattr(blockformer, wanted["architectures"][0]).config_class(**wanted)
         except ConversionError:
             raise
         except ValueError as error:
             raise ConversionError(f"config.json: {error}") from error
-        config.architectures = [self.our_model_class_name]
-        return config
 
     def refuse_unsupported(self, official: Mapping[str, Any]) -> None:
-        """Refuse settings that no family here can express, and another task's head.
+        """Refuse settings that no family here can express.
 
         Raises:
             ConversionError: naming each of them.
@@ -154,15 +290,20 @@ class Family(ABC):
             for name, value in official.items()
             if name in UNSUPPORTED and not any(value == unused for unused in UNSUPPORTED[name])
         ]
-        architectures = official.get("architectures")
-        if architectures not in (None, [], [self.model_class_name]):
-            lines.append(f"architectures is {shown(architectures)}, not ['{self.model_class_name}']")
         if lines:
             raise ConversionError(f"config.json: settings that cannot be converted:{listed(lines)}")
 
     def unused(self, official: Mapping[str, Any]) -> list[str]:
         """Entries of an official `config.json` that the official class does not know, so that they change nothing."""
-        known = set(self.official_config({}).to_dict()) | {*ABOUT_THE_FILE, *NEVER_FOLLOWED, *UNSUPPORTED}
+        known = set(self.official_config({}).to_dict()) | {*ABOUT_THE_FILE, *NEVER_FOLLOWED, *UNSUPPORTED, *self.spoken}
         known |= {"architectures", "torch_dtype", "dtype", "rope_theta", "rope_scaling", "rope_parameters", "head_dim"}
         known |= set(transformers.GenerationConfig().to_dict())
         return sorted(name for name in official if name not in known)
+
+
+def label_settings(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The labels' names in the entries of a config, if they are not those that it would have anyway."""
+    names = entries.get("id2label")
+    if names is None or {int(number): name for number, name in names.items()} == {0: "LABEL_0", 1: "LABEL_1"}:
+        return {}
+    return {"id2label": names, "label2id": entries["label2id"]}

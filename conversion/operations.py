@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .errors import ConversionError
+from .safetensors_io import bytes_of
 
 Shape = tuple[int, ...]
 
@@ -93,6 +94,35 @@ class Split:
             parts = [list(shape) for shape in shapes]
             raise ConversionError(f"shapes {parts} are no parts of sizes {list(self.sizes)} along axis {self.dim}")
         return [whole]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """`count` equal tensors -> one of them. Tensors that are not equal, bit for bit, are refused."""
+
+    count: int
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        first, *others = tensors
+        for other in others:
+            if not torch.equal(bytes_of(first), bytes_of(other)):
+                raise ConversionError(
+                    "two tensors that must be copies of each other differ; set tie_word_embeddings to false, "
+                    "or remove the wrong one"
+                )
+        return [first]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (tensor,) = tensors
+        return [tensor, *(tensor.clone() for _ in range(self.count - 1))]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        if len(shapes) != self.count or len({tuple(shape) for shape in shapes}) != 1:
+            raise ConversionError(f"shapes {[list(shape) for shape in shapes]} are not those of {self.count} copies")
+        return [tuple(shapes[0])]
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return list(shapes) * self.count
 
 
 @dataclass(frozen=True)

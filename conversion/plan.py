@@ -4,7 +4,7 @@ import copy
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from .checkpoint import Checkpoint, read_json
-from .errors import ConversionError, shown
+from .errors import ConversionError, listed, shown
 from .families import FAMILIES, Family, family_by_name, family_for, family_of
-from .family import NEVER_FOLLOWED
-from .mapping import Group, Rule, RuleTable
+from .family import NEVER_FOLLOWED, Form
+from .kept import kept_groups
+from .mapping import Group, Rule, RuleTable, Target
 
 MEMORY = "conversion.json"
 """A small file in a converted repo: the family and the official config, for an exact way back. Not needed for one."""
@@ -35,9 +36,14 @@ class Plan:
         groups: what to read and write.
         tied: pairs of stored target tensors that must be equal.
         parameters: how many the model has.
+        form: how the official checkpoint is written.
+        official_arguments: what the official class takes beside its config.
+        kept: source tensors that no model uses, by name.
+        not_runnable: why the official model cannot be run, or None.
     """
 
     family: Family
+    form: Form
     source_config: PretrainedConfig
     source_class: type[PreTrainedModel]
     target_config: PretrainedConfig
@@ -46,6 +52,9 @@ class Plan:
     groups: list[Group]
     tied: list[tuple[str, str]]
     parameters: int
+    official_arguments: dict[str, Any] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    not_runnable: str | None = None
 
     @property
     def sizes(self) -> dict[torch.dtype, int]:
@@ -67,21 +76,32 @@ def plan_in(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype |
             "--to official"
         )
     family = family_of(official) if family_name is None else family_by_name(family_name)
-    config = family.our_config(family.config_from(official))
+    form = family.form(official, checkpoint.tensors)
+    stored = _canonical_names(checkpoint.tensors, family, form)
+    config = family.our_config(family.config_from(official, form))
     if cast is not None:
         config.dtype = cast
-    shapes, tied, parameters = expected_tensors(family.model_class, config)
-    groups = family.rules.plan(checkpoint.tensors, shapes, optional=tied, dtype=cast)
+    shapes, tied, parameters = expected_tensors(family.our_class(form), config)
+    headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
+    groups = family.rules_for(form).plan(headers, shapes, optional=tied, dtype=cast)
+    groups = [replace(group, sources=tuple(stored[name] for name in group.sources)) for group in groups]
+    used = {name for group in groups for name in group.sources}
+    kept = [name for name in checkpoint.tensors if name not in used]
+    _check_kept(checkpoint, kept, family, form)
     return Plan(
         family=family,
+        form=form,
         source_config=family.official_config(official),
-        source_class=family.official_model_class,
+        source_class=family.official_class(form),
         target_config=config,
-        target_class=family.model_class,
+        target_class=family.our_class(form),
         config_json=config.to_json_string(),
         groups=groups,
         tied=stored_pairs(tied, groups),
         parameters=parameters,
+        official_arguments=family.official_arguments(form),
+        kept=kept,
+        not_runnable=family.not_runnable(config),
     )
 
 
@@ -93,31 +113,75 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     memory = remembered(checkpoint.folder)
     if family_name is not None:
         family = family_by_name(family_name)
-    elif memory is not None and not memory[0].differences(config):
-        family = memory[0]
+    elif memory is not None and not memory.family.differences(config):
+        family = memory.family
     else:
         family = family_for(config)
-    if config.architectures not in (None, [], [family.our_model_class_name]):
-        raise ConversionError(
-            f"{checkpoint.folder}: config.json: architectures is {shown(config.architectures)}; only "
-            f"{family.our_model_class_name} has an official layout"
-        )
+    if memory is not None and memory.family is not family:
+        memory = None
+    form = family.form_for(config, None if memory is None else memory.form)
     official = _official_settings(family, config, memory)
     _set_dtype(official, cast or config.dtype)
     official_config = family.official_config(official)
-    shapes, tied, parameters = expected_tensors(family.official_model_class, official_config)
-    groups = family.rules.plan(checkpoint.tensors, shapes, reverse=True, optional=tied, dtype=cast)
+    as_before = memory is not None and memory.form == form
+    kept = kept_groups(checkpoint, memory.kept if memory is not None and as_before else [], cast)
+    arguments = family.official_arguments(form)
+    shapes, tied, parameters = expected_tensors(family.official_class(form), official_config, arguments)
+    shapes = family.adjust(shapes, form, config)
+    for group in kept:
+        shapes.pop(family.canonical(group.targets[0].name, form), None)
+    optional = [*tied, *family.optional(form)]
+    groups = family.rules_for(form).plan(checkpoint.tensors, shapes, reverse=True, optional=optional, dtype=cast)
+    tied_pairs = [
+        (family.stored(first, form), family.stored(second, form)) for first, second in stored_pairs(tied, groups)
+    ]
     return Plan(
         family=family,
+        form=form,
         source_config=config,
-        source_class=family.model_class,
+        source_class=family.our_class(form),
         target_config=official_config,
-        target_class=family.official_model_class,
+        target_class=family.official_class(form),
         config_json=json_text(official),
-        groups=groups,
-        tied=stored_pairs(tied, groups),
+        groups=[_renamed(group, family, form) for group in groups] + kept,
+        tied=tied_pairs,
         parameters=parameters,
+        official_arguments=arguments,
+        not_runnable=family.not_runnable(config),
     )
+
+
+def _canonical_names(names: Iterable[str], family: Family, form: Form) -> dict[str, str]:
+    """Canonical name -> name in the checkpoint.
+
+    Raises:
+        ConversionError: the checkpoint mixes several spellings, so that one form does not say them all.
+    """
+    found: dict[str, str] = {}
+    mixed = []
+    for name in names:
+        canonical = family.canonical(name, form)
+        if canonical in found:
+            mixed.append(f"{shown(name)} and {shown(found[canonical])} are the same tensor")
+        elif family.stored(canonical, form) != name:
+            mixed.append(f"{shown(name)}: the others are spelled like {shown(family.stored(canonical, form))}")
+        found.setdefault(canonical, name)
+    if mixed:
+        raise ConversionError(f"the checkpoint mixes two ways to name tensors; rename these:{listed(mixed)}")
+    return found
+
+
+def _check_kept(checkpoint: Checkpoint, names: list[str], family: Family, form: Form) -> None:
+    reasons = {name: family.check_ignored(family.canonical(name, form), checkpoint.read(name)) for name in names}
+    lines = [f"{shown(name)} {reason}" for name, reason in reasons.items() if reason]
+    if lines:
+        raise ConversionError(f"{checkpoint.folder}: tensors that cannot be left out:{listed(lines)}")
+
+
+def _renamed(group: Group, family: Family, form: Form) -> Group:
+    """A group that writes the names of a form."""
+    targets = tuple(Target(family.stored(t.name, form), t.dtype, t.shape) for t in group.targets)
+    return replace(group, targets=targets)
 
 
 def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
@@ -142,6 +206,15 @@ def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
         raise ConversionError(f"config.json: {error}") from error
 
 
+def architecture_of(config: PretrainedConfig) -> str:
+    """The class of ours that a config names or, where it names none, its topology's plainest."""
+    if config.architectures:
+        return config.architectures[0]
+    classes = type(config).auto_classes
+    kinds = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel")
+    return next(classes[kind] for kind in kinds if kind in classes).rpartition(".")[2]
+
+
 def is_ours(entries: Mapping[str, Any]) -> bool:
     """Whether a `config.json` is in our layout."""
     return str(entries.get("model_type", "")).startswith(OURS)
@@ -161,34 +234,69 @@ def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return DTYPES[name]
 
 
-def remembered(folder: Path) -> tuple[Family, dict[str, Any]] | None:
-    """The family and official config that a conversion left in a repo, if it did."""
+@dataclass(frozen=True)
+class Memory:
+    """What a conversion left in a repo.
+
+    Attributes:
+        family: the official family.
+        config: the official `config.json`.
+        form: how the official checkpoint was written.
+        kept: names of tensors that lie beside the weights.
+    """
+
+    family: Family
+    config: dict[str, Any]
+    form: Form | None
+    kept: list[str]
+
+
+def memory_text(plan: Plan, official: Mapping[str, Any]) -> str:
+    """The text of the file that remembers an official checkpoint."""
+    form = {"head": plan.form.head, "traits": sorted(plan.form.traits)}
+    return json_text({"family": plan.family.name, "form": form, "kept": plan.kept, "config": official})
+
+
+def remembered(folder: Path) -> Memory | None:
+    """What a conversion left in a repo, if it did."""
     path = folder / MEMORY
     if not os.path.lexists(path):
         return None
     entries = read_json(path)
-    name, official = entries.get("family"), entries.get("config")
+    name, official, form, kept = (entries.get(key) for key in ("family", "config", "form", "kept"))
+    damaged = ConversionError(f"{path}: damaged; delete it, it is not needed")
     if not isinstance(name, str) or name not in FAMILIES or not isinstance(official, dict):
-        raise ConversionError(f"{path}: damaged; delete it, it is not needed")
-    return FAMILIES[name], official
+        raise damaged
+    if form is None:
+        return Memory(FAMILIES[name], official, None, [])
+    if not isinstance(form, dict) or not all(map(_is_names, ([form.get("head")], form.get("traits"), kept))):
+        raise damaged
+    earlier = Form(form["head"], frozenset(form["traits"]))
+    try:
+        FAMILIES[name].head(earlier)
+    except StopIteration:
+        raise damaged from None
+    return Memory(FAMILIES[name], official, earlier, list(kept or []))
 
 
-def _official_settings(
-    family: Family, config: PretrainedConfig, memory: tuple[Family, dict[str, Any]] | None
-) -> dict[str, Any]:
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _official_settings(family: Family, config: PretrainedConfig, memory: Memory | None) -> dict[str, Any]:
     """The official config: the one the model came with if that still says the same, else a new one.
 
     Entries of the old one that the official class does not know are kept in any case.
     """
     fresh = family.config_to(config)
-    if memory is None or memory[0] is not family:
+    if memory is None:
         return fresh
-    old = {name: value for name, value in memory[1].items() if name not in NEVER_FOLLOWED}
+    old = {name: value for name, value in memory.config.items() if name not in NEVER_FOLLOWED}
     try:
-        before = family.our_config(family.config_from(old))
+        before = family.our_config(family.config_from(old, memory.form))
     except ConversionError:
         return fresh
-    if _meaning(before) == _meaning(config):
+    if _meaning(before) == _meaning(config) and config.architectures in (None, [], before.architectures):
         return copy.deepcopy(old)
     return {**{name: old[name] for name in family.unused(old)}, **fresh}
 
@@ -207,12 +315,12 @@ def _set_dtype(official: dict[str, Any], dtype: Any) -> None:
 
 
 def expected_tensors(
-    model_class: type[PreTrainedModel], config: PretrainedConfig
+    model_class: type[PreTrainedModel], config: PretrainedConfig, arguments: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str], int]:
     """Of a model that is not built: name -> shape of its tensors, tied name -> its source, number of parameters."""
     config = copy.deepcopy(config)
     with torch.device("meta"):
-        model = model_class(config)
+        model = model_class(config, **(arguments or {}))
     tied = dict(model.all_tied_weights_keys)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     return shapes, tied, model.num_parameters()

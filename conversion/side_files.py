@@ -9,18 +9,20 @@ from transformers import AutoTokenizer
 
 from .checkpoint import Checkpoint, read_json
 from .errors import ConversionError, shown
-from .safetensors_io import open_regular
-from .sources import TEXT_FILES
+from .safetensors_io import open_regular, strict_json
+from .sources import SENTENCE_FILES, TEXT_FILES
 from .verify import quiet
 
 COPIED = tuple(name for name in TEXT_FILES if name not in ("config.json", "conversion.json", "tokenizer_config.json"))
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+SENTENCE_MODULES = ("Transformer", "Pooling", "Normalize")
+"""The modules of `sentence-transformers` that have no weights of their own."""
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
 PROBE_TEXTS = ("Hello world!", "  def f(x):\n\treturn x ** 2  # twice\n", "naïve café — 你好, мир 🙂 1234567890")
 
 
 def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
-    """Copy tokenizer files and generation settings.
+    """Copy tokenizer files, generation settings, and what makes a model one of sentences.
 
     `tokenizer_config.json` is copied without `auto_map`, and with the class that is really used.
 
@@ -32,8 +34,11 @@ def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
         What a user should know.
     """
     notes: list[str] = []
-    for name in COPIED:
+    sentence_files, problem = _sentence_files(checkpoint)
+    notes += [problem] if problem else []
+    for name in (*COPIED, *sentence_files):
         if os.path.lexists(checkpoint.folder / name):
+            (target / name).parent.mkdir(exist_ok=True)
             with open_regular(checkpoint._member(name)) as source, open(target / name, "xb") as copy:
                 shutil.copyfileobj(source, copy)
     if os.path.lexists(checkpoint.folder / "generation_config.json"):
@@ -54,6 +59,29 @@ def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
     elif wanted:
         _write_json(target / name, wanted)
     return notes
+
+
+def _sentence_files(checkpoint: Checkpoint) -> tuple[tuple[str, ...], str]:
+    """The files of `sentence-transformers` that are copied, and why none are where there are some.
+
+    `modules.json` can name any class to be loaded, so only the library's own of a closed list are let through.
+    """
+    if not os.path.lexists(checkpoint.folder / "modules.json"):
+        return (), ""
+    with open_regular(checkpoint._member("modules.json")) as file:
+        text = file.read()
+    try:
+        modules = strict_json(text)
+    except ValueError as error:
+        raise ConversionError(f"{checkpoint.folder / 'modules.json'}: not valid JSON: {error}") from error
+    for module in modules if isinstance(modules, list) else [None]:
+        kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+        known = isinstance(kind, str) and kind.startswith("sentence_transformers.")
+        if not known or str(kind).rpartition(".")[2] not in SENTENCE_MODULES:
+            return (), f"modules.json: module {shown(kind)} is not known; sentence-transformers' files are left out"
+        if str(kind).endswith(".Pooling") and path != "1_Pooling":
+            return (), f"modules.json: pooling in {shown(path)}; sentence-transformers' files are left out"
+    return SENTENCE_FILES, ""
 
 
 def _class_of_tokenizer(folder: Path) -> str | None:
@@ -96,7 +124,7 @@ def compare_tokenizers(source: Path, target: Path, to_official: bool) -> str | N
         ConversionError: they do not, or the copied one cannot be loaded. (On the way to an official layout that is only
             told: there the library may override the class that the files name.)
     """
-    if not any((source / name).exists() for name in ("tokenizer.json", "vocab.json", "tokenizer.model")):
+    if not any((source / name).exists() for name in ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")):
         return None
     with quiet():
         try:

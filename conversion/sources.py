@@ -16,12 +16,21 @@ TEXT_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
+    "vocab.txt",
     "merges.txt",
     "tokenizer.model",
+    "sentencepiece.bpe.model",
     "chat_template.jinja",
     "chat_template.json",
     "conversion.json",
 )
+SENTENCE_FILES = (
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+)
+"""What `sentence-transformers` reads of a repo beside the model."""
 SAFETENSORS = ("*.safetensors", "model.safetensors.index.json")
 PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 
@@ -52,10 +61,10 @@ def _fetch(hub_id: str, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        patterns = [*TEXT_FILES, *(SAFETENSORS if weights else ())]
+        patterns = [*TEXT_FILES, *SENTENCE_FILES, *(SAFETENSORS if weights else ())]
         folder = Path(snapshot_download(hub_id, allow_patterns=patterns))
         if weights and not list(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(hub_id, allow_patterns=[*TEXT_FILES, *PICKLED]))
+            folder = Path(snapshot_download(hub_id, allow_patterns=[*TEXT_FILES, *SENTENCE_FILES, *PICKLED]))
     except Exception as error:
         raise ConversionError(
             f"{shown(hub_id)}: there is no such folder, and it could not be fetched from the Hugging Face Hub "

@@ -13,13 +13,13 @@ from transformers import PretrainedConfig
 from .checkpoint import read_json
 from .errors import ConversionError
 from .families import family_of
-from .plan import is_ours, our_config
+from .plan import architecture_of, is_ours, our_config
 from .sources import locate
 
 AXES: dict[str, tuple[str, ...]] = {
     "size": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"),
     "norm": ("norm_type", "norm_placement", "norm_eps", "norm_bias", "embedding_norm", "final_norm"),
-    "positions": ("position_type", "rope_parameters"),
+    "positions": ("position_type", "rope_parameters", "position_offset", "type_vocab_size"),
     "attention": (
         "num_attention_heads",
         "num_key_value_heads",
@@ -33,7 +33,14 @@ AXES: dict[str, tuple[str, ...]] = {
         "add_cross_attention",
     ),
     "feed-forward": ("gated_mlp", "hidden_act", "mlp_bias"),
-    "head": ("tie_word_embeddings", "lm_head_bias", "embedding_scale", "logit_scale"),
+    "head": (
+        "tie_word_embeddings",
+        "lm_head_transform",
+        "lm_head_bias",
+        "pooler_act",
+        "embedding_scale",
+        "logit_scale",
+    ),
 }
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
@@ -94,7 +101,7 @@ def describe(config: PretrainedConfig, name: str = "") -> Summary:
     """The summary of a config."""
     import blockformer
 
-    architecture = (config.architectures or ["BlockformerDecoderForCausalLM"])[0]
+    architecture = architecture_of(config)
     model_class = getattr(blockformer, architecture, None)
     if model_class is None:
         raise ConversionError(f"config.json: architectures names {architecture!r}, which is no class of ours")

@@ -1,17 +1,19 @@
 """Does a converted model compute what the original computes? Both run on the same input; the differences are measured.
 
+Compared are logits, or the states of a model without a head; greedy text too where the model writes text.
+
 One model is in memory at a time. float32 checkpoints are compared in float32. Checkpoints of a smaller dtype are run in
 that dtype and, where memory allows, also in float32 on the same (exactly widened) weights, which is the sharp test: in
 bfloat16 alone a real fault could hide behind rounding.
 
-B batch, T length, V vocabulary.
+B batch, T length, S length of an encoder's states, C their width, V vocabulary.
 """
 
 import copy
 import gc
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,22 +27,27 @@ from transformers.utils import logging
 from .errors import ConversionError
 
 TOLERANCE = 1e-5
-"""Allowed difference of float32 logits, as a share of the largest logit (or absolute, if that is below 1)."""
+"""Allowed difference of float32 outputs, as a share of the largest output (or absolute, if that is below 1)."""
 EPSILONS = 4
-"""Allowed difference in a smaller dtype, in units of its machine epsilon, as a share of the largest logit."""
+"""Allowed difference in a smaller dtype, in units of its machine epsilon, as a share of the largest output."""
 SHARP = (torch.float32, torch.float64)
 NEW_TOKENS = 8
 ROWS, LONGEST = 2, 48
+PER_TOKEN = ("logits", "prediction_logits", "start_logits", "end_logits", "last_hidden_state")
+PER_ROW = ("logits", "seq_relationship_logits", "pooler_output")
+"""Outputs that are compared: [B, T, ...] at real tokens, and those of whole rows."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One input: tokens [B, T], mask [B, T] and positions [B, T]."""
+    """One input: tokens, mask and positions, each [B, T]; token types [B, T] and encoder states [B, S, C] or None."""
 
     name: str
     input_ids: Tensor
     attention_mask: Tensor
     position_ids: Tensor
+    token_type_ids: Tensor | None = None
+    encoder_hidden_states: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -49,12 +56,13 @@ class Measured:
 
     Attributes:
         dtype: in which both models ran.
-        max_difference: largest absolute difference of two logits.
-        max_logit: largest absolute logit, to judge the difference by.
+        max_difference: largest absolute difference of two outputs.
+        max_logit: largest absolute output, to judge the difference by.
         limit: the difference that was allowed.
-        positions: how many positions were compared, V logits each.
-        same_text: whether the greedy continuations were equal.
-        finite: whether the original's logits were; if not, nothing else says anything.
+        positions: how many tokens and rows were compared.
+        same_text: whether the greedy continuations were equal; None if there were none.
+        finite: whether the original's outputs were; if not, nothing else says anything.
+        outputs: what was compared.
     """
 
     dtype: str
@@ -62,8 +70,9 @@ class Measured:
     max_logit: float
     limit: float
     positions: int
-    same_text: bool
+    same_text: bool | None
     finite: bool = True
+    outputs: str = "logits"
 
     @property
     def passed(self) -> bool:
@@ -72,11 +81,11 @@ class Measured:
 
     def __str__(self) -> str:
         if not self.finite:
-            return f"{self.dtype}: the original's logits are not finite, so nothing could be compared"
-        text = "the same greedy text" if self.same_text else "different greedy text"
+            return f"{self.dtype}: the original's outputs are not finite, so nothing could be compared"
+        texts = {None: "", True: ", the same greedy text", False: ", different greedy text"}
         return (
-            f"{self.dtype}: largest difference of {self.positions} x V logits {self.max_difference:.1e} "
-            f"(largest logit {self.max_logit:.1f}, allowed {self.limit:.1e}), {text}"
+            f"{self.dtype}: largest difference of {self.outputs} at {self.positions} places {self.max_difference:.1e} "
+            f"(largest value {self.max_logit:.1f}, allowed {self.limit:.1e}){texts[self.same_text]}"
         )
 
 
@@ -90,7 +99,7 @@ class Parity:
     @property
     def passed(self) -> bool:
         """Whether the models agree. Greedy text counts in float32 only: in less, a rounding can decide a word."""
-        wrong_text = any(m.finite and not m.same_text and m.dtype in ("float32", "float64") for m in self.measured)
+        wrong_text = any(m.finite and m.same_text is False and m.dtype in ("float32", "float64") for m in self.measured)
         return all(m.passed for m in self.measured) and not wrong_text
 
     def __str__(self) -> str:
@@ -98,7 +107,10 @@ class Parity:
 
 
 def probes(config: PretrainedConfig) -> list[Probe]:
-    """Inputs that fit a model: random, structured (a ramp, a repetition), and padded on the left."""
+    """Inputs that fit a model of ours: random, structured (a ramp, a repetition), and padded on the left.
+
+    With token types and encoder states where it takes them, and padded on the right too where it is no decoder.
+    """
     vocabulary = config.vocab_size
     length = max(2, min(LONGEST, config.max_position_embeddings - NEW_TOKENS))
     generator = torch.Generator().manual_seed(0)
@@ -109,26 +121,64 @@ def probes(config: PretrainedConfig) -> list[Probe]:
     padded = full.clone()
     padded[0, : length // 2] = 0
     positions = (padded.cumsum(-1) - 1).clamp(min=0)
-    return [
-        Probe("random", random, full, count),
-        Probe("structured", torch.stack([ramp, repeated]), full, count),
-        Probe("padded", random, padded, positions),
+    extras: dict[str, Tensor] = {}
+    if getattr(config, "type_vocab_size", 0):
+        extras["token_type_ids"] = torch.randint(config.type_vocab_size, (ROWS, length), generator=generator)
+    if getattr(config, "add_cross_attention", False):
+        extras["encoder_hidden_states"] = torch.randn(ROWS, 7, config.hidden_size, generator=generator)
+    inputs = [
+        Probe("random", random, full, count, **extras),
+        Probe("structured", torch.stack([ramp, repeated]), full, count, **extras),
+        Probe("padded", random, padded, positions, **extras),
     ]
+    if not getattr(config, "is_decoder", True):
+        inputs.append(Probe("padded on the right", random, padded.flip(-1), count, **extras))
+    return inputs
 
 
 @torch.no_grad()
-def run(model: PreTrainedModel, inputs: list[Probe]) -> tuple[list[Tensor], list[list[int]]]:
-    """The float32 logits [positions, V] of each probe's real tokens, and greedy continuations."""
+def run(model: PreTrainedModel, inputs: list[Probe], shift: int = 0) -> tuple[list[Tensor], list[list[int]], str]:
+    """What a model makes of the probes.
+
+    Args:
+        model: the model.
+        inputs: the probes.
+        shift: added to their position ids.
+
+    Returns:
+        float32 outputs [places, ...], those of each probe's real tokens and of its rows; greedy continuations; the
+        names of the outputs.
+    """
     model.eval()
-    model.generation_config = GenerationConfig()
-    logits, texts = [], []
+    several = "MultipleChoice" in type(model).__name__
+    outputs: list[Tensor] = []
+    texts: list[list[int]] = []
+    names: list[str] = []
     for probe in inputs:
         tensors = {"input_ids": probe.input_ids, "attention_mask": probe.attention_mask}
-        output = model(**tensors, position_ids=probe.position_ids).logits
-        logits.append(output[probe.attention_mask.bool()].float())
-        continued: Any = model.generate(**tensors, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
-        texts.append(continued[:, probe.input_ids.shape[1] :].flatten().tolist())
-    return logits, texts
+        more = {"position_ids": probe.position_ids + shift}
+        if probe.token_type_ids is not None:
+            more["token_type_ids"] = probe.token_type_ids
+        if several:
+            tensors, more = ({name: tensor[None] for name, tensor in part.items()} for part in (tensors, more))
+        if probe.encoder_hidden_states is not None:
+            more["encoder_hidden_states"] = probe.encoder_hidden_states.to(model.dtype)
+        output = model(**tensors, **more)
+        mask, names = probe.attention_mask.bool(), []
+        for name in dict.fromkeys(PER_TOKEN + PER_ROW):
+            values = output.get(name)
+            if values is None:
+                continue
+            names.append(name)
+            if name in PER_TOKEN and values.shape[:2] == mask.shape:
+                outputs.append(values[mask].float())
+            else:  # a row's summary is that of its first token, which must be a real one
+                outputs.append(values.reshape(len(mask), -1)[mask[:, 0]].float())
+        if model.can_generate() and not shift and probe.encoder_hidden_states is None:
+            model.generation_config = GenerationConfig()
+            continued: Any = model.generate(**tensors, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
+            texts.append(continued[:, probe.input_ids.shape[1] :].flatten().tolist())
+    return outputs, texts, " and ".join(names)
 
 
 def compare(dtype: torch.dtype, original: Any, converted: Any) -> Measured:
@@ -145,9 +195,9 @@ def compare(dtype: torch.dtype, original: Any, converted: Any) -> Measured:
     share = TOLERANCE if dtype in SHARP else EPSILONS * torch.finfo(dtype).eps
     positions = sum(tensor.shape[0] for tensor in original[0])
     name = str(dtype).removeprefix("torch.")
-    return Measured(
-        name, difference, largest, share * max(1.0, largest), positions, original[1] == converted[1], finite
-    )
+    same_text = original[1] == converted[1] if original[1] else None
+    limit = share * max(1.0, largest)
+    return Measured(name, difference, largest, limit, positions, same_text, finite, original[2])
 
 
 def verify(
@@ -157,6 +207,7 @@ def verify(
     dtype: torch.dtype,
     parameters: int,
     step: Callable[[str], None] = lambda text: None,
+    shifts: tuple[int, int] = (0, 0),
 ) -> Parity:
     """Run both models and compare.
 
@@ -167,6 +218,8 @@ def verify(
         dtype: the dtype of the converted checkpoint.
         parameters: how many parameters each has.
         step: told what is being done.
+        shifts: what is added to the position ids for the original and for the converted model: some count from another
+            number than 0.
 
     Raises:
         ConversionError: the models disagree.
@@ -183,13 +236,13 @@ def verify(
             parity.notes.append(f"not compared in {name}: one model needs {need:.1f} GiB, more than is free here")
     inputs = probes(config)
     results: list[list[Any]] = []
-    for name, load in (("original", original), ("converted", converted)):
+    for name, load, shift in (("original", original, shifts[0]), ("converted", converted, shifts[1])):
         results.append([])
         for kind in possible:
             step(f"running the {name} model in {str(kind).removeprefix('torch.')}")
             with quiet():
                 model = load(kind)
-                results[-1].append(run(model, inputs))
+                results[-1].append(run(model, inputs, shift))
             del model
             if parameters > 10_000_000:  # of a smaller one there may be two
                 gc.collect()
@@ -249,9 +302,16 @@ def quiet() -> Iterator[None]:
 
 
 def load_model(
-    model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype
+    model_class: type[PreTrainedModel],
+    config: PretrainedConfig,
+    folder: Path,
+    dtype: torch.dtype,
+    arguments: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """A model from a folder: its class and config are given, so that nothing in the folder names any code."""
+    """A model from a folder: its class and config are given, so that nothing in the folder names any code.
+
+    `arguments` go to the class, beside its config.
+    """
     return model_class.from_pretrained(
         folder,
         config=copy.deepcopy(config),
@@ -259,4 +319,5 @@ def load_model(
         attn_implementation="sdpa",
         trust_remote_code=False,
         local_files_only=True,
+        **(arguments or {}),
     )

@@ -265,14 +265,14 @@ class BlockformerEncoderForMultipleChoice(BlockformerEncoderPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, input_ids=None, attention_mask=None, token_type_ids=None, labels=None, **kwargs
+        self, input_ids=None, attention_mask=None, token_type_ids=None, position_ids=None, labels=None, **kwargs
     ) -> MultipleChoiceModelOutput:
         """Tokens [B, choices, T] to `logits` [B, choices]; with labels int [B] also `loss`."""
         choices = input_ids.shape[1]
-        inputs = (input_ids, attention_mask, token_type_ids)
-        ids, mask, types = (None if tensor is None else tensor.flatten(0, 1) for tensor in inputs)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids)
+        ids, mask, types, positions = (None if tensor is None else tensor.flatten(0, 1) for tensor in inputs)
         kwargs.pop("num_items_in_batch", None)
-        outputs = self.model(ids, mask, token_type_ids=types, **kwargs)
+        outputs = self.model(ids, mask, token_type_ids=types, position_ids=positions, **kwargs)
         summary = self.summarise(outputs, ids, mask)  # [B * choices, C]
         logits = self.score(self.dropout(summary)).view(-1, choices)
         loss = None if labels is None else token_cross_entropy(logits, labels)

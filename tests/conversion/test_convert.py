@@ -43,7 +43,7 @@ def text(model, length=6):
 @pytest.mark.parametrize("shards", [False, True], ids=["one-file", "shards"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SPECIAL)
 def test_there_and_back_every_bit_is_the_same(tmp_path, family, tied, dtype, shards):
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
     model = official_folder(src, family, DTYPES[dtype], shards, tie_word_embeddings=tied)
@@ -74,7 +74,7 @@ def test_there_and_back_every_bit_is_the_same(tmp_path, family, tied, dtype, sha
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SPECIAL)
 def test_verification_measures_and_the_card_says_so(tmp_path, family, tiny_tokenizer):
     official_folder(tmp_path / "src", family, tokenizer=tiny_tokenizer, vocab_size=512)
     report = convert(tmp_path / "src", tmp_path / "dst")
@@ -246,7 +246,7 @@ def test_a_changed_model_goes_back_with_its_new_settings_and_the_unknown_entries
     assert (entries["vocab_size"], entries["unheard_of"], entries["model_type"]) == (230, 1, "qwen2")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SPECIAL)
 def test_a_native_model_needs_no_memory_to_become_official(tmp_path, family):
     official_folder(tmp_path / "src", family)
     convert(tmp_path / "src", tmp_path / "dst", verify=False)
@@ -270,7 +270,7 @@ def test_another_family_can_be_asked_for_and_is_checked(tmp_path):
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SPECIAL)
 @pytest.mark.parametrize("tied", [False, True])
 def test_from_official_gives_the_model_and_writes_nothing(tmp_path, family, tied, monkeypatch):
     model = official_folder(tmp_path / "src", family, shards=True, tie_word_embeddings=tied)
@@ -403,9 +403,9 @@ def test_a_difference_leaves_no_target(tmp_path, monkeypatch):
 
     real = module.run
 
-    def run_wrongly(model, inputs):
+    def run_wrongly(model, inputs, shift):
         ours = isinstance(model, blockformer.BlockformerDecoderForCausalLM)
-        return real(_broken(model) if ours else model, inputs)
+        return real(_broken(model) if ours else model, inputs, shift)
 
     monkeypatch.setattr(module, "run", run_wrongly)
     with pytest.raises(ConversionError, match="does not compute"):
