@@ -403,9 +403,9 @@ def test_a_difference_leaves_no_target(tmp_path, monkeypatch):
 
     real = module.run
 
-    def run_wrongly(model, inputs, shift):
+    def run_wrongly(model, inputs, *rest):
         ours = isinstance(model, blockformer.BlockformerDecoderForCausalLM)
-        return real(_broken(model) if ours else model, inputs, shift)
+        return real(_broken(model) if ours else model, inputs, *rest)
 
     monkeypatch.setattr(module, "run", run_wrongly)
     with pytest.raises(ConversionError, match="does not compute"):
