@@ -114,6 +114,15 @@ def test_only_where_the_result_is_the_same():
     assert find_packing(model("mistral").config, mask, None, is_causal=True) is None
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_labels_left_on_padding_never_count(side):
+    ours = model("qwen3")
+    mask, ids = masked([10, 2, 5], 10, side), token_ids(3, 10)
+    expected = ours(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+    for training in (True, False):
+        assert_close(ours.train(training)(ids, attention_mask=mask, labels=ids).loss, expected)
+
+
 def test_training_skips_padding_too(monkeypatch):
     ours = model("qwen3").train()
     mask = masked([10, 2, 5], 10)

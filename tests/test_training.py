@@ -1,5 +1,6 @@
 """Training: the loss and the steps of transformers' own models, accumulated, resumed, checkpointed."""
 
+import copy
 import logging
 
 import pytest
@@ -161,7 +162,10 @@ def test_the_collator_for_language_modeling(tmp_path, tiny_tokenizer):
     ours, theirs = pair(vocab_size=len(tiny_tokenizer), pad_token_id=1, bos_token_id=0, eos_token_id=0, **SMALL)
     texts = ["def insort(a, x, lo=0):", "import heapq", "class TextWrapper:\n    pass", "x = 1"]
     rows = [{"input_ids": tiny_tokenizer(text).input_ids} for text in texts]
-    collator = DataCollatorForLanguageModeling(tiny_tokenizer, mlm=False)
+    # On the left, transformers would also have padding predict each row's first token.
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.padding_side = "right"
+    collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     batch = collator(rows)
     assert (batch["labels"] == -100).any()
     assert_close(ours(**batch).loss, theirs(**batch).loss)

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from .base import BlockformerPreTrainedModel
-from .losses import sequence_loss, span_loss, token_cross_entropy
+from .losses import sequence_loss, span_loss, token_cross_entropy, without_padding
 from .normalization import make_norm
 
 
@@ -122,6 +122,7 @@ class TokenClassification(BlockformerPreTrainedModel):
         """Tokens [B, T] to `logits` [B, T, num_labels]; with labels int [B, T] (-100: none) also `loss`."""
         outputs = self.model(input_ids, attention_mask, **kwargs)
         logits = self.score(self.dropout(outputs.last_hidden_state))
+        labels = without_padding(labels, attention_mask)
         loss = None if labels is None else token_cross_entropy(logits, labels, num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

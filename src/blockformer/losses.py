@@ -33,17 +33,28 @@ def token_cross_entropy(logits, labels, num_items_in_batch=None):
     return total / num_items_in_batch
 
 
-def next_token_cross_entropy(logits, labels, num_items_in_batch=None, shift_labels=None):
+def next_token_cross_entropy(logits, labels, num_items_in_batch=None, shift_labels=None, attention_mask=None):
     """Each token's cross-entropy for the one after it.
 
     Args:
         logits: [B, T, V].
         labels: int [B, T], the inputs themselves; the shift is done here.
         shift_labels: int [B, T], already shifted, instead of `labels` (sequence-parallel training).
+        attention_mask: [B, T] of 0 and 1: padding is neither predicted nor predicts.
     """
     if shift_labels is None:
-        shift_labels = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
-    return token_cross_entropy(logits, shift_labels, num_items_in_batch)
+        shift_labels = F.pad(without_padding(labels, attention_mask), (0, 1), value=IGNORED)[..., 1:]
+    return token_cross_entropy(logits, without_padding(shift_labels, attention_mask), num_items_in_batch)
+
+
+def without_padding(labels, attention_mask):
+    """Labels int [B, T] with -100 where a mask [B, T] of 0 and 1 says padding: nothing is learnt from padding.
+
+    Other masks say nothing of single tokens; the labels are then given back as they are.
+    """
+    if labels is None or not isinstance(attention_mask, torch.Tensor) or attention_mask.shape != labels.shape:
+        return labels
+    return labels.masked_fill(attention_mask.to(labels.device) == 0, IGNORED)
 
 
 def sequence_loss(logits, labels, config, num_items_in_batch=None):

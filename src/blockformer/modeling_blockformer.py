@@ -33,7 +33,7 @@ from .heads import (
 )
 from .inputs import check_generation
 from .layer import Layer  # noqa: F401
-from .losses import next_token_cross_entropy, token_cross_entropy
+from .losses import next_token_cross_entropy, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
 from .packing import Packing  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
@@ -91,7 +91,8 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         """Run the decoder and its head; the arguments not listed are those of `Stack.forward`.
 
         Args:
-            labels: int [B, T], the inputs themselves (the shift is done here), -100 where there is no loss.
+            labels: int [B, T], the inputs themselves (the shift is done here), -100 where there is no loss; padding
+                never counts.
             logits_to_keep: compute logits for the last so many positions only (0: all), or for those of a tensor.
             num_items_in_batch: the count of labels over an optimizer step, as `Trainer` gives it.
             shift_labels: int [B, T], labels that are already shifted, instead of `labels`.
@@ -116,7 +117,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         logits = self.logits_of(outputs.last_hidden_state[:, keep])
         loss = None
         if labels is not None or shift_labels is not None:
-            loss = next_token_cross_entropy(logits, labels, num_items_in_batch, shift_labels)
+            loss = next_token_cross_entropy(logits, labels, num_items_in_batch, shift_labels, attention_mask)
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
             logits=logits,
@@ -198,6 +199,7 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
         """Tokens [B, T] to `logits` [B, T, V]; with labels int [B, T] (-100: not masked) also `loss`."""
         outputs = self.model(input_ids, attention_mask, **kwargs)
         logits = self.logits_of(outputs.last_hidden_state)
+        labels = without_padding(labels, attention_mask)
         loss = None if labels is None else token_cross_entropy(logits, labels, num_items_in_batch)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -244,7 +246,8 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
         next_logits = self.next_sentence_score(self.summarise(outputs, input_ids, attention_mask))
         loss = None
         if labels is not None and next_sentence_label is not None:
-            loss = token_cross_entropy(logits, labels) + token_cross_entropy(next_logits, next_sentence_label.view(-1))
+            loss = token_cross_entropy(logits, without_padding(labels, attention_mask))
+            loss = loss + token_cross_entropy(next_logits, next_sentence_label.view(-1))
         return PreTrainingOutput(
             loss=loss,
             prediction_logits=logits,

@@ -1,0 +1,193 @@
+"""Train a small encoder-decoder to translate English number and date phrases to Chinese.
+
+    python examples/train_translation.py --output translator
+    python examples/train_translation.py --output translator --preset t5-v1.1
+
+"three hundred and five" becomes 三百零五, "March 5th, 2021" becomes 2021年3月5日. The phrases are made by rule
+(`phrases.py`), a tenth of all answers is held out, and an answer counts only if every character is right. The saved repo
+is then loaded in a fresh process without this package and translates in a batch.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from phrases import pairs
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    DataCollatorForSeq2Seq,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    set_seed,
+)
+
+import blockformer
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+}
+BY_HAND = ("three hundred and five", "March 5th, 2021", "one million and ten", "31 December 1999", "ninety-nine thousand")
+PAD, END = "<pad>", "</s>"
+
+
+def make_tokenizer(texts) -> PreTrainedTokenizerFast:
+    """Words, single digits and single Chinese characters as tokens; ends every text with `</s>`."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Split(Regex(r"[a-z]+|\d|[^a-z\d]"), behavior="isolated"),
+        ]
+    )
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.train_from_iterator(texts, trainers.WordLevelTrainer(special_tokens=[PAD, END, "<unk>"]))
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, unk_token="<unk>")
+
+
+class Rows(torch.utils.data.Dataset):
+    """Tokenized pairs; rows of a batch are padded together later."""
+
+    def __init__(self, entries, tokenizer):
+        sources, targets = zip(*entries, strict=True)
+        self.inputs = tokenizer(list(sources))["input_ids"]
+        self.labels = tokenizer(list(targets))["input_ids"]
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> dict:
+        return {"input_ids": self.inputs[index], "labels": self.labels[index]}
+
+
+@torch.inference_mode()
+def translate(model, tokenizer, texts, num_beams: int = 1, batch: int = 128) -> list[str]:
+    """Translate texts of any length together."""
+    answers = []
+    for start in range(0, len(texts), batch):
+        inputs = tokenizer(list(texts[start : start + batch]), padding=True, return_tensors="pt").to(model.device)
+        written = model.generate(**inputs, max_new_tokens=40, do_sample=False, num_beams=num_beams)
+        answers += tokenizer.batch_decode(written, skip_special_tokens=True)
+    return answers
+
+
+def exact_match(model, tokenizer, entries) -> tuple[float, list[tuple[str, str, str]]]:
+    """Share of answers with every character right, and the wrong ones: (source, wanted, written)."""
+    written = translate(model, tokenizer, [source for source, _ in entries])
+    wrong = [(source, wanted, got) for (source, wanted), got in zip(entries, written, strict=True) if wanted != got]
+    return 1 - len(wrong) / len(entries), wrong
+
+
+RELOAD = """
+import json, sys, torch
+class Refuse:
+    def find_spec(self, name, *_):
+        if name == "blockformer" or name.startswith("blockformer."):
+            raise ImportError("the repo must load without the package")
+sys.meta_path.insert(0, Refuse())
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+folder, texts = sys.argv[1], json.loads(sys.argv[2])
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True).eval()
+tokenizer = AutoTokenizer.from_pretrained(folder)
+inputs = tokenizer(texts, padding=True, return_tensors="pt")
+written = model.generate(**inputs, max_new_tokens=40, do_sample=False)
+print(json.dumps(tokenizer.batch_decode(written, skip_special_tokens=True)))
+"""
+
+
+def translate_elsewhere(repo: Path, texts) -> list[str]:
+    """Translate with the saved repo in a fresh process that cannot import this package."""
+    command = [sys.executable, "-c", RELOAD, str(repo), json.dumps(list(texts))]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(output.strip().splitlines()[-1])
+
+
+def train(preset: str, tokenizer, rows: Rows, folder: Path, arguments):
+    """A trained model in evaluation mode."""
+    config = blockformer.preset(
+        preset,
+        **SIZES,
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id,
+        initializer_range=0.05,
+    )
+    model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config)
+    trainer = Seq2SeqTrainer(
+        model,
+        Seq2SeqTrainingArguments(
+            folder,
+            max_steps=arguments.steps,
+            per_device_train_batch_size=128,
+            learning_rate=arguments.learning_rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=100,
+            logging_steps=100,
+            save_strategy="no",
+            report_to=[],
+            seed=0,
+            train_sampling_strategy="group_by_length",
+        ),
+        train_dataset=rows,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model),
+    )
+    trainer.train()
+    return model.eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--output", type=Path, required=True, help="folder of the repo to make")
+    parser.add_argument("--preset", default="t5", help="an encoder-decoder preset (default: t5)")
+    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps of 128 pairs (default: 2000)")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--pairs", type=int, default=40_000, help="training pairs (default: 40000)")
+    parser.add_argument("--held-out", type=int, default=1000, help="held-out pairs (default: 1000)")
+    parser.add_argument("--force", action="store_true", help="replace the folder")
+    arguments = parser.parse_args()
+
+    console = Console()
+    set_seed(0)
+    entries, held_out = pairs(arguments.pairs), pairs(arguments.held_out, seed=1, held_out=True)
+    assert not {target for _, target in entries} & {target for _, target in held_out}
+    tokenizer = make_tokenizer(text for pair in entries for text in pair)
+    start = time.perf_counter()
+    model = train(arguments.preset, tokenizer, Rows(entries, tokenizer), arguments.output.parent, arguments)
+    seconds = time.perf_counter() - start
+    score, wrong = exact_match(model, tokenizer, held_out)
+    blockformer.export_model(model, arguments.output, tokenizer=tokenizer, force=arguments.force)
+
+    console.print(
+        f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, trained in {seconds:.0f} s: "
+        f"[bold]{score:.1%}[/] of {len(held_out):,} held-out phrases translated exactly"
+    )
+    for source, wanted, got in wrong[:5]:
+        console.print(f"  wrong: {source}: wanted {wanted}, written {got}")
+    here, elsewhere = translate(model, tokenizer, BY_HAND), translate_elsewhere(arguments.output, BY_HAND)
+    table = Table("English", "Chinese", "beam 4", "reloaded in a fresh process")
+    for row in zip(BY_HAND, here, translate(model, tokenizer, BY_HAND, num_beams=4), elsewhere, strict=True):
+        table.add_row(*row)
+    console.print(table)
+    if here != elsewhere:
+        sys.exit("the reloaded model does not write what the trained one wrote")
+
+
+if __name__ == "__main__":
+    main()
