@@ -1,6 +1,7 @@
 """Converting a checkpoint, either way: plan from the headers, write tensor by tensor, compare, publish in one step."""
 
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from .atomic import atomic_folder
 from .checkpoint import Checkpoint, nonfinite, read_json
 from .errors import ConversionError, listed, shown
 from .families import Family
+from .kept import KEPT, write_kept
 from .mapping import Group, check_tied
 from .plan import (
     MEMORY,
@@ -28,6 +30,7 @@ from .plan import (
     expected_tensors,
     identity_rules,
     json_text,
+    memory_text,
     our_config,
     parse_dtype,
     plan_in,
@@ -128,8 +131,8 @@ def convert(
             if not to_official:
                 copy_code(temporary)
                 _write_generation_config(temporary, plan.target_config)
-                memory = {"family": plan.family.name, "config": checkpoint.config}
-                (temporary / MEMORY).write_text(json_text(memory), encoding="utf-8")
+                (temporary / MEMORY).write_text(memory_text(plan, checkpoint.config), encoding="utf-8")
+                write_kept(checkpoint, plan.kept, temporary)
             if verify:
                 report.parity = _verify(plan, folder, temporary, to_official, tell)
                 report.notes += report.parity.notes
@@ -232,6 +235,9 @@ def export_folder(
             _write_generation_config(temporary, config)
             if os.path.lexists(folder / MEMORY):
                 (temporary / MEMORY).write_text(json_text(read_json(folder / MEMORY)), encoding="utf-8")
+                if (folder / KEPT).exists():
+                    (temporary / KEPT).parent.mkdir()
+                    shutil.copyfile(checkpoint._member(KEPT), temporary / KEPT)
             generation = read_json(temporary / "generation_config.json")
             generation.pop("transformers_version", None)
             write_card(temporary, config, parameters=parameters, generation=generation)
