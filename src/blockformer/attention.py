@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import EncoderDecoderCache
 
 from .compat import ALL_ATTENTION_FUNCTIONS
+from .kernels import attend_grouped, can_attend_grouped
 from .normalization import make_norm
 from .positions import RelativeKeys, rotate
 
@@ -126,7 +127,9 @@ class Attention(nn.Module):
             position_bias = self.relative_keys(query, key, query_positions) * self.scaling
         if position_bias is not None:
             attention_mask = self._with_bias(attention_mask, position_bias, query_positions, key.shape[2])
-        implementation = self.config._attn_implementation
+        implementation, dropout = self.config._attn_implementation, self.dropout if self.training else 0.0
+        if implementation == "sdpa" and can_attend_grouped(query, key, kwargs):
+            return attend_grouped(query, key, value, attention_mask, self.scaling, dropout), None
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         return attend(
             self,
@@ -135,7 +138,7 @@ class Attention(nn.Module):
             value,
             attention_mask,
             scaling=self.scaling,
-            dropout=self.dropout if self.training else 0.0,
+            dropout=dropout,
             sliding_window=self.sliding_window,
             **kwargs,
         )

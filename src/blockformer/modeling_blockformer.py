@@ -32,6 +32,7 @@ from .heads import (
     last_token_states,
 )
 from .inputs import check_generation
+from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import next_token_cross_entropy, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401

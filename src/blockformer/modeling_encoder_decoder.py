@@ -24,6 +24,7 @@ from .configuration_blockformer import BlockformerEncoderDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .heads import LanguageModelHead, head_dropout, last_token_states
 from .inputs import check_target
+from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, sequence_loss, span_loss, token_cross_entropy
 from .normalization import RMSNorm  # noqa: F401

@@ -6,10 +6,10 @@ once for each sequence. The result is that of the padded run, with zeros where t
 B batch, T padded length, N real tokens, C hidden size.
 """
 
-import os
-
 import torch
 from torch.nn import functional as F
+
+from .kernels import fast_paths_enabled
 
 
 class Packing:
@@ -76,7 +76,7 @@ def find_packing(config, attention_mask, position_ids, is_causal: bool):
         attention_mask: [B, T] of 0 and 1, or None.
         position_ids: [1 or B, T] as the caller gave them, or None.
     """
-    if torch.compiler.is_compiling() or config._attn_implementation != "sdpa" or not _is_enabled():
+    if config._attn_implementation != "sdpa" or not fast_paths_enabled():
         return None
     if "sliding_attention" in config.layer_types:
         return None
@@ -96,7 +96,3 @@ def packed_mask(position_ids):
 def _starts(position_ids):
     """Whether a sequence starts at a token, bool [B, T]: the position does not continue the one before."""
     return F.pad(position_ids.diff(dim=-1) != 1, (1, 0), value=True)
-
-
-def _is_enabled() -> bool:
-    return os.environ.get("BLOCKFORMER_FAST", "1") != "0"
