@@ -28,7 +28,7 @@ def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: f
     Args:
         query: [B, H, 1, D].
         key, value: [B, K, S, D].
-        attention_mask: additive or boolean [B, 1 or H, 1, S], or None.
+        attention_mask: additive or boolean [1 or B, 1 or H, 1, S], or None.
 
     Returns:
         [B, 1, H, D].
@@ -38,6 +38,6 @@ def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: f
     if attention_mask is not None:
         attention_mask = attention_mask[..., : key.shape[2]]
         if attention_mask.shape[1] > 1:
-            attention_mask = attention_mask.reshape(batch, key.shape[1], -1, key.shape[2])
+            attention_mask = attention_mask.reshape(attention_mask.shape[0], key.shape[1], -1, key.shape[2])
     output = F.scaled_dot_product_attention(folded, key, value, attention_mask, dropout, scale=scaling)
     return output.reshape(batch, 1, heads, size)
