@@ -44,7 +44,7 @@ class Stack(BlockformerPreTrainedModel):
         self.embed_positions = tables[config.position_type](config) if config.position_type in tables else None
         self.embedding_norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
         self.rotary_emb = RotaryPositions(config) if config.position_type == "rotary" else None
-        has_bias = config.position_type == "relative_bias"
+        has_bias = config.position_type == "relative_bias" and not config.relative_bias_per_layer
         self.relative_bias = RelativeBias(config, bidirectional=not is_causal) if has_bias else None
         self.layers = nn.ModuleList(
             Layer(config, layer_idx, is_causal, has_cross_attention) for layer_idx in range(config.num_hidden_layers)
@@ -172,7 +172,7 @@ class Stack(BlockformerPreTrainedModel):
         if self.embed_token_types is None:
             return inputs_embeds
         if token_type_ids is None:
-            return inputs_embeds + self.embed_token_types.weight[0]
+            token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=inputs_embeds.device)
         return inputs_embeds + self.embed_token_types(token_type_ids)
 
     def _embed(self, hidden_states, position_ids):
@@ -191,7 +191,7 @@ class Stack(BlockformerPreTrainedModel):
         return dict.fromkeys(self.config.layer_types, mask)
 
     def _position_bias(self, query_positions, past_key_values):
-        """The relative bias [1, H, T, S], computed once for all layers."""
+        """The relative bias [1, H, T, S], computed once for all layers; None where there is none or each layer has its own."""
         if self.relative_bias is None:
             return None
         length = query_positions.shape[0]
