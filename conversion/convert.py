@@ -43,6 +43,7 @@ from .verify import Parity, load_model
 from .verify import verify as verify_models
 from .writer import ShardWriter, parse_size
 
+GENERATION_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is (0: not known)."""
 
@@ -129,7 +130,7 @@ def convert(
             (temporary / "config.json").write_text(plan.config_json, encoding="utf-8")
             report.notes += copy_side_files(checkpoint, temporary)
             if not to_official:
-                copy_code(temporary)
+                copy_code(temporary, plan.target_config)
                 _write_generation_config(temporary, plan.target_config)
                 (temporary / MEMORY).write_text(memory_text(plan, checkpoint.config), encoding="utf-8")
                 write_kept(checkpoint, plan.kept, temporary)
@@ -231,7 +232,7 @@ def export_folder(
             report.notes += _write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, tell)
             (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")
             report.notes += copy_side_files(checkpoint, temporary)
-            copy_code(temporary)
+            copy_code(temporary, config)
             _write_generation_config(temporary, config)
             if os.path.lexists(folder / MEMORY):
                 (temporary / MEMORY).write_text(json_text(read_json(folder / MEMORY)), encoding="utf-8")
@@ -312,7 +313,7 @@ def _write_generation_config(folder: Path, config: PretrainedConfig) -> None:
     """Write generation settings from a model's config, where the source had none."""
     path = folder / "generation_config.json"
     if not path.exists():
-        ids = {name: getattr(config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        ids = {name: getattr(config, name, None) for name in GENERATION_TOKENS}
         path.write_text(json_text({name: value for name, value in ids.items() if value is not None}), encoding="utf-8")
 
 

@@ -140,7 +140,7 @@ class EncoderFamily(Family):
 
     # The form: which head, which names.
 
-    def form(self, official, names: Collection[str] | None = None):
+    def form(self, official, names: Collection[str] | None = None, read=None):
         """See `Family.form`. A head that the tensors hold beyond what `architectures` says is taken too."""
         head = self._head(official, names)
         traits = {"decoder"} if head.is_decoder else set()

@@ -7,7 +7,7 @@ checkpoint takes part: the class is named by the family.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,12 +116,18 @@ class Family(ABC):
         What the table ignores is kept beside the weights, for the way back.
         """
 
-    def form(self, official: Mapping[str, Any], names: Collection[str] | None = None) -> Form:
+    def form(
+        self,
+        official: Mapping[str, Any],
+        names: Collection[str] | None = None,
+        read: Callable[[str], Tensor] | None = None,
+    ) -> Form:
         """The form of a checkpoint.
 
         Args:
             official: its `config.json`.
             names: its tensors; None takes the form that the official classes write.
+            read: name -> tensor, for a family whose form depends on values too.
 
         Raises:
             ConversionError: `architectures` names a head that the family does not have.
@@ -184,6 +190,10 @@ class Family(ABC):
     def optional(self, form: Form) -> tuple[str, ...]:
         """Canonical names of official tensors that may be left out beyond the tied ones."""
         return ()
+
+    def ties(self, tied: Mapping[str, str], form: Form) -> dict[str, str]:
+        """Which of the ties of the official class, name -> source, hold in a checkpoint of this form."""
+        return dict(tied)
 
     def check_ignored(self, name: str, tensor: Tensor) -> str | None:
         """Why an ignored tensor is not what it must be for being ignored, or None. `name` is canonical."""

@@ -76,7 +76,7 @@ def plan_in(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype |
             "--to official"
         )
     family = family_of(official) if family_name is None else family_by_name(family_name)
-    form = family.form(official, checkpoint.tensors)
+    form = family.form(official, checkpoint.tensors, checkpoint.read)
     stored = _canonical_names(checkpoint.tensors, family, form)
     config = family.our_config(family.config_from(official, form))
     if cast is not None:
@@ -127,6 +127,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     kept = kept_groups(checkpoint, memory.kept if memory is not None and as_before else [], cast)
     arguments = family.official_arguments(form)
     shapes, tied, parameters = expected_tensors(family.official_class(form), official_config, arguments)
+    tied = family.ties(tied, form)
     shapes = family.adjust(shapes, form, config)
     for group in kept:
         shapes.pop(family.canonical(group.targets[0].name, form), None)

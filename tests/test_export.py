@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import blockformer
-from blockformer.export import ENTRY, code_files, copy_code, export_model, full_auto_map, save_tokenizer, write_card
+from blockformer.export import code_files, copy_code, export_model, full_auto_map, save_tokenizer, write_card
 
 SIZES = {
     "vocab_size": 512,
@@ -36,7 +36,7 @@ def test_an_exported_repo_is_complete(tmp_path, model, tiny_tokenizer):
     assert export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer) == tmp_path / "repo"
     names = {path.name for path in (tmp_path / "repo").iterdir()}
     assert names >= {"config.json", "generation_config.json", "model.safetensors", "README.md", "tokenizer.json"}
-    assert {path.name for path in code_files()} <= names
+    assert {path.name for path in code_files(model.config)} <= names
     entries = json.loads((tmp_path / "repo/config.json").read_text())
     assert entries["auto_map"] == full_auto_map(model.config)
     tokenizer = json.loads((tmp_path / "repo/tokenizer_config.json").read_text())
@@ -63,7 +63,7 @@ def test_an_export_is_whole_or_not_there(tmp_path, model, monkeypatch):
     export_model(model, tmp_path / "repo", card="first")
     with pytest.raises(ValueError, match="exists already"):
         export_model(model, tmp_path / "repo", card="second")
-    monkeypatch.setattr("blockformer.export.copy_code", lambda folder: 1 / 0)
+    monkeypatch.setattr("blockformer.export.copy_code", lambda folder, config: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export_model(model, tmp_path / "repo", card="second", force=True)
     assert (tmp_path / "repo/README.md").read_text() == "first"
@@ -92,23 +92,26 @@ def test_public_names_are_found_late():
 def test_plain_save_pretrained_carries_all_code_and_the_full_auto_map(tmp_path, model):
     model.save_pretrained(tmp_path / "repo")
     names = {path.name for path in (tmp_path / "repo").iterdir()}
-    assert {path.name for path in code_files()} <= names
+    assert {path.name for path in code_files(model.config)} <= names
     entries = json.loads((tmp_path / "repo/config.json").read_text())
     assert entries["auto_map"] == full_auto_map(model.config)
     model.model.save_pretrained(tmp_path / "base")
-    assert {path.name for path in code_files()} <= {path.name for path in (tmp_path / "base").iterdir()}
+    assert {path.name for path in code_files(model.config)} <= {path.name for path in (tmp_path / "base").iterdir()}
     assert json.loads((tmp_path / "base/config.json").read_text())["auto_map"] == full_auto_map(model.config)
 
 
-def test_the_code_of_a_repo_is_closed_and_has_no_side_effects(tmp_path):
-    copied = copy_code(tmp_path)
+@pytest.mark.parametrize("name", ["qwen3", "bert", "t5"])
+def test_the_code_of_a_repo_is_closed_and_has_no_side_effects(tmp_path, name):
+    config = blockformer.preset(name)
+    copied = copy_code(tmp_path, config)
     names = {path.stem for path in copied}
-    assert ENTRY in names
+    (main,) = {target.partition(".")[0] for key, target in full_auto_map(config).items() if key != "AutoConfig"}
+    assert main in names
     assert not names & {"presets", "export", "__init__", "cli"}
-    entry = ast.parse((tmp_path / f"{ENTRY}.py").read_text())
+    entry = ast.parse((tmp_path / f"{main}.py").read_text())
     direct = {node.module for node in ast.walk(entry) if isinstance(node, ast.ImportFrom) and node.level == 1}
     # Old loaders follow the entry file's own imports only.
-    assert direct == names - {ENTRY}
+    assert direct == names - {main}
     for path in copied:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -133,10 +136,11 @@ def test_a_core_that_a_repo_could_not_carry_is_refused(tmp_path, monkeypatch):
         ("from .sub.part import x\n", "only `from .name import x` works"),
         ("from ..up import x\n", "only `from .name import x` works"),
     ):
-        (tmp_path / f"{ENTRY}.py").write_text(text)
+        (tmp_path / "modeling_blockformer.py").write_text(text)
+        (tmp_path / "configuration_blockformer.py").write_text("")
         monkeypatch.setattr("blockformer.export.CORE", tmp_path)
         with pytest.raises(RuntimeError, match=message):
-            code_files()
+            code_files(blockformer.preset("qwen3"))
 
 
 @pytest.mark.parametrize(

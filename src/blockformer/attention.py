@@ -11,7 +11,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from .compat import ALL_ATTENTION_FUNCTIONS
 from .kernels import attend_grouped, can_attend_grouped
 from .normalization import make_norm
-from .positions import RelativeKeys, rotate
+from .positions import RelativeBias, RelativeKeys, rotate
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
@@ -67,6 +67,8 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_output_bias)
         self.q_norm = make_norm(config, config.head_dim) if config.qk_norm else None
         self.k_norm = make_norm(config, config.head_dim) if config.qk_norm else None
+        own_bias = config.relative_bias_per_layer and not is_cross_attention
+        self.relative_bias = RelativeBias(config, bidirectional=not is_causal) if own_bias else None
         relative = config.position_type in ("relative_key", "relative_key_query") and not is_cross_attention
         and_keys = config.position_type == "relative_key_query"
         self.relative_keys = RelativeKeys(config, and_keys) if relative else None
@@ -123,6 +125,8 @@ class Attention(nn.Module):
 
     def _attend(self, query, key, value, attention_mask, position_bias, query_positions, **kwargs):
         """Scores and weighted sum: the output [B, T, H, D] and the probabilities, if the backend has them."""
+        if self.relative_bias is not None:
+            position_bias = self.relative_bias(query_positions, key.shape[2])
         if self.relative_keys is not None:
             position_bias = self.relative_keys(query, key, query_positions) * self.scaling
         if position_bias is not None:

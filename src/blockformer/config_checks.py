@@ -61,7 +61,7 @@ _VALUE_RULES = (
     (
         "gated_mlp norm_bias qk_norm attention_bias attention_output_bias mlp_bias lm_head_bias embedding_norm "
         "final_norm float32_down_proj lm_head_transform add_cross_attention is_decoder is_encoder_decoder use_cache "
-        "share_embeddings tie_word_embeddings",
+        "relative_bias_per_layer share_embeddings tie_word_embeddings",
         lambda value: isinstance(value, bool),
         "true or false",
     ),
@@ -164,6 +164,11 @@ def check_combination(config) -> None:
         )
     if config.norm_type == "rms_norm" and config.norm_bias:
         raise ValueError("norm_bias=True needs norm_type='layer_norm': an RMS norm has no bias.")
+    if config.relative_bias_per_layer and config.position_type != "relative_bias":
+        raise ValueError(
+            f"relative_bias_per_layer=True with position_type='{config.position_type}': there is no bias; set "
+            "position_type='relative_bias'."
+        )
     if config.norm_placement == "post" and config.final_norm:
         raise ValueError(
             "final_norm=True with norm_placement='post': each layer already ends in a norm; set final_norm=False."

@@ -45,6 +45,7 @@ class BlockformerConfig(PretrainedConfig):
         type_vocab_size: number of token types (segments); 0 means none.
         relative_attention_num_buckets: buckets of a relative bias.
         relative_attention_max_distance: distance, in tokens, beyond which all share the last bucket.
+        relative_bias_per_layer: a relative bias of its own in every layer, instead of one for all of a stack's layers.
         qk_norm: whether queries and keys are normalised per head before the rotation.
         attention_bias: bias on the query, key and value projections.
         attention_output_bias: bias on the attention's output projection.
@@ -113,6 +114,7 @@ class BlockformerConfig(PretrainedConfig):
     type_vocab_size: int = 0
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
+    relative_bias_per_layer: bool = False
     qk_norm: bool = False
     attention_bias: bool = False
     attention_output_bias: bool = False

@@ -1,7 +1,7 @@
 """The Hub-repo writer: a folder that anyone loads with `trust_remote_code=True` and nothing of ours installed.
 
-Such a repo holds the core's modules beside the weights. Only what `modeling_blockformer.py` imports, directly or not,
-is copied, and it is checked to need nothing but torch and transformers.
+Such a repo holds the core's modules beside the weights. Only what the modules of the config's `auto_map` import,
+directly or not, is copied, and it is checked to need nothing but torch and transformers.
 """
 
 import ast
@@ -19,7 +19,6 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedModel
 
 CORE = Path(__file__).parent
-ENTRY = "modeling_blockformer"
 THIRD_PARTY = frozenset({"torch", "transformers"})
 """What exported code may import besides the standard library: it is there wherever the repo can be loaded at all."""
 
@@ -41,19 +40,19 @@ def full_auto_map(config: PretrainedConfig) -> dict[str, str]:
     return dict(type(config).auto_classes)
 
 
-def code_files() -> list[Path]:
-    """The modules that an exported repo needs: `modeling_blockformer.py` and everything it imports, however deep.
+def code_files(config: PretrainedConfig) -> list[Path]:
+    """The modules that a repo of this config needs: those of its `auto_map` and everything they import, however deep.
 
     Raises:
         RuntimeError: one of them imports something that a repo does not have.
     """
-    return list(_closure(CORE))
+    return list(_closure(CORE, frozenset(target.partition(".")[0] for target in full_auto_map(config).values())))
 
 
 @functools.cache
-def _closure(core: Path) -> tuple[Path, ...]:
+def _closure(core: Path, entries: frozenset[str]) -> tuple[Path, ...]:
     found: dict[str, Path] = {}
-    waiting = [ENTRY]
+    waiting = list(entries)
     while waiting:
         name = waiting.pop()
         if name in found:
@@ -77,9 +76,9 @@ def _closure(core: Path) -> tuple[Path, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
-def copy_code(folder: str | PathLike[str]) -> list[Path]:
-    """Copy the core's modules into a repo and return where they went."""
-    return [Path(shutil.copyfile(path, Path(folder) / path.name)) for path in code_files()]
+def copy_code(folder: str | PathLike[str], config: PretrainedConfig) -> list[Path]:
+    """Copy the core's modules into a repo of this config and return where they went."""
+    return [Path(shutil.copyfile(path, Path(folder) / path.name)) for path in code_files(config)]
 
 
 def save_tokenizer(tokenizer: Any, folder: str | PathLike[str]) -> None:
@@ -130,7 +129,7 @@ def write_card(
         parameters=f"{parameters:,}" if parameters else "see the weights",
         settings=_table(_settings(config)),
         generation=_table(generation) if generation else "The library's defaults.",
-        files=", ".join(f"`{path.name}`" for path in code_files()),
+        files=", ".join(f"`{path.name}`" for path in code_files(config)),
     )
     path = Path(folder) / "README.md"
     path.write_text(card, encoding="utf-8")
@@ -142,6 +141,11 @@ def _usage(auto_class: str) -> str:
         return (
             'inputs = tokenizer("Once upon a time", return_tensors="pt")\n'
             "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))"
+        )
+    if auto_class == "AutoModelForSeq2SeqLM":
+        return (
+            'inputs = tokenizer(["three hundred and five"], padding=True, return_tensors="pt")\n'
+            "print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=40), skip_special_tokens=True))"
         )
     return 'outputs = model(**tokenizer("Once upon a time", return_tensors="pt"))'
 
@@ -209,7 +213,7 @@ def export_model(
     with atomic_folder(folder, force=force) as temporary:
         model.save_pretrained(temporary, max_shard_size=max_shard_size)
         if type(model).__module__.startswith("blockformer."):  # a model loaded from a repo saves that repo's code
-            copy_code(temporary)
+            copy_code(temporary, model.config)
         if tokenizer is not None:
             save_tokenizer(tokenizer, temporary)
         if card is not None:

@@ -20,6 +20,7 @@ from .attention import Attention  # noqa: F401
 from .base import BlockformerPreTrainedModel
 from .cache import GrowingGenerationMixin
 from .compat import causal_masks  # noqa: F401
+from .config_checks import check_names  # noqa: F401
 from .configuration_blockformer import BlockformerEncoderDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .heads import LanguageModelHead, head_dropout, last_token_states
@@ -183,6 +184,15 @@ def _encoder_decoder_parts(outputs) -> dict:
     return {name: outputs.get(name) for name in names.split()}
 
 
+def _end_mask(config, input_ids, attention_mask):
+    """Where a row ends: [B, S] of 0 and 1 at its end tokens, or at all real tokens of a row that has none."""
+    real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    if config.eos_token_id is None:
+        return attention_mask
+    ends = torch.isin(input_ids, torch.tensor(config.eos_token_id, device=input_ids.device)) & (real != 0)
+    return torch.where(ends.any(-1, keepdim=True), ends, real != 0)
+
+
 class BlockformerEncoderDecoderForConditionalGeneration(
     LanguageModelHead, BlockformerEncoderDecoderPreTrainedModel, GrowingGenerationMixin
 ):
@@ -255,7 +265,10 @@ class BlockformerEncoderDecoderForConditionalGeneration(
 
 
 class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecoderPreTrainedModel):
-    """One row, one answer: the decoder reads the row again and its state at the last token is classified (BART)."""
+    """One row, one answer: the decoder reads the row again and its state at the last end token is classified (BART, T5).
+
+    Pad on the right: the decoder reads the padding of a row too, and only what comes after a token does not change it.
+    """
 
     def __init__(self, config):
         super().__init__(config)
@@ -279,7 +292,8 @@ class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecod
         if decoder_input_ids is None:
             decoder_input_ids = self.shift_right(input_ids)
         outputs = self.model(input_ids, attention_mask, decoder_input_ids, **kwargs)
-        states = last_token_states(self.config, outputs.last_hidden_state, input_ids, attention_mask)
+        ends = _end_mask(self.config, input_ids, attention_mask)
+        states = last_token_states(self.config, outputs.last_hidden_state, input_ids, ends)
         logits = self.score(self.dropout(torch.tanh(self.dense(self.dropout(states)))))
         loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
         return Seq2SeqSequenceClassifierOutput(loss=loss, logits=logits, **_encoder_decoder_parts(outputs))

@@ -73,6 +73,20 @@ _T5_STYLE = {
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
 }
+_T5_GATED = {**_T5_STYLE, "gated_mlp": True, "hidden_act": "gelu_new"}
+_MT5_STYLE = {
+    **_T5_GATED,
+    "vocab_size": 250112,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 6,
+}
+
+
+def _by_width(settings: dict) -> float:
+    """The factor of the states before a head that is tied to the embeddings, in T5."""
+    return settings["hidden_size"] ** -0.5
+
 
 PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
     "qwen3": (
@@ -114,10 +128,15 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
             "gated_mlp": False,
             "hidden_act": "relu",
             "tie_word_embeddings": True,
-            "logit_scale": lambda settings: settings["hidden_size"] ** -0.5,
+            "logit_scale": _by_width,
         },
     ),
-    "t5-v1.1": (BlockformerEncoderDecoderConfig, {**_T5_STYLE, "gated_mlp": True, "hidden_act": "gelu_new"}),
+    "t5-v1.1": (BlockformerEncoderDecoderConfig, _T5_GATED),
+    "mt5": (BlockformerEncoderDecoderConfig, _MT5_STYLE),
+    "umt5": (
+        BlockformerEncoderDecoderConfig,
+        {**_MT5_STYLE, "relative_bias_per_layer": True, "logit_scale": _by_width},
+    ),
 }
 
 

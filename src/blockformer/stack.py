@@ -191,7 +191,7 @@ class Stack(BlockformerPreTrainedModel):
         return dict.fromkeys(self.config.layer_types, mask)
 
     def _position_bias(self, query_positions, past_key_values):
-        """The relative bias [1, H, T, S], computed once for all layers; None where there is none or each layer has its own."""
+        """The relative bias [1, H, T, S] that all layers share, or None."""
         if self.relative_bias is None:
             return None
         length = query_positions.shape[0]
