@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 MARKER = ".blockformer-demo"
-MODEL, OFFICIAL, PICTURE, FIGURES = "model", "official", "loss.png", "figures.json"
+MODEL, OFFICIAL, ENCODER, PICTURE, FIGURES = "model", "official", "encoder", "loss.png", "figures.json"
 
 
 class DemoError(ValueError):
@@ -42,13 +42,14 @@ class Sizes:
     batch: int = 4
     learning_rate: float = 6e-3
     max_steps: int = 20_000
+    docstrings: int = 1500
 
     def config(self, end: int, pad: int) -> Any:
         """The model's config: Qwen3's settings at these sizes, tied embeddings."""
         from blockformer import preset
 
         sizes = asdict(self)
-        for name in ("corpus_bytes", "block_length", "batch", "learning_rate", "max_steps"):
+        for name in ("corpus_bytes", "block_length", "batch", "learning_rate", "max_steps", "docstrings"):
             del sizes[name]
         return preset(
             "qwen3",
@@ -70,6 +71,7 @@ QUICK = Sizes(
     head_dim=16,
     block_length=128,
     max_steps=40,
+    docstrings=100,
 )
 
 
@@ -100,7 +102,7 @@ def prepare(output: Path, force: bool) -> None:
         raise DemoError(f"{output} holds what no demo made; choose another --output, or add --force.")
     output.mkdir(parents=True, exist_ok=True)
     (output / MARKER).touch()
-    for name in (MODEL, OFFICIAL):
+    for name in (MODEL, OFFICIAL, ENCODER):
         shutil.rmtree(output / name, ignore_errors=True)
     for name in (PICTURE, FIGURES):
         (output / name).unlink(missing_ok=True)
@@ -170,6 +172,9 @@ def run(output: Path, sizes: Sizes, seconds: float, seed: int, console: Console)
     difference = roundtrip.convert_and_compare(output / MODEL, output / OFFICIAL, expected)
     console.print(f"  transformers' own Qwen3ForCausalLM: logits differ by at most {difference:.1e}, same greedy text")
 
+    _step(console, 7, f"a real trained encoder, converted and verified: {output / ENCODER}")
+    figures["embedding_difference"] = _real_encoder(output / ENCODER, sizes.docstrings, console)
+
     figures.update(
         parameters=model.num_parameters(), bytes_per_token=bytes_per_token, steps=outcome.steps, tokens=outcome.tokens,
         training_seconds=outcome.seconds, seconds=time.perf_counter() - start, logit_difference=difference,
@@ -178,6 +183,27 @@ def run(output: Path, sizes: Sizes, seconds: float, seed: int, console: Console)
     (output / FIGURES).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     console.print()
     console.print(_summary(output, figures))
+
+
+def _real_encoder(folder: Path, count: int, console: Console) -> float | None:
+    """Convert a trained BERT, compare its embeddings with transformers' own, and search by meaning with it.
+
+    Returns:
+        The largest difference of two embeddings; None if the package that carries the encoder is not installed.
+    """
+    from . import search
+
+    try:
+        source = search.encoder_folder()
+    except search.EncoderMissing as missing:
+        console.print(f"  left out: {missing}", highlight=False)
+        return None
+    difference, answers = search.convert_and_search(source, folder, count)
+    console.print(f"  sentence embeddings differ from those of transformers' BertModel by at most {difference:.1e}")
+    for question, hit in answers:
+        line = search.first_line(hit.docstring.text, 44)
+        console.print(f"  {question}\n    -> {hit.docstring.name} ({hit.score:.2f}): {line}", highlight=False)
+    return difference
 
 
 def _be_quiet_and_offline() -> None:
@@ -189,7 +215,7 @@ def _be_quiet_and_offline() -> None:
 
 
 def _step(console: Console, number: int, what: str) -> None:
-    console.print(f"\n[bold cyan]{number}/6[/] [bold]{what}[/]", highlight=False)
+    console.print(f"\n[bold cyan]{number}/7[/] [bold]{what}[/]", highlight=False)
 
 
 def _score_table(scores: dict[str, Any]) -> Table:
@@ -211,5 +237,7 @@ def _summary(output: Path, figures: dict[str, Any]) -> Table:
     table.add_row("held-out bits per byte", f"{trained['bits_per_byte']:.3f} (unigram {unigram['bits_per_byte']:.3f})")
     table.add_row("self-contained repo", str(output / MODEL))
     table.add_row("official Qwen3 layout", f"{output / OFFICIAL} (logits within {figures['logit_difference']:.1e})")
+    if figures["embedding_difference"] is not None:
+        table.add_row("real encoder", f"{output / ENCODER} (embeddings within {figures['embedding_difference']:.1e})")
     table.add_row("loss curve, figures", f"{output / PICTURE}, {output / FIGURES}")
     return table

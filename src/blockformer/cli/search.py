@@ -131,6 +131,40 @@ def search(question: Tensor, embeddings: Tensor, entries: Sequence[Docstring], c
     return [Hit(score, entries[place]) for score, place in zip(scores.tolist(), places.tolist(), strict=True)]
 
 
+def convert_and_search(source: Path, target: Path, count: int) -> tuple[float, list[tuple[str, Hit]]]:
+    """Convert the encoder, check its embeddings against transformers' own, and answer `QUESTIONS`.
+
+    Args:
+        source: the official checkpoint.
+        target: the repo to make.
+        count: docstrings to search in, spread over the whole library.
+
+    Returns:
+        The largest difference of two embeddings, and each question with its best hit.
+
+    Raises:
+        RuntimeError: the embeddings differ by more than 1e-5.
+    """
+    from transformers import AutoModel, AutoTokenizer, BertModel
+
+    from ..conversion import convert
+
+    convert(source, target)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    model = AutoModel.from_pretrained(target).eval()
+    entries = docstrings()
+    entries = entries[:: max(1, len(entries) // count)]
+    texts = [entry.text for entry in entries]
+    embeddings = embed(model, tokenizer, texts)
+    official = embed(BertModel.from_pretrained(source).eval(), tokenizer, texts[:64])
+    difference = (embeddings[:64] - official).abs().max().item()
+    if not difference <= 1e-5:
+        raise RuntimeError(f"the converted encoder's embeddings differ from the original's by {difference:.1e}")
+    vectors = embed(model, tokenizer, QUESTIONS)
+    hits = [search(vector, embeddings, entries, count=1)[0] for vector in vectors]
+    return difference, list(zip(QUESTIONS, hits, strict=True))
+
+
 def first_line(text: str, width: int = 72) -> str:
     """A docstring's first line, cut to `width` characters."""
     return textwrap.shorten(text.strip().partition("\n")[0], width, placeholder=" ...")
