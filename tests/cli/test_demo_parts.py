@@ -216,9 +216,12 @@ def test_the_whole_demo(tmp_path):
     output = tmp_path / "out"
     result = CliRunner().invoke(app, ["demo", "--quick", "--output", str(output)])
     assert result.exit_code == 0, (result.output, result.exception)
-    for step in range(1, 7):
-        assert f"{step}/6" in result.output
+    for step in range(1, 8):
+        assert f"{step}/7" in result.output
     assert re.search(r"logits differ by at most \d", result.output)
+    if "left out" not in result.output:
+        assert re.search(r"embeddings differ from those of transformers' BertModel by at\s+most \d", result.output)
+        assert (output / demo.ENCODER / "modeling_blockformer.py").is_file()
     for name in (f"{demo.MODEL}/modeling_blockformer.py", f"{demo.OFFICIAL}/config.json", demo.PICTURE, demo.FIGURES):
         assert (output / name).is_file(), name
     assert not list((output / demo.OFFICIAL).glob("*.py"))
