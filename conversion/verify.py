@@ -15,7 +15,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,16 @@ PER_ROW = ("logits", "seq_relationship_logits", "pooler_output")
 
 @dataclass(frozen=True)
 class Probe:
-    """One input: tokens, mask and positions, each [B, T]; token types [B, T] and encoder states [B, S, C] or None."""
+    """One input: tokens and mask, each [B, T]; for a model that takes them positions, token types and a target [B, T],
+    and encoder states [B, S, C]."""
 
     name: str
     input_ids: Tensor
     attention_mask: Tensor
-    position_ids: Tensor
+    position_ids: Tensor | None = None
     token_type_ids: Tensor | None = None
     encoder_hidden_states: Tensor | None = None
+    decoder_input_ids: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Parity:
 def probes(config: PretrainedConfig) -> list[Probe]:
     """Inputs that fit a model of ours: random, structured (a ramp, a repetition), and padded on the left.
 
-    With token types and encoder states where it takes them, and padded on the right too where it is no decoder.
+    With token types, encoder states or a target where it takes them, and padded on the right too where it is no decoder.
     """
     vocabulary = config.vocab_size
     length = max(2, min(LONGEST, config.max_position_embeddings - NEW_TOKENS))
@@ -126,6 +128,8 @@ def probes(config: PretrainedConfig) -> list[Probe]:
         extras["token_type_ids"] = torch.randint(config.type_vocab_size, (ROWS, length), generator=generator)
     if getattr(config, "add_cross_attention", False):
         extras["encoder_hidden_states"] = torch.randn(ROWS, 7, config.hidden_size, generator=generator)
+    if getattr(config, "is_encoder_decoder", False):
+        extras["decoder_input_ids"] = torch.randint(vocabulary, (ROWS, length), generator=generator)
     inputs = [
         Probe("random", random, full, count, **extras),
         Probe("structured", torch.stack([ramp, repeated]), full, count, **extras),
@@ -133,7 +137,19 @@ def probes(config: PretrainedConfig) -> list[Probe]:
     ]
     if not getattr(config, "is_decoder", True):
         inputs.append(Probe("padded on the right", random, padded.flip(-1), count, **extras))
+    if getattr(config, "is_encoder_decoder", False) or config.position_type == "relative_bias":
+        return [_as_source(probe, config.eos_token_id) for probe in inputs]
     return inputs
+
+
+def _as_source(probe: Probe, end: Any) -> Probe:
+    """A probe whose rows end in the end token and hold no other one, as some heads demand, and without positions."""
+    input_ids = probe.input_ids
+    if isinstance(end, int):
+        other = int(end == 0)
+        last = (torch.arange(input_ids.shape[1]) * probe.attention_mask).argmax(-1, keepdim=True)
+        input_ids = input_ids.masked_fill(input_ids == end, other).scatter(1, last, end)
+    return replace(probe, input_ids=input_ids, position_ids=None)
 
 
 @torch.no_grad()
@@ -159,17 +175,20 @@ def run(
     names: list[str] = []
     for probe in inputs:
         tensors = {"input_ids": probe.input_ids, "attention_mask": probe.attention_mask}
-        more = {"position_ids": probe.position_ids + shift}
+        more = {} if probe.position_ids is None else {"position_ids": probe.position_ids + shift}
+        target = probe.decoder_input_ids
+        if target is not None:
+            more["decoder_input_ids"] = target
         if probe.token_type_ids is not None:
             more["token_type_ids"] = probe.token_type_ids
         if several:
             if not shift:  # one official class takes none in this shape; rows that begin with padding are not compared
-                del more["position_ids"]
+                more.pop("position_ids", None)
             tensors, more = ({name: tensor[None] for name, tensor in part.items()} for part in (tensors, more))
         if probe.encoder_hidden_states is not None:
             more["encoder_hidden_states"] = probe.encoder_hidden_states.to(model.dtype)
         output = model(**tensors, **more)
-        mask, names = probe.attention_mask.bool(), []
+        mask, names = (probe.attention_mask if target is None else torch.ones_like(target)).bool(), []
         for name in dict.fromkeys(PER_TOKEN + PER_ROW):
             values = output.get(name)
             if values is None:
@@ -181,8 +200,12 @@ def run(
                 outputs.append(values.reshape(len(mask), -1)[mask[:, 0]].float())
         if writes_text and model.can_generate() and probe.encoder_hidden_states is None and probe.name != "random":
             model.generation_config = GenerationConfig()
-            continued: Any = model.generate(**tensors, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0)
-            texts.append(continued[:, probe.input_ids.shape[1] :].flatten().tolist())
+            # Some official models get a cache of too few layers where the decoder has more than the encoder.
+            own = {} if target is None else {"decoder_start_token_id": int(target[0, 0]), "use_cache": False}
+            continued: Any = model.generate(
+                **tensors, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0, **own
+            )
+            texts.append(continued[:, probe.input_ids.shape[1] if target is None else 1 :].flatten().tolist())
     return outputs, texts, " and ".join(names)
 
 

@@ -186,9 +186,12 @@ def _encoder_decoder_parts(outputs) -> dict:
 
 def _end_mask(config, input_ids, attention_mask):
     """Where a row ends: [B, S] of 0 and 1 at its end tokens, or at all real tokens of a row that has none."""
-    real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     if config.eos_token_id is None:
         return attention_mask
+    if attention_mask is None:
+        real = torch.ones_like(input_ids) if config.pad_token_id is None else input_ids != config.pad_token_id
+    else:
+        real = attention_mask
     ends = torch.isin(input_ids, torch.tensor(config.eos_token_id, device=input_ids.device)) & (real != 0)
     return torch.where(ends.any(-1, keepdim=True), ends, real != 0)
 
@@ -265,7 +268,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
 
 
 class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecoderPreTrainedModel):
-    """One row, one answer: the decoder reads the row again and its state at the last end token is classified (BART, T5).
+    """One row, one answer: the decoder reads the row again; its state at the last end token is classified (BART, T5).
 
     Pad on the right: the decoder reads the padding of a row too, and only what comes after a token does not change it.
     """
