@@ -3,9 +3,9 @@
     python examples/finetune_classifier.py --output classifier
     python examples/finetune_classifier.py --output classifier-lora --lora
 
-The text is the standard library's own: docstrings and function bodies of some packages, held out file by file. The result
-stands beside two baselines: the most frequent class, and a linear classifier on the encoder's frozen features. The saved
-repo is then loaded in a fresh process without this package, and must score the same.
+The text is the standard library's own: docstrings and function bodies of some packages, held out file by file. The
+result stands beside two baselines: the most frequent class, and a linear classifier on the encoder's frozen features.
+The saved repo is then loaded in a fresh process without this package, and must score the same.
 """
 
 import argparse
@@ -34,10 +34,11 @@ from transformers import (
 import blockformer
 from blockformer.cli.corpus import gather
 from blockformer.cli.search import embed, encoder_folder
+from blockformer.conversion import convert
 
 PACKAGES = ("asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "wsgiref", "xml")
-MAX_LENGTH = 96
-PER_CLASS = 300
+MAX_LENGTH = 64
+PER_CLASS = 200
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Piece:
     label: int
 
 
-def pieces(held_out_share: float = 0.25) -> tuple[list[Piece], list[Piece]]:
+def pieces(per_class: int = PER_CLASS, held_out_share: float = 0.25) -> tuple[list[Piece], list[Piece]]:
     """Training and held-out pieces. A file is in one of the two; no text is in both."""
     corpus = gather(max_bytes=100_000_000)
     train: list[Piece] = []
@@ -63,8 +64,8 @@ def pieces(held_out_share: float = 0.25) -> tuple[list[Piece], list[Piece]]:
             first += 1
         unseen = dict.fromkeys(text for part in texts[:first] for text in part)
         seen = dict.fromkeys(text for part in texts[first:] for text in part if text not in unseen)
-        held_out += [Piece(text, label) for text in _some(unseen, PER_CLASS // 3)]
-        train += [Piece(text, label) for text in _some(seen, PER_CLASS)]
+        held_out += [Piece(text, label) for text in _some(unseen, per_class // 2)]
+        train += [Piece(text, label) for text in _some(seen, per_class)]
     return train, held_out
 
 
@@ -143,6 +144,7 @@ def train_classifier(repo: Path, tokenizer, train: Rows, held_out: Rows, folder:
             folder,
             num_train_epochs=arguments.epochs,
             per_device_train_batch_size=32,
+            per_device_eval_batch_size=64,
             learning_rate=1e-3 if arguments.lora else 1e-4,
             warmup_steps=20,
             weight_decay=0.01,
@@ -194,21 +196,25 @@ def accuracy_after_reload(repo: Path, held_out: list[Piece], folder: Path) -> fl
 
 
 def main() -> None:
+    """Convert, train, save, reload, compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="folder of the repo to make")
-    parser.add_argument("--epochs", type=float, default=4, help="passes over the training text (default: 4)")
-    parser.add_argument("--lora", action="store_true", help="train low-rank adapters instead of all weights (needs peft)")
+    parser.add_argument("--epochs", type=float, default=3, help="passes over the training text (default: 3)")
+    parser.add_argument(
+        "--lora", action="store_true", help="train low-rank adapters instead of all weights (needs peft)"
+    )
+    parser.add_argument("--pieces", type=int, default=PER_CLASS, help=f"of each package at most (default: {PER_CLASS})")
     parser.add_argument("--force", action="store_true", help="replace the folder")
     arguments = parser.parse_args()
 
     console = Console()
     set_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(encoder_folder())
-    train, held_out = pieces()
+    train, held_out = pieces(arguments.pieces)
     console.print(f"{len(train):,} pieces to train on, {len(held_out):,} held out, {len(PACKAGES)} packages")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        blockformer.conversion.convert(encoder_folder(), folder / "encoder")
+        convert(encoder_folder(), folder / "encoder")
         frozen = frozen_features(blockformer.from_official(encoder_folder()), tokenizer, train, held_out)
         rows = Rows(train, tokenizer), Rows(held_out, tokenizer)
         model, tuned = train_classifier(folder / "encoder", tokenizer, *rows, folder / "training", arguments)

@@ -19,6 +19,7 @@ from blockformer.cli.search import QUESTIONS, docstrings, embed, encoder_folder,
 
 
 def main() -> None:
+    """Embed the docstrings, then answer questions."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--query", action="append", help="what to look for; may be given several times")
     parser.add_argument("--count", type=int, default=3, help="hits for each question (default: 3)")
