@@ -2,7 +2,7 @@
 
 What tells the versions apart is settings: the first T5 has plain ReLU layers and a head that is its embeddings, scaled;
 version 1.1, Flan-T5 and mT5 have gated layers and a head of their own; umT5 has a relative bias in every layer. The
-official classes of today say in every config that the head is tied, and then keep a stored head that differs: so whether
+official classes of today say in every config that the head is tied, and then keep a stored head that differs: whether
 it is tied is read from the tensors.
 
 The one embedding matrix is stored once, as `shared.weight`, or also under the names that the two stacks have for it.
@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from .decoder import COMMON_FIELDS
 from .errors import ConversionError, listed
@@ -164,12 +163,9 @@ class T5Family(Family):
         if read is not None:
             check_tied(read, [(stored[0], other) for other in stored[1:]])
         if head.writes and LM_HEAD in names:
-            if official.get("tie_word_embeddings") is False or not stored or read is None:
+            tied = official.get("tie_word_embeddings") is not False and bool(stored)
+            if not tied or read is None or not torch.equal(bytes_of(read(LM_HEAD)), bytes_of(read(stored[0]))):
                 traits.add("untied")
-            else:
-                traits.add(
-                    "head" if torch.equal(*(bytes_of(read(name)) for name in (LM_HEAD, stored[0]))) else "untied"
-                )
         return Form(head.official, frozenset(traits))
 
     def _head(self, official: Mapping[str, Any], names: Collection[str] | None) -> T5Head:
@@ -250,6 +246,7 @@ class T5Family(Family):
         settings["classifier_dropout"] = float(config.classifier_dropout)
         settings["gated_mlp"], settings["hidden_act"] = config.is_gated_act, config.dense_act_fn
         settings["num_key_value_heads"] = config.num_heads
+        settings["initializer_range"] = None
         scaled = config.scale_decoder_outputs if self.scales is None else self.scales
         settings["logit_scale"] = config.d_model**-0.5 if scaled else None
         settings["tie_word_embeddings"] = "untied" not in form.traits

@@ -111,7 +111,7 @@ class Parity:
 def probes(config: PretrainedConfig) -> list[Probe]:
     """Inputs that fit a model of ours: random, structured (a ramp, a repetition), and padded on the left.
 
-    With token types, encoder states or a target where it takes them, and padded on the right too where it is no decoder.
+    With token types, encoder states or a target where it takes them; padded on the right too where it is no decoder.
     """
     vocabulary = config.vocab_size
     length = max(2, min(LONGEST, config.max_position_embeddings - NEW_TOKENS))

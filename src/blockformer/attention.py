@@ -62,6 +62,8 @@ class Attention(nn.Module):
         query_size = config.num_attention_heads * config.head_dim
         key_value_size = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        # Drawn as if scaled: an unscaled attention (T5) has the missing factor in its queries.
+        self.q_proj.initializer_factor = config.head_dim**-0.5 / self.scaling
         self.k_proj = nn.Linear(config.hidden_size, key_value_size, bias=config.attention_bias)
         self.v_proj = nn.Linear(config.hidden_size, key_value_size, bias=config.attention_bias)
         self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_output_bias)

@@ -1,5 +1,6 @@
 """The base of every model: initialisation, what the library may do with it, and its place in a repo."""
 
+from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
@@ -10,7 +11,7 @@ from .positions import ComputedPositions
 
 
 class BlockformerPreTrainedModel(PreTrainedModel):
-    """Loading, saving and placement, from transformers; weights drawn from N(0, `initializer_range`)."""
+    """Loading, saving and placement, from transformers; weights drawn as `initializer_range` says."""
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -40,6 +41,20 @@ class BlockformerPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module):
         super()._init_weights(module)
+        if self.config.initializer_range is None:
+            _draw_by_inputs(module)
         if isinstance(module, ComputedPositions):
             # Not in a checkpoint, so it must be computed anew after the model was built on the meta device.
             init.copy_(module.inv_freq, module.compute_frequencies())
+
+
+def _draw_by_inputs(module) -> None:
+    """Weights with the deviation 1/sqrt(inputs), embeddings with 1, as T5 draws them (Raffel et al., 2020).
+
+    A module that is to differ has an `initializer_factor`; of remote code the library does not ask what holds a module.
+    """
+    factor = getattr(module, "initializer_factor", 1.0)
+    if isinstance(module, nn.Linear):
+        init.normal_(module.weight, std=factor * module.in_features**-0.5)
+    elif isinstance(module, nn.Embedding):
+        init.normal_(module.weight, std=factor)

@@ -66,7 +66,8 @@ class BlockformerConfig(PretrainedConfig):
         attention_dropout: on the attention probabilities.
         activation_dropout: between the two projections of the feed-forward network.
         classifier_dropout: before a token classification head; None means `hidden_dropout`.
-        initializer_range: standard deviation of fresh weights.
+        initializer_range: standard deviation of fresh weights; None means 1/sqrt(inputs) for each matrix and 1 for
+            embeddings.
         use_cache: whether a decoder returns its keys and values.
         tie_word_embeddings: whether the language model head is the embedding matrix.
 
@@ -135,7 +136,7 @@ class BlockformerConfig(PretrainedConfig):
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     classifier_dropout: float | None = None
-    initializer_range: float = 0.02
+    initializer_range: float | None = 0.02
     use_cache: bool = True
     tie_word_embeddings: bool = False
     pad_token_id: int | None = None

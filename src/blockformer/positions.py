@@ -128,6 +128,7 @@ class RelativeBias(nn.Module):
         self.max_distance = config.relative_attention_max_distance
         self.bidirectional = bidirectional
         self.embedding = nn.Embedding(self.num_buckets, config.num_attention_heads)
+        self.embedding.initializer_factor = config.hidden_size**-0.5
 
     def bucket(self, distance):
         """Distances key - query in tokens, any shape of int64 -> bucket numbers of the same shape."""

@@ -66,6 +66,7 @@ _T5_STYLE = {
     "position_type": "relative_bias",
     "attention_scale": 1.0,
     "float32_down_proj": True,
+    "initializer_range": None,
     "hidden_dropout": 0.1,
     "attention_dropout": 0.1,
     "activation_dropout": 0.1,
