@@ -17,7 +17,8 @@ def markdown(machine: Machine, rows: list[Row]) -> str:
         f"{machine.processor}, {machine.threads} threads, torch {machine.torch}, transformers {machine.transformers}. "
         f"Measured limits: {machine.read_gbs:.0f} GB/s read, matrix product {gemm} GFLOPS.",
         "",
-        "Milliseconds a token (decode) or a prompt (prefill), best / median; ratio = transformers / Blockformer.",
+        "Milliseconds a token (decode, greedy, beam) or a forward pass (prefill, encoder), best / median; "
+        "ratio = transformers / Blockformer.",
         "",
         "| shape | work | dtype | batch | context | Blockformer | transformers | ratio, best | ratio, median | limit |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -33,14 +34,14 @@ def markdown(machine: Machine, rows: list[Row]) -> str:
 
 
 def write(folder: Path, machine: Machine, rows: list[Row]) -> None:
-    """Write decoder.md, decoder.json and decoder.png into a folder."""
+    """Write speed.md, speed.json and speed.png into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "decoder.md").write_text(markdown(machine, rows), encoding="utf-8")
+    (folder / "speed.md").write_text(markdown(machine, rows), encoding="utf-8")
     entries = [{**asdict(row), "ratio_min": row.ratio_min, "ratio_median": row.ratio_median} for row in rows]
-    (folder / "decoder.json").write_text(
+    (folder / "speed.json").write_text(
         json.dumps({"machine": asdict(machine), "rows": entries}, indent=2) + "\n", encoding="utf-8"
     )
-    draw(rows, folder / "decoder.png")
+    draw(rows, folder / "speed.png")
 
 
 def draw(rows: list[Row], path: Path) -> None:
@@ -55,5 +56,5 @@ def draw(rows: list[Row], path: Path) -> None:
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
     axes.axvline(1, color="gray", linestyle="--", linewidth=1)
-    axes.set(xlabel="time of transformers / time of Blockformer (median)", title=f"Same weights: {rows[0].shape}")
+    axes.set(xlabel="time of transformers / time of Blockformer (median)", title="Same weights, turn by turn")
     figure.savefig(path)

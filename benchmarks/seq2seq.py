@@ -1,0 +1,95 @@
+"""Encoders by how full a padded batch is, and an encoder-decoder, beside transformers on the same random weights."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+
+import torch
+from transformers import BertConfig, BertModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
+from workloads import Row, interleaved
+
+import blockformer
+
+ROWS, LENGTH = 16, 128
+FILLS = {0.41: (8, 97), 0.71: (54, 128), 1.0: (128, 128)}
+"""Share of real tokens in a batch -> the shortest and the longest of its evenly spread rows."""
+
+
+def make_bert(layers: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Ours and transformers' BERT of base width, float32, evaluation mode."""
+    torch.manual_seed(0)
+    return _pair(BertModel(BertConfig(num_hidden_layers=layers, vocab_size=8192), add_pooling_layer=False))
+
+
+def make_t5(layers: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Ours and transformers' T5 of base width, float32, evaluation mode."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 768, "d_ff": 3072, "num_layers": layers, "num_heads": 12, "vocab_size": 8192}
+    return _pair(T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, initializer_factor=0.2)))
+
+
+def _pair(peer: PreTrainedModel) -> tuple[PreTrainedModel, PreTrainedModel]:
+    with tempfile.TemporaryDirectory() as folder:
+        peer.save_pretrained(folder)
+        return blockformer.from_official(folder), peer.eval()
+
+
+@torch.inference_mode()
+def encode(pair, fill: float, rounds: int, gemm_gflops: dict[str, float]) -> Row:
+    """One forward pass over a padded batch of 16 rows of 128.
+
+    Raises:
+        RuntimeError: the models do not compute the same, so that timing them would compare nothing.
+    """
+    ours, peer = pair
+    lengths = torch.linspace(*FILLS[fill], ROWS).round()
+    mask = (torch.arange(LENGTH)[None] < lengths[:, None]).long()
+    ids = torch.randint(5, ours.config.vocab_size, (ROWS, LENGTH))
+    states = [model(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()].float() for model in pair]
+    error = (states[0] - states[1]).abs().max().item()
+    if error > (1e-4 if ours.dtype == torch.float32 else 0.3):
+        raise RuntimeError(f"states differ by {error:.2g}; nothing is timed")
+
+    def once(model: PreTrainedModel) -> list[float]:
+        start = time.perf_counter()
+        model(input_ids=ids, attention_mask=mask)
+        return [time.perf_counter() - start]
+
+    times = interleaved(lambda: once(ours), lambda: once(peer), rounds)
+    config = ours.config
+    weights = sum(parameter.numel() for parameter in ours.layers.parameters())
+    scores = 4 * config.num_hidden_layers * config.hidden_size * (lengths**2).sum().item()
+    work = 2 * weights * mask.sum().item() + scores
+    limit = work / (gemm_gflops[str(ours.dtype).removeprefix("torch.")] * 1e9)
+    name = f"BERT-base width, {config.num_hidden_layers} layers"
+    return _row(name, f"encoder, {fill:.0%} full", ours, LENGTH, ROWS, times, limit)
+
+
+@torch.inference_mode()
+def write(pair, beams: int, rounds: int, tokens: int, read_gbs: float) -> Row:
+    """Generate from a batch of 4 rows of 64, greedily or with beams; seconds a token, the encoder included."""
+    ours, peer = pair
+    ids = torch.randint(5, ours.config.vocab_size, (4, 64))
+    arguments = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "num_beams": beams}
+
+    def once(model: PreTrainedModel) -> list[float]:
+        start = time.perf_counter()
+        model.generate(ids, **arguments)
+        return [(time.perf_counter() - start) / tokens]
+
+    times = interleaved(lambda: once(ours), lambda: once(peer), rounds)
+    item = next(ours.parameters()).element_size()
+    weights = sum(parameter.numel() for parameter in [*ours.model.decoder.parameters(), ours.lm_head.weight])
+    name = f"T5-base width, {ours.config.num_hidden_layers} + {ours.config.decoder_layers} layers"
+    work = "greedy" if beams == 1 else f"beam {beams}"
+    return _row(name, work, ours, 64, 4, times, weights * item / (read_gbs * 1e9))
+
+
+def _row(shape: str, work: str, model: PreTrainedModel, context: int, batch: int, times, limit: float) -> Row:
+    mine, theirs = times
+    return Row(
+        shape, work, str(model.dtype).removeprefix("torch."), context, batch,
+        min(mine), statistics.median(mine), min(theirs), statistics.median(theirs), limit,
+    )  # fmt: skip
