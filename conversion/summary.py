@@ -17,7 +17,14 @@ from .plan import architecture_of, is_ours, our_config
 from .sources import locate
 
 AXES: dict[str, tuple[str, ...]] = {
-    "size": ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"),
+    "size": (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "decoder_layers",
+        "max_position_embeddings",
+    ),
     "norm": ("norm_type", "norm_placement", "norm_eps", "norm_bias", "embedding_norm", "final_norm"),
     "positions": ("position_type", "rope_parameters", "position_offset", "type_vocab_size"),
     "attention": (
@@ -108,8 +115,10 @@ def describe(config: PretrainedConfig, name: str = "") -> Summary:
     with torch.device("meta"):
         model = model_class(config)
     parameters = model.num_parameters()
-    values = 2 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers
-    is_causal = getattr(getattr(model, model.base_model_prefix, model), "is_causal", False)
+    layers = getattr(config, "decoder_layers", config.num_hidden_layers)
+    values = 2 * config.num_key_value_heads * config.head_dim * layers
+    body = getattr(model, model.base_model_prefix, model)
+    is_causal = getattr(getattr(body, "decoder", body), "is_causal", False)
     settings = {
         axis: {field: getattr(config, field) for field in fields if hasattr(config, field)}
         for axis, fields in AXES.items()

@@ -290,6 +290,8 @@ class T5Family(Family):
         head = self.head(self.form_for(config))
         official: dict[str, Any] = {"architectures": [head.official], "model_type": self.name}
         official.update({theirs: getattr(config, ours) for theirs, ours in FIELDS.items()})
+        if config.bos_token_id is None:  # two of the official classes do not know it
+            del official["bos_token_id"]
         official["dropout_rate"] = config.hidden_dropout
         dropout = config.classifier_dropout
         official["classifier_dropout"] = config.hidden_dropout if dropout is None else dropout

@@ -1,0 +1,333 @@
+"""T5 in all versions, mT5 and umT5: every head, both ways, and every way in which their checkpoints are written."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import blockformer
+from blockformer.conversion import ConversionError, convert, from_official
+from blockformer.conversion.families import FAMILIES, family_for
+from blockformer.conversion.kept import KEPT
+from blockformer.conversion.summary import summarize
+
+from .oracles import edit_config, fingerprint, stored
+
+SIZES = {
+    "vocab_size": 97,
+    "d_model": 48,
+    "d_kv": 16,
+    "d_ff": 80,
+    "num_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 12,
+    "relative_attention_max_distance": 20,
+    "decoder_start_token_id": 0,
+}
+PREFIXES = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}
+VERSIONS = {
+    "t5": {"feed_forward_proj": "relu"},
+    "v1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "silu": {"feed_forward_proj": "gated-silu", "num_decoder_layers": 3},
+}
+HEADS = [(family, head) for family in PREFIXES for head in FAMILIES[family].heads]
+UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+SHARED = "shared.weight"
+
+
+def name_of(value):
+    return getattr(value, "ours", str(value))
+
+
+def official_model(family="t5", head="ForConditionalGeneration", **settings):
+    """A small official model; its norms and biases are random too."""
+    torch.manual_seed(0)
+    name = head if head.startswith(PREFIXES[family]) else PREFIXES[family] + head
+    labels = {"num_labels": 5} if name.endswith(("SequenceClassification", "TokenClassification")) else {}
+    config = FAMILIES[family].official_config_class(**{**SIZES, **labels, **settings})
+    model = getattr(transformers, name)(config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("bias") or "layer_norm" in parameter_name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+            if "relative_attention_bias" in parameter_name:
+                parameter.normal_()
+    return model
+
+
+def official_folder(folder, *arguments, **settings):
+    model = official_model(*arguments, **settings)
+    model.save_pretrained(folder)
+    return model
+
+
+def edit_tensors(folder, **changes):
+    """Add tensors to a folder, or take them away (None); dots are written as double underscores."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors.update({name.replace("__", "."): tensor for name, tensor in changes.items()})
+    kept = {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, path, metadata={"format": "pt"})
+
+
+def inputs(side="right", config=None):
+    """A source of three rows, one of them padded, each with one end token at its end; and a target."""
+    generator = torch.Generator().manual_seed(3)
+    ids, mask = torch.randint(2, 97, (3, 30), generator=generator), torch.ones(3, 30, dtype=torch.long)
+    gap = slice(0, 9) if side == "left" else slice(21, 30)
+    ids[1, gap], mask[1, gap] = 0, 0
+    ids[torch.arange(3), (torch.arange(30) * mask).argmax(-1)] = 1
+    tensors = {"input_ids": ids, "attention_mask": mask}
+    if config is None or config.is_encoder_decoder:
+        tensors["decoder_input_ids"] = torch.randint(2, 97, (3, 30), generator=generator)
+    return tensors
+
+
+@torch.no_grad()
+def assert_same_outputs(ours, theirs, side):
+    """Whatever tells of real tokens, to 1e-5; a target is all real."""
+    tensors = inputs(side, ours.config)
+    mask = torch.ones(3, 30, dtype=torch.bool) if ours.config.is_encoder_decoder else tensors["attention_mask"].bool()
+    found, expected = ours(**tensors), theirs(**tensors)
+    compared = 0
+    for name in ("last_hidden_state", "logits", "start_logits", "end_logits"):
+        if name in expected:
+            pair = (found[name], expected[name])
+            if pair[0].shape[:2] == mask.shape:
+                pair = tuple(tensor[mask] for tensor in pair)
+            torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
+            assert pair[1].std() > 0.1
+            compared += 1
+    assert compared
+    if ours.config.is_encoder_decoder:
+        source = tensors["attention_mask"].bool()
+        pair = (found.encoder_last_hidden_state[source], expected.encoder_last_hidden_state[source])
+        torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "head"), HEADS, ids=name_of)
+def test_every_head_there_and_back(tmp_path, family, head):
+    src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
+    model = official_folder(src, family, head.official)
+    before = fingerprint(src)
+    report = convert(src, dst)
+    assert report.parity.passed
+    assert report.parity.measured[0].same_text is (True if head.writes else None)
+    assert report.notes == []
+    assert convert(dst, back, to_official=True).parity.passed
+    assert fingerprint(src) == before
+    assert stored(back) == stored(src)
+    assert json.loads((back / "config.json").read_text()) == json.loads((src / "config.json").read_text())
+
+    ours = getattr(blockformer, head.ours).from_pretrained(dst)
+    for side in ("left", "right"):
+        assert_same_outputs(ours, model, side)
+    again, info = getattr(transformers, head.official).from_pretrained(back, output_loading_info=True)
+    assert not any(info.values())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
+
+    (dst / "conversion.json").unlink()
+    convert(dst, tmp_path / "fresh", to_official=True, family=family, verify=False)
+    assert stored(tmp_path / "fresh") == stored(src)
+    config_class = FAMILIES[family].official_config_class
+    configs = [config_class.from_pretrained(folder).to_dict() for folder in (tmp_path / "fresh", src)]
+    if len(head.stacks) == 1:  # the official classes do not agree on it, and look at it nowhere
+        assert not configs[0].pop("is_encoder_decoder")
+        configs[1].pop("is_encoder_decoder")
+    assert configs[0] == configs[1]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_versions_and_dtypes(tmp_path, version, dtype):
+    src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
+    official_model(**VERSIONS[version]).to(dtype).save_pretrained(src)
+    assert convert(src, dst).parity.passed
+    convert(dst, back, to_official=True, verify=False)
+    assert stored(back) == stored(src)
+    wide = from_official(src, dtype="float32")
+    assert wide.config.logit_scale == (None if version == "v1.1" else 48**-0.5)
+    assert wide.config.gated_mlp is (version != "t5")
+    assert wide.config.decoder_layers == (3 if version == "silu" else 2)
+    assert wide.config.tie_word_embeddings
+    half = from_official(src, dtype="float16")
+    assert half.model.decoder.layers[0].mlp.down_proj.weight.dtype == torch.float32
+    assert half.model.decoder.layers[0].mlp.up_proj.weight.dtype == torch.float16
+
+
+@pytest.mark.parametrize("family", PREFIXES)
+@pytest.mark.parametrize("said", [False, True])
+def test_a_head_of_its_own(tmp_path, family, said):
+    """Stored since it differs from the embeddings; the config of today says that it is tied, older ones that it is not."""
+    src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
+    official_folder(src, family, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+    edit_tensors(src, lm_head__weight=torch.randn(97, 48))
+    edit_config(src, tie_word_embeddings=said)
+    model = getattr(transformers, f"{PREFIXES[family]}ForConditionalGeneration").from_pretrained(src).eval()
+    assert model.lm_head.weight is not model.shared.weight
+    assert convert(src, dst).parity.passed
+    ours = blockformer.BlockformerEncoderDecoderForConditionalGeneration.from_pretrained(dst)
+    assert not ours.config.tie_word_embeddings
+    assert ours.lm_head.weight is not ours.model.encoder.embed_tokens.weight
+    assert ours.model.decoder.embed_tokens.weight is ours.model.encoder.embed_tokens.weight
+    assert_same_outputs(ours, model, "left")
+    assert convert(dst, back, to_official=True).parity.passed
+    assert stored(back) == stored(src)
+    assert json.loads((back / "config.json").read_text()) == json.loads((src / "config.json").read_text())
+    (dst / "conversion.json").unlink()
+    assert convert(dst, tmp_path / "fresh", to_official=True).parity.passed
+    assert stored(tmp_path / "fresh") == stored(src)
+
+
+@pytest.mark.parametrize(
+    ("head", "names"),
+    [
+        ("ForConditionalGeneration", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"]),
+        ("ForConditionalGeneration", ["decoder.embed_tokens.weight"]),
+        ("EncoderModel", ["encoder.embed_tokens.weight"]),
+        ("Model", ["-shared.weight", "encoder.embed_tokens.weight"]),
+        ("EncoderModel", ["-shared.weight", "encoder.embed_tokens.weight"]),
+        ("ForConditionalGeneration", ["-shared.weight", "lm_head.weight", "decoder.embed_tokens.weight"]),
+    ],
+)
+def test_embeddings_under_several_names(tmp_path, head, names):
+    src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
+    model = official_folder(src, "t5", head)
+    changes = {name: model.shared.weight.detach() for name in names if name[0] != "-"}
+    edit_tensors(src, **changes, **({SHARED: None} if names[0][0] == "-" else {}))
+    assert convert(src, dst).parity.passed
+    assert from_official(src).config.tie_word_embeddings
+    assert convert(dst, back, to_official=True).parity.passed
+    assert stored(back) == stored(src)
+
+
+def test_copies_that_differ_are_refused_by_name(tmp_path):
+    official_folder(tmp_path / "src")
+    edit_tensors(tmp_path / "src", decoder__embed_tokens__weight=torch.randn(97, 48))
+    with pytest.raises(ConversionError, match=r"shared\.weight.*decoder\.embed_tokens\.weight"):
+        convert(tmp_path / "src", tmp_path / "dst")
+    assert not (tmp_path / "dst").exists()
+
+
+def test_what_old_checkpoints_hold(tmp_path):
+    """The first T5: all copies, a bias that nothing reads, the class's old name, settings that no class knows."""
+    src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
+    model = official_folder(src)
+    copies = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"}
+    edit_tensors(src, **dict.fromkeys(copies, model.shared.weight.detach()), **{UNUSED: torch.randn(12, 4)})
+    edit_config(src, architectures=["T5WithLMHeadModel"], n_positions=512, dense_act_fn=..., is_gated_act=...)
+    report = convert(src, dst)
+    assert report.parity.passed
+    assert (dst / KEPT).exists()
+    assert convert(dst, back, to_official=True).parity.passed
+    assert stored(back) == stored(src)
+    assert json.loads((back / "config.json").read_text()) == json.loads((src / "config.json").read_text())
+
+
+@pytest.mark.parametrize("head", ["ForConditionalGeneration", "EncoderModel"])
+def test_without_architectures_the_tensors_tell(tmp_path, head):
+    official_folder(tmp_path / "src", "t5", head)
+    edit_config(tmp_path / "src", architectures=...)
+    wanted = "BlockformerEncoderModel" if head == "EncoderModel" else f"BlockformerEncoderDecoder{head}"
+    assert type(from_official(tmp_path / "src")).__name__ == wanted
+
+
+@pytest.mark.parametrize("family", PREFIXES)
+def test_the_same_text_in_every_way(tmp_path, family):
+    official_folder(tmp_path / "src", family, initializer_factor=1.6)
+    name = f"{PREFIXES[family]}ForConditionalGeneration"
+    theirs = getattr(transformers, name).from_pretrained(tmp_path / "src").eval()
+    ours = from_official(tmp_path / "src")
+    assistant = from_official(tmp_path / "src")
+    with torch.no_grad():
+        for parameter in assistant.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.01)
+    for side in ("left", "right"):
+        source = inputs(side)
+        del source["decoder_input_ids"]
+        for settings in (
+            {"do_sample": False},
+            {"do_sample": True, "temperature": 1.5, "top_k": 40},
+            {"do_sample": True, "top_p": 0.9, "num_return_sequences": 2},
+            {"num_beams": 4, "do_sample": False, "num_return_sequences": 2},
+        ):
+            texts = []
+            for model in (ours, theirs):
+                torch.manual_seed(5)
+                texts.append(model.generate(**source, max_new_tokens=20, **settings))
+            assert torch.equal(*texts), settings
+            assert len({tuple(row) for row in texts[0].tolist()}) > 1
+        single = {name: tensor[:1] for name, tensor in source.items()}
+        plain = theirs.generate(**single, max_new_tokens=20, do_sample=False)
+        assisted = ours.generate(**single, max_new_tokens=20, do_sample=False, assistant_model=assistant)
+        assert torch.equal(assisted, plain)
+
+
+@pytest.mark.parametrize("family", PREFIXES)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"feed_forward_proj": "gated-relu", "dropout_rate": 0.25, "classifier_dropout": 0.5},
+        {"layer_norm_epsilon": 1e-5, "use_cache": False, "eos_token_id": 3, "pad_token_id": 2},
+        {"num_decoder_layers": 5, "relative_attention_max_distance": 64, "d_kv": 8},
+        {"decoder_start_token_id": 7, "dtype": "bfloat16", "problem_type": "regression"},
+    ],
+)
+def test_every_setting_there_and_back(family, changes):
+    chosen = FAMILIES[family]
+    entries = {"model_type": family, "architectures": [chosen.model_class_name], **SIZES, **changes}
+    config = chosen.our_config(chosen.config_from(entries))
+    again = type(config).from_dict(config.to_dict())
+    assert again.to_dict() == config.to_dict()
+    before = chosen.official_config_class.from_dict(dict(entries)).to_dict()
+    after = chosen.official_config_class.from_dict(chosen.config_to(config)).to_dict()
+    assert {**after, "_name_or_path": ""} == {**before, "_name_or_path": ""}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "named"),
+    [
+        ("t5", {"attention_scale": None}, "attention_scale must be 1.0"),
+        ("t5", {"hidden_dropout": 0.2}, "must be the same"),
+        ("t5", {"share_embeddings": False}, "share_embeddings must be True"),
+        ("t5", {"logit_scale": 0.5}, "logit_scale must be None or"),
+        ("t5", {"num_key_value_heads": 2}, "num_key_value_heads must be 4"),
+        ("t5", {"relative_bias_per_layer": True}, "relative_bias_per_layer must be False"),
+        ("mt5", {"logit_scale": 48**-0.5}, "logit_scale must be None"),
+        ("umt5", {"relative_bias_per_layer": False}, "relative_bias_per_layer must be True"),
+        ("t5", {"architectures": ["BlockformerDecoderForCausalLM"]}, "architectures must be one of"),
+    ],
+)
+def test_what_a_family_cannot_express_is_named(family, changes, named):
+    small = {"vocab_size": 97, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
+    config = blockformer.preset(family, **{**small, **changes})
+    with pytest.raises(ConversionError, match=named):
+        FAMILIES[family].config_to(config)
+
+
+def test_the_family_follows_from_the_settings():
+    small = {"vocab_size": 97, "hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
+    for name, wanted in (("t5", "t5"), ("t5-v1.1", "t5"), ("mt5", "t5"), ("umt5", "umt5")):
+        assert family_for(blockformer.preset(name, **small)).name == wanted
+    assert family_for(blockformer.preset("bert")).name == "bert"
+
+
+def test_quantized_checkpoints_and_other_heads_are_refused(tmp_path):
+    official_folder(tmp_path / "src")
+    edit_config(tmp_path / "src", quantization_config={"quant_method": "bitsandbytes"})
+    with pytest.raises(ConversionError, match="quantization_config"):
+        convert(tmp_path / "src", tmp_path / "dst")
+    edit_config(tmp_path / "src", quantization_config=..., architectures=["T5ForMagic"])
+    with pytest.raises(ConversionError, match="T5ForMagic.*T5ForConditionalGeneration"):
+        convert(tmp_path / "src", tmp_path / "dst")
+
+
+def test_inspecting_an_official_config(tmp_path):
+    official_folder(tmp_path / "src", num_decoder_layers=3)
+    summary = summarize(tmp_path / "src")
+    assert summary.parameters == official_model(num_decoder_layers=3).num_parameters()
+    # Keys and values of self-attention in the decoder's three layers.
+    assert summary.cache["float32"] == 2 * 3 * 4 * 16 * 4
