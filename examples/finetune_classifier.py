@@ -150,6 +150,7 @@ def train_classifier(repo: Path, tokenizer, train: Rows, held_out: Rows, folder:
             weight_decay=0.01,
             logging_steps=20,
             save_strategy="no",
+            dataloader_pin_memory=False,
             report_to=[],
             seed=0,
         ),

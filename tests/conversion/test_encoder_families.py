@@ -133,10 +133,13 @@ def assert_same_outputs(ours, theirs, side, shift=0):
     )
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(("family", "head"), HEADS, ids=name_of)
 def test_every_head_there_and_back(tmp_path, family, head):
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
     model = official_folder(src, family, head.official)
+    if head.pooler == "needed" and not any("pooler" in name for name in model.state_dict()):
+        pytest.skip("this release's class reads a pooler that it does not make")
     before = fingerprint(src)
     report = convert(src, dst)
     assert report.parity.passed
@@ -171,6 +174,7 @@ def test_without_its_memory_a_repo_goes_back_too(tmp_path, family, head):
     assert after == before
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(("family", "head", "cross"), DECODERS, ids=name_of)
 def test_as_a_decoder(tmp_path, family, head, cross):
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
