@@ -40,18 +40,21 @@ class Layer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states,
-        attention_mask=None,
         encoder_hidden_states=None,
+        position_bias=None,
+        attention_mask=None,
         encoder_attention_mask=None,
         position_embeddings=None,
-        position_bias=None,
         query_positions=None,
         past_key_values=None,
         head_mask=None,
         packing=None,
         **kwargs,
     ):
-        """hidden_states [B, T, C] -> [B, T, C]; the other arguments are those of `Attention.forward`."""
+        """hidden_states [B, T, C] -> [B, T, C]; the other arguments are those of `Attention.forward`.
+
+        What gradients flow through comes first: reentrant checkpointing follows positional arguments only.
+        """
 
         def attend(states):
             return self.self_attn(

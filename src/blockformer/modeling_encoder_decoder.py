@@ -34,10 +34,34 @@ from .positions import RotaryPositions  # noqa: F401
 from .stack import Stack
 
 
-class BlockformerEncoderDecoderModel(BlockformerPreTrainedModel):
-    """Two stacks without a head: source tokens [B, S] and target tokens [B, T] to states [B, T, C]."""
+class TwoStacks(BlockformerPreTrainedModel):
+    """What a model of two stacks has, with a head or without."""
 
     config_class = BlockformerEncoderDecoderConfig
+
+    def get_encoder(self, modality=None):
+        """The encoder's stack."""
+        return getattr(self, "model", self).encoder
+
+    def get_decoder(self):
+        """The decoder's stack."""
+        return getattr(self, "model", self).decoder
+
+    def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
+        """As the library does it, on both sides; returns the encoder's embeddings."""
+        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        size = embeddings.num_embeddings
+        if not self.config.share_embeddings and self.get_decoder().config.vocab_size != size:
+            self.get_decoder().resize_token_embeddings(size, mean_resizing=mean_resizing)
+        for part in (self.get_encoder(), self.get_decoder(), getattr(self, "model", self)):
+            part.config.vocab_size = size
+        self.tie_weights()
+        return embeddings
+
+
+class BlockformerEncoderDecoderModel(TwoStacks):
+    """Two stacks without a head: source tokens [B, S] and target tokens [B, T] to states [B, T, C]."""
+
     _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
 
     def __init__(self, config):
@@ -51,14 +75,6 @@ class BlockformerEncoderDecoderModel(BlockformerPreTrainedModel):
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return dict(self._tied_weights_keys) if self.config.share_embeddings else {}
-
-    def get_encoder(self, modality=None):
-        """The encoder's stack."""
-        return self.encoder
-
-    def get_decoder(self):
-        """The decoder's stack."""
-        return self.decoder
 
     def get_input_embeddings(self):
         """The encoder's embeddings, which the decoder shares if `share_embeddings` is set."""
@@ -141,22 +157,12 @@ class BlockformerEncoderDecoderModel(BlockformerPreTrainedModel):
         )
 
 
-class BlockformerEncoderDecoderPreTrainedModel(BlockformerPreTrainedModel):
+class BlockformerEncoderDecoderPreTrainedModel(TwoStacks):
     """An encoder-decoder with a head: `self.model` and what a task puts on it."""
-
-    config_class = BlockformerEncoderDecoderConfig
 
     def __init__(self, config):
         super().__init__(config)
         self.model = BlockformerEncoderDecoderModel(config)
-
-    def get_encoder(self, modality=None):
-        """The encoder's stack."""
-        return self.model.encoder
-
-    def get_decoder(self):
-        """The decoder's stack."""
-        return self.model.decoder
 
     def shift_right(self, labels):
         """The decoder's input for teacher forcing: the start token, then each label but the last. int [B, T] -> [B, T].

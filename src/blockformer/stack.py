@@ -134,11 +134,11 @@ class Stack(BlockformerPreTrainedModel):
         for layer_idx, layer in enumerate(self.layers):
             hidden_states = layer(
                 hidden_states,
+                encoder_hidden_states,
+                position_bias,
                 attention_mask=masks[self.config.layer_types[layer_idx]],
-                encoder_hidden_states=encoder_hidden_states,
                 encoder_attention_mask=encoder_attention_mask,
                 position_embeddings=position_embeddings,
-                position_bias=position_bias,
                 query_positions=query_positions,
                 position_ids=position_ids,
                 past_key_values=past_key_values,
