@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from pairs import assert_close, model, token_ids
 from torch import nn
 
+from blockformer import kernels
 from blockformer.attention import eager_attention_forward
-from blockformer.kernels import attend_grouped, can_attend_grouped
+from blockformer.kernels import attend_grouped, can_attend_grouped, linear
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float64: 1e-6}
 
@@ -62,3 +63,107 @@ def test_text_is_the_same_without_fast_paths(family, monkeypatch):
     fast = ours.generate(ids, **arguments)
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     assert torch.equal(ours.generate(ids, **arguments), fast)
+
+
+@pytest.fixture
+def quicker(monkeypatch):
+    """oneDNN judged the quicker one, whatever this machine says of it."""
+    try:
+        torch.ops.mkldnn._linear_pointwise(torch.ones(2, 3), torch.ones(4, 3), None, "none", [], "")
+    except (AttributeError, RuntimeError, NotImplementedError):
+        pytest.skip("this PyTorch has no oneDNN linear")
+    monkeypatch.setattr(kernels, "_verdict", [True])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(7,), (1, 1, 7), (3, 5, 7), (2, 1, 7)])
+@pytest.mark.parametrize("strided", [True, False])
+def test_linear_and_its_gradients(quicker, shape, bias, strided):
+    layer = nn.Linear(7, 11, bias=bias)
+    states = torch.randn(*shape[:-1], 14)[..., ::2] if strided else torch.randn(*shape)
+    states.requires_grad_()
+    outputs = [linear(layer, states), layer(states)]
+    assert "OneDnn" in type(outputs[0].grad_fn).__name__
+    assert_close(*outputs)
+    gradients = [torch.autograd.grad(y.square().sum(), [states, *layer.parameters()]) for y in outputs]
+    for one, other in zip(*gradients, strict=True):
+        assert one.shape == other.shape
+        assert_close(one, other)
+    with torch.no_grad():
+        assert_close(linear(layer, states), layer(states))
+
+
+def test_gradient_of_the_gradient(quicker):
+    layer, states = nn.Linear(5, 4), torch.randn(3, 5, requires_grad=True)
+
+    def penalty(apply):
+        (gradient,) = torch.autograd.grad(apply(states).tanh().sum(), states, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), [states, layer.weight])
+
+    for one, other in zip(penalty(lambda x: linear(layer, x)), penalty(layer), strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("frozen", ["states", "weight"])
+def test_only_what_is_needed_is_computed(quicker, frozen):
+    layer, states = nn.Linear(5, 4), torch.randn(3, 5, requires_grad=frozen != "states")
+    layer.weight.requires_grad_(frozen != "weight")
+    linear(layer, states).sum().backward()
+    assert (states.grad is None) == (frozen == "states")
+    assert (layer.weight.grad is None) == (frozen == "weight")
+
+
+def plain_cases():
+    def wrapped():
+        class Wrapped(nn.Linear):
+            pass
+
+        return Wrapped(4, 3), torch.randn(2, 4)
+
+    def hooked():
+        layer = nn.Linear(4, 3)
+        layer.register_forward_hook(lambda module, inputs, output: output + 1)
+        return layer, torch.randn(2, 4)
+
+    def replaced():
+        layer = nn.Linear(4, 3)
+        layer.forward = lambda states: states[..., :3]
+        return layer, torch.randn(2, 4)
+
+    yield "a subclass", *wrapped()
+    yield "a hook", *hooked()
+    yield "another forward", *replaced()
+    yield "bfloat16", nn.Linear(4, 3, dtype=torch.bfloat16), torch.randn(2, 4, dtype=torch.bfloat16)
+    yield "float64", nn.Linear(4, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+    yield "meta", nn.Linear(4, 3, device="meta"), torch.randn(2, 4, device="meta")
+    yield "nothing", nn.Linear(4, 3), torch.randn(0, 4)
+
+
+@pytest.mark.parametrize(("layer", "states"), [pytest.param(*case[1:], id=case[0]) for case in plain_cases()])
+def test_layers_that_are_called_as_they_are(quicker, layer, states):
+    output = linear(layer, states)
+    assert output.shape == (*states.shape[:-1], 3)
+    if output.device.type != "meta":
+        assert torch.equal(output, layer(states))
+
+
+def test_transforms_see_the_plain_layer(quicker):
+    layer, states = nn.Linear(4, 3), torch.randn(5, 4)
+    per_row = torch.func.vmap(torch.func.grad(lambda row: linear(layer, row).square().sum()))(states)
+    expected = torch.func.vmap(torch.func.grad(lambda row: layer(row).square().sum()))(states)
+    assert_close(per_row, expected)
+    _, tangent = torch.func.jvp(lambda x: linear(layer, x), (states,), (torch.ones_like(states),))
+    assert_close(tangent, torch.ones_like(states) @ layer.weight.t())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(layer, states).dtype == torch.bfloat16
+
+
+def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
+    def missing(*_):
+        raise AttributeError("no such op")
+
+    monkeypatch.setattr(kernels, "_verdict", [])
+    monkeypatch.setattr(kernels, "_onednn", missing)
+    layer, states = nn.Linear(4, 3), torch.randn(2, 4)
+    assert torch.equal(linear(layer, states), layer(states))
+    assert kernels._verdict == [False]

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import EncoderDecoderCache
 
 from .compat import ALL_ATTENTION_FUNCTIONS
-from .kernels import attend_grouped, can_attend_grouped
+from .kernels import attend_grouped, can_attend_grouped, linear
 from .normalization import make_norm
 from .positions import RelativeBias, RelativeKeys, rotate
 
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         Returns:
             States [B, T, C], and the probabilities [B, H, T, S] or None where the backend has none.
         """
-        query = self._split_heads(self.q_proj(hidden_states), self.q_norm)  # [B, H, T, D]
+        query = self._split_heads(linear(self.q_proj, hidden_states), self.q_norm)  # [B, H, T, D]
         if position_embeddings is not None:
             query = rotate(query, *position_embeddings)
         if self.is_cross_attention:
@@ -123,7 +123,7 @@ class Attention(nn.Module):
         if head_mask is not None:
             output = output.reshape(*hidden_states.shape[:2], -1, self.head_dim) * head_mask[..., None, :, None]
         output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
-        return self.o_proj(output), probabilities
+        return linear(self.o_proj, output), probabilities
 
     def _attend(self, query, key, value, attention_mask, position_bias, query_positions, **kwargs):
         """Scores and weighted sum: the output [B, T, H, D] and the probabilities, if the backend has them."""
@@ -181,7 +181,8 @@ class Attention(nn.Module):
         return (states if norm is None else norm(states)).transpose(1, 2)
 
     def _project_keys_values(self, states):
-        return self._split_heads(self.k_proj(states), self.k_norm), self._split_heads(self.v_proj(states))
+        key = self._split_heads(linear(self.k_proj, states), self.k_norm)
+        return key, self._split_heads(linear(self.v_proj, states))
 
     def _self_keys_values(self, hidden_states, position_embeddings, past_key_values):
         key, value = self._project_keys_values(hidden_states)  # [B, K, T, D]

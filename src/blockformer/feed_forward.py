@@ -5,6 +5,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
+from .kernels import linear
+
 
 class FeedForward(nn.Module):
     """Plain: down(act(up(x))), as in "Attention Is All You Need". Gated: down(act(gate(x)) * up(x)) (Shazeer, 2020).
@@ -31,10 +33,10 @@ class FeedForward(nn.Module):
 
     def _transform(self, hidden_states):
         if self.gate_proj is None:
-            inner = self.act_fn(self.up_proj(hidden_states))
+            inner = self.act_fn(linear(self.up_proj, hidden_states))
         else:
-            inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
-        return self.down_proj(self._fitting(F.dropout(inner, self.dropout, self.training)))
+            inner = self.act_fn(linear(self.gate_proj, hidden_states)) * linear(self.up_proj, hidden_states)
+        return linear(self.down_proj, self._fitting(F.dropout(inner, self.dropout, self.training)))
 
     def _fitting(self, inner):
         """In the dtype of the down projection, which may be kept in float32; quantized weights see to it themselves."""

@@ -17,6 +17,7 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from .base import BlockformerPreTrainedModel
+from .kernels import linear
 from .losses import sequence_loss, span_loss, token_cross_entropy, without_padding
 from .normalization import make_norm
 
@@ -75,7 +76,7 @@ class LanguageModelHead(BlockformerPreTrainedModel):
             hidden_states = self.lm_head_transform(hidden_states)
         if self.config.logit_scale is not None:
             hidden_states = hidden_states * self.config.logit_scale
-        return self.lm_head(hidden_states)
+        return linear(self.lm_head, hidden_states)
 
 
 class SequenceClassification(BlockformerPreTrainedModel):

@@ -1,17 +1,23 @@
 """The fast paths, each beside the plain way that defines it. `BLOCKFORMER_FAST=0` turns all of them off.
 
-B batch, S key length, H heads, K key/value heads, D head size.
+B batch, S key length, H heads, K key/value heads, D head size, I inputs and O outputs of a linear layer.
 """
 
 import os
+import threading
+import time
+from collections.abc import Callable
 
 import torch
+from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 
 def fast_paths_enabled() -> bool:
     """Whether fast paths may be taken: not where a graph is traced, and not with BLOCKFORMER_FAST=0."""
-    return os.environ.get("BLOCKFORMER_FAST", "1") != "0" and not torch.compiler.is_compiling()
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return os.environ.get("BLOCKFORMER_FAST", "1") != "0" and not is_traced
 
 
 def can_attend_grouped(query, key, kwargs: dict) -> bool:
@@ -41,3 +47,93 @@ def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: f
             attention_mask = attention_mask.reshape(attention_mask.shape[0], key.shape[1], -1, key.shape[2])
     output = F.scaled_dot_product_attention(folded, key, value, attention_mask, dropout, scale=scaling)
     return output.reshape(batch, 1, heads, size)
+
+
+def linear(module: nn.Module, states):
+    """`module(states)`; for a plain float32 `nn.Linear` on the CPU through oneDNN, where that is the quicker one here.
+
+    PyTorch's float32 product leaves about half of some processors' speed unused, oneDNN's does not. The result is the
+    same to rounding. A wrapped, hooked, quantized, sharded or offloaded layer is called as it is.
+
+    Shapes: [..., I] -> [..., O].
+    """
+    if not _is_plain(module, states) or not fast_paths_enabled() or not _onednn_is_quicker():
+        return module(states)
+    weight, bias = module.weight, module.bias
+    if torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad):
+        return _OneDnnLinear.apply(states, weight, bias)
+    return _onednn(states, weight, bias)
+
+
+def _is_plain(module, states) -> bool:
+    """Whether calling the module would be `F.linear` of dense float32 CPU tensors and nothing else."""
+    if type(module) is not nn.Linear or type(states) is not torch.Tensor or type(module.weight) is not nn.Parameter:
+        return False
+    hooked = "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks
+    if hooked or module._backward_hooks or module._backward_pre_hooks or nn.modules.module._has_any_global_hook():
+        return False
+    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False  # forward-mode differentiation and torch.func know the plain layer only
+    weight = module.weight
+    is_dense = states.layout == weight.layout == torch.strided and weight.is_contiguous()
+    is_float32 = states.dtype == weight.dtype == torch.float32 and states.device.type == weight.device.type == "cpu"
+    return is_dense and is_float32 and states.numel() > 0 and not torch.is_autocast_enabled("cpu")
+
+
+def _onednn(states, weight, bias):
+    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+
+
+class _OneDnnLinear(torch.autograd.Function):
+    """y = x W^T + b with all three products of forward and backward by oneDNN."""
+
+    @staticmethod
+    def forward(ctx, states, weight, bias):
+        ctx.save_for_backward(states, weight)
+        ctx.has_bias = bias is not None
+        return _onednn(states, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        states, weight = ctx.saved_tensors
+        # For a gradient of the gradient the products must be differentiable themselves.
+        product = F.linear if torch.is_grad_enabled() else _onednn
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad
+        rows, inputs = grad.reshape(-1, grad.shape[-1]), states.reshape(-1, states.shape[-1])
+        grad_states = product(grad, weight.t(), None) if needs_states else None
+        grad_weight = product(rows.t(), inputs.t(), None) if needs_weight else None
+        return grad_states, grad_weight, rows.sum(0) if ctx.has_bias and needs_bias else None
+
+
+_lock = threading.Lock()
+_verdict: list[bool] = []
+
+
+def _onednn_is_quicker() -> bool:
+    """Measured once in a process, in some milliseconds: a product of the two, and that they agree."""
+    if not _verdict:
+        with _lock:
+            if not _verdict:
+                _verdict.append(_measure())
+    return _verdict[0]
+
+
+@torch.no_grad()
+def _measure() -> bool:
+    states, weight = torch.randn(256, 768), torch.randn(768, 768)
+    try:
+        fast, plain = _onednn(states, weight, None), F.linear(states, weight)
+        if not torch.allclose(fast, plain, rtol=1e-4, atol=1e-3):
+            return False
+        return _best(lambda: _onednn(states, weight, None)) < 0.9 * _best(lambda: F.linear(states, weight))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+
+
+def _best(work: Callable, repeats: int = 5) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
