@@ -137,7 +137,7 @@ def probes(config: PretrainedConfig) -> list[Probe]:
     ]
     if not getattr(config, "is_decoder", True):
         inputs.append(Probe("padded on the right", random, padded.flip(-1), count, **extras))
-    if getattr(config, "is_encoder_decoder", False) or config.position_type == "relative_bias":
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "position_type", "") == "relative_bias":
         return [_as_source(probe, config.eos_token_id) for probe in inputs]
     return inputs
 
