@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import torch
 
 import blockformer
 from blockformer.conversion import convert
+from blockformer.export import code_files
 
 pytestmark = pytest.mark.versions
 
@@ -70,6 +72,37 @@ assert second == first
 AutoModel.from_pretrained(again + "-base", **trust)
 classifier = AutoModelForSequenceClassification.from_pretrained(repo, num_labels=3, **trust)
 assert classifier.score.weight.shape == (3, model.config.hidden_size)
+assert "blockformer" not in sys.modules
+print(json.dumps(first))
+"""
+
+SEQ2SEQ = r"""
+import json, os, torch
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
+repo, again, ids = sys.argv[1], sys.argv[2], torch.tensor(json.loads(sys.argv[3]))
+trust = {"trust_remote_code": True}
+
+def results(folder):
+    assert AutoConfig.from_pretrained(folder, **trust).model_type == "blockformer_encoder_decoder"
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, **trust).eval()
+    assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
+    base = AutoModel.from_pretrained(folder, **trust).eval()
+    with torch.no_grad():
+        outputs = model(ids, decoder_input_ids=ids)
+        assert torch.equal(model.logits_of(base(ids, decoder_input_ids=ids).last_hidden_state), outputs.logits)
+    written = [model.generate(ids, max_new_tokens=9, do_sample=False, num_beams=n).tolist() for n in (1, 3)]
+    return model, {"logits": outputs.logits.tolist(), "written": written}
+
+model, first = results(repo)
+model.save_pretrained(again)
+second = results(again)[1]
+assert second == first
+classifier = AutoModelForSequenceClassification.from_pretrained(repo, num_labels=3, **trust)
+assert classifier(ids).logits.shape == (2, 3)
+fresh = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(repo, **trust), **trust)
+q_proj = fresh.model.encoder.layers[0].self_attn.q_proj.weight
+assert abs(q_proj.std().item() * (48 * 16) ** 0.5 - 1) < 0.1  # drawn as T5 draws it, in remote code too
+assert not os.path.exists(os.path.join(again, "modeling_blockformer.py"))
 assert "blockformer" not in sys.modules
 print(json.dumps(first))
 """
@@ -189,3 +222,30 @@ def test_nothing_of_a_repo_runs_without_trust(tmp_path, model, tiny_tokenizer):
     config = tmp_path / "repo/config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "trust_remote_code": True}))
     assert fresh(REFUSED, tmp_path / "repo", planted, folder=tmp_path).endswith("refused")
+
+
+@pytest.mark.parametrize("way", ["exported", "converted"])
+def test_an_encoder_decoder_where_blockformer_is_not(tmp_path, way):
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    config = blockformer.preset("t5-v1.1", vocab_size=97, head_dim=16, **sizes)
+    model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config).eval()
+    ids = torch.randint(2, 97, (2, 9))
+    if way == "exported":
+        blockformer.export_model(model, tmp_path / "repo")
+    else:
+        model.save_pretrained(tmp_path / "repo")
+    if way == "converted":
+        convert(tmp_path / "repo", tmp_path / "official", to_official=True)
+        shutil.rmtree(tmp_path / "repo")
+        convert(tmp_path / "official", tmp_path / "repo")
+    with torch.no_grad():
+        wanted = model(ids, decoder_input_ids=ids).logits
+    written = [model.generate(ids, max_new_tokens=9, do_sample=False, num_beams=n).tolist() for n in (1, 3)]
+    found = json.loads(fresh(SEQ2SEQ, tmp_path / "repo", tmp_path / "again", json.dumps(ids.tolist()), folder=tmp_path))
+    assert found["written"] == written
+    torch.testing.assert_close(torch.tensor(found["logits"]), wanted, atol=1e-5, rtol=1e-5)
+    names = {path.name for path in (tmp_path / "again").iterdir()}
+    assert {path.name for path in code_files(config)} <= names
+    entries = json.loads((tmp_path / "again/config.json").read_text())
+    assert entries["auto_map"] == blockformer.BlockformerEncoderDecoderConfig.auto_classes
