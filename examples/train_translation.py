@@ -31,18 +31,25 @@ from transformers import (
 import blockformer
 
 SIZES = {
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 3,
+    "hidden_size": 96,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "head_dim": 32,
+    "head_dim": 24,
     "max_position_embeddings": 64,
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
     "activation_dropout": 0.0,
 }
-BY_HAND = ("three hundred and five", "March 5th, 2021", "one million and ten", "31 December 1999", "ninety-nine thousand")
+BY_HAND = (
+    "three hundred and five",
+    "March 5th, 2021",
+    "one million and ten",
+    "31 December 1999",
+    "ninety-nine thousand",
+)
 PAD, END = "<pad>", "</s>"
+BATCH = 96
 
 
 def make_tokenizer(texts) -> PreTrainedTokenizerFast:
@@ -104,7 +111,7 @@ sys.meta_path.insert(0, Refuse())
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 folder, texts = sys.argv[1], json.loads(sys.argv[2])
 model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True).eval()
-tokenizer = AutoTokenizer.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 inputs = tokenizer(texts, padding=True, return_tensors="pt")
 written = model.generate(**inputs, max_new_tokens=40, do_sample=False)
 print(json.dumps(tokenizer.batch_decode(written, skip_special_tokens=True)))
@@ -114,8 +121,8 @@ print(json.dumps(tokenizer.batch_decode(written, skip_special_tokens=True)))
 def translate_elsewhere(repo: Path, texts) -> list[str]:
     """Translate with the saved repo in a fresh process that cannot import this package."""
     command = [sys.executable, "-c", RELOAD, str(repo), json.dumps(list(texts))]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return json.loads(output.strip().splitlines()[-1])
+    done = subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def train(preset: str, tokenizer, rows: Rows, folder: Path, arguments):
@@ -127,7 +134,6 @@ def train(preset: str, tokenizer, rows: Rows, folder: Path, arguments):
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=tokenizer.pad_token_id,
-        initializer_range=0.05,
     )
     model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config)
     trainer = Seq2SeqTrainer(
@@ -135,15 +141,15 @@ def train(preset: str, tokenizer, rows: Rows, folder: Path, arguments):
         Seq2SeqTrainingArguments(
             folder,
             max_steps=arguments.steps,
-            per_device_train_batch_size=128,
+            per_device_train_batch_size=BATCH,
             learning_rate=arguments.learning_rate,
+            adam_beta2=0.98,
             lr_scheduler_type="cosine",
-            warmup_steps=100,
+            warmup_steps=min(100, arguments.steps // 4),
             logging_steps=100,
             save_strategy="no",
             report_to=[],
             seed=0,
-            train_sampling_strategy="group_by_length",
         ),
         train_dataset=rows,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
@@ -152,30 +158,30 @@ def train(preset: str, tokenizer, rows: Rows, folder: Path, arguments):
     return model.eval()
 
 
-def main() -> None:
+def main(command_line=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="folder of the repo to make")
     parser.add_argument("--preset", default="t5", help="an encoder-decoder preset (default: t5)")
-    parser.add_argument("--steps", type=int, default=2000, help="optimizer steps of 128 pairs (default: 2000)")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--pairs", type=int, default=40_000, help="training pairs (default: 40000)")
+    parser.add_argument("--steps", type=int, default=2000, help=f"optimizer steps of {BATCH} pairs (default: 2000)")
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--pairs", type=int, default=100_000, help="training pairs (default: 100000)")
     parser.add_argument("--held-out", type=int, default=1000, help="held-out pairs (default: 1000)")
     parser.add_argument("--force", action="store_true", help="replace the folder")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(command_line)
 
     console = Console()
     set_seed(0)
     entries, held_out = pairs(arguments.pairs), pairs(arguments.held_out, seed=1, held_out=True)
     assert not {target for _, target in entries} & {target for _, target in held_out}
     tokenizer = make_tokenizer(text for pair in entries for text in pair)
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     model = train(arguments.preset, tokenizer, Rows(entries, tokenizer), arguments.output.parent, arguments)
-    seconds = time.perf_counter() - start
+    seconds, busy = time.perf_counter() - start, time.process_time() - busy
     score, wrong = exact_match(model, tokenizer, held_out)
     blockformer.export_model(model, arguments.output, tokenizer=tokenizer, force=arguments.force)
 
     console.print(
-        f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, trained in {seconds:.0f} s: "
+        f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, trained in {seconds:.0f} s ({busy:.0f} s of CPU): "
         f"[bold]{score:.1%}[/] of {len(held_out):,} held-out phrases translated exactly"
     )
     for source, wanted, got in wrong[:5]:
