@@ -39,6 +39,26 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         # The library greps the class's own module for the call; here it stands in attention.py.
         return True
 
+    @staticmethod
+    def _finalize_model_loading(model, load_config, loading_info):
+        """Refuse a checkpoint that does not fill the model, where the library warns and draws the rest at random."""
+        source, wrong = load_config.pretrained_model_name_or_path, loading_info.mismatched_keys
+        if wrong and not load_config.ignore_mismatched_sizes:
+            lines = [f"{name} is {list(theirs)}, the model's is {list(ours)}" for name, theirs, ours in sorted(wrong)]
+            raise ValueError(
+                f"{source}: wrong shapes; does config.json belong to these weights? (ignore_mismatched_sizes=True "
+                f"draws them anew, a head of other labels, say):{_listed(lines)}"
+            )
+        loading_info = PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
+        missing = sorted(set(loading_info.missing_keys) - _new_parts(model, loading_info.missing_keys))
+        if missing and not load_config.is_quantized:
+            raise ValueError(
+                f"{source}: weights of {type(model).__name__} are missing; is the checkpoint whole, and one of this "
+                "model? (To begin with random ones, build the model from its config and use "
+                f"load_state_dict(..., strict=False)):{_listed(missing)}"
+            )
+        return loading_info
+
     def _init_weights(self, module):
         super()._init_weights(module)
         if self.config.initializer_range is None:
@@ -46,6 +66,27 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         if isinstance(module, ComputedPositions):
             # Not in a checkpoint, so it must be computed anew after the model was built on the meta device.
             init.copy_(module.inv_freq, module.compute_frequencies())
+
+
+def _new_parts(model, missing) -> set:
+    """Which of the missing weights a good checkpoint may lack: they are made for what it is loaded for.
+
+    A head and a pooler, where the checkpoint is of another class; cross-attention, where there is none of it yet.
+    """
+    body = f"{model.base_model_prefix}." if hasattr(model, model.base_model_prefix) else ""
+    new = set()
+    if type(model).__name__ not in (model.config.architectures or ()):
+        new |= {name for name in missing if not name.startswith(body) or name.startswith(f"{body}pooler.")}
+    if model.config.add_cross_attention:
+        cross = {name for name in model.state_dict() if ".cross_attn" in name}
+        new |= cross if cross <= set(missing) else set()
+    return new
+
+
+def _listed(lines, limit=20) -> str:
+    """Indented lines for an error message; past `limit` lines only the number of the others."""
+    more = [f"... and {len(lines) - limit} more"] if len(lines) > limit else []
+    return "".join(f"\n  {line}" for line in lines[:limit] + more)
 
 
 def _draw_by_inputs(module) -> None:

@@ -2,8 +2,8 @@
 
 import difflib
 import json
-import math
 import os
+import sys
 
 from transformers.activations import ACT2FN
 
@@ -20,6 +20,13 @@ ROPE_TYPES = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+# Other parameters that a rotary type may have: those of which each is a positive number, then the rest.
+_ROPE_NUMBERS = (
+    "rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings attention_factor beta_fast "
+    "beta_slow mscale mscale_all_dim"
+).split()
+_ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "partial_rotary_factor", "truncate")
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 CHOICES = {
     "norm_type": ("layer_norm", "rms_norm"),
     "norm_placement": ("pre", "post"),
@@ -41,7 +48,8 @@ def _is_integer(value) -> bool:
 
 
 def _is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    finite = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return finite and not isinstance(value, bool)
 
 
 # Fields, whether a value will do, and what to call a value that will.
@@ -49,7 +57,7 @@ _VALUE_RULES = (
     (
         "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
         "max_position_embeddings relative_attention_max_distance sliding_window decoder_layers",
-        lambda value: _is_integer(value) and value > 0,
+        lambda value: _is_integer(value) and 0 < value < 2**63,
         "a positive integer",
     ),
     (
@@ -112,6 +120,8 @@ def check_values(config) -> None:
         _check_choice(name, getattr(config, name), choices)
     if config.pooler_act is not None:
         _check_choice("pooler_act", config.pooler_act, CHOICES["hidden_act"])
+    if config.problem_type is not None:
+        _check_choice("problem_type", config.problem_type, PROBLEM_TYPES)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
         value = getattr(config, name, None)
         for token in value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]:
@@ -143,16 +153,28 @@ def check_rope(config, rope, rope_theta) -> None:
     for name in ROPE_TYPES[rope_type]:
         if rope.get(name) is None:
             raise ValueError(f"rope_parameters of type '{rope_type}' need '{name}'.")
-    for name, value in (("rope_theta", rope.get("rope_theta", rope_theta)), ("factor", rope.get("factor"))):
-        if value is not None and not (_is_number(value) and value > 0):
+    for name, value in {"rope_theta": rope_theta, **rope}.items():
+        if isinstance(value, dict):
+            raise ValueError(f"rope_parameters for '{name}' alone are not supported: give one set for all layers.")
+        if name in _ROPE_NUMBERS and value is not None and not (_is_number(value) and value > 0):
             raise ValueError(f"{name} must be a positive number, not {value!r}.")
+        if name not in _ROPE_NAMES and (hint := _did_you_mean(name, _ROPE_NAMES, cutoff=0.8)):
+            raise ValueError(f"rope_parameters have no '{name}'.{hint}")
+    if rope_type == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
+        raise ValueError("high_freq_factor must be above low_freq_factor: between the two the scaling is blended.")
+    if rope_type == "yarn" and (rope.get("rope_theta") or rope_theta or 1e4) <= 1:
+        raise ValueError("rope_theta must be above 1 with rope_type 'yarn': it divides by the logarithm.")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("partial_rotary_factor is not supported: the rotation covers the whole head; drop it.")
     if head_dim % 2:
         raise ValueError(f"head_dim ({head_dim}) must be even with rotary positions: they rotate pairs.")
     for name in ("short_factor", "long_factor"):
-        if rope_type == "longrope" and len(rope[name]) != head_dim // 2:
-            raise ValueError(f"{name} must list {head_dim // 2} numbers (half of head_dim), not {len(rope[name])}.")
+        if rope_type == "longrope":
+            factors = rope[name] if isinstance(rope[name], list | tuple) else []
+            if len(factors) != head_dim // 2 or not all(_is_number(factor) and factor > 0 for factor in factors):
+                raise ValueError(
+                    f"{name} must list {head_dim // 2} numbers above 0 (half of head_dim), not {repr(rope[name])[:80]}."
+                )
 
 
 def check_combination(config) -> None:
@@ -190,18 +212,42 @@ def check_combination(config) -> None:
     if config.pooler_act is not None and config.is_decoder:
         raise ValueError("pooler_act belongs to an encoder: a decoder's first token has seen nothing of the text.")
     _check_layer_types(config)
+    if config.position_type == "relative_bias":
+        _check_buckets(config)
 
 
-def check_memory(num_parameters: int) -> None:
-    """Refuse sizes far beyond this machine; a model that merely does not fit may still be inspected or offloaded."""
+def _check_buckets(config) -> None:
+    """A bidirectional bias halves the buckets, and half of the rest hold one distance each; some must be left."""
+    buckets, distance = config.relative_attention_num_buckets, config.relative_attention_max_distance
+    if not config.is_decoder and buckets < 4:
+        raise ValueError(f"relative_attention_num_buckets must be 4 or more in an encoder, not {buckets}.")
+    exact = buckets // (2 if config.is_decoder or config.is_encoder_decoder else 4)
+    if distance <= exact:
+        raise ValueError(
+            f"relative_attention_max_distance ({distance}) must be above {exact}, the distances that have a bucket "
+            "of their own: raise it, or lower relative_attention_num_buckets."
+        )
+
+
+def check_memory(num_parameters: int, num_layers: int, num_labels: int | None) -> None:
+    """Refuse sizes far beyond this machine; a model that merely does not fit may still be inspected or offloaded.
+
+    Layers and labels are also counted by what each takes in Python (a module's objects, a name): the library makes
+    lists and dicts of them at once.
+    """
+    if num_labels is not None and not (_is_integer(num_labels) and num_labels > 0):
+        raise ValueError(f"num_labels must be a positive integer, not {num_labels!r}.")
     try:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return
+    for name, count, nbytes in (("num_hidden_layers", num_layers, 1 << 15), ("num_labels", num_labels or 0, 1 << 10)):
+        if count * nbytes > memory:
+            raise ValueError(f"{name} ({count}) is more than this machine ({memory >> 30} GiB) can hold.")
     needed = 2 * num_parameters
     if needed > _MEMORY_MULTIPLE * memory:
         raise ValueError(
-            f"these sizes need about {needed / 2**40:,.0f} TiB in bfloat16, the machine has {memory / 2**30:,.0f} GiB: "
+            f"these sizes need about {needed >> 40:,} TiB in bfloat16, the machine has {memory >> 30:,} GiB: "
             "check vocab_size, hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings."
         )
 
@@ -256,6 +302,6 @@ def _check_choice(name: str, value, choices) -> None:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}.{hint}")
 
 
-def _did_you_mean(name: str, known) -> str:
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+def _did_you_mean(name: str, known, cutoff: float = 0.6) -> str:
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
     return f" Did you mean '{near[0]}'?" if near else ""

@@ -5,6 +5,7 @@ choice of values (see `presets.py`).
 """
 
 import copy
+import os
 from typing import ClassVar
 
 from transformers import PretrainedConfig
@@ -150,6 +151,8 @@ class BlockformerConfig(PretrainedConfig):
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
             self.head_dim = self._whole_head_dim()
+        deepest = max(self.num_hidden_layers, getattr(self, "decoder_layers", 0))
+        check_memory(self.num_parameters_estimate(), deepest, kwargs.get("num_labels"))
         if self.norm_bias is None:
             self.norm_bias = self.norm_type == "layer_norm"
         if self.final_norm is None:
@@ -160,7 +163,6 @@ class BlockformerConfig(PretrainedConfig):
         check_dtype(self.dtype if self.dtype is not None else kwargs.get("torch_dtype"))
         self._settle_rope(kwargs)
         check_combination(self)
-        check_memory(self.num_parameters_estimate())
         super().__post_init__(**kwargs)
         if self.position_type != "rotary":
             self.rope_parameters = None
@@ -169,6 +171,14 @@ class BlockformerConfig(PretrainedConfig):
     def _dict_from_json_file(cls, json_file):
         with open(json_file, encoding="utf-8") as file:
             return parse_config_json(file.read(), str(json_file))
+
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        """As the library does it; the file that `AutoConfig` read before it knew the class is read again, strictly."""
+        path = os.path.join(str(kwargs.get("name_or_path") or ""), "config.json")
+        if kwargs.get("name_or_path") and os.path.isfile(path):
+            cls._dict_from_json_file(path)
+        return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self):
         """The fields as plain data, with the `auto_map` by which a repo of this config finds its code."""
@@ -197,13 +207,23 @@ class BlockformerConfig(PretrainedConfig):
 
     def num_parameters_estimate(self) -> int:
         """Weights of the matrices, without building the model: biases and norms, below 1%, are left out."""
+        width = self.hidden_size
+        embeddings = self.vocab_size * width * (1 if self.tie_word_embeddings else 2)
+        tables = {
+            "learned": (self.max_position_embeddings + self.position_offset) * width,
+            "relative_bias": self.relative_attention_num_buckets * self.num_attention_heads,
+        }
+        positions = tables.get(self.position_type, 0) + self.type_vocab_size * width
+        return self.num_hidden_layers * self._layer_estimate(self.add_cross_attention) + embeddings + positions
+
+    def _layer_estimate(self, has_cross_attention: bool) -> int:
+        """Weights of one layer's matrices."""
         width, heads, kv_heads = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
         attention = width * self.head_dim * 2 * (heads + kv_heads)
         mlp = width * self.intermediate_size * (3 if self.gated_mlp else 2)
-        layer = attention * (2 if self.add_cross_attention else 1) + mlp
-        embeddings = self.vocab_size * width * (1 if self.tie_word_embeddings else 2)
-        positions = self.max_position_embeddings * width if self.position_type == "learned" else 0
-        return self.num_hidden_layers * layer + embeddings + positions
+        relative_keys = self.position_type in ("relative_key", "relative_key_query")
+        positions = 2 * self.max_position_embeddings * self.head_dim if relative_keys else 0
+        return attention * (2 if has_cross_attention else 1) + mlp + positions
 
 
 class BlockformerEncoderConfig(BlockformerConfig):
@@ -287,6 +307,11 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         if self.decoder_layers is None:
             self.decoder_layers = self.num_hidden_layers
         super().__post_init__(**kwargs)
+
+    def num_parameters_estimate(self) -> int:
+        """Weights of both stacks' matrices; see the base class."""
+        decoder = self.decoder_layers * self._layer_estimate(has_cross_attention=True)
+        return super().num_parameters_estimate() + decoder
 
     def get_text_config(self, decoder=None, encoder=None):
         """The config itself; for the decoder alone, which the library asks for to size a cache, `decoder_side()`."""

@@ -50,6 +50,8 @@ def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_valu
     _check_cache_batch(past_key_values, batch)
     if token_type_ids is not None and token_type_ids.shape != inputs.shape[:2]:
         raise ValueError(f"token_type_ids must be [batch={batch}, length={length}], not {list(token_type_ids.shape)}.")
+    if token_type_ids is not None and token_type_ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"token_type_ids must be integers (int64 or int32), not {token_type_ids.dtype}.")
 
     if torch.compiler.is_compiling() or not (inputs.device.type == "cpu" or (isinstance(past, int) and past == 0)):
         return
@@ -57,22 +59,55 @@ def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_valu
         return
     if input_ids is not None:
         _check_token_range(input_ids, config.vocab_size)
-    if is_2d_mask and attention_mask.dtype != torch.bool:
+    if is_2d_mask:
         _check_mask_values(attention_mask)
+        _check_mask_of_static_cache(attention_mask, past_key_values, past, length)
     if token_type_ids is not None:
         _check_token_types(token_type_ids, config.type_vocab_size)
     _check_cache_room(past_key_values, past + length)
 
 
-def check_positions(config, position_ids) -> None:
+def check_source(config, encoder_hidden_states, encoder_attention_mask, batch: int) -> None:
+    """Refuse an encoder's states, or their mask, that the queries of a batch cannot look at.
+
+    Args:
+        encoder_hidden_states: float [B or B / beams, S, C].
+        encoder_attention_mask: [B or B / beams, S] of 0 and 1; None or a ready 4D mask is not looked at.
+        batch: rows of the input.
+
+    Raises:
+        ValueError: names the argument and the fix.
+    """
+    shape = list(encoder_hidden_states.shape)
+    if len(shape) != 3 or shape[-1] != config.hidden_size:
+        raise ValueError(f"encoder_hidden_states must be [batch, length, {config.hidden_size}], not {shape}.")
+    if shape[0] == 0 or shape[1] == 0 or batch % shape[0]:
+        raise ValueError(
+            f"encoder_hidden_states has {shape[0]} rows of {shape[1]} states, the input has {batch} rows: give one "
+            "source for each row (or for each group of beams)."
+        )
+    if not isinstance(encoder_attention_mask, torch.Tensor) or encoder_attention_mask.dim() == 4:
+        return
+    if list(encoder_attention_mask.shape) != shape[:2]:
+        raise ValueError(f"the mask of the source must be {shape[:2]}, not {list(encoder_attention_mask.shape)}.")
+    if not torch.compiler.is_compiling() and encoder_attention_mask.device.type == "cpu":
+        _check_mask_values(encoder_attention_mask)
+
+
+def check_positions(config, position_ids, batch: int, length: int) -> None:
     """Refuse positions outside a learned table; warn once past the training length of rotary positions.
 
     Args:
         position_ids: int [1 or B, T].
+        batch, length: B and T.
     """
+    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
+        raise ValueError(f"position_ids must be [batch={batch}, length={length}], not {list(position_ids.shape)}.")
     if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
         return
     longest, limit = int(position_ids.max()) + 1, config.max_position_embeddings
+    if config.position_type == "learned" and int(position_ids.min()) < 0:
+        raise ValueError(f"position_ids holds {int(position_ids.min())}, learned positions begin at 0.")
     if longest <= limit:
         return
     if config.position_type == "learned":
@@ -115,8 +150,20 @@ def _check_mask_form(attention_mask, batch, past, length) -> None:
         )
 
 
+def _check_mask_of_static_cache(attention_mask, past_key_values, past, length) -> None:
+    """A static cache knows its length as a tensor; its mask may also cover all of the cache's room."""
+    if isinstance(past, int):
+        return
+    rooms = {getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ())}
+    if attention_mask.shape[1] != int(past) + length and attention_mask.shape[1] not in rooms:
+        raise ValueError(
+            f"attention_mask covers {attention_mask.shape[1]} tokens, there are {int(past) + length} ({int(past)} of "
+            "them cached): give one value for each."
+        )
+
+
 def _check_mask_values(attention_mask) -> None:
-    if not ((attention_mask == 0) | (attention_mask == 1)).all():
+    if attention_mask.dtype != torch.bool and not ((attention_mask == 0) | (attention_mask == 1)).all():
         raise ValueError("a 2D attention_mask holds 1 for a token and 0 for padding, nothing else.")
 
 
@@ -169,6 +216,9 @@ def check_generation(config, generation_config, attention_mask, past_key_values,
     if generation_config.num_beams < 1:
         raise ValueError(f"num_beams must be 1 or more, not {generation_config.num_beams}.")
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+        empty = (attention_mask == 0).all(-1).nonzero()
+        if len(empty):
+            raise ValueError(f"prompt {int(empty[0])} is empty: all of its attention_mask is 0; leave the row out.")
         if not attention_mask[:, -1].all():
             raise ValueError(
                 "the prompts are padded on the right: set tokenizer.padding_side = 'left' before generating."

@@ -272,6 +272,8 @@ class BlockformerEncoderForMultipleChoice(BlockformerEncoderPreTrainedModel):
         self, input_ids=None, attention_mask=None, token_type_ids=None, position_ids=None, labels=None, **kwargs
     ) -> MultipleChoiceModelOutput:
         """Tokens [B, choices, T] to `logits` [B, choices]; with labels int [B] also `loss`."""
+        if input_ids is None or input_ids.dim() != 3:
+            raise ValueError("input_ids must be [batch, choices, length]: one text for each choice.")
         choices = input_ids.shape[1]
         inputs = (input_ids, attention_mask, token_type_ids, position_ids)
         ids, mask, types, positions = (None if tensor is None else tensor.flatten(0, 1) for tensor in inputs)

@@ -12,7 +12,7 @@ from transformers.utils import logging
 from .base import BlockformerPreTrainedModel
 from .cache import new_cache
 from .compat import bidirectional_mask, capture_outputs, causal_masks
-from .inputs import cached_length, check_inputs, check_positions
+from .inputs import cached_length, check_inputs, check_positions, check_source
 from .layer import Layer
 from .normalization import make_norm
 from .packing import find_packing, packed_mask
@@ -96,6 +96,9 @@ class Stack(BlockformerPreTrainedModel):
             raise ValueError(
                 "encoder_hidden_states are given but the model has no cross-attention: set add_cross_attention=True."
             )
+        if encoder_hidden_states is not None:
+            rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
+            check_source(self.config, encoder_hidden_states, encoder_attention_mask, rows)
         use_cache = self._uses_cache(use_cache)
         if use_cache and past_key_values is None:
             past_key_values = new_cache(self.config, for_cross_attention=encoder_hidden_states is not None)
@@ -113,7 +116,7 @@ class Stack(BlockformerPreTrainedModel):
             attention_mask = packed_mask(position_ids)
         if position_ids is None:
             position_ids = _count_positions(attention_mask, query_positions)
-        check_positions(self.config, position_ids)
+        check_positions(self.config, position_ids, *inputs_embeds.shape[:2])
 
         inputs_embeds = self._add_token_types(inputs_embeds, token_type_ids)
         if packing is None:
