@@ -4,8 +4,8 @@
     python examples/train_translation.py --output translator --preset t5-v1.1
 
 "three hundred and five" becomes 三百零五, "March 5th, 2021" becomes 2021年3月5日. The phrases are made by rule
-(`phrases.py`), a tenth of all answers is held out, and an answer counts only if every character is right. The saved repo
-is then loaded in a fresh process without this package and translates in a batch.
+(`phrases.py`), a tenth of all answers is held out, and an answer counts only if every character is right. The saved
+repo is then loaded in a fresh process without this package and translates in a batch.
 """
 
 import argparse
@@ -149,6 +149,7 @@ def train(preset: str, tokenizer, rows: Rows, folder: Path, arguments):
             logging_steps=100,
             save_strategy="no",
             report_to=[],
+            dataloader_pin_memory=torch.cuda.is_available(),
             seed=0,
         ),
         train_dataset=rows,
@@ -159,6 +160,7 @@ def train(preset: str, tokenizer, rows: Rows, folder: Path, arguments):
 
 
 def main(command_line=None) -> None:
+    """Train, judge, save, reload elsewhere, show."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="folder of the repo to make")
     parser.add_argument("--preset", default="t5", help="an encoder-decoder preset (default: t5)")
@@ -181,8 +183,8 @@ def main(command_line=None) -> None:
     blockformer.export_model(model, arguments.output, tokenizer=tokenizer, force=arguments.force)
 
     console.print(
-        f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, trained in {seconds:.0f} s ({busy:.0f} s of CPU): "
-        f"[bold]{score:.1%}[/] of {len(held_out):,} held-out phrases translated exactly"
+        f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens, trained in {seconds:.0f} s "
+        f"({busy:.0f} s of CPU): [bold]{score:.1%}[/] of {len(held_out):,} held-out phrases translated exactly"
     )
     for source, wanted, got in wrong[:5]:
         console.print(f"  wrong: {source}: wanted {wanted}, written {got}")
