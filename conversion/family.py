@@ -15,6 +15,8 @@ import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from blockformer.config_checks import check_memory
+
 from .errors import ConversionError, listed, shown
 from .mapping import RuleTable
 
@@ -267,7 +269,9 @@ class Family(ABC):
             ConversionError: transformers refuses it.
         """
         settings = {name: value for name, value in official.items() if name not in ABOUT_THE_FILE + NEVER_FOLLOWED}
+        layers = settings.get("num_hidden_layers")
         try:
+            check_memory(0, layers if type(layers) is int else 0, settings.get("num_labels"))  # before lists of them
             return self.official_config_class(**copy.deepcopy(settings))
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
