@@ -495,8 +495,7 @@ def test_a_file_larger_than_the_limit_leaves_nothing(tmp_path, official):
     assert not list(tmp_path.iterdir())
 
 
-def test_public_names_are_all_refused_the_same_way():
-    """Every config class suggests the near name; every preset refuses what its class refuses."""
+def test_every_config_and_preset_is_strict():
     for config_class in (BlockformerDecoderConfig, BlockformerEncoderConfig, BlockformerEncoderDecoderConfig):
         with pytest.raises(ValueError, match="Did you mean 'hidden_size'"):
             config_class(hidden_sise=3)
