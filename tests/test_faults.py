@@ -134,6 +134,21 @@ def test_what_would_fail_later_is_refused_when_the_config_is_made(fields, messag
         BlockformerDecoderConfig(**{**SIZES, **fields})
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("decoder", {"is_encoder_decoder": True}, "is_encoder_decoder=True contradicts BlockformerDecoderConfig"),
+        ("encoder-decoder", {"is_encoder_decoder": False}, "contradicts BlockformerEncoderDecoderConfig"),
+        ("encoder-decoder", {"add_cross_attention": True}, "add_cross_attention=True needs a decoder"),
+        ("encoder-decoder", {"sliding_window": 4}, "sliding attention is not supported in an encoder-decoder"),
+        ("decoder", {"relative_bias_per_layer": True}, "set position_type='relative_bias'"),
+    ],
+)
+def test_flags_that_contradict_the_topology_are_refused(kind, fields, message):
+    with pytest.raises(ValueError, match=message):
+        make(kind, **fields)
+
+
 @pytest.mark.parametrize("kind", ["encoder", "encoder-decoder"])
 def test_a_bias_that_looks_both_ways_needs_four_buckets(kind):
     with pytest.raises(ValueError, match="relative_attention_num_buckets must be 4 or more"):
