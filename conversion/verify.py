@@ -345,7 +345,7 @@ def load_model(
         folder,
         config=copy.deepcopy(config),
         dtype=dtype,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager",
         trust_remote_code=False,
         local_files_only=True,
         **(arguments or {}),

@@ -1,5 +1,6 @@
 """English number and date phrases and their Chinese, made by rule: a translation task whose answers code can check."""
 
+import calendar
 import hashlib
 import random
 from collections.abc import Iterator
@@ -61,12 +62,21 @@ def ordinal(day: int) -> str:
     return f"{day}{'th' if 10 < day < 14 else endings.get(day % 10, 'th')}"
 
 
+def random_number(random_state: random.Random) -> int:
+    """A number of one to seven digits, of which few, some or most are zero: zeros are what is hard about them."""
+    share = random_state.choice((0.0, 0.4, 0.7))
+    digits = (random_state.random() >= share and random_state.randrange(10) for _ in str(LARGEST))
+    number = int("".join(str(int(digit)) for digit in digits))
+    return number % 10 ** random_state.randint(1, len(str(LARGEST)))
+
+
 def random_pair(random_state: random.Random) -> tuple[str, str]:
     """One phrase and its translation: a number of random size, or a date in one of two English forms."""
     if random_state.random() < 0.7:
-        number = random_state.randrange(10 ** random_state.randint(1, len(str(LARGEST))))
+        number = random_number(random_state)
         return english_number(number), chinese_number(number)
-    year, month, day = random_state.randint(1800, 2199), random_state.randint(1, 12), random_state.randint(1, 28)
+    year, month = random_state.randint(1800, 2199), random_state.randint(1, 12)
+    day = random_state.randint(1, calendar.monthrange(year, month)[1])
     name = MONTHS[month - 1]
     source = random_state.choice((f"{name} {ordinal(day)}, {year}", f"{day} {name} {year}"))
     return source, f"{year}年{month}月{day}日"

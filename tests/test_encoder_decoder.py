@@ -130,6 +130,7 @@ def assert_close(found, expected, tolerance=1e-5):
 # Generation
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("make", [t5, modern])
 def test_the_encoder_runs_once_and_cross_keys_are_projected_once_and_held_once(make):
     model = make()
@@ -180,6 +181,7 @@ def test_with_and_without_a_cache_step_by_step(make):
     assert_close(torch.cat(logits, 1), whole.logits)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("make", [t5, modern, lambda: t5(name="umt5")], ids=["t5", "modern", "umt5"])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_every_cache_writes_the_same(make, beams):
@@ -280,6 +282,7 @@ def test_gradients_are_those_of_t5(pair):
         assert_close(ours.get_submodule(mine).weight.grad, theirs.get_submodule(other).weight.grad)
 
 
+@pytest.mark.versions
 def test_captured_states_and_attentions_are_those_of_t5(pair):
     given = {**source("left"), "decoder_input_ids": target()}
     outputs = []

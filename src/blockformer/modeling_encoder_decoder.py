@@ -47,6 +47,12 @@ class TwoStacks(BlockformerPreTrainedModel):
         """The decoder's stack."""
         return getattr(self, "model", self).decoder
 
+    def set_attn_implementation(self, attn_implementation, *args, **kwargs):
+        """As the library does it, for both stacks too: older versions overlook configs of the same class."""
+        super().set_attn_implementation(attn_implementation, *args, **kwargs)
+        for stack in (self.get_encoder(), self.get_decoder()):
+            stack.set_attn_implementation(attn_implementation, *args, **kwargs)
+
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
         """As the library does it, on both sides; returns the encoder's embeddings."""
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)

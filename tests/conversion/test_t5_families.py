@@ -107,6 +107,7 @@ def assert_same_outputs(ours, theirs, side):
         torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(("family", "head"), HEADS, ids=name_of)
 def test_every_head_there_and_back(tmp_path, family, head):
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
