@@ -91,11 +91,10 @@ def test_no_answer_is_both_trained_on_and_held_out():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["t5", "t5-v1.1"])
-def test_a_translator_is_trained_saved_and_reloaded(tmp_path, capsys, monkeypatch, preset):
+def test_a_translator_is_trained_saved_and_reloaded(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     example = load("train_translation")
-    command = ["--preset", preset, "--steps", "12", "--pairs", "600", "--held-out", "40"]
+    command = ["--preset", "t5-v1.1", "--steps", "12", "--pairs", "600", "--held-out", "40"]
     example.main([*command, "--output", str(tmp_path / "repo")])
     output = capsys.readouterr().out
     assert "of 40 held-out phrases translated exactly" in output
