@@ -1,6 +1,7 @@
 """BERT (Devlin et al., 2019): every token sees the whole text; also as a decoder, with cross-attention or without."""
 
-from .encoder import EncoderFamily, LanguageModelNames, fields, standard_heads
+from .encoder import EncoderFamily
+from .encoder_heads import LanguageModelNames, fields, standard_heads
 
 LAYER = {
     **{f"attention.self.{name}": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},

@@ -4,7 +4,8 @@ Two settings are about training only and have no place in ours: `qa_dropout`, an
 the learned positions were first filled. Its attention output has no dropout; ours has, when it is trained further.
 """
 
-from .encoder import LM, EncoderFamily, EncoderHead, LanguageModelNames, fields
+from .encoder import EncoderFamily
+from .encoder_heads import LM, EncoderHead, LanguageModelNames, fields
 
 OURS = "BlockformerEncoder"
 SCORE = {"classifier": "score"}

@@ -5,7 +5,8 @@ The head of rows has a dense layer of its own, which is our pooler. The language
 """
 
 from .bert import EMBEDDINGS, FIELDS, LAYER
-from .encoder import EncoderFamily, LanguageModelNames, standard_heads
+from .encoder import EncoderFamily
+from .encoder_heads import LanguageModelNames, standard_heads
 from .errors import ConversionError, shown
 
 
