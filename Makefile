@@ -24,8 +24,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## the main job: train, publish, reload and convert a small model on real text
 	$(BIN)/blockformer demo $(DEMO_ARGS)
 
-test: $(READY) ## run the tests (TESTS=tests/cli to run some)
-	$(BIN)/python -m pytest $(TESTS)
+test: $(READY) ## run the tests, up to four at a time (TESTS=tests/cli to run some)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 $(TESTS)
 
 check: lint test ## lint, types and tests
 
