@@ -39,9 +39,12 @@ def main() -> None:
         for dtype in DTYPES[::-1]:
             pair = tuple(model.to(dtype) for model in pair)
             for fill in track(seq2seq.FILLS, f"encoder {dtype}", console=console):
-                rows.append(seq2seq.encode(pair, fill, 5, limits.gemm_gflops))
+                rows.append(seq2seq.encode(pair, "BERT-base width", fill, 5, limits.gemm_gflops))
     if "encoder-decoder" in options.only:
         pair = seq2seq.make_t5(layers=12 if options.full else 4)
+        encoders = tuple(model.get_encoder() for model in pair)
+        for fill in track(seq2seq.FILLS, "encoder of an encoder-decoder", console=console):
+            rows.append(seq2seq.encode(encoders, "T5-base width", fill, 5, limits.gemm_gflops))
         for beams in track([1, 4], "encoder-decoder", console=console):
             rows.append(seq2seq.write(pair, beams, 3, 24, limits.read_gbs))
     report.write(options.output, limits, rows)

@@ -37,8 +37,8 @@ def _pair(peer: PreTrainedModel) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 @torch.inference_mode()
-def encode(pair, fill: float, rounds: int, gemm_gflops: dict[str, float]) -> Row:
-    """One forward pass over a padded batch of 16 rows of 128.
+def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, float]) -> Row:
+    """One forward pass of two encoders over a padded batch of 16 rows of 128.
 
     Raises:
         RuntimeError: the models do not compute the same, so that timing them would compare nothing.
@@ -63,8 +63,9 @@ def encode(pair, fill: float, rounds: int, gemm_gflops: dict[str, float]) -> Row
     scores = 4 * config.num_hidden_layers * config.hidden_size * (lengths**2).sum().item()
     work = 2 * weights * mask.sum().item() + scores
     limit = work / (gemm_gflops[str(ours.dtype).removeprefix("torch.")] * 1e9)
-    name = f"BERT-base width, {config.num_hidden_layers} layers"
-    return _row(name, f"encoder, {fill:.0%} full", ours, LENGTH, ROWS, times, limit)
+    return _row(
+        f"{name}, {config.num_hidden_layers} layers", f"encoder, {fill:.0%} full", ours, LENGTH, ROWS, times, limit
+    )
 
 
 @torch.inference_mode()
