@@ -53,6 +53,7 @@ def draw(rows: list[Row], path: Path) -> None:
     labels = [f"{row.work} {row.dtype}, batch {row.batch}, context {row.context:,}" for row in rows]
     bars = axes.barh(range(len(rows)), [row.ratio_median for row in rows], color="tab:blue")
     axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.margins(x=0.1)
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
     axes.axvline(1, color="gray", linestyle="--", linewidth=1)
