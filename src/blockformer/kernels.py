@@ -57,7 +57,8 @@ def linear(module: nn.Module, states):
 
     Shapes: [..., I] -> [..., O].
     """
-    if not _is_plain(module, states) or not fast_paths_enabled() or not _onednn_is_quicker():
+    is_float32 = states.dtype is torch.float32
+    if not is_float32 or not _is_plain(module, states) or not fast_paths_enabled() or not _onednn_is_quicker():
         return module(states)
     weight, bias = module.weight, module.bias
     if torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad):
@@ -66,7 +67,7 @@ def linear(module: nn.Module, states):
 
 
 def _is_plain(module, states) -> bool:
-    """Whether calling the module would be `F.linear` of dense float32 CPU tensors and nothing else."""
+    """Whether calling the module on float32 states would be `F.linear` of dense CPU tensors and nothing else."""
     if type(module) is not nn.Linear or type(states) is not torch.Tensor or type(module.weight) is not nn.Parameter:
         return False
     hooked = "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks
@@ -76,8 +77,8 @@ def _is_plain(module, states) -> bool:
         return False  # forward-mode differentiation and torch.func know the plain layer only
     weight = module.weight
     is_dense = states.layout == weight.layout == torch.strided and weight.is_contiguous()
-    is_float32 = states.dtype == weight.dtype == torch.float32 and states.device.type == weight.device.type == "cpu"
-    return is_dense and is_float32 and states.numel() > 0 and not torch.is_autocast_enabled("cpu")
+    is_on_cpu = weight.dtype is torch.float32 and states.device.type == weight.device.type == "cpu"
+    return is_dense and is_on_cpu and states.numel() > 0 and not torch.is_autocast_enabled("cpu")
 
 
 def _onednn(states, weight, bias):
