@@ -38,7 +38,7 @@ from blockformer.conversion import convert
 
 PACKAGES = ("asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "wsgiref", "xml")
 MAX_LENGTH = 64
-PER_CLASS = 200
+PER_CLASS = 300
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ sys.meta_path.insert(0, Refuse())
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 folder, texts = sys.argv[1], torch.load(sys.argv[2], weights_only=True)
 model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
-tokenizer = AutoTokenizer.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 answers = []
 with torch.inference_mode():
     for start in range(0, len(texts), 32):
@@ -200,7 +200,7 @@ def main() -> None:
     """Convert, train, save, reload, compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="folder of the repo to make")
-    parser.add_argument("--epochs", type=float, default=3, help="passes over the training text (default: 3)")
+    parser.add_argument("--epochs", type=float, default=4, help="passes over the training text (default: 4)")
     parser.add_argument(
         "--lora", action="store_true", help="train low-rank adapters instead of all weights (needs peft)"
     )
