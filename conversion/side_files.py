@@ -8,8 +8,8 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 from .checkpoint import Checkpoint, read_json
-from .errors import ConversionError, shown
-from .safetensors_io import open_regular, strict_json
+from .errors import CheckpointError, ConversionError, shown
+from .safetensors_io import LFS_POINTER, open_regular, strict_json
 from .sources import SENTENCE_FILES, TEXT_FILES
 from .verify import quiet
 
@@ -40,6 +40,10 @@ def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
         if os.path.lexists(checkpoint.folder / name):
             (target / name).parent.mkdir(exist_ok=True)
             with open_regular(checkpoint._member(name)) as source, open(target / name, "xb") as copy:
+                if source.read(len(LFS_POINTER)) == LFS_POINTER:
+                    path = checkpoint.folder / name
+                    raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
+                source.seek(0)
                 shutil.copyfileobj(source, copy)
     if os.path.lexists(checkpoint.folder / "generation_config.json"):
         read_json(checkpoint.folder / "generation_config.json")

@@ -122,6 +122,14 @@ def test_malformed_json_is_an_error(tmp_path, source, name):
 
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs links")
+def test_a_lfs_pointer_in_place_of_a_tokenizer_is_said_so(tmp_path, source):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 466247\n"
+    (source / "tokenizer.json").write_text(pointer)
+    with pytest.raises(ConversionError, match=r"tokenizer\.json: a git-LFS pointer, not the file itself"):
+        convert(source, tmp_path / "dst", verify=False)
+    only_the_source_is_there(tmp_path)
+
+
 def test_a_tokenizer_file_that_leads_out_of_the_folder_is_refused(tmp_path, source):
     secret = tmp_path / "source-secret"
     secret.write_text("secret")
