@@ -124,10 +124,10 @@ def test_any_mix_is_causal_agrees_with_its_cache_and_on_every_backend(fields, sp
 
     first = ours(ids[:, :split], use_cache=True)
     rest = ours(ids[:, split:], past_key_values=first.past_key_values, use_cache=True)
-    assert_close(torch.cat((first.logits, rest.logits), dim=1), whole, tolerance=3e-5)
+    assert_close(torch.cat((first.logits, rest.logits), dim=1), whole)
 
     ours.set_attn_implementation("eager")
-    assert_close(ours(ids, use_cache=False).logits, whole, tolerance=3e-5)
+    assert_close(ours(ids, use_cache=False).logits, whole)
 
 
 @settings(max_examples=15, deadline=None)
@@ -155,12 +155,15 @@ def test_save_and_load_keep_every_bit_and_the_dtype(dtype, tmp_path):
     assert again.lm_head.weight is again.model.embed_tokens.weight
 
 
-def test_bfloat16_chooses_the_same_tokens():
-    """Of a model whose logits are peaky; the rest of the difference is bfloat16's own rounding."""
-    ours = model("qwen3", initializer_range=0.2)
-    ids = token_ids(4, 64)
+@torch.no_grad()
+def test_bfloat16_loses_no_more_than_it_does_in_transformers():
+    """On random weights rounding alone moves some tokens: both lose the same few of a hundred."""
+    ours, theirs = pair("qwen3", initializer_range=0.2)
+    ids = token_ids(16, 64)
     exact = ours(ids).logits.argmax(-1)
-    assert (ours.to(torch.bfloat16)(ids).logits.argmax(-1) == exact).float().mean() > 0.9
+    kept = [(one.to(torch.bfloat16)(ids).logits.argmax(-1) == exact).float().mean() for one in (ours, theirs)]
+    assert kept[0] > kept[1] - 0.01
+    assert kept[0] > 0.95
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The fast paths, each beside the plain way that defines it. `BLOCKFORMER_FAST=0` turns all of them off.
+"""The fast paths, each beside the plain way that defines it. `BLOCKFORMER_FAST=0` turns all of them off;
+`BLOCKFORMER_ONEDNN=1` adds the one that rounds more coarsely, see `linear`.
 
 B batch, S key length, H heads, K key/value heads, D head size, I inputs and O outputs of a linear layer.
 """
@@ -50,15 +51,16 @@ def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: f
 
 
 def linear(module: nn.Module, states):
-    """`module(states)`; for a plain float32 `nn.Linear` on the CPU through oneDNN, where that is the quicker one here.
+    """`module(states)`; with BLOCKFORMER_ONEDNN=1 a plain float32 `nn.Linear` on the CPU by oneDNN, if that is quicker.
 
-    PyTorch's float32 product leaves about half of some processors' speed unused, oneDNN's does not. The result is the
-    same to rounding. A wrapped, hooked, quantized, sharded or offloaded layer is called as it is.
+    PyTorch's float32 product leaves about half of some processors' speed unused, oneDNN's does not. Its rounding
+    differs with the number of rows, so that logits may differ by somewhat more than 1e-5: it must be asked for. A
+    wrapped, hooked, quantized, sharded or offloaded layer is called as it is.
 
     Shapes: [..., I] -> [..., O].
     """
-    is_float32 = states.dtype is torch.float32
-    if not is_float32 or not _is_plain(module, states) or not fast_paths_enabled() or not _onednn_is_quicker():
+    is_wanted = states.dtype is torch.float32 and os.environ.get("BLOCKFORMER_ONEDNN") == "1"
+    if not is_wanted or not _is_plain(module, states) or not fast_paths_enabled() or not _onednn_is_quicker():
         return module(states)
     weight, bias = module.weight, module.bias
     if torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad):
