@@ -124,10 +124,11 @@ def test_any_mix_is_causal_agrees_with_its_cache_and_on_every_backend(fields, sp
 
     first = ours(ids[:, :split], use_cache=True)
     rest = ours(ids[:, split:], past_key_values=first.past_key_values, use_cache=True)
-    assert_close(torch.cat((first.logits, rest.logits), dim=1), whole)
+    # With weights this large float32 itself rounds past 1e-5 in some mixes (1.2e-5 seen), on the plain path too.
+    assert_close(torch.cat((first.logits, rest.logits), dim=1), whole, tolerance=3e-5)
 
     ours.set_attn_implementation("eager")
-    assert_close(ours(ids, use_cache=False).logits, whole)
+    assert_close(ours(ids, use_cache=False).logits, whole, tolerance=3e-5)
 
 
 @settings(max_examples=15, deadline=None)
