@@ -92,7 +92,8 @@ def _listed(lines, limit=20) -> str:
 def _draw_by_inputs(module) -> None:
     """Weights with the deviation 1/sqrt(inputs), embeddings with 1, as T5 draws them (Raffel et al., 2020).
 
-    A module that is to differ has an `initializer_factor`; of remote code the library does not ask what holds a module.
+    Embeddings that are scaled are drawn so that they have 1 after it. A module that is to differ has an
+    `initializer_factor`; of remote code the library does not ask what holds a module.
     """
     factor = getattr(module, "initializer_factor", 1.0)
     if isinstance(module, nn.Linear):

@@ -33,6 +33,7 @@ CHOICES = {
     "position_type": (
         "learned",
         "sinusoidal",
+        "sinusoidal_halves",
         "rotary",
         "relative_bias",
         "relative_key",
@@ -56,7 +57,7 @@ def _is_number(value) -> bool:
 _VALUE_RULES = (
     (
         "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-        "max_position_embeddings relative_attention_max_distance sliding_window decoder_layers",
+        "max_position_embeddings relative_attention_max_distance sliding_window decoder_layers decoder_vocab_size",
         lambda value: _is_integer(value) and 0 < value < 2**63,
         "a positive integer",
     ),
@@ -69,7 +70,7 @@ _VALUE_RULES = (
     (
         "gated_mlp norm_bias qk_norm attention_bias attention_output_bias mlp_bias lm_head_bias embedding_norm "
         "final_norm float32_down_proj lm_head_transform add_cross_attention is_decoder is_encoder_decoder use_cache "
-        "relative_bias_per_layer share_embeddings tie_word_embeddings",
+        "relative_bias_per_layer share_embeddings decoder_starts_with_last_label tie_word_embeddings",
         lambda value: isinstance(value, bool),
         "true or false",
     ),
@@ -86,7 +87,7 @@ _VALUE_RULES = (
 )
 _NONE_ALLOWED = frozenset(
     "num_key_value_heads head_dim norm_bias final_norm classifier_dropout sliding_window attention_scale "
-    "embedding_scale logit_scale initializer_range".split()
+    "embedding_scale logit_scale initializer_range decoder_vocab_size".split()
 )
 
 # What the base class or the loading code understands beyond the declared fields.
@@ -122,11 +123,14 @@ def check_values(config) -> None:
         _check_choice("pooler_act", config.pooler_act, CHOICES["hidden_act"])
     if config.problem_type is not None:
         _check_choice("problem_type", config.problem_type, PROBLEM_TYPES)
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+    target_size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
+    either_size = max(config.vocab_size, target_size)
+    sizes = {"pad_token_id": either_size, "bos_token_id": either_size, "eos_token_id": either_size}
+    for name, size in {**sizes, "decoder_start_token_id": target_size}.items():
         value = getattr(config, name, None)
         for token in value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]:
-            if token is not None and not (_is_integer(token) and 0 <= token < config.vocab_size):
-                raise ValueError(f"{name} must be a token from 0 to {config.vocab_size - 1}, not {token!r}.")
+            if token is not None and not (_is_integer(token) and 0 <= token < size):
+                raise ValueError(f"{name} must be a token from 0 to {size - 1}, not {token!r}.")
 
 
 def check_dtype(dtype) -> None:
@@ -211,6 +215,11 @@ def check_combination(config) -> None:
         )
     if config.pooler_act is not None and config.is_decoder:
         raise ValueError("pooler_act belongs to an encoder: a decoder's first token has seen nothing of the text.")
+    if getattr(config, "decoder_vocab_size", None) is not None and config.share_embeddings:
+        raise ValueError(
+            "decoder_vocab_size is set but share_embeddings is True: a vocabulary of its own needs embeddings of its "
+            "own; set share_embeddings=False, or drop decoder_vocab_size."
+        )
     _check_layer_types(config)
     if config.position_type == "relative_bias":
         _check_buckets(config)

@@ -281,16 +281,21 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
 
     Args:
         decoder_layers: the decoder's layers; None means as many as the encoder has.
+        decoder_vocab_size: tokens of a target vocabulary of its own; None means that `vocab_size` counts both sides'.
         share_embeddings: one embedding matrix for both sides.
         decoder_start_token_id: the token that the decoder reads first.
+        decoder_starts_with_last_label: in training the decoder reads each row's last label first, the language code
+            of some translators, instead of `decoder_start_token_id`.
     """
 
     model_type = "blockformer_encoder_decoder"
     is_encoder_decoder: bool = True
     is_decoder: bool = False
     decoder_layers: int | None = None
+    decoder_vocab_size: int | None = None
     share_embeddings: bool = True
     decoder_start_token_id: int | None = None
+    decoder_starts_with_last_label: bool = False
     auto_classes = {
         "AutoConfig": "configuration_blockformer.BlockformerEncoderDecoderConfig",
         "AutoModel": "modeling_encoder_decoder.BlockformerEncoderDecoderModel",
@@ -311,7 +316,8 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     def num_parameters_estimate(self) -> int:
         """Weights of both stacks' matrices; see the base class."""
         decoder = self.decoder_layers * self._layer_estimate(has_cross_attention=True)
-        return super().num_parameters_estimate() + decoder
+        embeddings = 0 if self.share_embeddings else (self.decoder_vocab_size or self.vocab_size) * self.hidden_size
+        return super().num_parameters_estimate() + decoder + embeddings
 
     def get_text_config(self, decoder=None, encoder=None):
         """The config itself; for the decoder alone, which the library asks for to size a cache, `decoder_side()`."""
@@ -324,8 +330,9 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         return side
 
     def decoder_side(self) -> "BlockformerEncoderDecoderConfig":
-        """The settings of the decoder's stack: its own number of layers."""
+        """The settings of the decoder's stack: its own number of layers and its vocabulary."""
         side = copy.deepcopy(self)
         side.num_hidden_layers = self.decoder_layers or self.num_hidden_layers
         side.layer_types = ["full_attention"] * side.num_hidden_layers
+        side.vocab_size = self.decoder_vocab_size or self.vocab_size
         return side

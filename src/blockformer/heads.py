@@ -68,7 +68,8 @@ class LanguageModelHead(BlockformerPreTrainedModel):
     def __init__(self, config):
         super().__init__(config)
         self.lm_head_transform = HeadTransform(config) if config.lm_head_transform else None
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        vocab_size = config.get_text_config(decoder=True).vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=config.lm_head_bias)
 
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""

@@ -54,15 +54,46 @@ class TwoStacks(BlockformerPreTrainedModel):
             stack.set_attn_implementation(attn_implementation, *args, **kwargs)
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
-        """As the library does it, on both sides; returns the encoder's embeddings."""
+        """As the library does it, on both sides, or the source's alone where the target has a vocabulary of its own.
+
+        Returns:
+            The encoder's embeddings.
+        """
+        if self.config.decoder_vocab_size is not None:
+            embeddings = self.get_encoder().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+            self._set_size("vocab_size", embeddings.num_embeddings)
+            return embeddings
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         size = embeddings.num_embeddings
         if not self.config.share_embeddings and self.get_decoder().config.vocab_size != size:
             self.get_decoder().resize_token_embeddings(size, mean_resizing=mean_resizing)
-        for part in (self.get_encoder(), self.get_decoder(), getattr(self, "model", self)):
-            part.config.vocab_size = size
+        self.get_decoder().config.vocab_size = size
+        self._set_size("vocab_size", size)
         self.tie_weights()
         return embeddings
+
+    def resize_decoder_token_embeddings(self, new_num_tokens, mean_resizing=True):
+        """Change the size of the target's own vocabulary: the decoder's embeddings and the head.
+
+        Returns:
+            The decoder's embeddings.
+
+        Raises:
+            ValueError: both sides share a vocabulary.
+        """
+        if self.config.decoder_vocab_size is None:
+            raise ValueError("decoder_vocab_size is None: both sides share a vocabulary; use resize_token_embeddings.")
+        embeddings = self.get_decoder().resize_token_embeddings(new_num_tokens, mean_resizing=mean_resizing)
+        head = self.get_output_embeddings()
+        if head is not None:
+            self.set_output_embeddings(self._get_resized_lm_head(head, new_num_tokens, mean_resizing=mean_resizing))
+        self._set_size("decoder_vocab_size", embeddings.num_embeddings)
+        self.tie_weights()
+        return embeddings
+
+    def _set_size(self, name, size):
+        for part in (self.get_encoder(), getattr(self, "model", self), self):
+            setattr(part.config, name, size)
 
 
 class BlockformerEncoderDecoderModel(TwoStacks):
@@ -171,15 +202,22 @@ class BlockformerEncoderDecoderPreTrainedModel(TwoStacks):
         self.model = BlockformerEncoderDecoderModel(config)
 
     def shift_right(self, labels):
-        """The decoder's input for teacher forcing: the start token, then each label but the last. int [B, T] -> [B, T].
+        """The decoder's input for teacher forcing: a start token, then each label but the last. int [B, T] -> [B, T].
+
+        The start token is `decoder_start_token_id` or, with `decoder_starts_with_last_label`, each row's last label.
 
         Raises:
-            ValueError: the config has no `decoder_start_token_id` or, with labels of -100, no `pad_token_id`.
+            ValueError: the config has no start token or, with labels of -100, no `pad_token_id`.
         """
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
-        if start is None or pad is None:
+        starts_with_last = self.config.decoder_starts_with_last_label
+        if pad is None or (start is None and not starts_with_last):
             raise ValueError("set decoder_start_token_id and pad_token_id in the config: labels are shifted with them.")
-        shifted = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=start)
+        shifted = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=pad if starts_with_last else start)
+        if starts_with_last:
+            real = (labels != IGNORED) & (labels != pad)
+            last = (torch.arange(labels.shape[1], device=labels.device) * real).argmax(-1, keepdim=True)
+            shifted[:, :1] = labels.gather(1, last)
         return shifted.masked_fill(shifted == IGNORED, pad)
 
     def prepare_decoder_input_ids_from_labels(self, labels):

@@ -47,22 +47,39 @@ class ComputedPositions(nn.Module):
 class SinusoidalPositions(ComputedPositions):
     """PE(pos, 2i) = sin(pos / 10000^(2i/C)), PE(pos, 2i+1) = cos(the same) (Vaswani et al., 2017, section 3.5).
 
-    Computed for any position, so a text may be longer than those of training. position_ids [B, T] -> [B, T, C].
+    "sinusoidal" has sine and cosine of a frequency side by side, as in the paper; "sinusoidal_halves" has all sines
+    and then all cosines. Computed for any position, so a text may be longer than those of training.
+    position_ids [B, T] -> [B, T, C].
+
+    An angle of many radians rounds coarsely in float32. It is counted in turns, of which whole ones are dropped, and a
+    frequency is a sum of parts of `_BITS` bits, whose products with a position are exact.
     """
+
+    _BITS = 10
 
     def __init__(self, config):
         super().__init__()
         self.hidden_size = config.hidden_size
+        self.halves = config.position_type == "sinusoidal_halves"
         self.register_buffer("inv_freq", self.compute_frequencies(), persistent=False)
 
     def compute_frequencies(self, device=None):
-        even = torch.arange(0, self.hidden_size, 2, dtype=torch.float32, device=device)
-        return torch.exp(even * (-math.log(10000.0) / self.hidden_size))
+        """Turns per token, in three parts: [3, C/2], float32."""
+        even = torch.arange(0, self.hidden_size, 2, dtype=torch.float64)
+        rest = torch.exp(even * (-math.log(10000.0) / self.hidden_size)) / (2 * math.pi)
+        unit = 2.0 ** (torch.floor(torch.log2(rest)) + 1 - self._BITS)
+        parts = []
+        for _ in range(2):
+            parts.append((rest / unit).floor() * unit)
+            rest, unit = rest - parts[-1], unit * 2.0**-self._BITS
+        return torch.stack([*parts, rest]).float().to(device)
 
     def forward(self, position_ids):
-        angles = position_ids[..., None].float() * self.inv_freq  # [B, T, C/2]
-        pairs = torch.stack((angles.sin(), angles.cos()), dim=-1)  # [B, T, C/2, 2]
-        return pairs.flatten(-2)[..., : self.hidden_size]
+        turns = sum((position_ids[..., None].float() * part).frac() for part in self.inv_freq)  # [B, T, C/2]
+        sines, cosines = (2 * math.pi * turns).sin(), (2 * math.pi * turns).cos()
+        if self.halves:
+            return torch.cat((sines, cosines), dim=-1)[..., : self.hidden_size]
+        return torch.stack((sines, cosines), dim=-1).flatten(-2)[..., : self.hidden_size]  # [B, T, C]
 
 
 class RotaryPositions(ComputedPositions):

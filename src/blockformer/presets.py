@@ -54,6 +54,48 @@ _ROBERTA_STYLE = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
+_ORIGINAL_STYLE = {
+    "vocab_size": 37000,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "norm_type": "layer_norm",
+    "norm_placement": "post",
+    "norm_eps": 1e-5,
+    "position_type": "sinusoidal",
+    "max_position_embeddings": 512,
+    "gated_mlp": False,
+    "hidden_act": "relu",
+    "attention_bias": True,
+    "attention_output_bias": True,
+    "mlp_bias": True,
+    "tie_word_embeddings": True,
+    "initializer_range": None,
+    "hidden_dropout": 0.1,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+_BART_STYLE = {
+    **_ORIGINAL_STYLE,
+    "vocab_size": 50265,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "position_type": "learned",
+    "position_offset": 2,
+    "max_position_embeddings": 1024,
+    "hidden_act": "gelu",
+    "embedding_norm": True,
+    "lm_head_bias": True,
+    "initializer_range": 0.02,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
 _T5_STYLE = {
     "vocab_size": 32128,
     "hidden_size": 512,
@@ -82,6 +124,11 @@ _MT5_STYLE = {
     "num_hidden_layers": 8,
     "num_attention_heads": 6,
 }
+
+
+def _root_of_width(settings: dict) -> float:
+    """The factor of the embeddings (Vaswani et al., 2017, section 3.4)."""
+    return settings["hidden_size"] ** 0.5
 
 
 def _by_width(settings: dict) -> float:
@@ -114,6 +161,31 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         },
     ),
+    "gpt2": (
+        BlockformerDecoderConfig,
+        {
+            "vocab_size": 50257,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "norm_type": "layer_norm",
+            "norm_placement": "pre",
+            "norm_eps": 1e-5,
+            "position_type": "learned",
+            "max_position_embeddings": 1024,
+            "gated_mlp": False,
+            "hidden_act": "gelu_new",
+            "attention_bias": True,
+            "attention_output_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "hidden_dropout": 0.1,
+            "attention_dropout": 0.1,
+            "bos_token_id": 50256,
+            "eos_token_id": 50256,
+        },
+    ),
     "bert": (BlockformerEncoderConfig, {**_BERT_STYLE, "pooler_act": "tanh"}),
     "bert-decoder": (BlockformerDecoderConfig, _BERT_STYLE),
     "roberta": (BlockformerEncoderConfig, {**_ROBERTA_STYLE, "vocab_size": 50265}),
@@ -121,6 +193,52 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
     "distilbert": (
         BlockformerEncoderConfig,
         {**_BERT_STYLE, "num_hidden_layers": 6, "type_vocab_size": 0, "pooler_act": "relu"},
+    ),
+    "transformer-base": (
+        BlockformerEncoderDecoderConfig,
+        {**_ORIGINAL_STYLE, "embedding_scale": _root_of_width},
+    ),
+    "transformer-big": (
+        BlockformerEncoderDecoderConfig,
+        {
+            **_ORIGINAL_STYLE,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_attention_heads": 16,
+            "hidden_dropout": 0.3,
+            "embedding_scale": _root_of_width,
+        },
+    ),
+    "transformer-pre-ln": (
+        BlockformerEncoderDecoderConfig,
+        {**_ORIGINAL_STYLE, "norm_placement": "pre", "embedding_scale": _root_of_width},
+    ),
+    "marian": (
+        BlockformerEncoderDecoderConfig,
+        {
+            **_ORIGINAL_STYLE,
+            "vocab_size": 58101,
+            "position_type": "sinusoidal_halves",
+            "hidden_act": "silu",
+            "embedding_scale": _root_of_width,
+            "lm_head_bias": True,
+            "initializer_range": 0.02,
+            "pad_token_id": 58100,
+            "eos_token_id": 0,
+            "decoder_start_token_id": 58100,
+        },
+    ),
+    "bart": (BlockformerEncoderDecoderConfig, _BART_STYLE),
+    "mbart": (
+        BlockformerEncoderDecoderConfig,
+        {
+            **_BART_STYLE,
+            "vocab_size": 250027,
+            "norm_placement": "pre",
+            "embedding_scale": _root_of_width,
+            "decoder_start_token_id": None,
+            "decoder_starts_with_last_label": True,
+        },
     ),
     "t5": (
         BlockformerEncoderDecoderConfig,

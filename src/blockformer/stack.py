@@ -38,7 +38,13 @@ class Stack(BlockformerPreTrainedModel):
         self.dropout = config.hidden_dropout
 
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        tables = {"learned": LearnedPositions, "sinusoidal": SinusoidalPositions}
+        if config.embedding_scale is not None:
+            self.embed_tokens.initializer_factor = 1 / config.embedding_scale
+        tables = {
+            "learned": LearnedPositions,
+            "sinusoidal": SinusoidalPositions,
+            "sinusoidal_halves": SinusoidalPositions,
+        }
         types = config.type_vocab_size
         self.embed_token_types = nn.Embedding(types, config.hidden_size) if types else None
         self.embed_positions = tables[config.position_type](config) if config.position_type in tables else None
