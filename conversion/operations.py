@@ -51,7 +51,7 @@ class Transpose:
     dim1: int = 1
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [tensor.transpose(self.dim0, self.dim1) for tensor in tensors]
+        return [tensor.transpose(self.dim0, self.dim1).contiguous() for tensor in tensors]
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         swapped = []
@@ -94,6 +94,38 @@ class Split:
             parts = [list(shape) for shape in shapes]
             raise ConversionError(f"shapes {parts} are no parts of sizes {list(self.sizes)} along axis {self.dim}")
         return [whole]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One tensor -> `count` equal ones along `dim`; the way back concatenates them.
+
+    For rules that cannot know a size: GPT-2's c_attn [C, 3C] is queries, keys and values, whatever the width C.
+    """
+
+    dim: int
+    count: int
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (tensor,) = tensors
+        return [part.clone(memory_format=torch.contiguous_format) for part in tensor.chunk(self.count, dim=self.dim)]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.cat(list(tensors), dim=self.dim)]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = shapes
+        if len(shape) <= self.dim or shape[self.dim] % self.count:
+            raise ConversionError(f"shape {list(shape)} has no {self.count} equal parts along axis {self.dim}")
+        return [(*shape[: self.dim], shape[self.dim] // self.count, *shape[self.dim + 1 :])] * self.count
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        first = tuple(shapes[0])
+        alike = len(shapes) == self.count and {tuple(shape) for shape in shapes} == {first}
+        if not alike or len(first) <= self.dim:
+            parts = [list(shape) for shape in shapes]
+            raise ConversionError(f"shapes {parts} are not {self.count} equal parts along axis {self.dim}")
+        return [(*first[: self.dim], first[self.dim] * self.count, *first[self.dim + 1 :])]
 
 
 @dataclass(frozen=True)
@@ -146,7 +178,7 @@ class Reversed:
 
 @dataclass(frozen=True, init=False)
 class Chain:
-    """Operations one after the other: `Chain(Transpose(), Split(0, (h, h, h)))` undoes GPT-2's fused c_attn."""
+    """Operations one after the other: `Chain(Transpose(), Chunk(0, 3))` undoes GPT-2's fused c_attn."""
 
     ops: tuple[Operation, ...]
 

@@ -22,6 +22,7 @@ from blockformer.conversion.mapping import (
     Transpose,
     check_tied,
 )
+from blockformer.conversion.operations import Chunk
 from blockformer.conversion.safetensors_io import DTYPES
 
 from .support import same_bits
@@ -257,6 +258,39 @@ def test_operation_that_makes_another_number_of_tensors() -> None:
     table = RuleTable([Rule(("a", "b"), "c", Reversed(Split(0, (1, 1))))])
     assert "wrong shapes" in problems({"a": torch.zeros(1, 2), "b": torch.zeros(1, 3)}, table=table)
     assert "wrong shapes" in problems({"a": torch.tensor(1.0), "b": torch.tensor(1.0)}, table=table)
+    table = RuleTable([Rule("a", ("b", "c"), Chunk(0, 3))])
+    assert "wrong shapes" in problems({"a": torch.zeros(3)}, table=table)
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (2, 3), ()])
+def test_what_has_no_equal_parts(shape: tuple[int, ...]) -> None:
+    table = RuleTable([Rule("a", ("b", "c", "d"), Chunk(0, 3))])
+    message = problems({"a": torch.zeros(shape)}, table=table)
+    assert f"'a': shape {list(shape)} has no 3 equal parts along axis 0" in message
+
+
+@pytest.mark.parametrize("odd", [(3, 3), (2, 4), (2,), ()])
+def test_parts_that_are_not_equal(odd: tuple[int, ...]) -> None:
+    table = RuleTable([Rule("a", ("b", "c"), Chunk(0, 2))])
+    for shapes in ([(2, 3), odd], [odd, (2, 3)], *([[(), ()]] if not odd else [])):
+        parts = dict(zip("bc", map(torch.zeros, shapes), strict=True))
+        assert "are not 2 equal parts along axis 0" in problems(parts, table=table, reverse=True)
+
+
+def test_equal_parts_know_no_size_and_share_no_memory() -> None:
+    for width in (4, 6, 0):
+        whole = torch.randn(5, 3 * width)
+        parts = Chain(Chunk(1, 3), Transpose()).forward([whole])
+        assert [tuple(part.shape) for part in parts] == [(width, 5)] * 3
+        assert all(torch.equal(part.t(), whole[:, i * width : (i + 1) * width]) for i, part in enumerate(parts))
+    for op in (Chunk(0, 3), Chunk(1, 3), Chain(Transpose(), Chunk(0, 3))):
+        whole = torch.randn(6, 6)
+        parts = op.forward([whole])
+        before = [part.clone() for part in parts[1:]]
+        assert all(part.is_contiguous() and part.untyped_storage().nbytes() == part.nbytes for part in parts)
+        parts[0].zero_()
+        assert all(map(torch.equal, parts[1:], before))
+        assert whole.all()
 
 
 def test_tensor_that_is_not_what_its_header_said() -> None:
@@ -266,10 +300,11 @@ def test_tensor_that_is_not_what_its_header_said() -> None:
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_operations_keep_every_bit_of_every_dtype(dtype: str) -> None:
+@pytest.mark.parametrize("op", [Split(1, (1, 3, 2)), Chunk(1, 3)], ids=["split", "chunk"])
+def test_operations_keep_every_bit_of_every_dtype(dtype: str, op: Operation) -> None:
     bits = torch.randint(0, 2 if dtype == "BOOL" else 256, (6, 4 * DTYPES[dtype].itemsize), dtype=torch.uint8)
     tensor = bits.view(DTYPES[dtype])
-    op: Operation = Chain(Transpose(), Split(1, (1, 3, 2)), Reversed(Reversed(Identity())))
+    op = Chain(Transpose(), op, Reversed(Reversed(Identity())))
     parts = op.forward([tensor])
     assert [tuple(part.shape) for part in parts] == op.forward_shapes([(6, 4)])
     (back,) = op.inverse(parts)
@@ -287,8 +322,9 @@ def tables(draw: st.DrawFn) -> tuple[RuleTable, dict[str, torch.Tensor]]:
         dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))
         sizes = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)))
         rest = tuple(draw(st.lists(st.integers(0, 3), min_size=1, max_size=2)))
-        swap = draw(st.booleans())
-        op: Operation = Chain(*[Transpose()] * swap, Split(0, sizes))
+        swap, equal = draw(st.booleans()), draw(st.booleans())
+        sizes = sizes[:1] * len(sizes) if equal else sizes
+        op: Operation = Chain(*[Transpose()] * swap, Chunk(0, len(sizes)) if equal else Split(0, sizes))
         whole, parts = f"w{index}{tail}", tuple(f"p{index}.{i}{tail}" for i in range(len(sizes)))
         shape = (sum(sizes), *rest)
         if swap:
