@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from . import bert, distilbert, llama, mistral, qwen2, qwen3, roberta, t5
+from . import bert, distilbert, gpt2, llama, mistral, qwen2, qwen3, roberta, t5
 from .errors import ConversionError, listed, shown
 from .family import Family
 
@@ -17,6 +17,7 @@ _KNOWN = (
     *(qwen3.FAMILY, qwen2.FAMILY, llama.FAMILY, mistral.FAMILY),
     *(distilbert.FAMILY, roberta.FAMILY, roberta.XLM, bert.FAMILY),
     *(t5.UMT5, t5.T5, t5.MT5),
+    gpt2.FAMILY,
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _KNOWN}
 

@@ -1,0 +1,291 @@
+"""GPT-2 (Radford et al., 2019): a decoder with learned positions and layer norms before each sub-layer.
+
+Its matrices are stored [inputs, outputs], those of queries, keys and values as one. A checkpoint has the prefix
+`transformer.` or, as the first ones, none, whatever its head: that is its `Form`. The first ones also hold the causal
+mask of every layer, which is computed today; it lies beside the weights for the way back.
+
+Two differences are about training only: ours has a dropout before the head of rows where the config asks for one, the
+official class never; and the fresh weights of ours all have one deviation. The settings `summary_*` are about a head
+that ours does not have, and are kept for the way back.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from .decoder import COMMON_FIELDS
+from .errors import ConversionError, listed, shown
+from .family import Family, Form, Head, label_settings
+from .mapping import Rule, RuleTable
+from .operations import Chain, Chunk, Identity, Operation, Transpose
+
+ROOT = "transformer."
+INNER = ("wte.", "wpe.", "h.", "ln_f.")
+PREFIX, NO_PREFIX = "prefix", "no prefix"
+"""Traits: names with `ROOT` where the official class of today has none, and the other way round."""
+MASK, MASKED_BIAS = "h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"
+MASKED = -1e4
+QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
+LINEAR = {"attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}
+NORMS = {"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm"}
+SAME = "vocab_size initializer_range use_cache tie_word_embeddings pad_token_id bos_token_id eos_token_id".split()
+FIELDS = {
+    **{name: name for name in SAME},
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "activation_function": "hidden_act",
+    "attn_pdrop": "attention_dropout",
+    "resid_pdrop": "hidden_dropout",
+    "embd_pdrop": "hidden_dropout",
+    "layer_norm_epsilon": "norm_eps",
+}
+SETTINGS: dict[str, Any] = {
+    "gated_mlp": False,
+    "norm_type": "layer_norm",
+    "norm_placement": "pre",
+    "norm_bias": True,
+    "position_type": "learned",
+    "position_offset": 0,
+    "type_vocab_size": 0,
+    "qk_norm": False,
+    "attention_bias": True,
+    "attention_output_bias": True,
+    "mlp_bias": True,
+    "float32_down_proj": False,
+    "lm_head_bias": False,
+    "lm_head_transform": False,
+    "embedding_norm": False,
+    "embedding_scale": None,
+    "logit_scale": None,
+    "final_norm": True,
+    "pooler_act": None,
+    "sliding_window": None,
+    "add_cross_attention": False,
+    "activation_dropout": 0.0,
+}
+# Official settings that change what is computed and that ours cannot say.
+REFUSED = ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention")
+SUMMARY = tuple(f"summary_{name}" for name in "type use_proj activation proj_to_labels first_dropout".split())
+TOKEN_DROPOUT = 0.1
+"""Before the official head of tokens, where the config does not say."""
+END = 50256
+"""The official class's own beginning and end; a small vocabulary does not have it."""
+
+
+@dataclass(frozen=True)
+class GPT2Head(Head):
+    """A head of this family.
+
+    Attributes:
+        tensors: official tensor -> ours, beyond the stack's.
+    """
+
+    tensors: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def bare(self) -> bool:
+        """Whether it is the stack alone: then no name of a tensor has a prefix, in both layouts."""
+        return not self.tensors
+
+
+def _both(official: str, ours: str) -> tuple[tuple[str, str], ...]:
+    return tuple((f"{official}.{kind}", f"{ours}.{kind}") for kind in ("weight", "bias"))
+
+
+OURS = "BlockformerDecoder"
+HEADS = (
+    GPT2Head("GPT2LMHeadModel", f"{OURS}ForCausalLM", (("lm_head.weight", "lm_head.weight"),)),
+    GPT2Head("GPT2Model", f"{OURS}Model"),
+    GPT2Head("GPT2ForSequenceClassification", f"{OURS}ForSequenceClassification", (("score.weight", "score.weight"),)),
+    GPT2Head("GPT2ForTokenClassification", f"{OURS}ForTokenClassification", _both("classifier", "score")),
+    GPT2Head("GPT2ForQuestionAnswering", f"{OURS}ForQuestionAnswering", _both("qa_outputs", "qa_outputs")),
+)
+
+
+class GPT2Family(Family):
+    """GPT-2, with the heads that Auto classes have."""
+
+    spoken = ("classifier_dropout", "hidden_dropout")
+    heads: tuple[GPT2Head, ...]
+
+    def __init__(self):
+        super().__init__("gpt2", "GPT2Config", HEADS)
+
+    # The form: which head, with or without the prefix.
+
+    def form(self, official, names: Collection[str] | None = None, read=None):
+        """See `Family.form`. Without `architectures` the tensors tell."""
+        head = self._head(official, names or ())
+        if not names:
+            return Form(head.official)
+        has_prefix = any(name.startswith(ROOT) for name in names)
+        if head.bare == has_prefix:
+            return Form(head.official, frozenset([PREFIX if has_prefix else NO_PREFIX]))
+        return Form(head.official)
+
+    def _head(self, official: Mapping[str, Any], names: Collection[str]) -> GPT2Head:
+        known = {head.official for head in self.heads}
+        # Weights that were converted from another framework may still name its class.
+        old = {framework + name: name for name in known for framework in ("TF", "Flax")}
+        architectures = [old.get(name, name) for name in official.get("architectures") or []]
+        if not architectures:
+            held = [head for head in self.heads if any(theirs in names for theirs, _ in head.tensors)]
+            alone = names and official.get("tie_word_embeddings") is False
+            architectures = [head.official for head in held] or (["GPT2Model"] if alone else [])
+        return self.head(super().form({"architectures": architectures}))
+
+    def form_for(self, config, earlier: Form | None = None):
+        """See `Family.form_for`."""
+        form = super().form_for(config)
+        return earlier if earlier is not None and earlier.head == form.head else form
+
+    def head(self, form) -> GPT2Head:
+        """See `Family.head`."""
+        return next(head for head in self.heads if head.official == form.head)
+
+    def canonical(self, name, form):
+        """See `Family.canonical`."""
+        if PREFIX in form.traits:
+            return name.removeprefix(ROOT)
+        return ROOT + name if NO_PREFIX in form.traits and name.startswith(INNER) else name
+
+    def stored(self, name, form):
+        """See `Family.stored`."""
+        if PREFIX in form.traits:
+            return ROOT + name if name.startswith(INNER) else name
+        return name.removeprefix(ROOT) if NO_PREFIX in form.traits else name
+
+    # The tensors.
+
+    def rules_for(self, form):
+        """See `Family.rules_for`."""
+        head = self.head(form)
+        root, prefix = ("", "") if head.bare else (ROOT, "model.")
+        here, there = f"{root}h.{{layer}}.", f"{prefix}layers.{{layer}}."
+        rules = [
+            Rule(f"{root}wte.weight", f"{prefix}embed_tokens.weight"),
+            Rule(f"{root}wpe.weight", f"{prefix}embed_positions.weight"),
+            *(Rule(theirs, ours) for theirs, ours in (*_both(f"{root}ln_f", f"{prefix}norm"), *head.tensors)),
+        ]
+        for theirs, ours in NORMS.items():
+            rules += [Rule(*names) for names in _both(here + theirs, there + ours)]
+        kinds: dict[str, Operation] = {"weight": Transpose(), "bias": Identity()}
+        for kind, op in kinds.items():
+            rules += [Rule(f"{here}{theirs}.{kind}", f"{there}{ours}.{kind}", op) for theirs, ours in LINEAR.items()]
+            fused = tuple(f"{there}{ours}.{kind}" for ours in QKV)
+            rules.append(Rule(f"{here}attn.c_attn.{kind}", fused, Chain(op, Chunk(0, 3))))
+        return RuleTable(rules, ignored=[root + MASK, root + MASKED_BIAS])
+
+    def check_ignored(self, name, tensor: Tensor):
+        """See `Family.check_ignored`."""
+        if name.endswith(".masked_bias"):
+            value = torch.tensor(MASKED, dtype=tensor.dtype) if tensor.dtype.is_floating_point else None
+            is_value = value is not None and tensor.numel() == 1 and torch.equal(tensor.reshape(()), value)
+            return None if is_value else f"is not {MASKED:g}, so the official class did not hide with it what it hides"
+        size = tensor.shape[-1] if tensor.dim() else 0
+        causal = torch.ones(size, size, dtype=torch.bool).tril().to(tensor.dtype)
+        if tuple(tensor.shape) == (1, 1, size, size) and torch.equal(tensor[0, 0], causal):
+            return None
+        return "is not the causal mask, [1, 1, n, n] with 1 up to the diagonal, that the official class computes"
+
+    # The config.
+
+    def config_from(self, official, form: Form | None = None):
+        """See `Family.config_from`."""
+        self.refuse_unsupported(official)
+        head = self.head(form or self.form(official))
+        config = self.official_config(official)
+        lines = [f"{name} is {shown(getattr(config, name))}" for name in REFUSED if getattr(config, name)]
+        if config.resid_pdrop != config.embd_pdrop:
+            lines.append(f"resid_pdrop is {config.resid_pdrop} and embd_pdrop is {config.embd_pdrop}: make them equal")
+        if lines:
+            raise ConversionError(f"config.json: settings that cannot be converted:{listed(lines)}")
+        settings = {**SETTINGS, "architectures": [head.ours]}
+        settings.update({ours: getattr(config, theirs) for theirs, ours in FIELDS.items()})
+        settings["intermediate_size"] = 4 * config.n_embd if config.n_inner is None else config.n_inner
+        settings["attention_scale"] = None if config.scale_attn_weights else 1.0
+        settings["classifier_dropout"] = self._dropout(official, head)
+        if isinstance(config.pad_token_id, int) and config.pad_token_id < 0:
+            settings["pad_token_id"] = None
+        for name in ("bos_token_id", "eos_token_id"):
+            if settings[name] == END and config.vocab_size <= END:
+                settings[name] = None
+        entries = config.to_dict()
+        settings.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
+        settings.update(label_settings(entries))
+        settings["dtype"] = entries.get("dtype")
+        self.our_config(settings)
+        return settings
+
+    def _dropout(self, official: Mapping[str, Any], head: GPT2Head) -> float | None:
+        """Our `classifier_dropout`: the official head of rows has none, that of tokens looks in two places."""
+        if head.official.endswith("ForSequenceClassification"):
+            return 0.0
+        said = [official[name] for name in self.spoken if official.get(name) is not None]
+        fallback = TOKEN_DROPOUT if head.official.endswith("ForTokenClassification") else None
+        return said[0] if said else fallback
+
+    def differences(self, config):
+        """See `Family.differences`."""
+        if not self.has_topology_of(config):
+            return [f"model_type must be '{self.config_class.model_type}'"]
+        heads = ", ".join(head.ours for head in self.heads)
+        if config.architectures and config.architectures[0] not in {head.ours for head in self.heads}:
+            return [f"architectures must be one of {heads}"]
+        wanted = {
+            **SETTINGS,
+            "num_key_value_heads": config.num_attention_heads,
+            "head_dim": config.hidden_size // config.num_attention_heads,
+        }
+        lines = [
+            f"{name} must be {value!r}, not {getattr(config, name)!r}"
+            for name, value in wanted.items()
+            if getattr(config, name) != value
+        ]
+        if config.head_dim * config.num_attention_heads != config.hidden_size:
+            lines.append(f"hidden_size must be a multiple of num_attention_heads, not {config.hidden_size}")
+        if config.attention_scale not in (None, 1.0):
+            lines.append(f"attention_scale must be None or 1.0, not {config.attention_scale}")
+        if config.initializer_range is None:
+            lines.append("initializer_range must be a number, not None")
+        return lines
+
+    def config_to(self, config: PretrainedConfig):
+        """See `Family.config_to`."""
+        lines = self.differences(config)
+        if lines:
+            raise ConversionError(f"the family '{self.name}' cannot express this config:{listed(lines)}")
+        head = self.head(self.form_for(config))
+        official: dict[str, Any] = {"architectures": [head.official], "model_type": self.name}
+        official.update({theirs: getattr(config, ours) for theirs, ours in FIELDS.items()})
+        plain = config.intermediate_size == 4 * config.hidden_size
+        official["n_inner"] = None if plain else config.intermediate_size
+        official["scale_attn_weights"] = config.attention_scale is None
+        dropout = config.classifier_dropout
+        if head.official.endswith("ForTokenClassification"):
+            dropout = config.hidden_dropout if dropout is None else dropout
+            dropout = None if dropout == TOKEN_DROPOUT else dropout
+        if dropout is not None and not head.official.endswith("ForSequenceClassification"):
+            official["classifier_dropout"] = dropout
+        entries = config.to_dict()
+        official.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
+        official.update(label_settings(entries))
+        if entries.get("dtype") is not None:
+            official["dtype"] = entries["dtype"]
+        self.official_config(official)
+        return official
+
+    def unused(self, official):
+        """See `Family.unused`. The settings of a head that ours does not have count too where they say something."""
+        usual = self.official_config({}).to_dict()
+        told = {name for name in SUMMARY if name in official and official[name] != usual[name]}
+        return sorted({*super().unused(official), *told} - set(self.official_config_class.attribute_map))
+
+
+FAMILY = GPT2Family()
