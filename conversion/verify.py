@@ -170,6 +170,9 @@ def run(
     """
     model.eval()
     several = "MultipleChoice" in type(model).__name__
+    if "ForSequenceClassification" in type(model).__name__ and not model.config.is_encoder_decoder:
+        # Official decoders need it for a batch, and take a row's last other token; no probe of theirs ends in padding.
+        model.config.pad_token_id = -1
     outputs: list[Tensor] = []
     texts: list[list[int]] = []
     names: list[str] = []
