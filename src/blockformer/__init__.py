@@ -32,6 +32,7 @@ from .modeling_encoder_decoder import (
     BlockformerEncoderDecoderForSequenceClassification,
     BlockformerEncoderDecoderModel,
 )
+from .optimizer import adamw, optimizer_groups
 from .presets import PRESETS, preset
 
 __version__ = "0.1.0"
@@ -58,8 +59,10 @@ __all__ = [
     "BlockformerEncoderForSequenceClassification",
     "BlockformerEncoderForTokenClassification",
     "BlockformerEncoderModel",
+    "adamw",
     "export_model",
     "from_official",
+    "optimizer_groups",
     "preset",
 ]
 

@@ -1,0 +1,87 @@
+"""Parameter groups for any optimizer of torch, and AdamW over them. Not part of an exported repo."""
+
+import math
+
+import torch
+from torch import nn
+
+FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
+"""Where torch (>= 2.6) updates all of a group's parameters in one kernel."""
+
+
+def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """Two parameter groups: matrices decay, biases, norms and other vectors do not.
+
+    A parameter decays if it has two or more dimensions and neither its module's class nor its name says bias or norm.
+    T5's relative bias is a matrix and still a bias. For every model of this package these are the groups that `Trainer`
+    makes, in its order, so that its optimizer states fit. Elsewhere they differ in one point: `Trainer` goes by names
+    and lets a vector decay that has an unusual one.
+
+    Args:
+        model: any module, wrapped by PEFT or not. Frozen parameters are left out, tied ones counted once.
+        weight_decay: of the first group; the second one's is 0.
+
+    Returns:
+        `[{"params": [...], "weight_decay": weight_decay}, {"params": [...], "weight_decay": 0.0}]`. One of the two may
+        have no parameters.
+
+    Raises:
+        ValueError: the weight decay is negative or not finite, or the model has no trainable parameters.
+    """
+    if not 0.0 <= weight_decay < math.inf:
+        raise ValueError(f"weight_decay is {weight_decay}: it must be 0 or more, and finite.")
+    norms = [module for module in model.modules() if isinstance(module, (nn.LayerNorm, nn.RMSNorm))]
+    of_norms = {parameter for norm in norms for parameter in norm.parameters()}
+    decaying: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        is_matrix = parameter.dim() >= 2 and parameter not in of_norms and not _names_bias_or_norm(name)
+        (decaying if is_matrix else others).append(parameter)
+    if not decaying and not others:
+        raise ValueError(f"{type(model).__name__} has no trainable parameters: is all of it frozen?")
+    return [{"params": decaying, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+def _names_bias_or_norm(name: str) -> bool:
+    """Whether a parameter's dotted name says bias or norm, by the words that `Trainer` looks for."""
+    name = name.lower()
+    if any(word in name for word in ("bias", "layernorm", "rmsnorm")):
+        return True
+    return any(part == "norm" or part.endswith("_norm") for part in name.split("."))
+
+
+def adamw(
+    model: nn.Module,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter, 2019) over `optimizer_groups`, fused where the device has a fused kernel.
+
+    Its defaults are those of `Trainer`. Make it once the model is on its device.
+
+    Args:
+        model: what to train.
+        learning_rate: its peak, if a scheduler follows.
+        weight_decay: of the matrices. As AdamW has it: the share of a weight that a step of learning rate 1 takes away.
+        betas: how slowly the running means of the gradient and of its square forget.
+        eps: added to the root of the latter.
+
+    Raises:
+        ValueError: a number out of its range, or a model without trainable parameters.
+
+    Example:
+        >>> optimizer = adamw(torch.nn.Linear(4, 2), learning_rate=3e-4, weight_decay=0.1)
+        >>> [len(group["params"]) for group in optimizer.param_groups]
+        [1, 1]
+    """
+    groups = optimizer_groups(model, weight_decay)
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    fused = all(parameter.device.type in FUSED_DEVICES and parameter.is_floating_point() for parameter in parameters)
+    # None, not False: the choice between torch's other two ways stays with torch
+    return torch.optim.AdamW(
+        groups, lr=learning_rate, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused or None
+    )
