@@ -6,7 +6,7 @@ import pytest
 import torch
 from pairs import assert_close, model, token_ids
 
-from blockformer.losses import next_token_cross_entropy, span_loss, token_cross_entropy
+from blockformer.losses import shifted, span_loss, token_cross_entropy
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ def test_int32_tokens_are_taken(decoder):
 
 def test_no_label_at_all_is_a_loss_of_zero():
     logits = torch.randn(2, 5, 7, requires_grad=True)
-    loss = next_token_cross_entropy(logits, torch.full((2, 5), -100))
+    loss = token_cross_entropy(logits, shifted(torch.full((2, 5), -100)))
     loss.backward()
     assert loss == 0
     assert not logits.grad.any()

@@ -14,12 +14,22 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
     TokenClassifierOutput,
 )
-from transformers.utils import can_return_tuple
+from transformers.utils import can_return_tuple, logging
 
 from .base import BlockformerPreTrainedModel
-from .kernels import linear
-from .losses import sequence_loss, span_loss, token_cross_entropy, without_padding
+from .kernels import fast_paths_enabled, linear
+from .losses import (
+    IGNORED,
+    are_many,
+    chunked_cross_entropy,
+    sequence_loss,
+    span_loss,
+    token_cross_entropy,
+    without_padding,
+)
 from .normalization import make_norm
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -73,11 +83,37 @@ class LanguageModelHead(BlockformerPreTrainedModel):
 
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""
+        return linear(self.lm_head, self._before_head(hidden_states))
+
+    def logits_and_loss(self, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
+        """States [..., C] and labels int [...] or None -> logits [..., V] or None, loss or None.
+
+        Args:
+            return_logits: False takes the loss in chunks and gives no logits; None does so in training where there are
+                more than `losses.MAX_LOGITS` of them.
+            num_items_in_batch, label_smoothing: see `losses.token_cross_entropy`.
+        """
+        if labels is None:
+            return self.logits_of(hidden_states), None
+        if return_logits is None:
+            in_chunks = self.training and fast_paths_enabled() and are_many(labels.numel(), self.lm_head)
+            if in_chunks:
+                logger.warning_once("The loss is taken in chunks, without logits; return_logits=True gives both.")
+            return_logits = not in_chunks
+        if return_logits or not fast_paths_enabled():
+            logits = self.logits_of(hidden_states)
+            loss = token_cross_entropy(logits, labels, num_items_in_batch, label_smoothing)
+            return logits if return_logits else None, loss
+        labelled = labels.to(hidden_states.device) != IGNORED
+        states, labels = self._before_head(hidden_states[labelled]), labels[labelled.to(labels.device)]  # [N, C], [N]
+        return None, chunked_cross_entropy(self.lm_head, states, labels, num_items_in_batch, label_smoothing)
+
+    def _before_head(self, hidden_states):
         if self.lm_head_transform is not None:
             hidden_states = self.lm_head_transform(hidden_states)
         if self.config.logit_scale is not None:
             hidden_states = hidden_states * self.config.logit_scale
-        return linear(self.lm_head, hidden_states)
+        return hidden_states
 
 
 class SequenceClassification(BlockformerPreTrainedModel):

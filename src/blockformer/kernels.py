@@ -68,12 +68,18 @@ def linear(module: nn.Module, states):
     return _onednn(states, weight, bias)
 
 
-def _is_plain(module, states) -> bool:
-    """Whether calling the module on float32 states would be `F.linear` of dense CPU tensors and nothing else."""
-    if type(module) is not nn.Linear or type(states) is not torch.Tensor or type(module.weight) is not nn.Parameter:
+def is_plain_linear(module) -> bool:
+    """Whether calling the module would be `F.linear` with its weights and nothing else: no wrapper, no hook."""
+    if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:
         return False
     hooked = "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks
-    if hooked or module._backward_hooks or module._backward_pre_hooks or nn.modules.module._has_any_global_hook():
+    hooked = hooked or module._backward_hooks or module._backward_pre_hooks
+    return not hooked and not nn.modules.module._has_any_global_hook()
+
+
+def _is_plain(module, states) -> bool:
+    """Whether calling the module on float32 states would be `F.linear` of dense CPU tensors and nothing else."""
+    if type(states) is not torch.Tensor or not is_plain_linear(module):
         return False
     if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
         return False  # forward-mode differentiation and torch.func know the plain layer only

@@ -1,12 +1,20 @@
-"""Losses. Each takes `num_items_in_batch`, so that gradient accumulation equals one large batch."""
+"""Losses. Each takes `num_items_in_batch`, so that gradient accumulation equals one large batch.
+
+N tokens with a label, C hidden size, V vocabulary.
+"""
 
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from .kernels import is_plain_linear
 
 IGNORED = -100
+# Logits that may be held at once: 128 MiB in float32.
+MAX_LOGITS = 1 << 25
 
 
-def token_cross_entropy(logits, labels, num_items_in_batch=None):
+def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing=0.0):
     """Cross-entropy over the tokens whose label is not -100, in float32.
 
     Args:
@@ -14,6 +22,7 @@ def token_cross_entropy(logits, labels, num_items_in_batch=None):
         labels: int [...], each 0 to V - 1 or -100.
         num_items_in_batch: what to divide the sum by: the count of labels over all the batches that one optimizer step
             accumulates, as `Trainer` gives it. None divides by this call's own count.
+        label_smoothing: share of the probability that is spread evenly over all V classes.
 
     Returns:
         A scalar. Without a single label it is 0, with zero gradients.
@@ -23,28 +32,106 @@ def token_cross_entropy(logits, labels, num_items_in_batch=None):
     """
     logits, labels = logits.float().flatten(0, -2), labels.flatten().to(logits.device)
     check_labels(labels, logits.shape[-1])
-    total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
+    return total / _divisor(labels, num_items_in_batch, total.device)
+
+
+def _divisor(labels, num_items_in_batch, device):
     if num_items_in_batch is None:
-        num_items_in_batch = (labels != IGNORED).sum().clamp(min=1)
-    elif torch.is_tensor(num_items_in_batch):
-        num_items_in_batch = num_items_in_batch.to(total.device).clamp(min=1)
-    else:
-        num_items_in_batch = max(num_items_in_batch, 1)
-    return total / num_items_in_batch
+        return (labels != IGNORED).sum().clamp(min=1)
+    if torch.is_tensor(num_items_in_batch):
+        return num_items_in_batch.to(device).clamp(min=1)
+    return max(num_items_in_batch, 1)
 
 
-def next_token_cross_entropy(logits, labels, num_items_in_batch=None, shift_labels=None, attention_mask=None):
-    """Each token's cross-entropy for the one after it.
+def are_many(num_tokens: int, head) -> bool:
+    """Whether the logits of so many tokens are too many to be held at once."""
+    return num_tokens * head.out_features > MAX_LOGITS
+
+
+def chunked_cross_entropy(head, states, labels, num_items_in_batch=None, label_smoothing=0.0):
+    """`token_cross_entropy(head(states), labels, ...)`, never with more than `MAX_LOGITS` logits at once.
+
+    The gradients of a plain linear head are taken with the loss, while a chunk's logits are there; any other head (with
+    adapters, hooks, quantized, sharded) runs once more for each chunk in the backward pass.
 
     Args:
-        logits: [B, T, V].
-        labels: int [B, T], the inputs themselves; the shift is done here.
-        shift_labels: int [B, T], already shifted, instead of `labels` (sequence-parallel training).
-        attention_mask: [B, T] of 0 and 1: padding is neither predicted nor predicts.
+        head: a module from states [n, C] to logits [n, V].
+        states: [N, C], of tokens that have a label.
+        labels: int [N], each 0 to V - 1.
+        num_items_in_batch, label_smoothing: see `token_cross_entropy`.
     """
-    if shift_labels is None:
-        shift_labels = F.pad(without_padding(labels, attention_mask), (0, 1), value=IGNORED)[..., 1:]
-    return token_cross_entropy(logits, without_padding(shift_labels, attention_mask), num_items_in_batch)
+    labels = labels.to(states.device)
+    check_labels(labels, head.out_features)
+    rows = max(1, MAX_LOGITS // head.out_features)
+    if torch.is_grad_enabled() and is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type):
+        total = _LinearCrossEntropy.apply(states, head.weight, head.bias, labels, label_smoothing, rows)
+    else:
+        total = torch.zeros((), device=states.device)
+        for chunk in zip(states.split(rows), labels.split(rows), strict=True):
+            total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, use_reentrant=False)
+    return total / _divisor(labels, num_items_in_batch, states.device)
+
+
+def _sum_of_chunk(head, states, labels, label_smoothing):
+    return F.cross_entropy(head(states).float(), labels, reduction="sum", label_smoothing=label_smoothing)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Sum of the cross-entropies of a linear head's logits, `rows` tokens at a time, with its gradients.
+
+    A chunk's loss is `logsumexp(z) - z[label]`, its gradient `softmax(z) - onehot(label)`, both of float32 logits z.
+    """
+
+    @staticmethod
+    def forward(ctx, states, weight, bias, labels, label_smoothing, rows):
+        wanted = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
+        grads = [torch.zeros_like(tensor) if is_needed else None for tensor, is_needed in wanted]
+        total = torch.zeros((), device=states.device)
+        for start in range(0, len(states), rows):
+            chunk, own = states[start : start + rows], labels[start : start + rows, None]
+            logits = F.linear(chunk, weight, bias)  # [n, V]
+            scores = logits.float()
+            normalizer = scores.logsumexp(-1, keepdim=True)
+            expected = scores.gather(-1, own)
+            if label_smoothing:
+                expected = (1 - label_smoothing) * expected + label_smoothing * scores.mean(-1, keepdim=True)
+            total += (normalizer - expected).sum()
+            errors = scores.sub_(normalizer).exp_()
+            if label_smoothing:
+                errors -= label_smoothing / errors.shape[-1]
+            errors.scatter_add_(-1, own, errors.new_full(own.shape, label_smoothing - 1))
+            errors = errors if logits is scores else logits.copy_(errors)
+            if grads[0] is not None:
+                torch.mm(errors, weight, out=grads[0][start : start + rows])
+            if grads[1] is not None:
+                grads[1].addmm_(errors.t(), chunk)
+            if grads[2] is not None:
+                grads[2] += errors.sum(0)
+        ctx.grads = grads
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        if ctx.grads is None:
+            raise RuntimeError(
+                "the loss was taken without keeping its logits, and can be differentiated once: call the model with "
+                "return_logits=True to go through its graph again."
+            )
+        grads, ctx.grads = ctx.grads, None
+        return *(None if own is None else own.mul_(grad) for own in grads), None, None, None
+
+
+def shifted(labels, attention_mask=None):
+    """Each token's label for the one after it, the last one's -100; padding is neither predicted nor predicts.
+
+    Args:
+        labels: int [B, T], the inputs themselves.
+        attention_mask: [B, T] of 0 and 1, or None.
+    """
+    labels = F.pad(without_padding(labels, attention_mask), (0, 1), value=IGNORED)[..., 1:]
+    return without_padding(labels, attention_mask)
 
 
 def without_padding(labels, attention_mask):

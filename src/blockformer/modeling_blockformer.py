@@ -34,7 +34,7 @@ from .heads import (
 from .inputs import check_generation
 from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401
-from .losses import next_token_cross_entropy, token_cross_entropy, without_padding
+from .losses import shifted, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
 from .packing import Packing  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
@@ -87,6 +87,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
+        return_logits: bool | None = None,
         **kwargs,
     ) -> CausalLMOutputWithCrossAttentions:
         """Run the decoder and its head; the arguments not listed are those of `Stack.forward`.
@@ -96,13 +97,15 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
                 never counts.
             logits_to_keep: compute logits for the last so many positions only (0: all), or for those of a tensor.
             num_items_in_batch: the count of labels over an optimizer step, as `Trainer` gives it.
+            return_logits: with labels, whether to give logits too; see `LanguageModelHead.logits_and_loss`.
             shift_labels: int [B, T], labels that are already shifted, instead of `labels`.
+            label_smoothing: share of the probability that is spread over the vocabulary.
 
         Returns:
-            `logits` [B, T, V] and, with labels, `loss`.
+            `logits` [B, T, V] and, with labels, `loss`. In training with a large vocabulary the loss alone.
         """
         # Not in the signature: `Trainer` takes every argument with "label" in its name for a column of the data.
-        shift_labels = kwargs.pop("shift_labels", None)
+        shift_labels, label_smoothing = kwargs.pop("shift_labels", None), kwargs.pop("label_smoothing", 0.0)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -115,10 +118,13 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
             **kwargs,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.logits_of(outputs.last_hidden_state[:, keep])
-        loss = None
-        if labels is not None or shift_labels is not None:
-            loss = next_token_cross_entropy(logits, labels, num_items_in_batch, shift_labels, attention_mask)
+        if shift_labels is None:
+            targets = None if labels is None else shifted(labels, attention_mask)
+        else:
+            targets = without_padding(shift_labels, attention_mask)
+        logits, loss = self.logits_and_loss(
+            outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
+        )
         return CausalLMOutputWithCrossAttentions(
             loss=loss,
             logits=logits,
@@ -195,13 +201,24 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
 
     @can_return_tuple
     def forward(
-        self, input_ids=None, attention_mask=None, labels=None, num_items_in_batch=None, **kwargs
+        self,
+        input_ids=None,
+        attention_mask=None,
+        labels=None,
+        num_items_in_batch=None,
+        return_logits: bool | None = None,
+        **kwargs,
     ) -> MaskedLMOutput:
-        """Tokens [B, T] to `logits` [B, T, V]; with labels int [B, T] (-100: not masked) also `loss`."""
+        """Tokens [B, T] to `logits` [B, T, V]; with labels int [B, T] (-100: not masked) also `loss`.
+
+        `return_logits` and `label_smoothing` are those of `LanguageModelHead.logits_and_loss`.
+        """
+        label_smoothing = kwargs.pop("label_smoothing", 0.0)
         outputs = self.model(input_ids, attention_mask, **kwargs)
-        logits = self.logits_of(outputs.last_hidden_state)
         labels = without_padding(labels, attention_mask)
-        loss = None if labels is None else token_cross_entropy(logits, labels, num_items_in_batch)
+        logits, loss = self.logits_and_loss(
+            outputs.last_hidden_state, labels, num_items_in_batch, return_logits, label_smoothing
+        )
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -236,18 +253,24 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
 
     @can_return_tuple
     def forward(
-        self, input_ids=None, attention_mask=None, labels=None, next_sentence_label=None, **kwargs
+        self,
+        input_ids=None,
+        attention_mask=None,
+        labels=None,
+        next_sentence_label=None,
+        return_logits: bool | None = None,
+        **kwargs,
     ) -> PreTrainingOutput:
         """Tokens [B, T] to `prediction_logits` [B, T, V] and `seq_relationship_logits` [B, 2].
 
         With `labels` int [B, T] (-100: not masked) and `next_sentence_label` int [B] also `loss`, the sum of both.
         """
         outputs = self.model(input_ids, attention_mask, **kwargs)
-        logits = self.logits_of(outputs.last_hidden_state)
+        both = labels is not None and next_sentence_label is not None
+        labels = without_padding(labels, attention_mask) if both else None
+        logits, loss = self.logits_and_loss(outputs.last_hidden_state, labels, return_logits=return_logits)
         next_logits = self.next_sentence_score(self.summarise(outputs, input_ids, attention_mask))
-        loss = None
-        if labels is not None and next_sentence_label is not None:
-            loss = token_cross_entropy(logits, without_padding(labels, attention_mask))
+        if loss is not None:
             loss = loss + token_cross_entropy(next_logits, next_sentence_label.view(-1))
         return PreTrainingOutput(
             loss=loss,

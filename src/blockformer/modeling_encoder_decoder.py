@@ -27,7 +27,7 @@ from .heads import LanguageModelHead, head_dropout, last_token_states
 from .inputs import check_target
 from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401
-from .losses import IGNORED, sequence_loss, span_loss, token_cross_entropy
+from .losses import IGNORED, sequence_loss, span_loss
 from .normalization import RMSNorm  # noqa: F401
 from .packing import Packing  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
@@ -278,6 +278,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         labels=None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch=None,
+        return_logits: bool | None = None,
         **kwargs,
     ) -> Seq2SeqLMOutput:
         """Run the model and its head; the arguments not listed are those of `BlockformerEncoderDecoderModel.forward`.
@@ -286,10 +287,13 @@ class BlockformerEncoderDecoderForConditionalGeneration(
             labels: int [B, T], -100 where there is no loss; without decoder inputs they are shifted to make them.
             logits_to_keep: compute logits for the last so many positions only (0: all), or for those of a tensor.
             num_items_in_batch: the count of labels over an optimizer step, as `Trainer` gives it.
+            return_logits: with labels, whether to give logits too; see `LanguageModelHead.logits_and_loss`.
+            label_smoothing: share of the probability that is spread over the vocabulary.
 
         Returns:
-            `logits` [B, T, V] and, with labels, `loss`.
+            `logits` [B, T, V] and, with labels, `loss`. In training with a large vocabulary the loss alone.
         """
+        label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.shift_right(labels)
         outputs = self.model(
@@ -303,8 +307,9 @@ class BlockformerEncoderDecoderForConditionalGeneration(
             **kwargs,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.logits_of(outputs.last_hidden_state[:, keep])
-        loss = None if labels is None else token_cross_entropy(logits, labels, num_items_in_batch)
+        logits, loss = self.logits_and_loss(
+            outputs.last_hidden_state[:, keep], labels, num_items_in_batch, return_logits, label_smoothing
+        )
         return Seq2SeqLMOutput(loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=True, input_ids=None, **model_kwargs):

@@ -1,0 +1,235 @@
+"""The loss in chunks: that of all logits at once, with its gradients, and never all logits at once."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from test_training import arguments, gradients_of, uneven_rows
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Trainer
+from transformers.trainer_pt_utils import LabelSmoother
+
+import blockformer
+from blockformer import losses
+from blockformer.losses import chunked_cross_entropy, token_cross_entropy
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 32,
+}
+TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+MODELS = {
+    "qwen3": ("BlockformerDecoderForCausalLM", {}),
+    "gpt2": ("BlockformerDecoderForCausalLM", {"bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": True}),
+    "bert": ("BlockformerEncoderForMaskedLM", {}),
+    "t5": ("BlockformerEncoderDecoderForConditionalGeneration", TOKENS),
+    "marian": ("BlockformerEncoderDecoderForConditionalGeneration", TOKENS),
+}
+
+
+def make(name, dropout=0.0):
+    """A small model in training mode, and a batch with padding and unlabelled tokens."""
+    torch.manual_seed(0)
+    head, own = MODELS[name]
+    quiet = {"hidden_dropout": dropout, "attention_dropout": 0.0, "activation_dropout": 0.0}
+    config = blockformer.preset(name, **{**SIZES, **quiet, **own, "initializer_range": 0.3})
+    model = getattr(blockformer, head)(config).train()
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(2, 101, (3, 14), generator=generator)
+    mask = (torch.arange(14) < torch.tensor([[14], [5], [9]])).long()
+    labels = torch.randint(2, 101, (3, 14), generator=generator).masked_fill(mask == 0, -100)
+    labels[0, :6] = -100
+    return model, {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """So few logits at once that every model of these tests takes its loss in chunks of 3 tokens."""
+    monkeypatch.setattr(losses, "MAX_LOGITS", 3 * 101 + 7)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most elements of any tensor that an operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.integers(0, 23),
+    classes=st.integers(2, 40),
+    max_logits=st.integers(1, 300),
+    smoothing=st.sampled_from([0.0, 0.1, 0.7]),
+    items=st.sampled_from([None, 5, "tensor"]),
+    has_bias=st.booleans(),
+    is_plain=st.booleans(),
+    frozen=st.sampled_from(["nothing", "weight", "states"]),
+    seed=st.integers(0, 99),
+)
+def test_loss_and_gradients_of_all_logits(
+    tokens, classes, max_logits, smoothing, items, has_bias, is_plain, frozen, seed
+):
+    torch.manual_seed(seed)
+    head, states = nn.Linear(8, classes, bias=has_bias), torch.randn(tokens, 8) * 3
+    labels = torch.randint(classes, (tokens,))
+    items = torch.tensor(7) if items == "tensor" else items
+    head.weight.requires_grad_(frozen != "weight")
+    results = []
+    for in_chunks in (True, False):
+        own = states.clone().requires_grad_(frozen != "states")
+        leaves = [own, *head.parameters()]
+        handle = None if is_plain else head.register_forward_hook(lambda *_: None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(losses, "MAX_LOGITS", max_logits)
+            if in_chunks:
+                loss = chunked_cross_entropy(head, own, labels, items, smoothing)
+            else:
+                loss = token_cross_entropy(head(own), labels, items, smoothing)
+        if handle is not None:
+            handle.remove()
+        leaves = [leaf for leaf in leaves if leaf.requires_grad]
+        results.append([loss, *torch.autograd.grad(loss * 3, leaves)] if leaves else [loss])
+    torch.testing.assert_close(results[0][0], results[1][0], atol=1e-6, rtol=1e-6)
+    for found, expected in zip(results[0][1:], results[1][1:], strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_in_half_precision(dtype, few):
+    torch.manual_seed(0)
+    head, states = nn.Linear(16, 101).to(dtype), torch.randn(40, 16, dtype=dtype, requires_grad=True)
+    labels = torch.randint(101, (40,))
+    found, expected = (
+        [loss, *torch.autograd.grad(loss, (states, *head.parameters()))]
+        for loss in (chunked_cross_entropy(head, states, labels), token_cross_entropy(head(states), labels))
+    )
+    assert [tensor.dtype for tensor in found] == [torch.float32, dtype, dtype, dtype]
+    torch.testing.assert_close(found[0], expected[0], atol=1e-6, rtol=1e-6)
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        torch.testing.assert_close(one, other, atol=3e-4, rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_every_model_trains_without_its_logits(name, smoothing, few):
+    model, batch = make(name)
+    batch["label_smoothing"] = smoothing
+    with Largest() as in_chunks:
+        outputs = model(**batch)
+        found = gradients_of(model, outputs.loss)
+    with Largest() as plain:
+        whole = model(**batch, return_logits=True)
+        expected = gradients_of(model, whole.loss)
+    assert outputs.logits is None
+    assert whole.logits.shape == (3, 14, 101)
+    assert in_chunks.elements < plain.elements == 3 * 14 * 101
+    torch.testing.assert_close(outputs.loss, whole.loss, atol=1e-6, rtol=1e-6)
+    assert found.keys() == expected.keys()
+    for key, gradient in expected.items():
+        torch.testing.assert_close(found[key], gradient, atol=1e-5, rtol=1e-5)
+
+
+def test_label_smoothing_is_that_of_the_trainer():
+    model, batch = make("qwen3")
+    found = model(**batch, label_smoothing=0.2).loss
+    expected = LabelSmoother(epsilon=0.2)(model(**batch), batch["labels"], shift_labels=True)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_evaluation_gives_logits_unless_they_are_not_wanted(few):
+    model, batch = make("bert")
+    model.eval()
+    whole = model(**batch)
+    assert whole.logits.shape == (3, 14, 101)
+    with torch.no_grad(), Largest() as largest:
+        alone = model(**batch, return_logits=False)
+    assert alone.logits is None
+    assert largest.elements < 3 * 14 * 101
+    torch.testing.assert_close(alone.loss, whole.loss, atol=1e-6, rtol=1e-6)
+
+
+def test_fast_paths_off_keeps_the_logits(few, monkeypatch):
+    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
+    model, batch = make("qwen3")
+    assert model(**batch).logits.shape == (3, 14, 101)
+    assert model(**batch, return_logits=False).logits is None
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2"])
+def test_a_step_of_trainer_accumulated_over_batches(name, few, tmp_path, monkeypatch):
+    def step(limit):
+        monkeypatch.setattr(losses, "MAX_LOGITS", limit)
+        model, _ = make(name)
+        settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+        rows = [
+            {key: value % 101 if key == "input_ids" else value for key, value in row.items()} for row in uneven_rows()
+        ]
+        for row in rows:
+            row["labels"] = row["input_ids"].masked_fill(row["attention_mask"] == 0, -100)
+        trainer = Trainer(model, arguments(tmp_path, **settings), train_dataset=rows)
+        trainer.train()
+        return model, trainer.state.log_history[0]["loss"]
+
+    (in_chunks, loss), (plain, plain_loss) = step(200), step(1 << 25)
+    assert loss == pytest.approx(plain_loss, rel=1e-5)
+    for found, expected in zip(in_chunks.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_head_with_an_adapter(few):
+    model, batch = make("qwen3")
+    wrapped = get_peft_model(model, LoraConfig(target_modules=["lm_head", "q_proj"], init_lora_weights=False))
+    found = wrapped(**batch)
+    assert found.logits is None
+    found = gradients_of(wrapped, found.loss)
+    expected = gradients_of(wrapped, wrapped(**batch, return_logits=True).loss)
+    assert any("lm_head" in key for key in found)
+    for key, gradient in expected.items():
+        torch.testing.assert_close(found[key], gradient, atol=1e-5, rtol=1e-5)
+
+
+def test_under_autocast(few):
+    model, batch = make("qwen3")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        alone = model(**batch)
+        whole = model(**batch, return_logits=True)
+    assert alone.logits is None
+    torch.testing.assert_close(alone.loss, whole.loss, atol=1e-4, rtol=1e-4)
+    alone.loss.backward()
+
+
+def test_no_label_at_all(few):
+    model, batch = make("gpt2")
+    batch["labels"] = torch.full_like(batch["labels"], -100)
+    loss = model(**batch).loss
+    assert loss == 0
+    assert all(not gradient.any() for gradient in gradients_of(model, loss).values())
+
+
+def test_a_wrong_label_is_named(few):
+    model, batch = make("gpt2")
+    batch["labels"][0, 7] = 101
+    with pytest.raises(ValueError, match="labels holds 101"):
+        model(**batch)
+
+
+def test_the_graph_is_gone_after_one_backward_pass(few):
+    model, batch = make("qwen3")
+    loss = model(**batch).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="return_logits=True"):
+        loss.backward()
