@@ -1,11 +1,16 @@
 """Train a small encoder-decoder to translate English number and date phrases to Chinese.
 
     python examples/train_translation.py --output translator
-    python examples/train_translation.py --output translator --preset t5-v1.1
+    python examples/train_translation.py --output translator --preset t5
+    python examples/train_translation.py --output mix --set qk_norm=true position_type=rotary num_key_value_heads=2
 
 "three hundred and five" becomes 三百零五, "March 5th, 2021" becomes 2021年3月5日. The phrases are made by rule
 (`phrases.py`), a tenth of all answers is held out, and an answer counts only if every character is right. The saved
 repo is then loaded in a fresh process without this package and translates in a batch.
+
+The default is the original Transformer (Vaswani et al., 2017), small; any other encoder-decoder preset will do, and
+`--set` changes any field of its config: the last command makes a mix that no family has. With matplotlib installed,
+`cross-attention.svg` in the repo shows which characters look at which words (`attention_picture.py`).
 """
 
 import argparse
@@ -16,6 +21,7 @@ import time
 from pathlib import Path
 
 import torch
+from attention_picture import draw_or_say_why_not
 from phrases import pairs
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +35,7 @@ from transformers import (
 )
 
 import blockformer
+from blockformer.presets import PRESETS
 
 SIZES = {
     "hidden_size": 96,
@@ -48,8 +55,12 @@ BY_HAND = (
     "31 December 1999",
     "ninety-nine thousand",
 )
+PICTURED = ("March 5th, 2021", "three hundred and six thousand and fifty")
 PAD, END = "<pad>", "</s>"
 BATCH = 96
+ENCODER_DECODERS = tuple(
+    name for name, (config_class, _) in PRESETS.items() if config_class is blockformer.BlockformerEncoderDecoderConfig
+)
 
 
 def make_tokenizer(texts) -> PreTrainedTokenizerFast:
@@ -125,16 +136,41 @@ def translate_elsewhere(repo: Path, texts) -> list[str]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def train(preset: str, tokenizer, rows: Rows, folder: Path, arguments):
-    """A trained model in evaluation mode."""
-    config = blockformer.preset(
-        preset,
+def field_and_value(text: str) -> tuple[str, object]:
+    """`FIELD=VALUE` of the command line; the value is JSON, or else a plain string."""
+    field, equals, value = text.partition("=")
+    if not (field and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
+    try:
+        return field, json.loads(value)
+    except json.JSONDecodeError:
+        return field, value
+
+
+def make_config(preset: str, tokenizer, **overrides) -> blockformer.BlockformerEncoderDecoderConfig:
+    """A preset with small sizes and the special tokens of this tokenizer.
+
+    The decoder starts with whatever it starts with in the preset, padding (T5, Marian) or the end token (BART); with
+    mBART, whose last label says the language, that last label is the end token here.
+
+    Raises:
+        ValueError: a field that the config refuses.
+    """
+    theirs = blockformer.preset(preset)
+    starts_with_end = theirs.decoder_starts_with_last_label or theirs.decoder_start_token_id == theirs.eos_token_id
+    settings = {
         **SIZES,
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        decoder_start_token_id=tokenizer.pad_token_id,
-    )
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "decoder_start_token_id": tokenizer.eos_token_id if starts_with_end else tokenizer.pad_token_id,
+    }
+    return blockformer.preset(preset, **{**settings, **overrides})
+
+
+def train(config, tokenizer, rows: Rows, folder: Path, arguments):
+    """A trained model in evaluation mode."""
     model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config)
     trainer = Seq2SeqTrainer(
         model,
@@ -145,12 +181,12 @@ def train(preset: str, tokenizer, rows: Rows, folder: Path, arguments):
             learning_rate=arguments.learning_rate,
             adam_beta2=0.98,
             lr_scheduler_type="cosine",
-            warmup_steps=min(100, arguments.steps // 4),
+            warmup_steps=min(arguments.warm_up, arguments.steps // 4),
             logging_steps=100,
             save_strategy="no",
             report_to=[],
             dataloader_pin_memory=torch.cuda.is_available(),
-            seed=0,
+            seed=arguments.seed,
         ),
         train_dataset=rows,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
@@ -160,24 +196,39 @@ def train(preset: str, tokenizer, rows: Rows, folder: Path, arguments):
 
 
 def main(command_line=None) -> None:
-    """Train, judge, save, reload elsewhere, show."""
+    """Train, judge, save, reload elsewhere, show, draw."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="folder of the repo to make")
-    parser.add_argument("--preset", default="t5", help="an encoder-decoder preset (default: t5)")
+    parser.add_argument("--preset", default="transformer-base", choices=ENCODER_DECODERS, help="whose settings")
+    parser.add_argument(
+        "--set",
+        type=field_and_value,
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="fields of the config to change; a value is JSON or a plain word",
+    )
     parser.add_argument("--steps", type=int, default=2000, help=f"optimizer steps of {BATCH} pairs (default: 2000)")
-    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="its peak (default: 0.002)")
+    parser.add_argument("--warm-up", type=int, default=200, help="steps up to the peak (default: 200)")
     parser.add_argument("--pairs", type=int, default=100_000, help="training pairs (default: 100000)")
     parser.add_argument("--held-out", type=int, default=1000, help="held-out pairs (default: 1000)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and order (default: 0)")
     parser.add_argument("--force", action="store_true", help="replace the folder")
     arguments = parser.parse_args(command_line)
 
     console = Console()
-    set_seed(0)
+    set_seed(arguments.seed)
     entries, held_out = pairs(arguments.pairs), pairs(arguments.held_out, seed=1, held_out=True)
     assert not {target for _, target in entries} & {target for _, target in held_out}
     tokenizer = make_tokenizer(text for pair in entries for text in pair)
+    try:
+        config = make_config(arguments.preset, tokenizer, **dict(arguments.set))
+    except ValueError as error:
+        parser.error(str(error))
     start, busy = time.perf_counter(), time.process_time()
-    model = train(arguments.preset, tokenizer, Rows(entries, tokenizer), arguments.output.parent, arguments)
+    model = train(config, tokenizer, Rows(entries, tokenizer), arguments.output.parent, arguments)
     seconds, busy = time.perf_counter() - start, time.process_time() - busy
     score, wrong = exact_match(model, tokenizer, held_out)
     blockformer.export_model(model, arguments.output, tokenizer=tokenizer, force=arguments.force)
@@ -193,6 +244,7 @@ def main(command_line=None) -> None:
     for row in zip(BY_HAND, here, translate(model, tokenizer, BY_HAND, num_beams=4), elsewhere, strict=True):
         table.add_row(*row)
     console.print(table)
+    console.print(draw_or_say_why_not(model, tokenizer, PICTURED, arguments.output / "cross-attention.svg"))
     if here != elsewhere:
         sys.exit("the reloaded model does not write what the trained one wrote")
 
