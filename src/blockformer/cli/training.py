@@ -113,7 +113,7 @@ class _BudgetTrainer(Trainer):
         return self.lr_scheduler
 
 
-class _BudgetCallback(TrainerCallback):
+class BudgetCallback(TrainerCallback):
     """Stops on time, asks for a look at the held-out text now and then, and moves the progress bar."""
 
     def __init__(self, budget: Budget, console: Console, tokens_per_step: int, evaluations: int) -> None:
@@ -209,7 +209,7 @@ def train(
         trainer = _BudgetTrainer(model, arguments, train_dataset=train_blocks, eval_dataset=held_out_blocks)
         trainer.budget = budget
         tokens_per_step = arguments.train_batch_size * block_length
-        callback = _BudgetCallback(budget, console, tokens_per_step, evaluations)
+        callback = BudgetCallback(budget, console, tokens_per_step, evaluations)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(callback)
         threads = torch.get_num_threads()
