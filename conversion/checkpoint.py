@@ -1,8 +1,10 @@
-"""Reading a checkpoint folder: which files belong to it, what they hold, one tensor at a time.
+"""Reading a checkpoint: which files belong to it, what they hold, one tensor at a time.
 
 Which weights are read, first found wins (the order of transformers): `model.safetensors`,
 `model.safetensors.index.json` with its shards, `pytorch_model.bin`, `pytorch_model.bin.index.json` with its shards. A
 single file beside an index of the same kind is read, with a warning.
+
+A checkpoint may also be one weight file that is named, with the file of its settings; nothing else is looked at then.
 """
 
 import math
@@ -25,6 +27,7 @@ WEIGHTS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 Identity = tuple[int, int, int]
 
 
@@ -64,29 +67,31 @@ def nonfinite(tensor: Tensor) -> int:
 
 
 class Checkpoint:
-    """A checkpoint folder, opened: every header checked, no tensor read yet. A context manager.
+    """A checkpoint, opened: every header checked, no tensor read yet. A context manager.
 
     Args:
-        folder: holds `config.json` and weights, in an official layout or ours.
+        folder: holds `config.json` and weights, in an official layout or ours; or, with `config`, one weight file.
+        config: the JSON file with the settings of a weight file.
 
     Attributes:
-        folder: the folder.
-        config: the content of `config.json`.
+        folder: the folder, or the weight file.
+        config: the content of `config.json`, or of the file of the settings.
         tensors: name -> `TensorInfo`, in file order.
 
     Raises:
         CheckpointError: files are missing, damaged, contradict each other, or lie outside the folder.
     """
 
-    def __init__(self, folder: str | PathLike[str]):
+    def __init__(self, folder: str | PathLike[str], config: str | PathLike[str] | None = None):
         self.folder = Path(folder)
+        self._config_file = None if config is None else Path(config)
         self.config: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
         self._identities: dict[Path, Identity] = {}
         self._file: tuple[Path, BinaryIO] | None = None
         self._pickled: tuple[Path, dict[str, Tensor]] | None = None
         self._verified: set[Path] = set()
-        if not self.folder.is_dir():
+        if self._config_file is None and not self.folder.is_dir():
             raise CheckpointError(f"{self.folder}: not a folder")
         for attempt in range(3):  # another program may put a new folder into place just now
             before = _identity(self.folder)
@@ -100,6 +105,11 @@ class Checkpoint:
 
     def _open(self) -> None:
         self._identities = {}
+        if self._config_file is not None:
+            self._identities = {path: _identity(path) for path in (self._config_file, self.folder)}
+            self.config = read_json(self._config_file)
+            self.tensors = {info.name: info for info in self._headers(self.folder)}
+            return
         self.config = read_json(self._member("config.json"))
         files, weight_map = self._weights()
         missing = [shown(name) for name in files if not (self.folder / name).exists()]
@@ -148,10 +158,15 @@ class Checkpoint:
         raise CheckpointError(f"{self.folder}: no weights; one of {names} is needed")
 
     def _headers(self, path: Path) -> list[TensorInfo]:
-        if path.suffix == ".bin":
-            return pickled.headers(path)
+        if path.suffix in PICKLED_SUFFIXES:
+            return pickled.headers(path, self._wrappers)
         with open_regular(path) as file:
             return read_header(file, path)
+
+    @property
+    def _wrappers(self) -> tuple[str, ...]:
+        """Under which keys a pickled file may hold its tensors."""
+        return pickled.WRAPPERS if self._config_file is not None else pickled.WRAPPERS[:1]
 
     def _differences(self, weight_map: dict[str, str]) -> list[str]:
         """What the index says of the shards that is not so."""
@@ -187,7 +202,7 @@ class Checkpoint:
         if self._pickled is None or self._pickled[0] != path:
             self.close()
             self._compare(path, os.stat(path))
-            self._pickled = (path, pickled.load(path, verify=path not in self._verified))
+            self._pickled = (path, pickled.load(path, path not in self._verified, self._wrappers))
             self._verified.add(path)
         return self._pickled[1]
 

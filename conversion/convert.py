@@ -20,7 +20,7 @@ from blockformer.export import copy_code, write_card
 from .atomic import atomic_folder
 from .checkpoint import Checkpoint, nonfinite, read_json
 from .errors import ConversionError, listed, shown
-from .families import Family
+from .families import Family, find_source
 from .kept import KEPT, write_kept
 from .mapping import Group, check_tied
 from .plan import (
@@ -38,7 +38,7 @@ from .plan import (
     stored_pairs,
 )
 from .side_files import compare_tokenizers, copy_side_files, refuse_adapters
-from .sources import locate
+from .sources import Source, locate
 from .verify import Parity, load_model
 from .verify import verify as verify_models
 from .writer import ShardWriter, parse_size
@@ -83,6 +83,7 @@ def convert(
     *,
     to_official: bool = False,
     family: str | None = None,
+    config: str | PathLike[str] | None = None,
     dtype: str | torch.dtype | None = None,
     max_shard_size: int | str = "5GB",
     verify: bool = True,
@@ -95,10 +96,12 @@ def convert(
     Peak memory is the largest tensor and a constant, without `verify`; with it, one model at a time where that fits.
 
     Args:
-        src: a folder or Hub id, in an official layout; with `to_official` in ours.
+        src: a folder or Hub id, in an official layout; with `to_official` in ours. Or a weight file, with `config`.
         dst: the folder to make. Towards ours it becomes a self-contained `trust_remote_code` repo.
         to_official: the way back.
-        family: the official family; None takes it from `model_type` or, on the way back, from the settings.
+        family: the official family; None takes it from `model_type` or, on the way back, from the settings. A weight
+            file needs it.
+        config: the JSON file with the settings of a weight file.
         dtype: cast the weights to "float32", "bfloat16" or "float16"; None keeps each tensor's own.
         max_shard_size: bytes ("5GB") after which a new weight file begins.
         verify: run both models on the same input; a difference is an error.
@@ -114,9 +117,10 @@ def convert(
     parse_size(max_shard_size)
     cast = parse_dtype(dtype)
     tell("looking at the source", 0, 0)
-    folder, hub_id = locate(src)
+    place = find_source(src, family, config, to_official)
+    folder, hub_id = place.path, place.hub_id
     refuse_adapters(folder)
-    with _memory_errors(), _opened(folder) as (checkpoint, notes):
+    with _memory_errors(), _opened(place) as (checkpoint, notes):
         plan = plan_out(checkpoint, family, cast) if to_official else plan_in(checkpoint, family, cast)
         report = ConversionReport(hub_id or os.fspath(src), Path(dst), plan.family.name, to_official, notes=notes)
         report.dtypes = [str(kind).removeprefix("torch.") for kind in plan.sizes]
@@ -124,7 +128,7 @@ def convert(
         report.nbytes = sum(plan.sizes.values())
         if not to_official:
             report.notes += _notes_on(checkpoint.config, plan.family)
-        with atomic_folder(dst, force=force, sources=[folder]) as temporary:
+        with atomic_folder(dst, force=force, sources=place.files) as temporary:
             _check_tied(checkpoint, plan)
             report.notes += _write_weights(checkpoint, plan.groups, temporary, max_shard_size, strict_finite, tell)
             (temporary / "config.json").write_text(plan.config_json, encoding="utf-8")
@@ -132,8 +136,9 @@ def convert(
             if not to_official:
                 copy_code(temporary, plan.target_config)
                 _write_generation_config(temporary, plan.target_config)
-                (temporary / MEMORY).write_text(memory_text(plan, checkpoint.config), encoding="utf-8")
-                write_kept(checkpoint, plan.kept, temporary)
+                if not plan.family.is_file:
+                    (temporary / MEMORY).write_text(memory_text(plan, checkpoint.config), encoding="utf-8")
+                    write_kept(checkpoint, plan.kept, temporary)
             if verify:
                 report.parity = _verify(plan, folder, temporary, to_official, tell)
                 report.notes += report.parity.notes
@@ -148,14 +153,18 @@ def convert(
 
 
 def from_official(
-    src: str | PathLike[str], dtype: str | torch.dtype | None = None, family: str | None = None
+    src: str | PathLike[str],
+    dtype: str | torch.dtype | None = None,
+    family: str | None = None,
+    config: str | PathLike[str] | None = None,
 ) -> PreTrainedModel:
     """A model of ours with the weights of an official checkpoint, in memory; nothing is written.
 
     Args:
-        src: a folder or Hub id, in an official layout.
+        src: a folder or Hub id, in an official layout; or a weight file, with `config`.
         dtype: "float32", "bfloat16" or "float16"; None keeps the checkpoint's.
-        family: the official family; None takes it from `model_type`.
+        family: the official family; None takes it from `model_type`. A weight file needs it.
+        config: the JSON file with the settings of a weight file.
 
     Returns:
         The model, in evaluation mode.
@@ -167,9 +176,10 @@ def from_official(
         >>> model = blockformer.from_official("Qwen/Qwen3-0.6B")  # doctest: +SKIP
     """
     cast = parse_dtype(dtype)
-    folder, _ = locate(src)
+    place = find_source(src, family, config)
+    folder = place.path
     refuse_adapters(folder)
-    with _memory_errors(), _opened(folder) as (checkpoint, notes):
+    with _memory_errors(), _opened(place) as (checkpoint, notes):
         plan = plan_in(checkpoint, family, cast)
         _check_tied(checkpoint, plan)
         weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}
@@ -217,7 +227,7 @@ def export_folder(
     parse_size(max_shard_size)
     folder, hub_id = locate(src)
     refuse_adapters(folder)
-    with _memory_errors(), _opened(folder) as (checkpoint, notes):
+    with _memory_errors(), _opened(Source(folder)) as (checkpoint, notes):
         config = our_config(checkpoint.config)
         architecture = architecture_of(config)
         if architecture not in {target.rpartition(".")[2] for target in type(config).auto_classes.values()}:
@@ -248,11 +258,11 @@ def export_folder(
 
 
 @contextmanager
-def _opened(folder: Path):
-    """The checkpoint of a folder and a list that begins with the warnings of opening it."""
+def _opened(place: Source):
+    """The checkpoint of a source and a list that begins with the warnings of opening it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        checkpoint = Checkpoint(folder)
+        checkpoint = Checkpoint(place.path, place.config)
     with checkpoint:
         yield checkpoint, [str(warning.message) for warning in caught]
 
@@ -353,7 +363,8 @@ def _rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _write_card(folder: Path, plan: Plan, source: Path, hub_id: str | None, report: ConversionReport) -> None:
-    name = f"`{hub_id}`" if hub_id else f"the folder `{source.resolve().name}`"
+    kind = "file" if plan.family.is_file else "folder"
+    name = f"`{hub_id}`" if hub_id else f"the {kind} `{source.resolve().name}`"
     dtypes = ", ".join(report.dtypes)
     generation = read_json(folder / "generation_config.json")
     generation.pop("transformers_version", None)

@@ -1,16 +1,22 @@
-"""Every family, told apart by the official `model_type` on the way in and by a config's fields on the way out."""
+"""Every family, told apart by the official `model_type` on the way in and by a config's fields on the way out.
+
+Those of `tutorials.py` have no `model_type` and no way out: they are taken by name alone.
+"""
 
 import difflib
 from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig
 
-from . import bert, distilbert, gpt2, llama, mistral, qwen2, qwen3, roberta, t5
+from . import bert, distilbert, gpt2, llama, mistral, qwen2, qwen3, roberta, t5, tutorials
 from .errors import ConversionError, listed, shown
 from .family import Family
+from .sources import WEIGHT_FILES, Source, locate, weight_file
 
-__all__ = ["FAMILIES", "Family", "family_by_name", "family_for", "family_of"]
+__all__ = ["FAMILIES", "TUTORIALS", "Family", "family_by_name", "family_for", "family_of", "find_source"]
 
 # On the way out the first that can express a config is taken: the more a family demands, the earlier it stands.
 _KNOWN = (
@@ -20,6 +26,7 @@ _KNOWN = (
     gpt2.FAMILY,
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _KNOWN}
+TUTORIALS: dict[str, Family] = {family.name: family for family in tutorials.FAMILIES}
 
 
 def family_by_name(name: str) -> Family:
@@ -28,11 +35,46 @@ def family_by_name(name: str) -> Family:
     Raises:
         ConversionError: there is none; the near one is named.
     """
-    if name in FAMILIES:
-        return FAMILIES[name]
-    near = difflib.get_close_matches(name, FAMILIES, n=1)
+    known = {**FAMILIES, **TUTORIALS}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    raise ConversionError(f"there is no family {shown(name)}; there are {', '.join(sorted(FAMILIES))}.{hint}")
+    raise ConversionError(f"there is no family {shown(name)}; there are {', '.join(sorted(known))}.{hint}")
+
+
+def find_source(
+    source: str | PathLike[str],
+    family_name: str | None = None,
+    config: str | PathLike[str] | None = None,
+    to_official: bool = False,
+) -> Source:
+    """Where a checkpoint is: a folder or a Hub id, or the weight file of a family that is read from one.
+
+    Raises:
+        ConversionError: there is no such source, or it and the other arguments do not belong together.
+    """
+    family = None if family_name is None else family_by_name(family_name)
+    if family is not None and family.is_file:
+        if to_official:
+            raise ConversionError(
+                f"the family '{family.name}' is read and not written; leave out --to official, or name another family"
+            )
+        if config is None:
+            raise ConversionError(
+                f"the family '{family.name}' needs --config, a JSON file with its settings; see docs/tutorials.md"
+            )
+        return weight_file(source, config)
+    names = ", ".join(TUTORIALS)
+    if config is not None:
+        raise ConversionError(f"--config is for a weight file, with --family {names}; other sources have a config.json")
+    path = Path(source)
+    if family is None and path.suffix in WEIGHT_FILES and path.is_file():
+        raise ConversionError(
+            f"{path}: not a folder; name the folder that holds config.json too or, for a tutorial's state dict, give "
+            f"--config and --family {names}"
+        )
+    return Source(*locate(source))
 
 
 def family_of(official: Mapping[str, Any]) -> Family:

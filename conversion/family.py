@@ -85,6 +85,8 @@ class Family(ABC):
 
     spoken: tuple[str, ...] = ()
     """Entries of an official `config.json` that the family reads although the official class has dropped them."""
+    is_file = False
+    """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
 
     def __init__(self, name: str, config_class: str, heads: Collection[Head]):
         self.name = name

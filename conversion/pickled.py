@@ -1,12 +1,15 @@
 """Pickled checkpoints (`pytorch_model.bin`): read by `torch.load(weights_only=True)` alone, after checks of our own.
 
-What is taken: a flat dict of names to plain tensors, or that dict under the single well-known key `state_dict`
-(`{"state_dict": {...}, ...}`, as training frameworks write it; what lies beside it is not looked at). Everything else
-is refused, and there is no other way of loading to fall back to.
+What is taken: a flat dict of names to plain tensors, or that dict under a well-known key (`{"state_dict": {...}, ...}`,
+as training frameworks write it; what lies beside it is not looked at). In a folder that key is `state_dict` alone; in a
+weight file that a user names it may be any one of `WRAPPERS`. Two of them in one file, or one of them beside tensors
+with names like a module's ("head.weight"), are refused: it would be a guess which is the model. Everything else is
+refused too, and there is no other way of loading to fall back to.
 """
 
 import zipfile
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,15 +20,18 @@ from .errors import CheckpointError, listed, shown
 from .safetensors_io import DTYPE_NAMES, LFS_POINTER, MAX_TENSORS, TensorInfo, open_regular
 
 ZIP = b"PK\x03\x04"
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+"""Keys under which training scripts save a model's state dict, beside the epoch and the optimizer's state."""
 RESAVE = "save it again as safetensors with a tool that you trust"
 
 
-def load(path: Path, verify: bool = True) -> dict[str, Tensor]:
+def load(path: Path, verify: bool = True, wrappers: Collection[str] = WRAPPERS[:1]) -> dict[str, Tensor]:
     """The tensors of a pickled file; zip files stay on disk (memory-mapped) until a tensor is used.
 
     Args:
         path: the file.
         verify: also read the whole file once and compare its checksums.
+        wrappers: keys of which one may hold the tensors.
 
     Raises:
         CheckpointError: damaged, compressed, not only plain tensors, or in need of running code.
@@ -43,17 +49,17 @@ def load(path: Path, verify: bool = True) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path}: refused: damaged, or more than plain tensors in it (nothing of it was run); {RESAVE}. {reason}"
         ) from error
-    tensors = _state_dict(loaded, path)
+    tensors = _state_dict(loaded, path, wrappers)
     if records is not None:
         _check_storages(tensors, path, records)
     return tensors
 
 
-def headers(path: Path) -> list[TensorInfo]:
+def headers(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> list[TensorInfo]:
     """What `load` would give, without the data."""
     return [
         TensorInfo(name, tensor.dtype, tuple(tensor.shape), path, tensor.nbytes)
-        for name, tensor in load(path, verify=False).items()
+        for name, tensor in load(path, verify=False, wrappers=wrappers).items()
     ]
 
 
@@ -77,10 +83,17 @@ def _check_zip(file: BinaryIO, path: Path, verify: bool) -> list[int]:
     return [member.file_size for member in members]
 
 
-def _state_dict(loaded: Any, path: Path) -> dict[str, Tensor]:
+def _state_dict(loaded: Any, path: Path, wrappers: Collection[str]) -> dict[str, Tensor]:
     """The flat dict of plain tensors in a loaded file."""
-    if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
-        loaded = loaded["state_dict"]
+    found = [key for key in wrappers if isinstance(loaded, dict) and isinstance(loaded.get(key), dict)]
+    if found:
+        beside = [str(name) for name, value in loaded.items() if isinstance(value, Tensor) and "." in str(name)]
+        if len(found) > 1 or beside:
+            others = ", ".join(map(shown, [*found[1:], *beside[:3]]))
+            raise CheckpointError(
+                f"{path}: {shown(found[0])} and, beside it, {others}: which is the model? Save its state dict alone"
+            )
+        loaded = loaded[found[0]]
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path}: holds a {type(loaded).__name__}, not a dict of names to tensors; {RESAVE}")
     problems = [f"{shown(name)}: {problem}" for name, value in loaded.items() if (problem := _fault(name, value))]

@@ -1,10 +1,12 @@
-"""Where a checkpoint is: a folder, or a repo of the Hugging Face Hub that is fetched into the Hub's cache."""
+"""Where a checkpoint is: a folder, a repo of the Hugging Face Hub that is fetched into the Hub's cache, or one file."""
 
 import os
 import re
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+from .checkpoint import PICKLED_SUFFIXES
 from .errors import ConversionError, shown
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -33,6 +35,44 @@ SENTENCE_FILES = (
 """What `sentence-transformers` reads of a repo beside the model."""
 SAFETENSORS = ("*.safetensors", "model.safetensors.index.json")
 PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+
+WEIGHT_FILES = (*PICKLED_SUFFIXES, ".safetensors")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a conversion reads.
+
+    Attributes:
+        path: a folder, or one weight file.
+        hub_id: the Hub id that it was fetched by.
+        config: the JSON file with the settings of a weight file.
+    """
+
+    path: Path
+    hub_id: str | None = None
+    config: Path | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """What must stay as it is."""
+        return [self.path] if self.config is None else [self.path, self.config]
+
+
+def weight_file(source: str | PathLike[str], config: str | PathLike[str]) -> Source:
+    """A checkpoint that is one file, with the file of its settings beside it or elsewhere.
+
+    Raises:
+        ConversionError: there is no such file, or it is of another kind.
+    """
+    path = Path(source)
+    if path.is_dir():
+        raise ConversionError(f"{path}: a folder; for this family name the weight file itself")
+    if not os.path.lexists(path):
+        raise ConversionError(f"{path}: no such file")
+    if path.suffix not in WEIGHT_FILES:
+        raise ConversionError(f"{path}: not a weight file; its name must end in {', '.join(WEIGHT_FILES)}")
+    return Source(path, config=Path(config))
 
 
 def locate(source: str | PathLike[str], weights: bool = True) -> tuple[Path, str | None]:

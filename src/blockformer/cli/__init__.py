@@ -70,13 +70,24 @@ def common(
 @app.command("convert", epilog="Example: [bold]blockformer convert Qwen/Qwen3-0.6B qwen3 --dtype bfloat16[/bold]")
 @interruptible
 def convert(
-    src: Source,
+    src: Annotated[
+        str, typer.Argument(metavar="SRC", help="A folder, a Hub id, or a tutorial's weight file.", show_default=False)
+    ],
     dst: Target,
     to: Annotated[str, typer.Option(metavar="LAYOUT", help="'blockformer', or 'official': the way back.")] = (
         "blockformer"
     ),
     family: Annotated[
-        str | None, typer.Option(help="The official family; it is found out if not given.", show_default=False)
+        str | None,
+        typer.Option(
+            help="The official family; it is found out if not given. For a weight file: "
+            "article-gpt, article-encoder-decoder or article-transformer.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The settings of a weight file, as JSON; with --family.", show_default=False),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.", show_default=False)
@@ -99,6 +110,7 @@ def convert(
         dst,
         to=to,
         family=family,
+        config=config,
         dtype=dtype,
         max_shard_size=max_shard_size,
         verify=verify,
