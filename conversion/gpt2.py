@@ -121,13 +121,10 @@ class GPT2Family(Family):
 
     def form(self, official, names: Collection[str] | None = None, read=None):
         """See `Family.form`. Without `architectures` the tensors tell."""
-        head = self._head(official, names or ())
-        if not names:
-            return Form(head.official)
-        has_prefix = any(name.startswith(ROOT) for name in names)
-        if head.bare == has_prefix:
-            return Form(head.official, frozenset([PREFIX if has_prefix else NO_PREFIX]))
-        return Form(head.official)
+        names = names or ()
+        head = self._head(official, names)
+        trait, other = (PREFIX, ROOT) if head.bare else (NO_PREFIX, INNER)
+        return Form(head.official, frozenset([trait] if any(name.startswith(other) for name in names) else []))
 
     def _head(self, official: Mapping[str, Any], names: Collection[str]) -> GPT2Head:
         known = {head.official for head in self.heads}
@@ -238,17 +235,15 @@ class GPT2Family(Family):
         heads = ", ".join(head.ours for head in self.heads)
         if config.architectures and config.architectures[0] not in {head.ours for head in self.heads}:
             return [f"architectures must be one of {heads}"]
-        wanted = {
-            **SETTINGS,
-            "num_key_value_heads": config.num_attention_heads,
-            "head_dim": config.hidden_size // config.num_attention_heads,
-        }
+        wanted = {**SETTINGS, "num_key_value_heads": config.num_attention_heads}
+        if config.hidden_size % config.num_attention_heads == 0:
+            wanted["head_dim"] = config.hidden_size // config.num_attention_heads
         lines = [
             f"{name} must be {value!r}, not {getattr(config, name)!r}"
             for name, value in wanted.items()
             if getattr(config, name) != value
         ]
-        if config.head_dim * config.num_attention_heads != config.hidden_size:
+        if "head_dim" not in wanted:
             lines.append(f"hidden_size must be a multiple of num_attention_heads, not {config.hidden_size}")
         if config.attention_scale not in (None, 1.0):
             lines.append(f"attention_scale must be None or 1.0, not {config.attention_scale}")
