@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from tutorial_modules import GPT
 
 import blockformer
 from blockformer.cli import main
@@ -106,6 +107,29 @@ def test_the_options_of_convert_arrive(tmp_path, source):
     assert json.loads((tmp_path / "dst/config.json").read_text())["dtype"] == "float32"
 
 
+def test_a_weight_file_is_converted_with_its_settings(capsys, tmp_path):
+    settings = {
+        **dict.fromkeys(("vocab_size", "max_seq_length", "embedding_dim", "n_heads"), 8),
+        "n_layers": 1,
+        "drop_rate": 0.0,
+        "qkv_bias": False,
+    }
+    module = GPT(settings)
+    torch.save({"model": module.state_dict(), "epoch": 1}, tmp_path / "weights.pt")
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    arguments = ["convert", tmp_path / "weights.pt", tmp_path / "dst", "--family", "article-gpt"]
+    call(*arguments, status=1)
+    error = capsys.readouterr().err
+    assert error.startswith("error: the family 'article-gpt' needs --config")
+    assert error.count("\n") == 1
+    call(*arguments, "--config", tmp_path / "settings.json")
+    out = capsys.readouterr().out
+    assert f"{tmp_path / 'weights.pt'} -> {tmp_path / 'dst'}: a self-contained repo" in out
+    assert "note: not compared with the official model: there is none, MyGPTModel is the code of a tutorial" in out
+    model = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "dst")
+    assert torch.equal(model.lm_head.weight, module.out_head.weight)
+
+
 def test_export_makes_a_repo_of_a_saved_model(capsys, tmp_path):
     config = blockformer.preset("qwen3", **SIZES)
     blockformer.BlockformerDecoderForCausalLM(config).save_pretrained(tmp_path / "checkpoint")
@@ -125,6 +149,8 @@ def test_export_makes_a_repo_of_a_saved_model(capsys, tmp_path):
         (["convert", "{source}", "{tmp}/dst", "--family", "qwen4"], "there is no family 'qwen4'"),
         (["convert", "{source}", "{tmp}/dst", "--max-shard-size", "big"], "'big'"),
         (["convert", "{tmp}/nowhere", "{tmp}/dst"], "no such folder"),
+        (["convert", "{source}", "{tmp}/dst", "--config", "{source}/config.json"], "--config is for a weight file"),
+        (["convert", "{source}/model.safetensors", "{tmp}/dst"], "give --config and --family article-gpt"),
         (["export", "{source}", "{tmp}/dst"], "'qwen3' is not one of ours"),
         (["inspect", "{tmp}/nowhere/config.json"], "no such file"),
         (["inspect", "{tmp}/nowhere"], "no such folder"),

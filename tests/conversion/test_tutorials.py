@@ -7,13 +7,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
+from tutorial_modules import GPT, LATER, EncoderDecoder, Transformer, sinusoid
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families import FAMILIES, TUTORIALS, family_for, family_of
 
 from .oracles import fingerprint, stored
-from .tutorial_modules import GPT, LATER, EncoderDecoder, Transformer, sinusoid
 
 GPT_CONFIG = {
     "vocab_size": 61,
