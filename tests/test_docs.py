@@ -1,0 +1,332 @@
+"""The documentation against the code: links, names, fields, figures, pictures, snippets, and both languages alike."""
+
+import ast
+import functools
+import importlib.util
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+import torch
+
+import blockformer
+from blockformer.config_checks import config_field_names
+from blockformer.conversion.plan import architecture_of
+
+ROOT = Path(__file__).resolve().parent.parent
+CORE = ROOT / "src" / "blockformer"
+SCRIPT = ROOT / "scripts" / "draw_pictures.py"
+PAGE, PAGE_ZH = ROOT / "docs" / "from-figure-to-code.md", ROOT / "docs" / "zh" / "from-figure-to-code.md"
+PAIRS = {"page": (PAGE, PAGE_ZH), "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md")}
+NOT_OURS = {"build", "dist", "blockformer-demo"}
+
+# A link that names a place in the code: [`file.py` · `Name`](path).
+PLACE = re.compile(r"\[`([\w/]+\.py)` · `([\w.]+)`\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def markdown_files():
+    """Every Markdown file of the checkout, but none of a build, an environment or a cache."""
+    files = list(ROOT.glob("*.md"))
+    for folder in ROOT.iterdir():
+        if folder.is_dir() and not folder.name.startswith(".") and folder.name not in NOT_OURS:
+            files += folder.rglob("*.md")
+    return sorted(files)
+
+
+def prose(path):
+    """A file without its fenced blocks."""
+    return FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+def fences(path, language):
+    return [body for name, body in FENCE.findall(path.read_text(encoding="utf-8")) if name == language]
+
+
+def headings(path):
+    """(level, text) of each heading."""
+    return [(len(marks), text.strip()) for marks, text in re.findall(r"^(#+) (.+)$", prose(path), re.M)]
+
+
+@functools.cache
+def anchors(path):
+    """The anchors that GitHub gives to the headings of a file."""
+    found = {}
+    for _, text in headings(path):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        count = found.get(slug, -1) + 1
+        found[slug] = count
+        if count:
+            found[f"{slug}-{count}"] = 0
+    return frozenset(found)
+
+
+def tables(path):
+    """Each table as a list of rows, a row as a list of cells; the line of dashes is left out."""
+    found, rows = [], []
+    for line in [*prose(path).splitlines(), ""]:
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in line.strip("|").split("|")])
+        elif rows:
+            found.append([rows[0], *rows[2:]])
+            rows = []
+    return found
+
+
+@functools.cache
+def names_of(path):
+    """What a module defines: functions, classes, their methods and what their methods set on self."""
+    names = set()
+
+    def targets(node):
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            yield from target.elts if isinstance(target, ast.Tuple) else [target]
+
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            names |= {target.id for target in targets(node) if isinstance(target, ast.Name)}
+        if isinstance(node, ast.ClassDef):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.FunctionDef):
+                    names.add(f"{node.name}.{inner.name}")
+                elif isinstance(inner, ast.Assign | ast.AnnAssign):
+                    names |= {
+                        f"{node.name}.{target.attr}" for target in targets(inner) if isinstance(target, ast.Attribute)
+                    }
+    return frozenset(names)
+
+
+def test_links_of_every_page_lead_somewhere():
+    broken = []
+    for path in markdown_files():
+        for target in LINK.findall(re.sub(r"`[^`]*\]\([^`]*`", "", prose(path))):
+            if re.match(r"[a-z]+:|\$", target):
+                continue
+            name, _, anchor = unquote(target).partition("#")
+            there = (path.parent / name).resolve() if name else path
+            if not there.exists():
+                broken.append(f"{path.relative_to(ROOT)}: {target}: no such file")
+            elif anchor and anchor not in anchors(there):
+                broken.append(f"{path.relative_to(ROOT)}: {target}: no such heading")
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("page", [PAGE, PAGE_ZH], ids=["en", "zh"])
+def test_every_named_place_exists(page):
+    places = PLACE.findall(page.read_text(encoding="utf-8"))
+    assert len(places) > 60
+    for file, name, target in places:
+        there = (page.parent / target).resolve()
+        assert there == CORE / file, f"{file} · {name} links to {target}"
+        assert name in names_of(there), f"{file} has no {name}"
+
+
+@pytest.mark.parametrize("page", [PAGE, PAGE_ZH], ids=["en", "zh"])
+def test_every_field_in_the_tables_is_a_field(page):
+    classes = (blockformer.BlockformerDecoderConfig, blockformer.BlockformerEncoderDecoderConfig)
+    fields = set().union(*(config_field_names(config_class) for config_class in classes))
+    found = set()
+    for header, *rows in tables(page):
+        for index, title in enumerate(header):
+            if any(word in title for word in ("field", "字段")):
+                for row in rows:
+                    found |= set(re.findall(r"`(\w+)`", row[index]))
+    assert len(found) > 25
+    assert found <= fields, f"no fields: {sorted(found - fields)}"
+
+
+# The table of section 13: a family's column is its preset.
+COLUMNS = ("transformer-base", "marian", "bert", "t5", "gpt2", "qwen3")
+FIELDS = (
+    "norm_type norm_placement norm_bias embedding_norm final_norm position_type type_vocab_size "
+    "qk_norm attention_scale attention_bias attention_output_bias gated_mlp hidden_act mlp_bias embedding_scale "
+    "share_embeddings tie_word_embeddings logit_scale lm_head_bias lm_head_transform pooler_act initializer_range"
+).split()
+WORDS = {
+    "en": {"topology": "topology", "yes": "yes", "encoder": "encoder", "decoder": "decoder"},
+    "zh": {"topology": "拓扑", "yes": "是", "encoder": "编码器", "decoder": "解码器"},
+}
+
+
+def axis_cell(config, field, words):
+    """A value as the table has it: no and not set are blank, factors are written as what they are."""
+    value = getattr(config, field, None)
+    width = config.hidden_size
+    if field == "attention_scale" and value is None:
+        return "1/√D"
+    if field == "initializer_range" and value is None:
+        return "1/√inputs"
+    if field in ("embedding_scale", "logit_scale") and value in (width**0.5, width**-0.5):
+        return "√C" if value > 1 else "1/√C"
+    if isinstance(value, bool):
+        return words["yes"] if value else ""
+    if isinstance(value, str):
+        return f"`{value}`"
+    return f"{value:g}" if value else ""
+
+
+def axis_table(language):
+    words = WORDS[language]
+    configs = [blockformer.preset(name) for name in COLUMNS]
+    kinds = [config.model_type.removeprefix("blockformer_").split("_") for config in configs]
+    rows = [["", *(f"`{name}`" for name in COLUMNS)]]
+    rows.append([words["topology"], *("-".join(words[kind] for kind in each) for each in kinds)])
+    rows += [[f"`{field}`", *(axis_cell(config, field, words) for config in configs)] for field in FIELDS]
+    return rows
+
+
+def as_markdown(rows):
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return re.sub(r"  +", " ", "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]))
+
+
+@pytest.mark.parametrize(("page", "language"), [(PAGE, "en"), (PAGE_ZH, "zh")], ids=["en", "zh"])
+def test_the_table_of_families_is_that_of_the_presets(page, language):
+    expected = axis_table(language)
+    found = [table for table in tables(page) if table[0] == expected[0]]
+    assert found == [expected], f"should be\n{as_markdown(expected)}"
+
+
+def on_meta(config):
+    with torch.device("meta"):
+        return getattr(blockformer, architecture_of(config))(config)
+
+
+@pytest.mark.parametrize("page", [PAGE, PAGE_ZH], ids=["en", "zh"])
+def test_parameters_are_counted_right(page):
+    table = next(table for table in tables(page) if any(row[0] == "`transformer-base`" for row in table))
+    names = [row[0].strip("`") for row in table[1:] if row[0].startswith("`")]
+    assert names == ["transformer-base", "transformer-big", "transformer-pre-ln", "gpt2", "bert", "t5"]
+    for row in table[1:]:
+        if row[0].startswith("`"):
+            counted = on_meta(blockformer.preset(row[0].strip("`"))).num_parameters()
+            assert row[1] == f"{counted:,}", row[0]
+
+    def count(module):
+        return f"{sum(parameter.numel() for parameter in module.parameters()):,}"
+
+    model = on_meta(blockformer.preset("transformer-base")).model
+    embeddings, encoder, decoder = model.encoder.embed_tokens, model.encoder.layers[0], model.decoder.layers[0]
+    assert re.findall(r"[\d,]{6,}", table[1][2]) == [count(embeddings), count(encoder), count(decoder)]
+
+
+def test_shares_and_sizes_in_the_text():
+    base = on_meta(blockformer.preset("transformer-base"))
+    layers = [*base.model.encoder.layers, *base.model.decoder.layers]
+    cross = [module for layer in base.model.decoder.layers for module in (layer.cross_attn, layer.cross_attn_layernorm)]
+
+    def count(modules):
+        return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+    assert round(100 * count(cross) / base.num_parameters()) == 10
+    assert round(100 * count(cross) / count(layers)) == 14
+    assert round(100 * count(cross) / count(base.model.decoder.layers)) == 25
+    for page in (PAGE, PAGE_ZH):
+        text = page.read_text(encoding="utf-8")
+        assert "10%" in text
+        assert "14%" in text
+        assert f"{2 * 40 * 8 * 128:,}" in text
+        assert f"{2 * 40 * 8 * 128 * 2 // 1024} KiB" in text
+        assert f"{2 * 40 * 40 * 128 * 2 // 1024} KiB" in text
+
+
+def without_comments(code):
+    return "\n".join(line.split("#")[0].rstrip() for line in code.splitlines())
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_both_languages_have_the_same_parts(pair):
+    ours, theirs = PAIRS[pair]
+
+    def numbers(path):
+        return [(level, re.match(r"[\d.]*", text).group()) for level, text in headings(path)]
+
+    def shapes(path):
+        return [[len(row) for row in table] for table in tables(path)]
+
+    def pictures(path):
+        return [Path(target).name for target in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", prose(path))]
+
+    def places(path):
+        return sorted((file, name) for file, name, _ in PLACE.findall(path.read_text(encoding="utf-8")))
+
+    def code(path, language):
+        return [without_comments(body) for body in fences(path, language)]
+
+    for part in (numbers, shapes, pictures, places):
+        assert part(ours) == part(theirs), part.__name__
+    for language in ("python", "math", ""):
+        assert code(ours, language) == code(theirs, language), language or "commands"
+    assert set(re.findall(r"\d{2,3}(?:,\d{3})+|\d+\.\d+", prose(ours))) == set(
+        re.findall(r"\d{2,3}(?:,\d{3})+|\d+\.\d+", prose(theirs))
+    ), "figures"
+
+
+def drawer():
+    spec = importlib.util.spec_from_file_location("draw_pictures", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PICTURES = drawer().PICTURES
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_up_to_date(name):
+    drawn = PICTURES[name]()
+    assert drawn == PICTURES[name]()
+    path = ROOT / "docs" / "pictures" / f"{name}.svg"
+    assert path.read_bytes() == drawn.encode(), "run python scripts/draw_pictures.py"
+
+
+def test_every_picture_is_shown_and_names_what_exists():
+    shown = set(re.findall(r"\(pictures/([\w-]+)\.svg\)", PAGE.read_text(encoding="utf-8")))
+    assert set(PICTURES) <= shown
+    defined = frozenset().union(*(names_of(path) for path in CORE.glob("*.py")))
+    named = set()
+    for draw in PICTURES.values():
+        for words in re.findall(r'font-family="\'DejaVu Sans Mono[^>]*>([^<]+)<', draw()):
+            named |= set(re.findall(r"\b[A-Z]\w+\.\w+", words))
+            for file, name in re.findall(r"(\w+)\.(?:py · )?([A-Za-z_]+)", words):
+                if (CORE / f"{file}.py").exists():
+                    assert name in names_of(CORE / f"{file}.py"), words
+                    named.add(name)
+    assert len(named) > 12
+    assert named <= defined, sorted(named - defined)
+
+
+SNIPPETS = [
+    pytest.param(path, body, id=f"{path.relative_to(ROOT)}-{number}")
+    for path in markdown_files()
+    for number, body in enumerate(fences(path, "python"))
+]
+
+
+@pytest.mark.parametrize(("path", "body"), SNIPPETS)
+def test_snippets_compile(path, body):
+    if path.name == "template.md":
+        body = re.sub(r"\$\{?\w+\}?", "x", body)
+    ast.parse(body)
+
+
+RUNNABLE = [
+    snippet
+    for snippet in SNIPPETS
+    if snippet.values[0] in (PAGE, ROOT / "README.md") and "from_official" not in snippet.values[1]
+]
+
+
+@pytest.mark.parametrize(("path", "body"), RUNNABLE)
+def test_snippets_run(path, body):
+    exec(compile(body, str(path), "exec"), {"blockformer": blockformer})
+
+
+def test_there_are_snippets_of_both_pages():
+    assert {snippet.values[0] for snippet in RUNNABLE} == {PAGE, ROOT / "README.md"}
+    assert len(RUNNABLE) >= 5
