@@ -72,7 +72,6 @@ def quicker(monkeypatch):
         torch.ops.mkldnn._linear_pointwise(torch.ones(2, 3), torch.ones(4, 3), None, "none", [], "")
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no oneDNN linear")
-    monkeypatch.setenv("BLOCKFORMER_ONEDNN", "1")
     monkeypatch.setattr(kernels, "_verdict", [True])
 
 
@@ -94,10 +93,10 @@ def test_linear_and_its_gradients(quicker, shape, bias, strided):
         assert_close(linear(layer, states), layer(states))
 
 
-def test_it_must_be_asked_for(quicker, monkeypatch):
+def test_it_is_off_without_fast_paths(quicker, monkeypatch):
     layer, states = nn.Linear(7, 11), torch.randn(3, 7)
     assert "OneDnn" in type(linear(layer, states).grad_fn).__name__
-    monkeypatch.delenv("BLOCKFORMER_ONEDNN")
+    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     assert "OneDnn" not in type(linear(layer, states).grad_fn).__name__
 
 
@@ -170,7 +169,6 @@ def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
     def missing(*_):
         raise AttributeError("no such op")
 
-    monkeypatch.setenv("BLOCKFORMER_ONEDNN", "1")
     monkeypatch.setattr(kernels, "_verdict", [])
     monkeypatch.setattr(kernels, "_onednn", missing)
     layer, states = nn.Linear(4, 3), torch.randn(2, 4)

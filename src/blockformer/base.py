@@ -6,6 +6,7 @@ from transformers import initialization as init
 
 from .attention import Attention
 from .compat import OutputRecorder
+from .inference import check_stays, pack_linears, unpack_linears
 from .layer import Layer
 from .positions import ComputedPositions
 
@@ -58,6 +59,35 @@ class BlockformerPreTrainedModel(PreTrainedModel):
                 f"load_state_dict(..., strict=False)):{_listed(missing)}"
             )
         return loading_info
+
+    def _apply(self, fn, recurse=True):
+        check_stays(self, fn)
+        return super()._apply(fn, recurse)
+
+    def prepare_for_inference(self):
+        """Make the model quicker where it only answers: weights lie as the processor multiplies them, without a copy.
+
+        That is bfloat16 on a CPU; elsewhere nothing changes. Saving still writes plain tensors. No gradients, adapters,
+        casts or moves until `prepare_for_training`.
+
+        Returns:
+            The model, in evaluation mode.
+        """
+        self.eval()
+        if not hasattr(self, "_trainable"):
+            self._trainable = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        self.requires_grad_(False)
+        pack_linears(self)
+        return self
+
+    def prepare_for_training(self):
+        """Undo `prepare_for_inference`: plain weights, which learn again if they did before. Returns the model."""
+        unpack_linears(self)
+        trainable = self.__dict__.pop("_trainable", ())
+        for name, parameter in self.named_parameters():
+            if name in trainable:
+                parameter.requires_grad_(True)
+        return self
 
     def _init_weights(self, module):
         super()._init_weights(module)

@@ -1,5 +1,4 @@
-"""The fast paths, each beside the plain way that defines it. `BLOCKFORMER_FAST=0` turns all of them off;
-`BLOCKFORMER_ONEDNN=1` adds the one that rounds more coarsely, see `linear`.
+"""The fast paths, each beside the plain way that defines it. `BLOCKFORMER_FAST=0` turns all of them off.
 
 B batch, S key length, H heads, K key/value heads, D head size, I inputs and O outputs of a linear layer.
 """
@@ -51,16 +50,14 @@ def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: f
 
 
 def linear(module: nn.Module, states):
-    """`module(states)`; with BLOCKFORMER_ONEDNN=1 a plain float32 `nn.Linear` on the CPU by oneDNN, if that is quicker.
+    """`module(states)`; of a plain float32 `nn.Linear` on the CPU by oneDNN, where that is the quicker one.
 
-    PyTorch's float32 product leaves about half of some processors' speed unused, oneDNN's does not. Its rounding
-    differs with the number of rows, so that logits may differ by somewhat more than 1e-5: it must be asked for. A
-    wrapped, hooked, quantized, sharded or offloaded layer is called as it is.
+    PyTorch's float32 product leaves about half of some processors' speed unused, oneDNN's does not. Both sum in
+    float32, in another order. A wrapped, hooked, quantized, sharded or offloaded layer is called as it is.
 
     Shapes: [..., I] -> [..., O].
     """
-    is_wanted = states.dtype is torch.float32 and os.environ.get("BLOCKFORMER_ONEDNN") == "1"
-    if not is_wanted or not _is_plain(module, states) or not fast_paths_enabled() or not _onednn_is_quicker():
+    if not _is_plain(module, states) or not fast_paths_enabled() or not _onednn_is_quicker():
         return module(states)
     weight, bias = module.weight, module.bias
     if torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad):
@@ -79,7 +76,7 @@ def is_plain_linear(module) -> bool:
 
 def _is_plain(module, states) -> bool:
     """Whether calling the module on float32 states would be `F.linear` of dense CPU tensors and nothing else."""
-    if type(states) is not torch.Tensor or not is_plain_linear(module):
+    if states.dtype is not torch.float32 or type(states) is not torch.Tensor or not is_plain_linear(module):
         return False
     if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
         return False  # forward-mode differentiation and torch.func know the plain layer only
@@ -134,12 +131,13 @@ def _measure() -> bool:
         fast, plain = _onednn(states, weight, None), F.linear(states, weight)
         if not torch.allclose(fast, plain, rtol=1e-4, atol=1e-3):
             return False
-        return _best(lambda: _onednn(states, weight, None)) < 0.9 * _best(lambda: F.linear(states, weight))
+        return best_time(lambda: _onednn(states, weight, None)) < 0.9 * best_time(lambda: F.linear(states, weight))
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
 
 
-def _best(work: Callable, repeats: int = 5) -> float:
+def best_time(work: Callable, repeats: int = 5) -> float:
+    """Seconds of the quickest of some runs."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -31,6 +31,7 @@ from .heads import (
     head_dropout,
     last_token_states,
 )
+from .inference import PackedLinear  # noqa: F401
 from .inputs import check_generation
 from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401

@@ -24,6 +24,7 @@ from .config_checks import check_names  # noqa: F401
 from .configuration_blockformer import BlockformerEncoderDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .heads import LanguageModelHead, head_dropout, last_token_states
+from .inference import PackedLinear  # noqa: F401
 from .inputs import check_target
 from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401

@@ -1,0 +1,192 @@
+"""Weights packed for inference: the same answers, the same files, one copy, and a way back."""
+
+import copy
+import io
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from torch import nn
+
+import blockformer
+from blockformer import inference
+from blockformer.inference import PackedLinear
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+@pytest.fixture(autouse=True)
+def quicker(monkeypatch):
+    """Packing judged the quicker way, whatever this machine says of it."""
+    try:
+        PackedLinear(nn.Linear(8, 8, dtype=torch.bfloat16))(torch.ones(1, 8, dtype=torch.bfloat16))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        pytest.skip("this PyTorch has no packed bfloat16 product here")
+    monkeypatch.setattr(inference, "_verdict", [True])
+
+
+def make(name="qwen3", dtype=torch.bfloat16, **settings):
+    torch.manual_seed(0)
+    config = blockformer.preset(name, **{**SIZES, "initializer_range": 0.3, **settings})
+    kind = "DecoderForCausalLM" if config.is_decoder else "EncoderForMaskedLM"
+    if config.is_encoder_decoder:
+        kind = "EncoderDecoderForConditionalGeneration"
+    return getattr(blockformer, f"Blockformer{kind}")(config).to(dtype).eval()
+
+
+def packed_of(model):
+    return [module for module in model.modules() if isinstance(module, PackedLinear)]
+
+
+@pytest.mark.parametrize("shape", [(7,), (1, 1, 7), (3, 5, 7)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("strided", [True, False])
+@torch.no_grad()
+def test_one_layer(shape, bias, strided):
+    layer = nn.Linear(7, 11, bias=bias, dtype=torch.bfloat16)
+    states = torch.randn(*shape[:-1], 14)[..., ::2] if strided else torch.randn(*shape)
+    states = states.bfloat16()
+    packed = PackedLinear(layer)
+    torch.testing.assert_close(packed(states), layer(states), rtol=0.02, atol=0.02)
+    assert torch.equal(packed.unpack().weight, layer.weight)
+    assert packed.state_dict().keys() == layer.state_dict().keys()
+    assert all(torch.equal(value, layer.state_dict()[name]) for name, value in packed.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("qwen3", {}),
+        ("gpt2", {"bos_token_id": 0, "eos_token_id": 1}),
+        ("bert", {}),
+        ("t5", {"tie_word_embeddings": False}),
+    ],
+)
+@torch.no_grad()
+def test_answers_files_and_the_way_back(name, settings, tmp_path):
+    model = make(name, **settings)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    trainable = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
+    ids = torch.randint(2, 101, (2, 9))
+    inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})}
+    expected = model(**inputs).logits
+    assert model.prepare_for_inference() is model
+    found = packed_of(model)
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert found
+    assert linears == ([model.lm_head] if model.config.tie_word_embeddings else [])
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    torch.testing.assert_close(model(**inputs).logits, expected, rtol=0.05, atol=0.15)
+
+    assert model.state_dict().keys() == before.keys()
+    model.save_pretrained(tmp_path / "packed")
+    again = type(model).from_pretrained(tmp_path / "packed", dtype=torch.bfloat16)
+    assert all(torch.equal(value, before[key]) for key, value in again.state_dict().items())
+    blockformer.export_model(model, tmp_path / "repo")
+    assert all(
+        torch.equal(tensor, before[key]) for key, tensor in load_file(tmp_path / "repo/model.safetensors").items()
+    )
+
+    assert model.prepare_for_inference() is model  # once more changes nothing
+    assert model.prepare_for_training() is model
+    assert not packed_of(model)
+    assert {key for key, parameter in model.named_parameters() if parameter.requires_grad} == trainable
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert torch.equal(model(**inputs).logits, expected)
+
+
+def test_it_learns_again_after_the_way_back():
+    model = make()
+    model.model.embed_tokens.weight.requires_grad_(False)
+    model.prepare_for_inference().prepare_for_training().train()
+    ids = torch.randint(2, 101, (2, 9))
+    model(ids, labels=ids).loss.backward()
+    assert model.model.embed_tokens.weight.grad is None
+    assert model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
+
+
+def test_text_of_every_kind():
+    model, plain = make(), make()
+    model.prepare_for_inference()
+    ids = torch.randint(2, 101, (2, 9))
+    for settings in ({}, {"num_beams": 3}, {"cache_implementation": "static"}):
+        found, expected = (
+            m.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0, **settings) for m in (model, plain)
+        )
+        assert found.shape == expected.shape
+        assert (found[:, :12] == expected[:, :12]).all()  # later a rounding of bfloat16 may decide
+
+
+def test_no_second_copy():
+    model = make(hidden_size=64)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    model.prepare_for_inference()
+    packed = sum(layer.packed.numel() for layer in packed_of(model))
+    assert packed + sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+def test_a_copy_and_a_pickle():
+    model = make().prepare_for_inference()
+    ids = torch.randint(2, 101, (1, 6))
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    for other in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
+        assert len(packed_of(other)) == len(packed_of(model))
+        assert torch.equal(other(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.float(),
+        lambda model: model.to("meta"),
+        lambda model: model.load_state_dict(make().state_dict()),
+    ],
+    ids=["cast", "move", "load"],
+)
+def test_what_it_cannot_do_says_the_way_back_and_changes_nothing(change):
+    model = make().prepare_for_inference()
+    ids = torch.randint(2, 101, (1, 6))
+    expected = model(ids).logits
+    with pytest.raises(RuntimeError, match="prepare_for_training"):
+        change(model)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert model.to("cpu").to(torch.bfloat16) is model  # no change is no harm
+    assert packed_of(model)
+    assert torch.equal(model(ids).logits, expected)
+
+
+def test_what_is_left_as_it_is(monkeypatch):
+    assert not packed_of(make(dtype=torch.float32).prepare_for_inference())
+    hooked = make()
+    hooked.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: None)
+    hooked.prepare_for_inference()
+    assert isinstance(hooked.model.layers[0].mlp.up_proj, nn.Linear)
+    assert isinstance(hooked.model.layers[1].mlp.up_proj, PackedLinear)
+    adapted = get_peft_model(make(), LoraConfig(target_modules=["q_proj"]))
+    adapted.base_model.model.prepare_for_inference()
+    assert type(adapted.base_model.model.model.layers[0].self_attn.q_proj.base_layer).__name__ == "PackedLinear"
+    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
+    assert not packed_of(make().prepare_for_inference())
+    monkeypatch.delenv("BLOCKFORMER_FAST")
+    monkeypatch.setattr(inference, "_verdict", [False])
+    assert not packed_of(make().prepare_for_inference())
+
+
+def test_without_the_private_op_nothing_is_packed(monkeypatch):
+    def missing(*_):
+        raise AttributeError("no such op")
+
+    monkeypatch.setattr(inference, "_verdict", [])
+    monkeypatch.setattr(PackedLinear, "__init__", missing)
+    assert inference.pack_linears(make()) == 0
+    assert inference._verdict == [False]
