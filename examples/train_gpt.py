@@ -63,6 +63,10 @@ class TextError(ValueError):
     """The text, or the prompt, cannot be used."""
 
 
+class ReloadError(RuntimeError):
+    """The published repo does not give what the trained model gave."""
+
+
 # The text
 
 
@@ -274,7 +278,11 @@ print(json.dumps(tokenizer.batch_decode(written[:, inputs.input_ids.shape[1]:], 
 
 
 def write_elsewhere(repo: Path, prompts: list[str], new_tokens: int) -> list[str]:
-    """The same, greedily, with the saved repo in a fresh process that cannot import this package."""
+    """The same, greedily, with the saved repo in a fresh process that cannot import this package.
+
+    Raises:
+        ReloadError: the process failed; the message has its last lines.
+    """
     command = [sys.executable, "-c", RELOAD, str(repo.resolve()), json.dumps(prompts), str(new_tokens)]
     with tempfile.TemporaryDirectory() as scratch:  # modules of an earlier repo in the user's cache must not help
         environment = {**os.environ, "HF_MODULES_CACHE": scratch, "HF_HUB_OFFLINE": "1"}
@@ -282,7 +290,7 @@ def write_elsewhere(repo: Path, prompts: list[str], new_tokens: int) -> list[str
             command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment, check=False
         )
     if done.returncode:
-        raise RuntimeError(f"the repo failed in a fresh process:\n{done.stderr[-2000:]}")
+        raise ReloadError(f"the repo failed in a fresh process:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -422,7 +430,7 @@ def run(folder: Path, arguments, console: Console) -> None:
         write_elsewhere(folder, prompts, min(48, room)),
     )
     if here != elsewhere:
-        raise RuntimeError("the reloaded model does not write what the trained one wrote")
+        raise ReloadError("the reloaded model does not write what the trained one wrote")
     console.print("reloaded in a fresh process without this package: the same greedy text")
 
     (folder / "samples.txt").write_text(
@@ -478,7 +486,7 @@ def main(command_line=None) -> None:
                 raise TextError(f"{path}: no such file or folder")
         with atomic_folder(arguments.output, force=arguments.force, sources=arguments.texts) as folder:
             run(folder, arguments, Console())
-    except (TextError, CorpusError, ConversionError, FloatingPointError, RuntimeError) as error:
+    except (TextError, CorpusError, ConversionError, FloatingPointError, ReloadError) as error:
         sys.exit(f"error: {error}")
     print(f"written: {arguments.output}")
 

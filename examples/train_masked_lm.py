@@ -170,8 +170,8 @@ def main(command_line=None) -> None:
     """Train, judge, save, reload elsewhere, show."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="folder of the repo to make")
-    parser.add_argument("--steps", type=int, default=1000, help=f"optimizer steps of {BATCH} rows (default: 1000)")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, help="its peak (default: 0.002)")
+    parser.add_argument("--steps", type=int, default=700, help=f"optimizer steps of {BATCH} rows (default: 700)")
+    parser.add_argument("--learning-rate", type=float, default=3e-3, help="its peak (default: 0.003)")
     parser.add_argument("--bytes", type=int, default=4_000_000, help="of text, held-out part included")
     parser.add_argument("--force", action="store_true", help="replace the folder")
     arguments = parser.parse_args(command_line)

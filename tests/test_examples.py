@@ -1,31 +1,26 @@
 """The examples: their parts, and their way from start to end on very little text."""
 
-import importlib.util
+import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import torch
+from example_files import EXAMPLES, load
 
+import blockformer
 from blockformer.cli.search import EncoderMissing, encoder_folder
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
 
 try:
     encoder_folder()
-except EncoderMissing as missing:
-    pytest.skip(str(missing), allow_module_level=True)
+except EncoderMissing as error:
+    missing = str(error)
+else:
+    missing = ""
+needs_encoder = pytest.mark.skipif(bool(missing), reason=missing)
 
 
-def load(name):
-    """An example as a module."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
+@needs_encoder
 def test_a_search_shows_ranked_hits(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["search", "--limit", "40", "--count", "2", "--query", "abstract base class"])
     monkeypatch.setenv("COLUMNS", "160")
@@ -48,6 +43,7 @@ def test_no_text_of_the_classifier_is_both_trained_on_and_held_out():
     assert example.pieces(20) == (train, held_out)
 
 
+@needs_encoder
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--lora"]], ids=["all", "lora"])
 def test_the_classifier_is_trained_saved_and_reloaded(tmp_path, more):
@@ -58,4 +54,60 @@ def test_the_classifier_is_trained_saved_and_reloaded(tmp_path, more):
     assert done.returncode == 0, done.stderr[-2000:]
     for line in ("most frequent class", "linear, on frozen features", "fine-tuned", "reloaded in a fresh process"):
         assert line in done.stdout
+    assert (tmp_path / "repo/modeling_blockformer.py").exists()
+
+
+class Knowing:
+    """Gives chosen logits whatever it is asked."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, logits):
+        self.logits = logits
+
+    def __call__(self, input_ids):
+        return self
+
+
+def test_masked_tokens_are_scored_beside_their_frequencies():
+    example = load("train_masked_lm")
+    labels = torch.tensor([[-100, 2, 1], [2, -100, 0]])
+    batches = [{"input_ids": torch.zeros(2, 3, dtype=torch.long), "labels": labels}]
+    score = example.unigram_score(torch.tensor([2, 2, 2, 1, 1]), batches, vocab_size=3)  # counts plus one: 1, 3, 4 of 8
+    assert score.accuracy == 0.5
+    assert score.loss == pytest.approx(-(2 * math.log(4 / 8) + math.log(3 / 8) + math.log(1 / 8)) / 4)
+
+    logits = torch.zeros(2, 3, 3)
+    logits[0, 1, 2] = logits[0, 2, 0] = 5.0  # one right, one wrong
+    logits[1, 0, 2] = logits[1, 1, 1] = 5.0  # one right, one that nobody asked for
+    logits[1, 2, 0] = 5.0  # right
+    score = example.model_score(Knowing(logits), batches)
+    assert score.accuracy == 0.75
+    surprise = math.log(math.exp(5) + 2)
+    assert score.loss == pytest.approx((3 * (surprise - 5) + surprise) / 4)
+
+
+def test_the_questions_are_the_same_for_everyone_and_a_mask_hides_its_space():
+    example = load("train_masked_lm")
+    text = "def heap(x):\n    return x\n" * 40
+    tokenizer = example.make_tokenizer([text], 300)
+    assert tokenizer.convert_ids_to_tokens(tokenizer("import <mask>")["input_ids"])[-2:] == ["t", "<mask>"]
+    blocks = example.Blocks(torch.tensor(tokenizer(text)["input_ids"]), 16)
+    first, second = (example.masked_batches(blocks, tokenizer) for _ in range(2))
+    assert all(torch.equal(one["labels"], two["labels"]) for one, two in zip(first, second, strict=True))
+    labels = torch.cat([batch["labels"] for batch in first])
+    assert len(labels) == len(blocks)
+    assert 0.1 < (labels != -100).float().mean() < 0.2
+
+
+@pytest.mark.slow
+def test_a_masked_lm_is_trained_saved_and_reloaded(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    load("train_masked_lm").main(["--output", str(tmp_path / "repo"), "--steps", "8", "--bytes", "300000"])
+    output = capsys.readouterr().out
+    for line in ("token frequencies", "the encoder", "the same, reloaded in a fresh process", "import <mask>"):
+        assert line in output
+    config = blockformer.BlockformerEncoderConfig.from_pretrained(tmp_path / "repo")
+    assert (config.position_type, config.norm_type, config.gated_mlp) == ("rotary", "rms_norm", True)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
     assert (tmp_path / "repo/modeling_blockformer.py").exists()
