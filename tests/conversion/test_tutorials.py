@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch.testing import assert_close
+from transformers import GPT2LMHeadModel
 from tutorial_modules import GPT, LATER, EncoderDecoder, Transformer, sinusoid
 
 import blockformer
@@ -281,6 +282,18 @@ def test_a_converted_tutorial_is_a_repo_like_any_other(tmp_path, family):
     assert all(
         torch.equal(a, b) for a, b in zip(again.state_dict().values(), loaded.state_dict().values(), strict=True)
     )
+
+
+@torch.no_grad()
+def test_a_gpt_with_all_its_biases_goes_on_to_the_layout_of_gpt2(tmp_path):
+    config = {**GPT_CONFIG, "qkv_bias": True}
+    module = GPT(config)
+    path, settings = write(tmp_path, module.state_dict(), config)
+    convert(path, tmp_path / "ours", family="article-gpt", config=settings)
+    report = convert(tmp_path / "ours", tmp_path / "official", to_official=True)
+    assert report.family == "gpt2"
+    rows = tokens(61, 2, 9)
+    assert_close(GPT2LMHeadModel.from_pretrained(tmp_path / "official")(rows).logits, module(rows), **CLOSE)
 
 
 def test_the_weights_are_those_of_the_file_bit_for_bit(tmp_path):

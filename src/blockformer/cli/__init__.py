@@ -67,7 +67,11 @@ def common(
     """Every classic Transformer, from one small set of blocks: convert, inspect and publish."""
 
 
-@app.command("convert", epilog="Example: [bold]blockformer convert Qwen/Qwen3-0.6B qwen3 --dtype bfloat16[/bold]")
+@app.command(
+    "convert",
+    epilog="Example: [bold]blockformer convert Qwen/Qwen3-0.6B qwen3 --dtype bfloat16[/bold]\n\n"
+    "A tutorial's weights: [bold]blockformer convert weights.pt my-gpt --family article-gpt --config settings.json[/bold]",
+)
 @interruptible
 def convert(
     src: Annotated[
