@@ -93,7 +93,7 @@ class Attention(nn.Module):
         Args:
             hidden_states: [B, T, C], the source of the queries.
             attention_mask: in the backend's form, or None.
-            position_embeddings: cosines and sines, each [B, T, D], or None.
+            position_embeddings: what `rotate` turns by, each [B, 1, T, D], or None.
             position_bias: [1 or B, H, T, S], added to the scores, or None.
             query_positions: [T], the queries' places among the keys; needed for relative terms.
             key_value_states: [B, S, C], the source of keys and values; None means `hidden_states`.

@@ -36,7 +36,9 @@ class FeedForward(nn.Module):
             inner = self.act_fn(linear(self.up_proj, hidden_states))
         else:
             inner = self.act_fn(linear(self.gate_proj, hidden_states)) * linear(self.up_proj, hidden_states)
-        return linear(self.down_proj, self._fitting(F.dropout(inner, self.dropout, self.training)))
+        if self.training:
+            inner = F.dropout(inner, self.dropout)
+        return linear(self.down_proj, self._fitting(inner))
 
     def _fitting(self, inner):
         """In the dtype of the down projection, which may be kept in float32; quantized weights see to it themselves."""

@@ -33,9 +33,11 @@ class Layer(GradientCheckpointingLayer):
 
     def _residual(self, hidden_states, norm: nn.Module, sublayer):
         """x + f(norm(x)) or norm(x + f(x)): the one place where the placement of the norm matters."""
-        if self.pre_norm:
-            return _hold_finite(hidden_states + F.dropout(sublayer(norm(hidden_states)), self.dropout, self.training))
-        return norm(_hold_finite(hidden_states + F.dropout(sublayer(hidden_states), self.dropout, self.training)))
+        change = sublayer(norm(hidden_states) if self.pre_norm else hidden_states)
+        if self.training:
+            change = F.dropout(change, self.dropout)
+        hidden_states = _hold_finite(hidden_states + change)
+        return hidden_states if self.pre_norm else norm(hidden_states)
 
     def forward(
         self,

@@ -85,7 +85,7 @@ class SinusoidalPositions(ComputedPositions):
 class RotaryPositions(ComputedPositions):
     """Rotary position embedding, RoPE (Su et al., 2021), in every type of transformers' `ROPE_INIT_FUNCTIONS`.
 
-    Gives the cosines and sines [B, T, D] by which `rotate` turns queries and keys. The types whose frequencies depend
+    Gives what `rotate` turns queries and keys by: cosines and signed sines, each [B, 1, T, D]. The types whose frequencies depend
     on the text's length ("dynamic", "longrope") take it from the largest position of the call and keep no state, so
     that a result never depends on the calls before it.
     """
@@ -117,19 +117,17 @@ class RotaryPositions(ComputedPositions):
     def forward(self, hidden_states, position_ids):
         frequencies = self._frequencies_at(position_ids).to(hidden_states.device)
         angles = position_ids[..., None].float() * frequencies  # [B, T, D/2]
-        angles = torch.cat((angles, angles), dim=-1)  # [B, T, D]
         cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
-        return cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)  # [B, T, D]
+        return cos.to(hidden_states.dtype)[:, None], sin.to(hidden_states.dtype)[:, None]
 
 
 def rotate(states, cos, sin):
-    """Turn each pair (x_i, x_{i + D/2}) of a head by its position's angle.
+    """Turn each pair (x_i, x_{i + D/2}) of a head by its position's angle: (x cos - y sin, y cos + x sin).
 
-    Shapes: states [B, H, T, D]; cos, sin [B, T, D] -> [B, H, T, D].
+    Shapes: states [B, H, T, D]; cos and signed sin [B, 1, T, D], of `RotaryPositions` -> [B, H, T, D].
     """
-    first, second = states.chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return states * cos[:, None] + turned * sin[:, None]
+    return torch.addcmul(states * cos, states.roll(states.shape[-1] // 2, dims=-1), sin)
 
 
 class RelativeBias(nn.Module):
