@@ -469,7 +469,11 @@ def test_tutorials_are_taken_by_name_alone(tmp_path):
         ("article-gpt", {"qkv_bias": 0}, "'qkv_bias' must be true or false"),
         ("article-gpt", {"n_heads": 5}, r"embedding_dim \(32\) is not a multiple of n_heads \(5\)"),
         ("article-gpt", {"eos_token_id": -1}, "'eos_token_id' must be a token, 0 or more"),
-        ("article-gpt", {"eos_token_id": 61}, "eos_token_id must be a token from 0 to 60, not 61"),
+        (
+            "article-gpt",
+            {"eos_token_id": 61},
+            "the config of 'article-gpt': eos_token_id must be a token from 0 to 60, not 61",
+        ),
         ("article-gpt", {"n_layers": 2**62}, "more than this machine"),
         ("article-gpt", {"decoder_start_token_id": 1}, "'decoder_start_token_id' is not known"),
         ("article-encoder-decoder", {"eps": 0}, "'eps' must be a number above 0"),
@@ -630,7 +634,7 @@ def test_a_long_table_of_float32_is_a_sinusoid_and_none_is_fine(tmp_path):
     state["src_pos.pe"] = table
     path, settings = write(tmp_path, state, config)
     from_official(path, family="article-encoder-decoder", config=settings)
-    half = {**state, "src_pos.pe": table.bfloat16(), "tgt_pos.pe": sinusoid(24, 32)[0]}
+    half = {**state, "src_pos.pe": table.bfloat16(), "tgt_pos.pe": sinusoid(24, 32)[0].bfloat16()}
     from_official(*write(tmp_path, half, config)[:1], family="article-encoder-decoder", config=settings)
     del state["src_pos.pe"], state["tgt_pos.pe"]
     from_official(*write(tmp_path, state, config)[:1], family="article-encoder-decoder", config=settings)

@@ -70,7 +70,7 @@ def common(
 @app.command(
     "convert",
     epilog="Example: [bold]blockformer convert Qwen/Qwen3-0.6B qwen3 --dtype bfloat16[/bold]\n\n"
-    "A tutorial's weights: [bold]blockformer convert weights.pt my-gpt --family article-gpt --config settings.json[/bold]",
+    "A tutorial's weights: [bold]blockformer convert weights.pt gpt --family article-gpt --config settings.json[/bold]",
 )
 @interruptible
 def convert(
