@@ -48,9 +48,13 @@ def draw(rows: list[Row], path: Path) -> None:
     """Bars of the median ratio; the line at 1 is transformers."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 0.35 * len(rows) + 1.2), dpi=150, layout="constrained")
+    figure = Figure(figsize=(9, 0.35 * len(rows) + 1.2), dpi=150, layout="constrained")
     axes = figure.subplots()
-    labels = [f"{row.work} {row.dtype}, batch {row.batch}, context {row.context:,}" for row in rows]
+    shapes = [row.shape.partition(",")[0] for row in rows]
+    labels = [
+        f"{shape}: {row.work} {row.dtype}, batch {row.batch}, context {row.context:,}"
+        for shape, row in zip(shapes, rows, strict=True)
+    ]
     bars = axes.barh(range(len(rows)), [row.ratio_median for row in rows], color="tab:blue")
     axes.bar_label(bars, fmt="%.2f", padding=3)
     axes.margins(x=0.1)

@@ -1,6 +1,6 @@
 """Blockformer beside transformers, on the same random weights, turn by turn in one process.
 
-Usage: python benchmarks/run.py [--full] [--only decoder encoder encoder-decoder] [--output FOLDER]
+Usage: python benchmarks/run.py [--full] [--only decoder gpt2 encoder encoder-decoder translator] [--output FOLDER]
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from rich.console import Console
 from rich.progress import track
 
 DTYPES = [torch.bfloat16, torch.float32]
-PARTS = ["decoder", "encoder", "encoder-decoder"]
+PARTS = ["decoder", "gpt2", "encoder", "encoder-decoder", "translator"]
 SMALL = workloads.Shape("Qwen3-0.6B width, 6 layers, 32k vocabulary", layers=6, vocab_size=32768)
 FULL = workloads.Shape("Qwen3-0.6B", layers=28, vocab_size=151936)
+GPT2 = workloads.Shape(
+    "GPT-2", layers=12, vocab_size=50257, hidden_size=768, heads=12, kv_heads=12, head_dim=64, family="gpt2"
+)
 
 
 def main() -> None:
@@ -32,8 +35,13 @@ def main() -> None:
 
     limits = machine.measure(DTYPES)
     rows: list[workloads.Row] = []
+    rounds, tokens = (5, 24) if options.full else (5, 12)
     if "decoder" in options.only:
-        rows += decoder_rows(options.full, limits, console)
+        decodes = [(16, 1), (512, 1), (2048, 1)] + ([(8192, 1), (512, 8)] if options.full else [])
+        shape = FULL if options.full else SMALL
+        rows += decoder_rows(shape, decodes, [512, 2048], rounds, tokens, limits, console)
+    if "gpt2" in options.only:
+        rows += decoder_rows(GPT2, [(16, 1), (512, 1)], [], rounds, tokens, limits, console)
     if "encoder" in options.only:
         pair = seq2seq.make_bert(layers=12 if options.full else 4)
         for dtype in DTYPES[::-1]:
@@ -45,27 +53,40 @@ def main() -> None:
         encoders = tuple(model.get_encoder() for model in pair)
         for fill in track(seq2seq.FILLS, "encoder of an encoder-decoder", console=console):
             rows.append(seq2seq.encode(encoders, "T5-base width", fill, 5, limits.gemm_gflops))
-        for beams in track([1, 4], "encoder-decoder", console=console):
-            rows.append(seq2seq.write(pair, beams, 3, 24, limits.read_gbs))
+        rows += written(pair, "T5-base width", limits, console)
+    if "translator" in options.only:
+        pair = seq2seq.make_marian(vocab_size=58101 if options.full else 8192)
+        rows += written(pair, "Marian, Transformer-base width", limits, console)
     report.write(options.output, limits, rows)
     console.print(report.markdown(limits, rows), soft_wrap=True, highlight=False)
     console.print(f"Written to {options.output}")
 
 
-def decoder_rows(full: bool, limits: machine.Machine, console: Console) -> list[workloads.Row]:
-    """Decode and prefill of Qwen3's shape."""
-    shape = FULL if full else SMALL
-    decodes = [(16, 1), (512, 1), (2048, 1)] + ([(8192, 1), (512, 8)] if full else [])
-    rounds, tokens = (5, 24) if full else (5, 12)
+def decoder_rows(
+    shape: workloads.Shape,
+    decodes: list[tuple[int, int]],
+    prefills: list[int],
+    rounds: int,
+    tokens: int,
+    limits: machine.Machine,
+    console: Console,
+) -> list[workloads.Row]:
+    """Decode at these contexts and batches, and prefill of these lengths, in every dtype."""
     rows = []
     for dtype in DTYPES:
         pair = workloads.make_pair(shape, dtype)
-        for context, batch in track(decodes, f"decode {dtype}", console=console):
+        for context, batch in track(decodes, f"{shape.family} decode {dtype}", console=console):
             rows.append(workloads.decode(pair, shape, context, batch, rounds, tokens, limits.read_gbs))
-        for context in track([512, 2048], f"prefill {dtype}", console=console):
+        for context in track(prefills, f"{shape.family} prefill {dtype}", console=console) if prefills else ():
             rows.append(workloads.prefill(pair, shape, context, rounds, limits.gemm_gflops))
         del pair
     return rows
+
+
+def written(pair, name: str, limits: machine.Machine, console: Console) -> list[workloads.Row]:
+    """Text of an encoder-decoder, greedy and with beams."""
+    beams = track([1, 4], name, console=console)
+    return [seq2seq.write(pair, name, count, 3, 24, limits.read_gbs) for count in beams]
 
 
 if __name__ == "__main__":

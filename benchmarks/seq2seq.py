@@ -1,16 +1,21 @@
-"""Encoders by how full a padded batch is, and an encoder-decoder, beside transformers on the same random weights."""
+"""Encoders by how full a padded batch is, and encoder-decoders, beside transformers on the same random weights."""
 
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 
 import torch
-from transformers import BertConfig, BertModel, PreTrainedModel, T5Config, T5ForConditionalGeneration
-from workloads import Row, interleaved
-
-import blockformer
+from transformers import (
+    BertConfig,
+    BertModel,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from workloads import Row, check_same, converted, interleaved
 
 ROWS, LENGTH = 16, 128
 FILLS = {0.41: (8, 97), 0.71: (54, 128), 1.0: (128, 128)}
@@ -20,20 +25,28 @@ FILLS = {0.41: (8, 97), 0.71: (54, 128), 1.0: (128, 128)}
 def make_bert(layers: int) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Ours and transformers' BERT of base width, float32, evaluation mode."""
     torch.manual_seed(0)
-    return _pair(BertModel(BertConfig(num_hidden_layers=layers, vocab_size=8192), add_pooling_layer=False))
+    return converted(BertModel(BertConfig(num_hidden_layers=layers, vocab_size=8192), add_pooling_layer=False))
 
 
 def make_t5(layers: int) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Ours and transformers' T5 of base width, float32, evaluation mode."""
     torch.manual_seed(0)
     sizes = {"d_model": 768, "d_ff": 3072, "num_layers": layers, "num_heads": 12, "vocab_size": 8192}
-    return _pair(T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, initializer_factor=0.2)))
+    return converted(T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, initializer_factor=0.2)))
 
 
-def _pair(peer: PreTrainedModel) -> tuple[PreTrainedModel, PreTrainedModel]:
-    with tempfile.TemporaryDirectory() as folder:
-        peer.save_pretrained(folder)
-        return blockformer.from_official(folder), peer.eval()
+def make_marian(vocab_size: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Ours and transformers' Marian of the original Transformer's base shape, float32, evaluation mode."""
+    torch.manual_seed(0)
+    sides = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in {"layers": 6, "ffn_dim": 2048, "attention_heads": 8}.items()
+    }
+    last = vocab_size - 1
+    tokens = {"pad_token_id": last, "decoder_start_token_id": last, "eos_token_id": 0, "forced_eos_token_id": 0}
+    settings = {"d_model": 512, "activation_function": "swish", "scale_embedding": True, "vocab_size": vocab_size}
+    return converted(MarianMTModel(MarianConfig(**sides, **tokens, **settings)))
 
 
 @torch.inference_mode()
@@ -69,10 +82,15 @@ def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, flo
 
 
 @torch.inference_mode()
-def write(pair, beams: int, rounds: int, tokens: int, read_gbs: float) -> Row:
-    """Generate from a batch of 4 rows of 64, greedily or with beams; seconds a token, the encoder included."""
+def write(pair, name: str, beams: int, rounds: int, tokens: int, read_gbs: float) -> Row:
+    """Generate from a batch of 4 rows of 64, greedily or with beams; seconds a token, the encoder included.
+
+    Raises:
+        RuntimeError: the models do not compute the same, so that timing them would compare nothing.
+    """
     ours, peer = pair
-    ids = torch.randint(5, ours.config.vocab_size, (4, 64))
+    ids = torch.randint(5, ours.config.vocab_size - 1, (4, 64))  # the last may be the padding token
+    check_same(name, ours.dtype, [model(input_ids=ids, decoder_input_ids=ids[:, :24]).logits for model in pair])
     arguments = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "num_beams": beams}
 
     def once(model: PreTrainedModel) -> list[float]:
@@ -82,8 +100,8 @@ def write(pair, beams: int, rounds: int, tokens: int, read_gbs: float) -> Row:
 
     times = interleaved(lambda: once(ours), lambda: once(peer), rounds)
     item = next(ours.parameters()).element_size()
-    weights = sum(parameter.numel() for parameter in [*ours.model.decoder.parameters(), ours.lm_head.weight])
-    name = f"T5-base width, {ours.config.num_hidden_layers} + {ours.config.decoder_layers} layers"
+    weights = sum(parameter.numel() for parameter in [*ours.model.decoder.layers.parameters(), ours.lm_head.weight])
+    name = f"{name}, {ours.config.num_hidden_layers} + {ours.config.decoder_layers} layers"
     work = "greedy" if beams == 1 else f"beam {beams}"
     return _row(name, work, ours, 64, 4, times, weights * item / (read_gbs * 1e9))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 import blockformer
@@ -17,7 +18,11 @@ import blockformer
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a Qwen3 model, the head tied to the embeddings; the weights are random."""
+    """Sizes of a decoder, the head tied to the embeddings, as Qwen3-0.6B has them by default; the weights are random.
+
+    Attributes:
+        family: whose layers it has, "qwen3" or "gpt2".
+    """
 
     name: str
     layers: int
@@ -27,6 +32,7 @@ class Shape:
     heads: int = 16
     kv_heads: int = 8
     head_dim: int = 128
+    family: str = "qwen3"
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,19 @@ class Row:
 
 
 def make_pair(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Our model and transformers' Qwen3 with the same weights; both in eval mode.
+    """Our model and transformers' own with the same weights; both in eval mode.
 
     Raises:
         RuntimeError: they do not compute the same, so that timing them would compare nothing.
     """
+    torch.manual_seed(0)
+    pair = {"qwen3": _qwen3, "gpt2": _gpt2}[shape.family](shape, dtype)
+    ids = torch.randint(0, shape.vocab_size, (1, 24))
+    check_same(shape.name, dtype, [model(ids).logits for model in pair])
+    return pair
+
+
+def _qwen3(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
     sizes = {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
@@ -75,18 +89,42 @@ def make_pair(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTra
         "max_position_embeddings": 40960,
         "tie_word_embeddings": True,
     }
-    torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
     ours = blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **sizes)).to(dtype).eval()
     peer = Qwen3ForCausalLM(Qwen3Config(**sizes, rope_parameters=rope)).to(dtype).eval()
     peer.load_state_dict(ours.state_dict())
-    ids = torch.randint(0, shape.vocab_size, (1, 24))
-    with torch.no_grad():
-        left, right = ours(ids).logits.float(), peer(ids).logits.float()
+    return ours, peer
+
+
+def _gpt2(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
+    config = GPT2Config(
+        vocab_size=shape.vocab_size,
+        n_embd=shape.hidden_size,
+        n_inner=shape.intermediate_size,
+        n_layer=shape.layers,
+        n_head=shape.heads,
+    )
+    return converted(GPT2LMHeadModel(config).to(dtype))
+
+
+def converted(peer: PreTrainedModel) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A model of transformers, converted, and itself; both in eval mode."""
+    with tempfile.TemporaryDirectory() as folder:
+        peer.save_pretrained(folder)
+        return blockformer.from_official(folder), peer.eval()
+
+
+@torch.no_grad()
+def check_same(name: str, dtype: torch.dtype, logits: list[torch.Tensor]) -> None:
+    """Compare the logits of two models.
+
+    Raises:
+        RuntimeError: they differ by more than rounding.
+    """
+    left, right = (tensor.float() for tensor in logits)
     error = ((left - right).abs().max() / right.abs().max()).item()
     if error > (1e-5 if dtype == torch.float32 else 0.05):
-        raise RuntimeError(f"{shape.name} in {dtype}: logits differ by {error:.2g} of the largest; nothing is timed")
-    return ours, peer
+        raise RuntimeError(f"{name} in {dtype}: logits differ by {error:.2g} of the largest; nothing is timed")
 
 
 class _Clock(BaseStreamer):
