@@ -52,9 +52,9 @@ from blockformer.conversion.atomic import atomic_folder
 DECODERS = sorted(
     name for name, (kind, _) in blockformer.PRESETS.items() if kind is blockformer.BlockformerDecoderConfig
 )
-VOCABULARY, WIDTH, LAYERS, HEADS, CONTEXT, BATCH = 2048, 128, 4, 4, 256, 4
+VOCABULARY, WIDTH, LAYERS, HEADS, CONTEXT, BATCH = 2048, 128, 4, 4, 128, 4
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}  # a few minutes see each text about once
-MINUTES = 2.5
+STEPS = 1500
 HELD_OUT = 0.05
 LEAST_BYTES, LEAST_HELD_OUT = 20_000, 4_000
 
@@ -213,7 +213,7 @@ def train(model, train_blocks: Blocks, held_out_blocks: Blocks, budget: Budget, 
     optimizer = blockformer.adamw(model, arguments.learning_rate, arguments.weight_decay, betas=(0.9, 0.95))
     # by the share of the budget that is used: a quick machine and a slow one both finish their schedule
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(budget.used(step)))
-    watch = BudgetCallback(budget, console, tokens_per_step=BATCH * CONTEXT, evaluations=16)
+    watch = BudgetCallback(budget, console, tokens_per_step=BATCH * CONTEXT, evaluations=12)
     with tempfile.TemporaryDirectory() as scratch, with_threads(threads):
         trainer = Trainer(
             model,
@@ -393,11 +393,11 @@ def run(folder: Path, arguments, console: Console) -> None:
         "untrained model": model_score(model, *scored, CONTEXT),
         "unigram baseline": unigram_score(train_ids, *scored, len(tokenizer)),
     }
-    timed = arguments.minutes or (None if arguments.steps else MINUTES)
-    budget = Budget(timed * 60 if timed else math.inf, arguments.steps or 1_000_000)
+    steps = arguments.steps or (1_000_000 if arguments.minutes else STEPS)
+    budget = Budget(60 * arguments.minutes if arguments.minutes else math.inf, steps)
     console.print(f"{model.num_parameters():,} parameters, {len(train_ids):,} tokens of {len(tokenizer):,} kinds")
     start, busy = time.perf_counter(), time.process_time()
-    blocks = Blocks(train_ids, CONTEXT), Blocks(held_out_ids, CONTEXT, limit=32)
+    blocks = Blocks(train_ids, CONTEXT), Blocks(held_out_ids, CONTEXT, limit=48)
     steps, curve = train(model, *blocks, budget, console, arguments)
     seconds, busy = time.perf_counter() - start, time.process_time() - busy
     scores["trained model"] = model_score(model, *scored, CONTEXT)
@@ -464,9 +464,11 @@ def main(command_line=None) -> None:
     parser.add_argument("texts", nargs="*", type=Path, help="text files, or folders of them (default: Python's own)")
     parser.add_argument("--output", type=Path, required=True, help="folder of the repo to make")
     parser.add_argument("--preset", default="gpt2", choices=DECODERS, help="a decoder preset (default: gpt2)")
-    parser.add_argument("--minutes", type=positive, help=f"how long to train (default without --steps: {MINUTES})")
-    parser.add_argument("--steps", type=_whole, help=f"optimizer steps of {BATCH * CONTEXT:,} tokens")
-    parser.add_argument("--learning-rate", type=positive, default=4e-3, help="its peak (default: 4e-3)")
+    parser.add_argument("--minutes", type=positive, help="how long to train, at most")
+    parser.add_argument(
+        "--steps", type=_whole, help=f"steps of {BATCH * CONTEXT} tokens (default without --minutes: {STEPS})"
+    )
+    parser.add_argument("--learning-rate", type=positive, default=3e-3, help="its peak (default: 3e-3)")
     parser.add_argument(
         "--weight-decay", type=_number(lambda value: 0 <= value < math.inf, "0 or more"), default=0.1,
         help="of the matrices (default: 0.1)",
