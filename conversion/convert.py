@@ -21,6 +21,7 @@ from .atomic import atomic_folder
 from .checkpoint import Checkpoint, nonfinite, read_json
 from .errors import ConversionError, listed, shown
 from .families import Family, find_source
+from .generation import FILE, settings_in
 from .kept import KEPT, write_kept
 from .mapping import Group, check_tied
 from .plan import (
@@ -43,7 +44,6 @@ from .verify import Parity, load_model
 from .verify import verify as verify_models
 from .writer import ShardWriter, parse_size
 
-GENERATION_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is (0: not known)."""
 
@@ -135,7 +135,7 @@ def convert(
             report.notes += copy_side_files(checkpoint, temporary)
             if not to_official:
                 copy_code(temporary, plan.target_config)
-                _write_generation_config(temporary, plan.target_config)
+                _write_generation_config(temporary, _entries(plan, checkpoint), plan.target_config)
                 if not plan.family.is_file:
                     (temporary / MEMORY).write_text(memory_text(plan, checkpoint.config), encoding="utf-8")
                     write_kept(checkpoint, plan.kept, temporary)
@@ -184,8 +184,7 @@ def from_official(
         _check_tied(checkpoint, plan)
         weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}
         bad = [name for name, tensor in weights.items() if nonfinite(tensor)]
-        generation = folder / "generation_config.json"
-        settings = read_json(generation) if generation.is_file() else None
+        generation = settings_in(folder, _entries(plan, checkpoint), plan.target_config)
         checkpoint.check_unchanged()
     if bad:
         notes.append(f"NaN or infinite values in {len(bad)} tensors:{listed(map(shown, bad))}")
@@ -193,8 +192,8 @@ def from_official(
         warnings.warn(f"{src}: {note}", stacklevel=2)
     kind = next(iter(plan.sizes))
     model = plan.target_class.from_pretrained(None, config=plan.target_config, state_dict=weights, dtype=kind)
-    if settings is not None:
-        model.generation_config = GenerationConfig.from_dict(settings)
+    if model.can_generate():
+        model.generation_config = GenerationConfig.from_dict(generation)
     return model.eval()
 
 
@@ -243,7 +242,7 @@ def export_folder(
             (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")
             report.notes += copy_side_files(checkpoint, temporary)
             copy_code(temporary, config)
-            _write_generation_config(temporary, config)
+            _write_generation_config(temporary, checkpoint.config, config)
             if os.path.lexists(folder / MEMORY):
                 (temporary / MEMORY).write_text(json_text(read_json(folder / MEMORY)), encoding="utf-8")
                 if (folder / KEPT).exists():
@@ -319,12 +318,15 @@ def _write_weights(
     return [f"NaN or infinite values (kept as they are):{listed(bad)}"] if bad else []
 
 
-def _write_generation_config(folder: Path, config: PretrainedConfig) -> None:
-    """Write generation settings from a model's config, where the source had none."""
-    path = folder / "generation_config.json"
-    if not path.exists():
-        ids = {name: getattr(config, name, None) for name in GENERATION_TOKENS}
-        path.write_text(json_text({name: value for name, value in ids.items() if value is not None}), encoding="utf-8")
+def _write_generation_config(folder: Path, entries: Mapping[str, Any], config: PretrainedConfig) -> None:
+    """Write generation settings into a repo where the source had no file of them."""
+    if not (folder / FILE).exists():
+        (folder / FILE).write_text(json_text(settings_in(folder, entries, config)), encoding="utf-8")
+
+
+def _entries(plan: Plan, checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The `config.json` that may speak of generation; the settings of a weight file do not."""
+    return plan.target_config.to_dict() if plan.family.is_file else checkpoint.config
 
 
 def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Progress) -> Parity:
@@ -336,11 +338,13 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
 
     def load_source(dtype: torch.dtype) -> PreTrainedModel:
         arguments = {} if to_official else plan.official_arguments
-        return _rounded(load_model(plan.source_class, plan.source_config, source, dtype, arguments), kind)
+        model = _rounded(load_model(plan.source_class, plan.source_config, source, dtype, arguments), kind)
+        return model if to_official else plan.family.settle(model)
 
     def load_target(dtype: torch.dtype) -> PreTrainedModel:
         arguments = plan.official_arguments if to_official else {}
-        return load_model(plan.target_class, plan.target_config, target, dtype, arguments)
+        model = load_model(plan.target_class, plan.target_config, target, dtype, arguments)
+        return plan.family.settle(model) if to_official else model
 
     return verify_models(
         load_source,
@@ -356,9 +360,9 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
 @torch.no_grad()
 def _rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """The model with its weights rounded to a dtype, so that a cast that was asked for is no difference."""
-    for parameter in model.parameters():
-        if dtype.itemsize < parameter.dtype.itemsize:
-            parameter.copy_(parameter.to(dtype))
+    for tensor in model.state_dict().values():
+        if tensor.is_floating_point() and dtype.itemsize < tensor.dtype.itemsize:
+            tensor.copy_(tensor.to(dtype))
     return model
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from . import bert, distilbert, gpt2, llama, mistral, qwen2, qwen3, roberta, t5, tutorials
+from . import bart, bert, distilbert, gpt2, llama, marian, mistral, qwen2, qwen3, roberta, t5, tutorials
 from .errors import ConversionError, listed, shown
 from .family import Family
 from .sources import WEIGHT_FILES, Source, locate, weight_file
@@ -23,6 +23,7 @@ _KNOWN = (
     *(qwen3.FAMILY, qwen2.FAMILY, llama.FAMILY, mistral.FAMILY),
     *(distilbert.FAMILY, roberta.FAMILY, roberta.XLM, bert.FAMILY),
     *(t5.UMT5, t5.T5, t5.MT5),
+    *(marian.FAMILY, bart.MBART, bart.BART),
     gpt2.FAMILY,
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _KNOWN}

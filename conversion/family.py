@@ -203,6 +203,10 @@ class Family(ABC):
         """Why an ignored tensor is not what it must be for being ignored, or None. `name` is canonical."""
         return None
 
+    def settle(self, model: PreTrainedModel) -> PreTrainedModel:
+        """An official model with what it can compute by itself as exact as its dtype allows, however it was stored."""
+        return model
+
     def shift(self, config: PretrainedConfig) -> int:
         """What must be added to the position ids of a model of ours to get those of the official one."""
         return 0

@@ -68,6 +68,26 @@ class Transpose:
 
 
 @dataclass(frozen=True)
+class LeadingAxis:
+    """Every tensor without its first axis, which is of length 1 (the bias of BART's logits is stored [1, V])."""
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor[0] for tensor in tensors]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor[None] for tensor in tensors]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        for shape in shapes:
+            if not shape or shape[0] != 1:
+                raise ConversionError(f"shape {list(shape)} has no first axis of length 1 to leave out")
+        return [tuple(shape[1:]) for shape in shapes]
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return [(1, *shape) for shape in shapes]
+
+
+@dataclass(frozen=True)
 class Split:
     """One tensor -> several along `dim`, with the given sizes; the way back concatenates them."""
 

@@ -112,6 +112,8 @@ def probes(config: PretrainedConfig) -> list[Probe]:
     """Inputs that fit a model of ours: random, structured (a ramp, a repetition), and padded on the left.
 
     With token types, encoder states or a target where it takes them; padded on the right too where it is no decoder.
+    Two stacks with positions in their embeddings are padded on the right alone: the official ones count padding too,
+    and take no position ids.
     """
     vocabulary = config.vocab_size
     length = max(2, min(LONGEST, config.max_position_embeddings - NEW_TOKENS))
@@ -129,15 +131,18 @@ def probes(config: PretrainedConfig) -> list[Probe]:
     if getattr(config, "add_cross_attention", False):
         extras["encoder_hidden_states"] = torch.randn(ROWS, 7, config.hidden_size, generator=generator)
     if getattr(config, "is_encoder_decoder", False):
-        extras["decoder_input_ids"] = torch.randint(vocabulary, (ROWS, length), generator=generator)
+        target_size = config.decoder_vocab_size or vocabulary
+        extras["decoder_input_ids"] = torch.randint(target_size, (ROWS, length), generator=generator)
     inputs = [
         Probe("random", random, full, count, **extras),
         Probe("structured", torch.stack([ramp, repeated]), full, count, **extras),
-        Probe("padded", random, padded, positions, **extras),
     ]
+    relative = getattr(config, "position_type", "") == "relative_bias"
+    if relative or not getattr(config, "is_encoder_decoder", False):
+        inputs.append(Probe("padded", random, padded, positions, **extras))
     if not getattr(config, "is_decoder", True):
         inputs.append(Probe("padded on the right", random, padded.flip(-1), count, **extras))
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "position_type", "") == "relative_bias":
+    if relative or getattr(config, "is_encoder_decoder", False):
         return [_as_source(probe, config.eos_token_id) for probe in inputs]
     return inputs
 

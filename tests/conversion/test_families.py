@@ -189,7 +189,7 @@ def test_a_negative_padding_token_means_none():
 
 def test_a_source_is_told_by_model_type_alone():
     assert family_of({"model_type": "qwen2", "_name_or_path": "meta-llama/Llama-3"}).name == "qwen2"
-    with pytest.raises(ConversionError, match="'gpt_oss' is not supported; there are bert"):
+    with pytest.raises(ConversionError, match="'gpt_oss' is not supported; there are bart, bert"):
         family_of({"model_type": "gpt_oss"})
     with pytest.raises(ConversionError, match="model_type is missing"):
         family_of({})

@@ -1,0 +1,62 @@
+"""Marian (Junczys-Dowmunt et al., 2018), the translators of OPUS-MT: the original Transformer and a bias of the logits.
+
+Its positions are computed, all sines before all cosines; older checkpoints hold the table. The two sides may have a
+vocabulary each. All else is as in `bart.py`.
+"""
+
+import torch
+from torch import Tensor
+
+from .bart import TABLES, BartFamily, BartHead
+
+
+class MarianFamily(BartFamily):
+    """A Marian."""
+
+    def check_ignored(self, name, tensor: Tensor):
+        """See `Family.check_ignored`."""
+        if name.endswith(TABLES) and not _is_sinusoid(tensor):
+            return "is not the table of sines and cosines that the official class computes, so it cannot be left out"
+        return None
+
+    @torch.no_grad()
+    def settle(self, model):
+        """See `Family.settle`: a table that is stored in half precision is rounded, ours never is."""
+        for name, parameter in model.named_parameters():
+            if name.endswith(TABLES):
+                parameter.copy_(_sinusoid(*parameter.shape))
+        return model
+
+
+def _sinusoid(positions: int, width: int) -> Tensor:
+    """The official table, all sines and then all cosines: float64 [positions, width]."""
+    frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :width]
+
+
+def _is_sinusoid(table: Tensor) -> bool:
+    """Whether a table is that, as exactly as its dtype can say it."""
+    if table.dim() != 2 or not table.is_floating_point():
+        return False
+    tolerance = max(1e-6, torch.finfo(table.dtype).eps)
+    return torch.allclose(table.double(), _sinusoid(*table.shape), rtol=0, atol=tolerance)
+
+
+FAMILY = MarianFamily(
+    "marian",
+    "Marian",
+    [
+        BartHead("MarianMTModel", "BlockformerEncoderDecoderForConditionalGeneration"),
+        BartHead("MarianModel", "BlockformerEncoderDecoderModel"),
+    ],
+    {
+        "norm_placement": "post",
+        "final_norm": False,
+        "decoder_starts_with_last_label": False,
+        "position_type": "sinusoidal_halves",
+        "position_offset": 0,
+        "embedding_norm": False,
+    },
+    own_vocabularies=True,
+)
