@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pairs import assert_close, model, token_ids
 from torch import nn
 
-from blockformer import kernels
+from blockformer import inference, kernels
 from blockformer.attention import eager_attention_forward
 from blockformer.kernels import attend_grouped, can_attend_grouped, linear
 
@@ -174,3 +174,14 @@ def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
     layer, states = nn.Linear(4, 3), torch.randn(2, 4)
     assert torch.equal(linear(layer, states), layer(states))
     assert kernels._verdict == [False]
+
+
+def test_measuring_leaves_the_random_state_alone(monkeypatch):
+    monkeypatch.setattr(kernels, "_verdict", [])
+    monkeypatch.setattr(inference, "_verdict", [])
+    before = torch.get_rng_state()
+    linear(nn.utils.skip_init(nn.Linear, 4, 3), torch.ones(2, 4))
+    inference.pack_linears(nn.Module())
+    assert kernels._verdict
+    assert inference._verdict
+    assert torch.equal(torch.get_rng_state(), before)

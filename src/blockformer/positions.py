@@ -85,9 +85,9 @@ class SinusoidalPositions(ComputedPositions):
 class RotaryPositions(ComputedPositions):
     """Rotary position embedding, RoPE (Su et al., 2021), in every type of transformers' `ROPE_INIT_FUNCTIONS`.
 
-    Gives what `rotate` turns queries and keys by: cosines and signed sines, each [B, 1, T, D]. The types whose frequencies depend
-    on the text's length ("dynamic", "longrope") take it from the largest position of the call and keep no state, so
-    that a result never depends on the calls before it.
+    Gives what `rotate` turns queries and keys by: cosines and signed sines, each [B, 1, T, D]. The types whose
+    frequencies depend on the text's length ("dynamic", "longrope") take it from the largest position of the call and
+    keep no state, so that a result never depends on the calls before it.
     """
 
     def __init__(self, config):
@@ -127,7 +127,7 @@ def rotate(states, cos, sin):
 
     Shapes: states [B, H, T, D]; cos and signed sin [B, 1, T, D], of `RotaryPositions` -> [B, H, T, D].
     """
-    return torch.addcmul(states * cos, states.roll(states.shape[-1] // 2, dims=-1), sin)
+    return states * cos + states.roll(states.shape[-1] // 2, dims=-1) * sin
 
 
 class RelativeBias(nn.Module):
