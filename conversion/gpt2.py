@@ -186,9 +186,10 @@ class GPT2Family(Family):
             is_value = value is not None and tensor.numel() == 1 and torch.equal(tensor.reshape(()), value)
             return None if is_value else f"is not {MASKED:g}, so the official class did not hide with it what it hides"
         size = tensor.shape[-1] if tensor.dim() else 0
-        causal = torch.ones(size, size, dtype=torch.bool).tril().to(tensor.dtype)
-        if tuple(tensor.shape) == (1, 1, size, size) and torch.equal(tensor[0, 0], causal):
-            return None
+        if tuple(tensor.shape) == (1, 1, size, size):
+            causal = torch.ones(size, size, dtype=torch.bool).tril().to(tensor.dtype)
+            if torch.equal(tensor[0, 0], causal):
+                return None
         return "is not the causal mask, [1, 1, n, n] with 1 up to the diagonal, that the official class computes"
 
     # The config.

@@ -249,6 +249,7 @@ CAUSAL = torch.ones(1, 1, 8, 8).tril()
         ("h.1.attn.bias", CAUSAL[:, :, :5].contiguous()),
         ("h.1.attn.bias", CAUSAL.expand(1, 2, 8, 8).contiguous()),
         ("h.1.attn.bias", torch.tensor(1.0)),
+        ("h.1.attn.bias", torch.ones(1, 1, 1, 3_000_000)),
         ("h.1.attn.masked_bias", torch.tensor(0.0)),
         ("h.1.attn.masked_bias", torch.tensor(-1e4 - 8)),
         ("h.1.attn.masked_bias", torch.tensor(-10000)),
@@ -582,6 +583,13 @@ def test_a_checkpoint_of_ours_with_another_head_goes_out_under_that_head(tmp_pat
     assert not any(info.values())
     assert official.config.num_labels == 4
     assert_same_outputs(tuned.eval(), official.eval())
+    # Saved over the language model that came without a prefix, whose memory lies there.
+    edit_tensors(tmp_path / "src", without_prefix)
+    convert(tmp_path / "src", tmp_path / "repo", verify=False, force=True)
+    tuned.save_pretrained(tmp_path / "repo")
+    assert convert(tmp_path / "repo", tmp_path / "again", to_official=True).parity.passed
+    assert stored(tmp_path / "again") == stored(tmp_path / "out")
+    assert config_json(tmp_path / "again")["architectures"] == ["GPT2ForSequenceClassification"]
 
 
 def test_heads_of_rows_are_compared_whatever_the_padding_token(tmp_path):
