@@ -42,7 +42,7 @@ TOKENS = {
 PREFIXES = {"marian": "Marian", "bart": "Bart", "mbart": "MBart"}
 WRITERS = {"marian": "MTModel", "bart": "ForConditionalGeneration", "mbart": "ForConditionalGeneration"}
 SPECIAL = {
-    "marian": {"scale_embedding": True, "activation_function": "swish"},
+    "marian": {"scale_embedding": True, "activation_function": "swish", "init_std": 0.15},
     "bart": {},
     "mbart": {"scale_embedding": True},
 }
@@ -554,7 +554,9 @@ def test_loss_and_gradients(tmp_path, family):
 
 @pytest.mark.parametrize("family", PREFIXES)
 def test_steps_of_a_trainer(tmp_path, family):
-    official_folder(tmp_path / "src", family, **DRY)
+    # Marian starts with the padding token, whose row the official class does not train where it is read.
+    start = {"decoder_start_token_id": 3} if family == "marian" else {}
+    official_folder(tmp_path / "src", family, **DRY, **start)
     theirs = official_class(family).from_pretrained(tmp_path / "src")
     ours = from_official(tmp_path / "src")
     batch = labelled(family)
