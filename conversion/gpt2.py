@@ -64,7 +64,6 @@ SETTINGS: dict[str, Any] = {
     "embedding_scale": None,
     "logit_scale": None,
     "final_norm": True,
-    "pooler_act": None,
     "sliding_window": None,
     "add_cross_attention": False,
     "activation_dropout": 0.0,
@@ -274,7 +273,6 @@ class GPT2Family(Family):
         official.update(label_settings(entries))
         if entries.get("dtype") is not None:
             official["dtype"] = entries["dtype"]
-        self.official_config(official)
         return official
 
     def unused(self, official):

@@ -539,6 +539,12 @@ def test_a_preset_finds_its_family(head):
     assert GPT2.our_config(GPT2.config_from(official)).to_dict() == wanted
 
 
+def test_the_dropout_of_everything_else_is_said_where_the_official_head_has_another():
+    config = blockformer.preset("gpt2", architectures=["BlockformerDecoderForTokenClassification"], hidden_dropout=0.3)
+    assert GPT2.config_to(config)["classifier_dropout"] == 0.3
+    assert GPT2.config_from(GPT2.config_to(config))["classifier_dropout"] == 0.3
+
+
 def test_what_ours_has_no_word_for_outlives_a_change(tmp_path):
     """Settings of a head that ours lacks, and those that no class knows; the masks too."""
     said = {"summary_type": "mean", "summary_first_dropout": 0.3, "summary_use_proj": True, "n_ctx": 64}
