@@ -223,6 +223,9 @@ def test_the_other_spelling_of_every_head(tmp_path, head, kept):
     edit_tensors(tmp_path / "src", lambda tensors: change(tensors) | (masks(root) if kept else {}))
     there_and_back(tmp_path)
     assert_same_outputs(from_official(tmp_path / "src"), model)
+    edit_tensors(tmp_path / "src", lambda tensors: {**tensors, "mystery.weight": torch.ones(2)})
+    with pytest.raises(ConversionError, match=r"no rule takes \(1\):\n  'mystery\.weight'"):
+        convert(tmp_path / "src", tmp_path / "dst2")
     both = ("transformer.ln_f.bias", "ln_f.bias")
     edit_tensors(tmp_path / "src", lambda tensors: tensors | dict.fromkeys(both, torch.ones(48)))
     with pytest.raises(ConversionError, match=r"two ways to name[\s\S]*ln_f\.bias"):
