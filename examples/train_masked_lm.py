@@ -46,10 +46,11 @@ LENGTH, BATCH = 64, 32
 MASKED = 0.15
 BY_HAND = (
     "def __init__(<mask>, name):",
-    "import os\nimport <mask>\n",
+    "    def __<mask>__(self, name):",
+    "if value is <mask> None:",
+    "if value is not <mask>:",
+    "        return <mask>.name",
     "for i in <mask>(len(names)):",
-    'if __name__ == "__<mask>__":',
-    "try:\n    value = int(text)\n<mask> ValueError:\n    return None\n",
 )
 
 
@@ -209,7 +210,7 @@ def main(command_line=None) -> None:
     console.print(table)
     table = Table("text", "fill-mask, in the fresh process")
     for text, guesses in zip(BY_HAND, elsewhere["filled"], strict=True):
-        table.add_row(text.strip(), ", ".join(f"{token.strip()!r} {share:.0%}" for token, share in guesses))
+        table.add_row(text.strip(), ", ".join(f"{token!r} {share:.0%}" for token, share in guesses))
     console.print(table)
     if abs(elsewhere["accuracy"] - score.accuracy) > 1e-6:
         sys.exit("the reloaded model does not score what the trained one scored")

@@ -223,7 +223,7 @@ def test_the_picture_has_the_labels_the_shares_and_the_most_decided_layer(sharp,
 def test_rows_are_written_characters_from_top_to_bottom_and_columns_words_from_left_to_right(tmp_path):
     pytest.importorskip("matplotlib")
     svg = picture.draw([hand_made(0)], tmp_path / "one.svg")[0].read_text(encoding="utf-8")
-    found = re.findall(r'<text[^>]*?x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>', svg)
+    found = re.findall(r'<text[^>]*?(?:x="|translate\()([\d.]+)(?:" y="| )([\d.]+)[^>]*>([^<]*)</text>', svg)
     places = {text: (float(x), float(y)) for x, y, text in found}
     (first_x, first_y), (x, y), (last_x, last_y) = (places[share] for share in ("90", "96", "60"))
     assert first_x < x < last_x
@@ -231,6 +231,8 @@ def test_rows_are_written_characters_from_top_to_bottom_and_columns_words_from_l
     near = picture.CELL * 72 / 4
     assert abs(first_y - places["三"][1]) < near
     assert abs(y - places["百"][1]) < near
+    assert abs(first_x - places["three"][0]) < near
+    assert abs(x - places["hundred"][0]) < near
 
 
 def test_without_matplotlib_the_example_says_so_and_goes_on(untrained, tokenizer, tmp_path, monkeypatch):
