@@ -22,7 +22,7 @@ import torch
 # Fonts with Chinese characters on Linux, macOS, Windows and older Linux; a viewer takes the first that it has.
 FONTS = ("Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", "WenQuanYi Zen Hei")
 CELL = 0.56  # inches
-GREY = "#444444"
+GREY, GRID = "#444444", "#d0d0d0"
 SHOWN = 0.05  # a smaller share is a shade without a figure
 NO_MATPLOTLIB = "no picture of the cross-attention: it needs matplotlib (pip install matplotlib)"
 
@@ -162,13 +162,13 @@ def _panel(axes, attention: CrossAttention, weights: torch.Tensor, turned: bool)
         name.set_fontsize(15 if len(name.get_text()) == 1 else 11)
     axes.set_xticks(range(columns + 1), minor=True)
     axes.set_yticks(range(rows + 1), minor=True)
-    axes.grid(which="minor", color="#d0d0d0", linewidth=0.6)
+    axes.grid(which="minor", color=GRID, linewidth=0.6)
     axes.tick_params(which="both", length=0)
     axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False)
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("words read", fontsize=10, color=GREY, labelpad=6)
     axes.set_ylabel("characters written, downwards", fontsize=10, color=GREY)
-    axes.spines[:].set_visible(False)
+    axes.spines[:].set(color=GRID, linewidth=0.6)
     for row, column in np.argwhere(shares >= SHOWN):
         share = shares[row, column]
         colour = "white" if share > 0.5 else "black"
