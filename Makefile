@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTS ?= tests
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint format bench bench-full versions wheel smoke clean
@@ -38,11 +39,11 @@ format: $(READY) ## apply ruff's fixes and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## decode and prefill beside transformers, a few minutes
-	$(BIN)/python benchmarks/run.py
+bench: $(READY) ## speed and memory beside transformers, some minutes (BENCH_ARGS="--only training")
+	$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
 
 bench-full: $(READY) ## the same with every size and context
-	$(BIN)/python benchmarks/run.py --full
+	$(BIN)/python benchmarks/run.py --full $(BENCH_ARGS)
 
 versions: $(READY) ## the parity and remote-code tests on the oldest supported transformers
 	$(BIN)/python scripts/versions.py

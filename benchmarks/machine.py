@@ -44,9 +44,9 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def measure(dtypes: list[torch.dtype], size: int = 2048) -> Machine:
+def measure(dtypes: list[torch.dtype], size: int = 2048, read_bytes: int = 2**29) -> Machine:
     """Read bandwidth by `torch.sum` over 512 MB, and a square matrix product in each dtype."""
-    data = torch.ones(2**27)
+    data = torch.ones(read_bytes // 4)
     read = data.nbytes / best(data.sum) / 1e9
     del data
     gemm = {}

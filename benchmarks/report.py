@@ -9,28 +9,39 @@ from pathlib import Path
 from machine import Machine
 from workloads import Row
 
+MEASURED = {
+    "seconds": "Milliseconds a token (decode, greedy, beam) or a piece of work (all others)",
+    "bytes": "Peak memory in MB, each measurement in a process of its own",
+}
+SCALE = {"seconds": 1e3, "bytes": 1e-6}
+
 
 def markdown(machine: Machine, rows: list[Row]) -> str:
-    """A table of milliseconds and ratios, under a line that names the machine and its limits."""
+    """Tables of milliseconds, of memory and of ratios, under a line that names the machine and its limits."""
     gemm = ", ".join(f"{dtype} {value:,.0f}" for dtype, value in machine.gemm_gflops.items())
     lines = [
         f"{machine.processor}, {machine.threads} threads, torch {machine.torch}, transformers {machine.transformers}. "
         f"Measured limits: {machine.read_gbs:.0f} GB/s read, matrix product {gemm} GFLOPS.",
-        "",
-        "Milliseconds a token (decode, greedy, beam) or a forward pass (prefill, encoder), best / median; "
-        "ratio = transformers / Blockformer.",
-        "",
-        "| shape | work | dtype | batch | context | Blockformer | transformers | ratio, best | ratio, median | limit |",
-        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
-        lines.append(
-            f"| {row.shape} | {row.work} | {row.dtype} | {row.batch} | {row.context:,} "
-            f"| {row.ours_min * 1e3:,.1f} / {row.ours_median * 1e3:,.1f} "
-            f"| {row.peer_min * 1e3:,.1f} / {row.peer_median * 1e3:,.1f} "
-            f"| {row.ratio_min:.2f} | {row.ratio_median:.2f} | {row.limit * 1e3:,.1f} |"
-        )
+    for unit, peer in dict.fromkeys((row.unit, row.peer) for row in rows):
+        lines += [
+            "",
+            f"{MEASURED[unit]}, best / median; ratio = {peer} / Blockformer.",
+            "",
+            f"| shape | work | dtype | batch | context | Blockformer | {peer} | ratio, best | ratio, median | limit |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        lines += [_line(row, SCALE[unit]) for row in rows if (row.unit, row.peer) == (unit, peer)]
     return "\n".join(lines) + "\n"
+
+
+def _line(row: Row, scale: float) -> str:
+    return (
+        f"| {row.shape} | {row.work} | {row.dtype} | {row.batch or '-'} | {f'{row.context:,}' if row.context else '-'} "
+        f"| {row.ours_min * scale:,.1f} / {row.ours_median * scale:,.1f} "
+        f"| {row.peer_min * scale:,.1f} / {row.peer_median * scale:,.1f} "
+        f"| {row.ratio_min:.2f} | {row.ratio_median:.2f} | {f'{row.limit * scale:,.1f}' if row.limit else '-'} |"
+    )
 
 
 def write(folder: Path, machine: Machine, rows: list[Row]) -> None:
@@ -45,21 +56,24 @@ def write(folder: Path, machine: Machine, rows: list[Row]) -> None:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Bars of the median ratio; the line at 1 is transformers."""
+    """Bars of the median ratio; the line at 1 is what is compared with."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 0.35 * len(rows) + 1.2), dpi=150, layout="constrained")
     axes = figure.subplots()
     shapes = [row.shape.partition(",")[0] for row in rows]
-    labels = [
-        f"{shape}: {row.work} {row.dtype}, batch {row.batch}, context {row.context:,}"
-        for shape, row in zip(shapes, rows, strict=True)
-    ]
+    labels = [f"{shape}: {_label(row)}" for shape, row in zip(shapes, rows, strict=True)]
     bars = axes.barh(range(len(rows)), [row.ratio_median for row in rows], color="tab:blue")
     axes.bar_label(bars, fmt="%.2f", padding=3)
     axes.margins(x=0.1)
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
     axes.axvline(1, color="gray", linestyle="--", linewidth=1)
-    axes.set(xlabel="time of transformers / time of Blockformer (median)", title="Same weights, turn by turn")
+    axes.set(xlabel="time (or memory) of the other / of Blockformer (median)", title="Same weights, turn by turn")
     figure.savefig(path)
+
+
+def _label(row: Row) -> str:
+    size = f", batch {row.batch}, context {row.context:,}" if row.batch else ""
+    against = "" if row.peer == "transformers" else f", beside {row.peer}"
+    return f"{row.work} {row.dtype}{size}{' (memory)' if row.unit == 'bytes' else ''}{against}"

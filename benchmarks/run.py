@@ -1,11 +1,14 @@
 """Blockformer beside transformers, on the same random weights, turn by turn in one process.
 
-Usage: python benchmarks/run.py [--full] [--only decoder gpt2 encoder encoder-decoder translator] [--output FOLDER]
+Usage: python benchmarks/run.py [--full] [--only PART ...] [--output FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import machine
@@ -15,48 +18,140 @@ import torch
 import workloads
 from rich.console import Console
 from rich.progress import track
+from transformers.utils import logging
 
 DTYPES = [torch.bfloat16, torch.float32]
-PARTS = ["decoder", "gpt2", "encoder", "encoder-decoder", "translator"]
-SMALL = workloads.Shape("Qwen3-0.6B width, 6 layers, 32k vocabulary", layers=6, vocab_size=32768)
-FULL = workloads.Shape("Qwen3-0.6B", layers=28, vocab_size=151936)
+PARTS = ["decoder", "gpt2", "encoder", "encoder-decoder", "translator", "training", "load", "convert"]
 GPT2 = workloads.Shape(
     "GPT-2", layers=12, vocab_size=50257, hidden_size=768, heads=12, kv_heads=12, head_dim=64, family="gpt2"
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of everything is run.
+
+    Attributes:
+        decodes: context and batch of each row of decoding, for `decoder`; `gpt2` has the first two.
+        prefills: lengths of the prompts.
+        rounds, tokens: turns that count, and tokens that each turn of `generate()` writes.
+        layers, text_tokens: of BERT and T5, and of what an encoder-decoder writes.
+        steps: rows and length of a training step, by dtype.
+        step_rounds: turns of a training step that count, by dtype; in bfloat16 also of processes whose memory is taken.
+        files: the checkpoint that is loaded and converted.
+    """
+
+    decoder: workloads.Shape
+    gpt2: workloads.Shape
+    decodes: list[tuple[int, int]]
+    prefills: list[int]
+    rounds: int
+    tokens: int
+    layers: int
+    text_tokens: int
+    marian_vocab_size: int
+    training: workloads.Shape
+    steps: dict[torch.dtype, tuple[int, int]]
+    step_rounds: dict[torch.dtype, int]
+    files: workloads.Shape
+    file_rounds: int
+    limits: dict[str, int]
+
+
+STEPS = {torch.float32: (2, 512), torch.bfloat16: (6, 512)}
+WHOLE = workloads.Shape("Qwen3-0.6B", layers=28, vocab_size=151936)
+SHORT = Size(
+    decoder=workloads.Shape("Qwen3-0.6B width, 6 layers, 32k vocabulary", layers=6, vocab_size=32768),
+    gpt2=GPT2,
+    decodes=[(16, 1), (512, 1), (2048, 1)],
+    prefills=[512, 2048],
+    rounds=5,
+    tokens=12,
+    layers=4,
+    text_tokens=24,
+    marian_vocab_size=8192,
+    training=workloads.Shape("Qwen3-0.6B width, 2 layers", layers=2, vocab_size=151936),
+    steps=STEPS,
+    step_rounds={torch.float32: 2, torch.bfloat16: 1},
+    files=WHOLE,
+    file_rounds=2,
+    limits={},
+)
+FULL = Size(
+    decoder=WHOLE,
+    gpt2=GPT2,
+    decodes=[(16, 1), (512, 1), (2048, 1), (8192, 1), (512, 8)],
+    prefills=[512, 2048],
+    rounds=5,
+    tokens=24,
+    layers=12,
+    text_tokens=24,
+    marian_vocab_size=58101,
+    training=WHOLE,
+    steps=STEPS,
+    step_rounds={torch.float32: 3, torch.bfloat16: 2},
+    files=WHOLE,
+    file_rounds=5,
+    limits={},
+)
+TINY_SIZES = {"layers": 1, "vocab_size": 512, "hidden_size": 64, "heads": 4, "head_dim": 16}
+TINY_DECODER = workloads.Shape("Tiny", kv_heads=2, intermediate_size=128, **TINY_SIZES)
+TINY = Size(
+    decoder=TINY_DECODER,
+    gpt2=workloads.Shape("Tiny GPT-2", kv_heads=4, intermediate_size=128, family="gpt2", **TINY_SIZES),
+    decodes=[(16, 1), (16, 2)],
+    prefills=[16],
+    rounds=1,
+    tokens=3,
+    layers=1,
+    text_tokens=3,
+    marian_vocab_size=512,
+    training=TINY_DECODER,
+    steps={torch.float32: (2, 16), torch.bfloat16: (2, 16)},
+    step_rounds={torch.float32: 1, torch.bfloat16: 1},
+    files=TINY_DECODER,
+    file_rounds=1,
+    limits={"size": 64, "read_bytes": 2**20},
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="the whole 0.6B shape, longer contexts, batch 8")
+    parser.add_argument("--tiny", action="store_true", help="shapes of no interest, to try the code")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run (default: all)")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     console = Console()
+    logging.disable_progress_bar()
+    size = TINY if options.tiny else FULL if options.full else SHORT
 
-    limits = machine.measure(DTYPES)
+    limits = machine.measure(DTYPES, **size.limits)
     rows: list[workloads.Row] = []
-    rounds, tokens = (5, 24) if options.full else (5, 12)
     if "decoder" in options.only:
-        decodes = [(16, 1), (512, 1), (2048, 1)] + ([(8192, 1), (512, 8)] if options.full else [])
-        shape = FULL if options.full else SMALL
-        rows += decoder_rows(shape, decodes, [512, 2048], rounds, tokens, limits, console)
+        rows += decoder_rows(size.decoder, size.decodes, size.prefills, size, limits, console)
     if "gpt2" in options.only:
-        rows += decoder_rows(GPT2, [(16, 1), (512, 1)], [], rounds, tokens, limits, console)
+        rows += decoder_rows(size.gpt2, size.decodes[:2], [], size, limits, console)
     if "encoder" in options.only:
-        pair = seq2seq.make_bert(layers=12 if options.full else 4)
+        pair = seq2seq.make_bert(size.layers)
         for dtype in DTYPES[::-1]:
             pair = tuple(model.to(dtype) for model in pair)
             for fill in track(seq2seq.FILLS, f"encoder {dtype}", console=console):
-                rows.append(seq2seq.encode(pair, "BERT-base width", fill, 5, limits.gemm_gflops))
+                rows.append(seq2seq.encode(pair, "BERT-base width", fill, size.rounds, limits.gemm_gflops))
     if "encoder-decoder" in options.only:
-        pair = seq2seq.make_t5(layers=12 if options.full else 4)
+        pair = seq2seq.make_t5(size.layers)
         encoders = tuple(model.get_encoder() for model in pair)
         for fill in track(seq2seq.FILLS, "encoder of an encoder-decoder", console=console):
-            rows.append(seq2seq.encode(encoders, "T5-base width", fill, 5, limits.gemm_gflops))
-        rows += written(pair, "T5-base width", limits, console)
+            rows.append(seq2seq.encode(encoders, "T5-base width", fill, size.rounds, limits.gemm_gflops))
+        rows += written(pair, "T5-base width", size, limits, console)
     if "translator" in options.only:
-        pair = seq2seq.make_marian(vocab_size=58101 if options.full else 8192)
-        rows += written(pair, "Marian, Transformer-base width", limits, console)
+        pair = seq2seq.make_marian(size.marian_vocab_size)
+        rows += written(pair, "Marian, Transformer-base width", size, limits, console)
+    options.output.mkdir(parents=True, exist_ok=True)
+    if "training" in options.only:
+        rows += training_rows(size, limits, options.output, console)
+    if "load" in options.only or "convert" in options.only:
+        rows += file_rows(size, options.only, limits, options.output, console)
     report.write(options.output, limits, rows)
     console.print(report.markdown(limits, rows), soft_wrap=True, highlight=False)
     console.print(f"Written to {options.output}")
@@ -66,27 +161,75 @@ def decoder_rows(
     shape: workloads.Shape,
     decodes: list[tuple[int, int]],
     prefills: list[int],
-    rounds: int,
-    tokens: int,
+    size: Size,
     limits: machine.Machine,
     console: Console,
 ) -> list[workloads.Row]:
-    """Decode at these contexts and batches, and prefill of these lengths, in every dtype."""
-    rows = []
+    """Decode at these contexts and batches, and prefill of these lengths, in every dtype.
+
+    In bfloat16 once as `from_pretrained` gives the model and once after `prepare_for_inference()`.
+    """
+    rows: list[workloads.Row] = []
     for dtype in DTYPES:
         pair = workloads.make_pair(shape, dtype)
-        for context, batch in track(decodes, f"{shape.family} decode {dtype}", console=console):
-            rows.append(workloads.decode(pair, shape, context, batch, rounds, tokens, limits.read_gbs))
-        for context in track(prefills, f"{shape.family} prefill {dtype}", console=console) if prefills else ():
-            rows.append(workloads.prefill(pair, shape, context, rounds, limits.gemm_gflops))
+
+        def measure(state: str = "", pair=pair, dtype: torch.dtype = dtype) -> Iterator[workloads.Row]:
+            name = f"{shape.family} %s{state} {dtype}"
+            for context, batch in track(decodes, name % "decode", console=console):
+                yield workloads.decode(
+                    pair, shape, context, batch, size.rounds, size.tokens, limits.read_gbs, f"decode{state}"
+                )
+            for context in track(prefills, name % "prefill", console=console) if prefills else ():
+                yield workloads.prefill(pair, shape, context, size.rounds, limits.gemm_gflops, f"prefill{state}")
+
+        rows += measure()
+        if dtype == torch.bfloat16:
+            if workloads.prepared(pair):
+                rows += measure(", prepared")
+            else:
+                console.print(f"{shape.name}: no rows of prepared models, packed weights are no quicker here.")
+        del pair, measure
+    return rows
+
+
+def written(pair, name: str, size: Size, limits: machine.Machine, console: Console) -> list[workloads.Row]:
+    """Text of an encoder-decoder, greedy and with beams."""
+    beams = track([1, 4], name, console=console)
+    rounds = min(size.rounds, 3)
+    return [seq2seq.write(pair, name, count, rounds, size.text_tokens, limits.read_gbs) for count in beams]
+
+
+def training_rows(size: Size, limits: machine.Machine, output: Path, console: Console) -> list[workloads.Row]:
+    """The time of a training step in both dtypes, and its peak memory in bfloat16."""
+    import training
+
+    rows = []
+    for dtype in track(DTYPES[::-1], "training", console=console):
+        pair = workloads.make_pair(size.training, dtype)
+        step, rounds = size.steps[dtype], size.step_rounds[dtype]
+        rows.append(training.time_step(pair, size.training, *step, rounds, limits.gemm_gflops))
+        if dtype == torch.bfloat16:
+            with tempfile.TemporaryDirectory(dir=output) as folder:
+                rows += training.peak_memory(pair, size.training, *step, rounds, Path(folder))
         del pair
     return rows
 
 
-def written(pair, name: str, limits: machine.Machine, console: Console) -> list[workloads.Row]:
-    """Text of an encoder-decoder, greedy and with beams."""
-    beams = track([1, 4], name, console=console)
-    return [seq2seq.write(pair, name, count, 3, 24, limits.read_gbs) for count in beams]
+def file_rows(
+    size: Size, parts: list[str], limits: machine.Machine, output: Path, console: Console
+) -> list[workloads.Row]:
+    """Loading and converting one bfloat16 checkpoint, saved on the disk of the output folder."""
+    import files
+
+    rows: list[workloads.Row] = []
+    with tempfile.TemporaryDirectory(dir=output) as name, console.status("load, convert"):
+        folder = Path(name)
+        folders = files.save_both(workloads.make_pair(size.files, torch.bfloat16), folder)
+        if "load" in parts:
+            rows += files.load(folders, size.files, size.file_rounds, limits.read_gbs)
+        if "convert" in parts:
+            rows += files.conversions(folders, size.files, torch.bfloat16, size.file_rounds, folder)
+    return rows
 
 
 if __name__ == "__main__":

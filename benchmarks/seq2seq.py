@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 
 import torch
@@ -15,7 +14,7 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
-from workloads import Row, check_same, converted, interleaved
+from workloads import Row, check_same, converted, interleaved, make_row
 
 ROWS, LENGTH = 16, 128
 FILLS = {0.41: (8, 97), 0.71: (54, 128), 1.0: (128, 128)}
@@ -76,9 +75,8 @@ def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, flo
     scores = 4 * config.num_hidden_layers * config.hidden_size * (lengths**2).sum().item()
     work = 2 * weights * mask.sum().item() + scores
     limit = work / (gemm_gflops[str(ours.dtype).removeprefix("torch.")] * 1e9)
-    return _row(
-        f"{name}, {config.num_hidden_layers} layers", f"encoder, {fill:.0%} full", ours, LENGTH, ROWS, times, limit
-    )
+    name = f"{name}, {config.num_hidden_layers} layers"
+    return make_row(name, f"encoder, {fill:.0%} full", ours.dtype, LENGTH, ROWS, times, limit)
 
 
 @torch.inference_mode()
@@ -103,12 +101,4 @@ def write(pair, name: str, beams: int, rounds: int, tokens: int, read_gbs: float
     weights = sum(parameter.numel() for parameter in [*ours.model.decoder.layers.parameters(), ours.lm_head.weight])
     name = f"{name}, {ours.config.num_hidden_layers} + {ours.config.decoder_layers} layers"
     work = "greedy" if beams == 1 else f"beam {beams}"
-    return _row(name, work, ours, 64, 4, times, weights * item / (read_gbs * 1e9))
-
-
-def _row(shape: str, work: str, model: PreTrainedModel, context: int, batch: int, times, limit: float) -> Row:
-    mine, theirs = times
-    return Row(
-        shape, work, str(model.dtype).removeprefix("torch."), context, batch,
-        min(mine), statistics.median(mine), min(theirs), statistics.median(theirs), limit,
-    )  # fmt: skip
+    return make_row(name, work, ours.dtype, 64, 4, times, weights * item / (read_gbs * 1e9))

@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen3Conf
 from transformers.generation.streamers import BaseStreamer
 
 import blockformer
+from blockformer.inference import PackedLinear
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison; times in seconds, ratio = the peer's time / ours.
+    """One comparison; in seconds, or in bytes where it is of memory; ratio = the peer's / ours.
 
     Attributes:
-        limit: seconds that the machine's bandwidth (decode) or arithmetic (prefill) needs at least.
-        ratio_min, ratio_median: of the best and of the median times.
+        context, batch: 0 where the work has none.
+        limit: what bandwidth, arithmetic or the tensors themselves need at least; 0 where none is known.
+        unit: "seconds" or "bytes".
+        peer: what is compared with.
+        ratio_min, ratio_median: of the best and of the median measurements.
     """
 
     shape: str
@@ -54,6 +58,8 @@ class Row:
     peer_min: float
     peer_median: float
     limit: float
+    unit: str = "seconds"
+    peer: str = "transformers"
 
     @property
     def ratio_min(self) -> float:
@@ -62,6 +68,17 @@ class Row:
     @property
     def ratio_median(self) -> float:
         return self.peer_median / self.ours_median
+
+
+def make_row(
+    shape: str, work: str, dtype: torch.dtype, context: int, batch: int, measured, limit: float, **more: str
+) -> Row:
+    """A row of what was measured of (ours, the peer); `more` are its unit and peer."""
+    mine, theirs = measured
+    return Row(
+        shape, work, str(dtype).removeprefix("torch."), context, batch,
+        min(mine), statistics.median(mine), min(theirs), statistics.median(theirs), limit, **more,
+    )  # fmt: skip
 
 
 def make_pair(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -159,33 +176,42 @@ def decode_steps(model: PreTrainedModel, ids: torch.Tensor, tokens: int) -> list
 
 
 def interleaved(
-    ours: Callable[[], list[float]], peer: Callable[[], list[float]], rounds: int
+    ours: Callable[[], list[float]], peer: Callable[[], list[float]], rounds: int, warm_up: bool = True
 ) -> tuple[list[float], list[float]]:
     """Time two pieces of work turn by turn, so that a disturbance meets both; one warm-up each."""
     mine: list[float] = []
     theirs: list[float] = []
-    ours(), peer()
+    if warm_up:
+        ours(), peer()
     for number in range(rounds):
         for work, times in ((ours, mine), (peer, theirs))[:: 1 if number % 2 else -1]:
             times += work()
     return mine, theirs
 
 
-def decode(pair, shape: Shape, context: int, batch: int, rounds: int, tokens: int, read_gbs: float) -> Row:
+def prepared(pair) -> bool:
+    """Prepare ours for inference; whether the processor gains from it, and any weight was packed."""
+    ours, _ = pair
+    return any(isinstance(module, PackedLinear) for module in ours.prepare_for_inference().modules())
+
+
+def decode(
+    pair, shape: Shape, context: int, batch: int, rounds: int, tokens: int, read_gbs: float, work: str = "decode"
+) -> Row:
     """Decoding `tokens` tokens after a prompt, by `generate()` as a user calls it."""
     ours, peer = pair
     ids = torch.randint(0, shape.vocab_size, (batch, context))
     times = interleaved(
         lambda: decode_steps(ours, ids, tokens), lambda: decode_steps(peer, ids, tokens), rounds
     )  # fmt: skip
-    item = next(ours.parameters()).element_size()
-    weights = sum(parameter.numel() for parameter in ours.parameters()) * item
-    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (context + tokens / 2) * batch * item
-    return _row(shape, "decode", pair, context, batch, times, (weights + cache) / (read_gbs * 1e9))
+    # Of the peer, whose weights are never packed
+    weights = sum(parameter.nbytes for parameter in peer.parameters())
+    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (context + tokens / 2) * batch * peer.dtype.itemsize
+    return make_row(shape.name, work, peer.dtype, context, batch, times, (weights + cache) / (read_gbs * 1e9))
 
 
 @torch.no_grad()
-def prefill(pair, shape: Shape, context: int, rounds: int, gemm_gflops: dict[str, float]) -> Row:
+def prefill(pair, shape: Shape, context: int, rounds: int, gemm_gflops: dict[str, float], work: str = "prefill") -> Row:
     """One forward pass over a prompt, logits of the last position only, the cache filled."""
     ids = torch.randint(0, shape.vocab_size, (1, context))
 
@@ -196,16 +222,8 @@ def prefill(pair, shape: Shape, context: int, rounds: int, gemm_gflops: dict[str
 
     ours, peer = pair
     times = interleaved(lambda: once(ours), lambda: once(peer), rounds)
-    layers = sum(parameter.numel() for parameter in ours.model.layers.parameters())
+    layers = sum(parameter.numel() for parameter in peer.parameters()) - peer.get_input_embeddings().weight.numel()
     # products with the weights, and the causal half of scores and weighted sum
-    work = 2 * layers * context + 2 * shape.layers * shape.heads * shape.head_dim * context**2
-    dtype = str(ours.dtype).removeprefix("torch.")
-    return _row(shape, "prefill", pair, context, 1, times, work / (gemm_gflops[dtype] * 1e9))
-
-
-def _row(shape: Shape, work: str, pair, context: int, batch: int, times, limit: float) -> Row:
-    mine, theirs = times
-    return Row(
-        shape.name, work, str(pair[0].dtype).removeprefix("torch."), context, batch,
-        min(mine), statistics.median(mine), min(theirs), statistics.median(theirs), limit,
-    )  # fmt: skip
+    operations = 2 * layers * context + 2 * shape.layers * shape.heads * shape.head_dim * context**2
+    limit = operations / (gemm_gflops[str(peer.dtype).removeprefix("torch.")] * 1e9)
+    return make_row(shape.name, work, peer.dtype, context, 1, times, limit)

@@ -1,0 +1,115 @@
+"""The benchmarks: every row's code on tiny shapes, the tables, how memory is sampled, unequal models refused."""
+
+import importlib
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("psutil")
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+WAYS = ("command", "function", "whole process")
+CONVERTED = {f"convert to {to}, {way}" for to in ("blockformer", "official") for way in WAYS}
+WRITTEN = {
+    ("decoder",): {"decode", "prefill"},
+    ("gpt2",): {"decode"},
+    ("encoder",): {f"encoder, {fill}% full" for fill in (41, 71, 100)},
+    ("encoder-decoder", "translator"): {f"encoder, {fill}% full" for fill in (41, 71, 100)} | {"greedy", "beam 4"},
+    ("training",): {
+        "training step", "training step, whole process", "training step, added to the resident",
+    },
+    ("load", "convert"): {"load", "load, first token"} | CONVERTED,
+}  # fmt: skip
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Imports a module of benchmarks/ as its neighbours do, and forgets them all afterwards."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    names = [path.stem for path in BENCHMARKS.glob("*.py")]
+    yield importlib.import_module
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", list(WRITTEN), ids="-".join)
+def test_every_row_on_tiny_shapes(parts, tmp_path):
+    command = [sys.executable, BENCHMARKS / "run.py", "--tiny", "--only", *parts, "--output", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert {path.name for path in tmp_path.iterdir()} == {"speed.md", "speed.json", "speed.png"}
+    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    works = {row["work"] for row in rows}
+    if WRITTEN[parts] & {"decode"} and "packed weights are no quicker" not in done.stdout:
+        prepared = {row["work"] for row in rows if row["dtype"] == "bfloat16" and "prepared" in row["work"]}
+        assert prepared == {f"{work}, prepared" for work in WRITTEN[parts]}
+        works -= prepared
+    assert works == WRITTEN[parts]
+    for row in rows:
+        sizes = [row[f"{side}_{what}"] for side in ("ours", "peer") for what in ("min", "median")]
+        assert all(math.isfinite(size) and size > 0 for size in sizes)
+        assert (row["limit"] > 0) == (row["work"] != "load")
+        assert row["unit"] == ("bytes" if "whole process" in row["work"] or "added" in row["work"] else "seconds")
+        assert row["ratio_min"] == row["peer_min"] / row["ours_min"]
+
+
+def test_each_unit_and_peer_has_a_table_of_its_own(benchmark):
+    report, machine, workloads = (benchmark(name) for name in ("report", "machine", "workloads"))
+    limits = machine.Machine("CPU", 2, "2", "5", 30, {"float32": 100})
+    rows = [
+        workloads.make_row("Tiny", "decode", torch.float32, 2048, 1, ([0.002, 0.001], [0.004, 0.002]), 0.0005),
+        workloads.make_row("Tiny", "step", torch.float32, 0, 0, ([2e6], [3e6]), 1e6, unit="bytes"),
+        workloads.make_row("Tiny", "convert", torch.float32, 0, 0, ([2.0], [1.0]), 0, peer="cp"),
+    ]
+    parts = report.markdown(limits, rows).split("\n\n")
+    assert "ratio = transformers" in parts[1]
+    assert parts[2].splitlines()[2:] == [
+        "| Tiny | decode | float32 | 1 | 2,048 | 1.0 / 1.5 | 2.0 / 3.0 | 2.00 | 2.00 | 0.5 |"
+    ]
+    assert "MB" in parts[3]
+    assert parts[4].splitlines()[2:] == [
+        "| Tiny | step | float32 | - | - | 2.0 / 2.0 | 3.0 / 3.0 | 1.50 | 1.50 | 1.0 |"
+    ]
+    assert "ratio = cp /" in parts[5]
+    assert parts[6].splitlines()[2:] == [
+        "| Tiny | convert | float32 | - | - | 2,000.0 / 2,000.0 | 1,000.0 / 1,000.0 | 0.50 | 0.50 | - |"
+    ]
+
+
+def test_the_peak_of_freed_memory_is_seen(benchmark):
+    with benchmark("memory").Peak() as memory:
+        for _ in range(5):
+            held = torch.ones(1 << 24)
+        del held
+    assert 64e6 < memory.peak - memory.before < 200e6
+
+
+def test_the_peak_of_a_command_is_its_own(benchmark):
+    memory = benchmark("memory")
+    held = torch.ones(1 << 26)  # this process must not count
+    script = "import time; data = bytearray(80 << 20); data = None; time.sleep(0.2)"
+    peak = memory.peak_of_command([sys.executable, "-c", script])
+    assert 0 < peak < held.nbytes
+    script = "import time; data = bytearray(b'x') * (80 << 20); time.sleep(0.2)"
+    assert 80 << 20 < memory.peak_of_command([sys.executable, "-c", script]) < 120 << 20
+    with pytest.raises(RuntimeError, match="no such thing"):
+        memory.peak_of_command([sys.executable, "-c", "raise SystemExit('no such thing')"])
+
+
+def test_unequal_losses_and_logits_end_the_run(benchmark):
+    training, workloads = benchmark("training"), benchmark("workloads")
+    training.check_same("Tiny", torch.float32, [11.0, 11.00001])
+    for losses in ([11.0, 11.001], [math.nan, 11.0]):
+        with pytest.raises(RuntimeError, match="nothing is timed"):
+            training.check_same("Tiny", torch.float32, losses)
+    logits = torch.randn(4, 8)
+    workloads.check_same("Tiny", torch.float32, [logits, logits.clone()])
+    with pytest.raises(RuntimeError, match="nothing is timed"):
+        workloads.check_same("Tiny", torch.float32, [logits, logits + 0.01])
