@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
+from transformers.utils import logging
 
 import blockformer
 from blockformer.cli.corpus import (
@@ -205,16 +206,11 @@ def train(model, train_blocks: Blocks, held_out_blocks: Blocks, budget: Budget, 
     Raises:
         FloatingPointError: a loss that is not finite.
     """
-    threads = torch.get_num_threads()
-    if not torch.accelerator.is_available():
-        rows = train_blocks.rows[:BATCH]
-        model.train()
-        threads = quickest_threads(lambda: (model(rows, labels=rows).loss.backward(), model.zero_grad()))
     optimizer = blockformer.adamw(model, arguments.learning_rate, arguments.weight_decay, betas=(0.9, 0.95))
     # by the share of the budget that is used: a quick machine and a slow one both finish their schedule
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(budget.used(step)))
     watch = BudgetCallback(budget, console, tokens_per_step=BATCH * CONTEXT, evaluations=12)
-    with tempfile.TemporaryDirectory() as scratch, with_threads(threads):
+    with tempfile.TemporaryDirectory() as scratch:
         trainer = Trainer(
             model,
             TrainingArguments(
@@ -304,12 +300,13 @@ def opening(text: str, most: int = 60) -> str:
 
 
 def smoothed(points: list[tuple[int, float]], width: int) -> list[tuple[int, float]]:
-    """The mean of each point and up to `width` before it."""
-    losses = [loss for _, loss in points]
-    return [
-        (tokens, sum(losses[max(0, place - width) : place + 1]) / min(place + 1, width + 1))
-        for place, (tokens, _) in enumerate(points)
-    ]
+    """The mean of each point and up to `width` on either side, as many on the one as on the other."""
+    means = []
+    for place, (tokens, _) in enumerate(points):
+        reach = min(width, place, len(points) - 1 - place)
+        near = [loss for _, loss in points[place - reach : place + reach + 1]]
+        means.append((tokens, sum(near) / len(near)))
+    return means
 
 
 def draw(curve, unigram: float, bits_per_nat: float, title: str, path: Path) -> None:
@@ -330,9 +327,9 @@ def draw(curve, unigram: float, bits_per_nat: float, title: str, path: Path) -> 
     figure = Figure(figsize=(7.5, 4.5), dpi=150, layout="constrained")
     axes = figure.subplots()
     axes.plot(*zip(*curve.train, strict=True), color="C0", alpha=0.25, linewidth=0.8)
-    axes.plot(*zip(*smoothed(curve.train, len(curve.train) // 30), strict=True), color="C0", label="training")
-    if curve.held_out:
-        axes.plot(*zip(*curve.held_out, strict=True), "o-", color="C1", markersize=4, label="held-out text")
+    smooth = smoothed(curve.train, len(curve.train) // 40)
+    axes.plot(*zip(*smooth, strict=True), color="C0", label="training (pale: as logged)")
+    axes.plot(*zip(*curve.held_out, strict=True), "o-", color="C1", markersize=4, label="held-out text")
     axes.axhline(unigram, color="0.4", linestyle="--", linewidth=1.2, label="unigram baseline, held-out text")
     axes.set(xlabel="tokens trained on", ylabel="loss (nats per token)", title=title)
     axes.set_xlim(left=0)
@@ -382,12 +379,19 @@ def run(folder: Path, arguments, console: Console) -> None:
     train_ids, held_out_ids = encode(text.train, tokenizer), encode(text.held_out, tokenizer)
     if len(train_ids) < BATCH * CONTEXT or len(held_out_ids) < CONTEXT:
         raise TextError(f"too little text, or too much of the same: {len(train_ids):,} tokens to train on")
-    prompt = opening(text.held_out[0].text) if arguments.prompt is None else arguments.prompt
+    prompt = arguments.prompt
+    if prompt is None:
+        prompt = opening(text.held_out[0].text) if arguments.texts else "    def __init__(self, "
     length = len(tokenizer(prompt).input_ids)
     if not 0 < length < CONTEXT - 8:
         raise TextError(f"the prompt has {length:,} tokens: 1 to {CONTEXT - 9} fit")
 
     model = make_model(arguments.preset, tokenizer)
+    blocks, some = Blocks(train_ids, CONTEXT), Blocks(held_out_ids, CONTEXT)
+    some.rows = some.rows[:: math.ceil(len(some) / 48)]  # for the curve; the scores are of all
+    if not torch.accelerator.is_available():  # a small model gains little from threads, which wait for each other
+        rows = blocks.rows[:BATCH]
+        torch.set_num_threads(quickest_threads(lambda: (model(rows, labels=rows).loss.backward(), model.zero_grad())))
     scored = (held_out_ids, text.held_out_bytes)
     scores = {
         "untrained model": model_score(model, *scored, CONTEXT),
@@ -397,8 +401,8 @@ def run(folder: Path, arguments, console: Console) -> None:
     budget = Budget(60 * arguments.minutes if arguments.minutes else math.inf, steps)
     console.print(f"{model.num_parameters():,} parameters, {len(train_ids):,} tokens of {len(tokenizer):,} kinds")
     start, busy = time.perf_counter(), time.process_time()
-    blocks = Blocks(train_ids, CONTEXT), Blocks(held_out_ids, CONTEXT, limit=48)
-    steps, curve = train(model, *blocks, budget, console, arguments)
+    steps, curve = train(model, blocks, some, budget, console, arguments)
+    curve.held_out.insert(0, (0, scores["untrained model"].loss))
     seconds, busy = time.perf_counter() - start, time.process_time() - busy
     scores["trained model"] = model_score(model, *scored, CONTEXT)
     console.print(
@@ -474,7 +478,7 @@ def main(command_line=None) -> None:
         help="of the matrices (default: 0.1)",
     )  # fmt: skip
     parser.add_argument("--megabytes", type=positive, default=8.0, help="text to read at most (default: 8)")
-    parser.add_argument("--prompt", help="what the samples go on from (default: the opening of a held-out text)")
+    parser.add_argument("--prompt", help="what the samples go on from (default: how a held-out text begins)")
     parser.add_argument("--temperatures", type=positive, nargs="*", default=[0.5, 0.8, 1.1], metavar="T")
     parser.add_argument("--top-k", type=_whole, default=50, help="likeliest tokens to draw from (default: 50)")
     parser.add_argument("--new-tokens", type=_whole, default=120, help="length of a sample (default: 120)")
@@ -482,11 +486,13 @@ def main(command_line=None) -> None:
     parser.add_argument("--force", action="store_true", help="replace the folder")
     arguments = parser.parse_args(command_line)
     set_seed(arguments.seed)
+    logging.disable_progress_bar()
     try:
         for path in arguments.texts:
             if not path.exists():
                 raise TextError(f"{path}: no such file or folder")
-        with atomic_folder(arguments.output, force=arguments.force, sources=arguments.texts) as folder:
+        target = atomic_folder(arguments.output, force=arguments.force, sources=arguments.texts)
+        with target as folder, with_threads(torch.get_num_threads()):
             run(folder, arguments, Console())
     except (TextError, CorpusError, ConversionError, FloatingPointError, ReloadError) as error:
         sys.exit(f"error: {error}")

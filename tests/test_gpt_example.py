@@ -209,10 +209,11 @@ def test_every_decoder_preset_makes_a_model(example, tiny_tokenizer):
 # What is shown
 
 
-def test_a_smoothed_curve_looks_back_only(example):
-    points = [(at, float(value)) for at, value in enumerate((4, 2, 0, 6))]
+def test_a_smoothed_curve_looks_as_far_back_as_ahead(example):
+    points = [(at, float(value)) for at, value in enumerate((4, 2, 0, 6, 3))]
     assert example.smoothed(points, 0) == points
-    assert example.smoothed(points, 2) == [(0, 4.0), (1, 3.0), (2, 2.0), (3, pytest.approx(8 / 3))]
+    assert example.smoothed(points, 9) == [(0, 4.0), (1, 2.0), (2, 3.0), (3, 3.0), (4, 3.0)]
+    assert example.smoothed(points, 1)[2] == (2, pytest.approx(8 / 3))
 
 
 def test_the_curve_in_words(example):
