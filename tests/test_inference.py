@@ -11,7 +11,7 @@ from torch import nn
 
 import blockformer
 from blockformer import inference
-from blockformer.inference import PackedLinear
+from blockformer.inference import PackedEmbedding, PackedLinear, PackedWeight
 
 SIZES = {
     "vocab_size": 101,
@@ -26,10 +26,11 @@ SIZES = {
 def quicker(monkeypatch):
     """Packing judged the quicker way, whatever this machine says of it."""
     try:
-        PackedLinear(nn.Linear(8, 8, dtype=torch.bfloat16))(torch.ones(1, 8, dtype=torch.bfloat16))
+        PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16), 8).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
     monkeypatch.setattr(inference, "_verdict", [True])
+    monkeypatch.setattr(inference, "_TABLE_ROWS", 40)
 
 
 def make(name="qwen3", dtype=torch.bfloat16, **settings):
@@ -52,12 +53,25 @@ def packed_of(model):
 def test_one_layer(shape, bias, strided):
     layer = nn.Linear(7, 11, bias=bias, dtype=torch.bfloat16)
     states = torch.randn(*shape[:-1], 14)[..., ::2] if strided else torch.randn(*shape)
-    states = states.bfloat16()
-    packed = PackedLinear(layer)
-    torch.testing.assert_close(packed(states), layer(states), rtol=0.02, atol=0.02)
-    assert torch.equal(packed.unpack().weight, layer.weight)
-    assert packed.state_dict().keys() == layer.state_dict().keys()
-    assert all(torch.equal(value, layer.state_dict()[name]) for name, value in packed.state_dict().items())
+    states, expected, before = states.bfloat16(), None, copy.deepcopy(layer.state_dict())
+    expected = layer(states)
+    for rows in (11, 4):
+        weight = nn.Parameter(before["weight"].clone())
+        layer.weight = weight
+        packed = PackedLinear(layer, PackedWeight(weight, rows))
+        torch.testing.assert_close(packed(states), expected, rtol=0.02, atol=0.02)
+        assert packed.state_dict().keys() == before.keys()
+        assert all(torch.equal(value, before[name]) for name, value in packed.state_dict().items())
+        assert packed.unpack(nn.Parameter(packed.packed.dense())) is layer
+        assert torch.equal(layer(states), expected)
+
+
+@torch.no_grad()
+def test_rows_of_a_table():
+    layer = nn.Embedding(101, 16, dtype=torch.bfloat16)
+    ids = torch.tensor([[0, 39, 40], [100, 79, 40]])
+    expected = layer(ids)
+    assert torch.equal(PackedEmbedding(layer, PackedWeight(layer.weight, 40))(ids), expected)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +95,8 @@ def test_answers_files_and_the_way_back(name, settings, tmp_path):
     found = packed_of(model)
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     assert found
-    assert linears == ([model.lm_head] if model.config.tie_word_embeddings else [])
+    assert not linears
+    assert isinstance(model.get_input_embeddings(), PackedEmbedding) == model.config.tie_word_embeddings
     assert not any(parameter.requires_grad for parameter in model.parameters())
     torch.testing.assert_close(model(**inputs).logits, expected, rtol=0.05, atol=0.15)
 
@@ -99,11 +114,13 @@ def test_answers_files_and_the_way_back(name, settings, tmp_path):
     assert not packed_of(model)
     assert {key for key, parameter in model.named_parameters() if parameter.requires_grad} == trainable
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert tied == model.config.tie_word_embeddings
     assert torch.equal(model(**inputs).logits, expected)
 
 
 def test_it_learns_again_after_the_way_back():
-    model = make()
+    model = make(tie_word_embeddings=False)
     model.model.embed_tokens.weight.requires_grad_(False)
     model.prepare_for_inference().prepare_for_training().train()
     ids = torch.randint(2, 101, (2, 9))
@@ -124,22 +141,25 @@ def test_text_of_every_kind():
         assert (found[:, :12] == expected[:, :12]).all()  # later a rounding of bfloat16 may decide
 
 
-def test_no_second_copy():
-    model = make(hidden_size=64)
+@pytest.mark.parametrize("name", ["qwen3", "t5", "marian"])
+def test_no_second_copy(name):
+    tokens = {} if name == "qwen3" else {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    model = make(name, hidden_size=64, tie_word_embeddings=True, **tokens)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     model.prepare_for_inference()
-    packed = sum(layer.packed.numel() for layer in packed_of(model))
+    packed = sum(part.numel() for weight in {layer.packed for layer in packed_of(model)} for part in weight.parts)
     assert packed + sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 def test_a_copy_and_a_pickle():
-    model = make().prepare_for_inference()
+    model = make(tie_word_embeddings=True).prepare_for_inference()
     ids = torch.randint(2, 101, (1, 6))
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
     for other in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
         assert len(packed_of(other)) == len(packed_of(model))
+        assert other.lm_head.packed is other.model.embed_tokens.packed
         assert torch.equal(other(ids).logits, model(ids).logits)
 
 
@@ -174,7 +194,9 @@ def test_what_is_left_as_it_is(monkeypatch):
     assert isinstance(hooked.model.layers[1].mlp.up_proj, PackedLinear)
     adapted = get_peft_model(make(), LoraConfig(target_modules=["q_proj"]))
     adapted.base_model.model.prepare_for_inference()
-    assert type(adapted.base_model.model.model.layers[0].self_attn.q_proj.base_layer).__name__ == "PackedLinear"
+    attention = adapted.base_model.model.model.layers[0].self_attn
+    assert type(attention.q_proj.base_layer) is nn.Linear
+    assert isinstance(attention.k_proj, PackedLinear)
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     assert not packed_of(make().prepare_for_inference())
     monkeypatch.delenv("BLOCKFORMER_FAST")
@@ -187,6 +209,6 @@ def test_without_the_private_op_nothing_is_packed(monkeypatch):
         raise AttributeError("no such op")
 
     monkeypatch.setattr(inference, "_verdict", [])
-    monkeypatch.setattr(PackedLinear, "__init__", missing)
-    assert inference.pack_linears(make()) == 0
+    monkeypatch.setattr(PackedWeight, "__init__", missing)
+    assert inference.pack_weights(make()) == 0
     assert inference._verdict == [False]

@@ -181,7 +181,7 @@ def test_measuring_leaves_the_random_state_alone(monkeypatch):
     monkeypatch.setattr(inference, "_verdict", [])
     before = torch.get_rng_state()
     linear(nn.utils.skip_init(nn.Linear, 4, 3), torch.ones(2, 4))
-    inference.pack_linears(nn.Module())
+    inference.pack_weights(nn.Module())
     assert kernels._verdict
     assert inference._verdict
     assert torch.equal(torch.get_rng_state(), before)

@@ -6,7 +6,7 @@ from transformers import initialization as init
 
 from .attention import Attention
 from .compat import OutputRecorder
-from .inference import check_stays, pack_linears, unpack_linears
+from .inference import check_stays, pack_weights, unpack_weights
 from .layer import Layer
 from .positions import ComputedPositions
 
@@ -77,12 +77,12 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         if not hasattr(self, "_trainable"):
             self._trainable = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
         self.requires_grad_(False)
-        pack_linears(self)
+        pack_weights(self)
         return self
 
     def prepare_for_training(self):
         """Undo `prepare_for_inference`: plain weights, which learn again if they did before. Returns the model."""
-        unpack_linears(self)
+        unpack_weights(self)
         trainable = self.__dict__.pop("_trainable", ())
         for name, parameter in self.named_parameters():
             if name in trainable:

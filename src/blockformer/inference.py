@@ -1,53 +1,104 @@
 """Weights in the layout that oneDNN multiplies quickest, for models that only answer and no longer learn.
 
-I inputs and O outputs of a linear layer.
+I inputs and O outputs of a linear layer; of one that is tied to an embedding, O is the vocabulary.
 """
+
+import weakref
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from .kernels import best_time, fast_paths_enabled, is_plain_linear
 
+# Rows of an embedding that lie together: so many are unpacked to look one up.
+_TABLE_ROWS = 2048
 
-class PackedLinear(nn.Module):
-    """`nn.Linear` in bfloat16 on the CPU whose weight lies in oneDNN's own layout, and nowhere else.
 
-    A state dict holds the plain weight, as that of the layer it was made from. It computes no gradients.
+class PackedWeight:
+    """A bfloat16 matrix [O, I] in oneDNN's own layout, `rows` by `rows`, and nowhere else."""
 
-    Shapes: [..., I] -> [..., O].
-    """
+    def __init__(self, weight, rows: int):
+        self.rows, self.num_rows = rows, len(weight)
+        self.parts = [torch.ops.mkldnn._reorder_linear_weight(part, 1) for part in weight.detach().split(rows)]
+        self._dense: weakref.ref | None = None
 
-    def __init__(self, layer: nn.Linear):
-        super().__init__()
-        self.in_features, self.out_features = layer.in_features, layer.out_features
-        self.bias = layer.bias
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 1)
+    def product(self, states, bias):
+        """[..., I] -> [..., O]."""
+        multiply = torch.ops.mkldnn._linear_pointwise
+        if len(self.parts) == 1:
+            return multiply(states, self.parts[0], bias, "none", [], "")
+        biases = [None] * len(self.parts) if bias is None else bias.split(self.rows)
+        products = (multiply(states, *part, "none", [], "") for part in zip(self.parts, biases, strict=True))
+        return torch.cat(list(products), dim=-1)
 
-    def forward(self, states):
-        return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "none", [], "")
+    def look_up(self, rows):
+        """Row numbers, int64 [N] -> [N, I]."""
+        found = torch.empty(len(rows), self.parts[0].shape[-1], dtype=torch.bfloat16)
+        places = rows // self.rows
+        for place in places.unique().tolist():
+            here = places == place
+            found[here] = self.parts[place].to_dense()[rows[here] - place * self.rows]
+        return found
 
-    def unpack(self) -> nn.Linear:
-        """The plain layer, bit for bit."""
-        layer = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
-        layer.weight = nn.Parameter(self.packed.to_dense(), requires_grad=False)
-        layer.bias = self.bias
-        return layer.train(self.training)
-
-    def extra_repr(self):
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+    def dense(self):
+        """The plain matrix, bit for bit: one tensor for all who ask while somebody holds it."""
+        weight = None if self._dense is None else self._dense()
+        if weight is None:
+            weight = torch.cat([part.to_dense() for part in self.parts])
+            self._dense = weakref.ref(weight)
+        return weight
 
     def __reduce__(self):
-        # Copied and pickled by the plain weight: the layout belongs to the processor.
-        return type(self), (self.unpack(),)
+        # Copied and pickled as the plain matrix: the layout belongs to the processor.
+        return type(self), (self.dense(), self.rows)
+
+
+class _Packed(nn.Module):
+    """Stands for a module while its weight is packed. No gradients; a state dict holds the plain weight."""
+
+    def __init__(self, module, packed: PackedWeight):
+        super().__init__()
+        self.packed = packed
+        self.bias = getattr(module, "bias", None)
+        self._plain = [module]  # in a list: no part of the model for now
+        module.weight = None
+        self.train(module.training)
+
+    def unpack(self, weight: nn.Parameter) -> nn.Module:
+        """The module, with its weight again."""
+        (module,) = self._plain
+        module.weight = weight
+        return module.train(self.training)
+
+    def extra_repr(self):
+        return self._plain[0].extra_repr()
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
-        destination[f"{prefix}weight"] = self.packed.to_dense()
+        destination[f"{prefix}weight"] = self.packed.dense()
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs):
-        error_msgs.append(
-            f"{prefix}weight is prepared for inference: call model.prepare_for_training() before loading."
-        )
+        error_msgs.append(f"{prefix}weight is prepared for inference: call prepare_for_training() before loading.")
+
+
+class PackedLinear(_Packed):
+    """`nn.Linear` with a packed weight. [..., I] -> [..., O]."""
+
+    @property
+    def out_features(self) -> int:
+        """O."""
+        return self.packed.num_rows
+
+    def forward(self, states):
+        return self.packed.product(states, self.bias)
+
+
+class PackedEmbedding(_Packed):
+    """`nn.Embedding` with a packed weight, that of the head. int [...] -> [..., I]."""
+
+    def forward(self, input_ids):
+        return self.packed.look_up(input_ids.flatten()).view(*input_ids.shape, -1)
 
 
 def check_stays(model: nn.Module, fn) -> None:
@@ -59,7 +110,7 @@ def check_stays(model: nn.Module, fn) -> None:
     Raises:
         RuntimeError: it changes the dtype or the device.
     """
-    if any(isinstance(module, PackedLinear) for module in model.modules()):
+    if any(isinstance(module, _Packed) for module in model.modules()):
         changed = fn(torch.empty(0, dtype=torch.bfloat16))
         if changed.dtype is not torch.bfloat16 or changed.device.type != "cpu":
             raise RuntimeError(
@@ -68,37 +119,55 @@ def check_stays(model: nn.Module, fn) -> None:
             )
 
 
-def pack_linears(model: nn.Module) -> int:
-    """Replace each plain bfloat16 linear layer on the CPU by a packed one, one after the other; returns how many.
+def pack_weights(model: nn.Module) -> int:
+    """Pack the weights of the plain bfloat16 linear layers on the CPU, one after the other; returns how many.
 
-    Layers with a wrapper, a hook, or a weight that is also an embedding stay as they are, and all of them where the
-    processor gains nothing.
+    One that is also an embedding is packed in parts. Layers with a wrapper or a hook stay as they are, and all of them
+    where the processor gains nothing.
     """
     if not fast_paths_enabled() or not _packing_is_quicker():
         return 0
-    shared = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    count = 0
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, nn.Linear) and _is_packable(layer) and id(layer.weight) not in shared:
-                setattr(parent, name, PackedLinear(layer).train(layer.training))
-                count += 1
-                del layer
+    places: dict[int, list[tuple[nn.Module, str, nn.Module]]] = {}
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            weight = getattr(child, "weight", None)
+            if isinstance(weight, nn.Parameter):
+                places.setdefault(id(weight), []).append((parent, name, child))
+    weight, count = None, 0
+    for owners in places.values():
+        modules = [module for _, _, module in owners]
+        if not all(map(_is_packable, modules)) or not any(isinstance(module, nn.Linear) for module in modules):
+            continue
+        is_table = any(isinstance(module, nn.Embedding) for module in modules)
+        packed = _pack(modules[0].weight, is_table)
+        kinds = {module: PackedLinear if isinstance(module, nn.Linear) else PackedEmbedding for module in modules}
+        stand_ins = {module: kind(module, packed) for module, kind in kinds.items()}
+        for parent, name, module in owners:
+            setattr(parent, name, stand_ins[module])
+        count += 1
     return count
 
 
-def unpack_linears(model: nn.Module) -> None:
-    """Put plain layers back."""
+def unpack_weights(model: nn.Module) -> None:
+    """Put the plain modules back."""
+    weights: dict[PackedWeight, nn.Parameter] = {}
     for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, PackedLinear):
-                setattr(parent, name, layer.unpack())
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _Packed):
+                if child.packed not in weights:
+                    weights[child.packed] = nn.Parameter(child.packed.dense(), requires_grad=False)
+                setattr(parent, name, child.unpack(weights[child.packed]))
 
 
-def _is_packable(layer: nn.Linear) -> bool:
-    weight = layer.weight
+def _pack(weight, is_table: bool) -> PackedWeight:
+    return PackedWeight(weight, _TABLE_ROWS if is_table else len(weight))
+
+
+def _is_packable(module) -> bool:
+    weight = module.weight
     is_dense = weight.layout is torch.strided and weight.is_contiguous()
-    return is_dense and weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and is_plain_linear(layer)
+    is_plain = is_plain_linear(module) or (type(module) is nn.Embedding and not module._forward_hooks)
+    return is_dense and is_plain and weight.dtype is torch.bfloat16 and weight.device.type == "cpu"
 
 
 _verdict: list[bool] = []
@@ -109,13 +178,15 @@ def _packing_is_quicker() -> bool:
     """Measured once in a process, in some milliseconds: a product with one row, as in decoding."""
     if not _verdict:
         generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
-        layer = nn.Linear(1024, 4096, bias=False, device="meta")
-        layer.weight = nn.Parameter(torch.randn(4096, 1024, generator=generator).bfloat16())
+        weight = torch.randn(4096, 1024, generator=generator).bfloat16()
         states = torch.randn(1, 1024, generator=generator).bfloat16()
         try:
-            packed = PackedLinear(layer)
-            agrees = torch.allclose(packed(states), layer(states), rtol=0.02, atol=0.02)
-            _verdict.append(agrees and best_time(lambda: packed(states)) < 0.9 * best_time(lambda: layer(states)))
+            packed = PackedWeight(weight, len(weight))
+            agrees = torch.allclose(packed.product(states, None), F.linear(states, weight), rtol=0.02, atol=0.02)
+            times = [
+                best_time(work) for work in (lambda: packed.product(states, None), lambda: F.linear(states, weight))
+            ]
+            _verdict.append(agrees and times[0] < 0.9 * times[1])
         except (AttributeError, RuntimeError, NotImplementedError):
             _verdict.append(False)
     return _verdict[0]
