@@ -59,7 +59,7 @@ def draw(rows: list[Row], path: Path) -> None:
     """Bars of the median ratio; the line at 1 is what is compared with."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 0.35 * len(rows) + 1.2), dpi=150, layout="constrained")
+    figure = Figure(figsize=(11, 0.35 * len(rows) + 1.2), dpi=150, layout="constrained")
     axes = figure.subplots()
     shapes = [row.shape.partition(",")[0] for row in rows]
     labels = [f"{shape}: {_label(row)}" for shape, row in zip(shapes, rows, strict=True)]
@@ -69,11 +69,11 @@ def draw(rows: list[Row], path: Path) -> None:
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
     axes.axvline(1, color="gray", linestyle="--", linewidth=1)
-    axes.set(xlabel="time (or memory) of the other / of Blockformer (median)", title="Same weights, turn by turn")
+    axes.set(xlabel="transformers (or cp) / Blockformer, median", title="Same weights, turn by turn")
     figure.savefig(path)
 
 
 def _label(row: Row) -> str:
     size = f", batch {row.batch}, context {row.context:,}" if row.batch else ""
-    against = "" if row.peer == "transformers" else f", beside {row.peer}"
+    against = "" if row.peer.startswith("transformers") else f" beside {row.peer}"
     return f"{row.work} {row.dtype}{size}{' (memory)' if row.unit == 'bytes' else ''}{against}"

@@ -6,6 +6,8 @@ Usage: python benchmarks/run.py [--full] [--only PART ...] [--output FOLDER]
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -122,6 +124,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run (default: all)")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # removes the temporary folders, too
     console = Console()
     logging.disable_progress_bar()
     size = TINY if options.tiny else FULL if options.full else SHORT
