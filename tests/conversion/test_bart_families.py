@@ -384,6 +384,48 @@ def test_a_changed_setting_leaves_what_is_kept(tmp_path):
     assert entries_of(tmp_path / "back")["dropout"] == 0.33
 
 
+@pytest.mark.parametrize("change", ["untied", "without bias"])
+def test_a_model_that_has_become_another_is_written_anew(tmp_path, change):
+    """Not in the form that it came in."""
+    src, dst = tmp_path / "src", tmp_path / "dst"
+    official_folder(src, "bart")
+    convert(src, dst, verify=False)
+    ours = OURS.from_pretrained(dst)
+    if change == "untied":
+        ours.config.tie_word_embeddings = False
+        ours.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 48))
+    else:
+        ours.config.lm_head_bias = False
+        ours.lm_head.bias = None
+    ours.save_pretrained(dst)
+    assert convert(dst, tmp_path / "back", to_official=True).parity.passed
+    again = official_class("bart").from_pretrained(tmp_path / "back").eval()
+    assert_same_outputs(ours, again, "bart")
+    names = stored(tmp_path / "back").keys()
+    assert ("final_logits_bias" in names) == (change == "untied")
+    assert ("lm_head.weight" in names) == (DECODER in names) == (change == "untied")
+
+
+@pytest.mark.parametrize("family", PREFIXES)
+def test_a_cast_rounds_the_bias_of_the_logits_too(tmp_path, family):
+    official_folder(tmp_path / "src", family)
+    report = convert(tmp_path / "src", tmp_path / "dst", dtype="bfloat16")
+    assert [measured.dtype for measured in report.parity.measured] == ["bfloat16", "float32"]
+    assert {dtype for dtype, _, _ in stored(tmp_path / "dst").values()} == {"BF16"}
+
+
+def test_no_padding_token(tmp_path):
+    """Written -1 in old files; no generation setting may say so."""
+    official_folder(tmp_path / "src", "bart")
+    (tmp_path / "src" / "generation_config.json").unlink()
+    edit_config(tmp_path / "src", pad_token_id=-1)
+    report = convert(tmp_path / "src", tmp_path / "dst")
+    assert report.parity.passed
+    assert any("there is no padding token" in note for note in report.notes)
+    assert from_official(tmp_path / "src").config.pad_token_id is None
+    assert "pad_token_id" not in entries_of(tmp_path / "dst", "generation_config.json")
+
+
 @pytest.mark.versions
 @pytest.mark.parametrize("family", PREFIXES)
 def test_without_a_bias_of_the_logits(tmp_path, family):
