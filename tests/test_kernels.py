@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from pairs import assert_close, model, token_ids
 from torch import nn
 
-from blockformer import inference, kernels
+from blockformer import attention, inference, kernels
 from blockformer.attention import eager_attention_forward
 from blockformer.kernels import attend_grouped, can_attend_grouped, linear
+from blockformer.normalization import RMSNorm
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float64: 1e-6}
 
@@ -43,6 +44,79 @@ def test_grouped_attention_of_one_query(batch, kv_heads, groups, length, dtype, 
     plain, _ = eager_attention_forward(nn.Module().eval(), query, key, value, attention_mask, 0.3)
     assert fast.shape == plain.shape == (batch, 1, heads, size)
     assert_close(fast, plain, tolerance=TOLERANCES[dtype])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batch=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    length=st.integers(1, 70),
+    block=st.integers(1, 40),
+    is_view=st.booleans(),
+)
+@torch.no_grad()
+def test_causal_attention_in_blocks(batch, kv_heads, groups, length, block, is_view):
+    query = torch.randn(batch, length, kv_heads * groups, 16, dtype=torch.float64).transpose(1, 2)
+    key, value = (torch.randn(batch, kv_heads, length + 5, 16, dtype=torch.float64)[:, :, :length] for _ in range(2))
+    if not is_view:
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    visible = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_BLOCK", block)
+        fast = kernels.attend_in_blocks(query, key, value, 0.3)
+    plain, _ = eager_attention_forward(nn.Module().eval(), query, key, value, visible, 0.3)
+    assert_close(fast, plain, tolerance=1e-6)
+
+
+def test_when_blocks_are_taken(monkeypatch):
+    def can(length=300, keys=300, dtype=torch.bfloat16, mask=None, causal=True, dropout=0.0, kwargs=None, device="cpu"):
+        query, key = (torch.empty(1, 2, n, 4, dtype=dtype, device=device) for n in (length, keys))
+        return kernels.can_attend_in_blocks(query, key, mask, causal, dropout, kwargs or {})
+
+    assert can()
+    assert not can(length=200, keys=200)
+    assert not can(length=260)
+    assert not can(dtype=torch.float32)
+    assert not can(mask=torch.ones(1))
+    assert not can(causal=False)
+    assert not can(dropout=0.1)
+    assert not can(kwargs={"cache": object()})
+    assert not can(device="meta")
+    learning = torch.empty(1, 2, 300, 4, dtype=torch.bfloat16, requires_grad=True)
+    assert not kernels.can_attend_in_blocks(learning, learning, None, True, 0.0, {})
+    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
+    assert not can()
+
+
+@torch.no_grad()
+def test_a_long_prompt_in_bfloat16(monkeypatch):
+    """As near to float32 as without blocks, within one token in a hundred."""
+    ours, ids = model("qwen3", max_position_embeddings=512), token_ids(2, 300)
+    exact, ours = ours(ids).logits.argmax(-1), ours.bfloat16()
+    calls = []
+    attend = attention.attend_in_blocks
+    monkeypatch.setattr(attention, "attend_in_blocks", lambda *args: calls.append(1) or attend(*args))
+    fast = (ours(ids).logits.argmax(-1) == exact).float().mean()
+    assert len(calls) == ours.config.num_hidden_layers
+    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
+    assert fast >= (ours(ids).logits.argmax(-1) == exact).float().mean() - 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5, 7, 16), (1, 33, 2, 16), (40, 16)])
+@torch.no_grad()
+def test_norm_in_pieces_has_the_same_bits(dtype, shape, monkeypatch):
+    monkeypatch.setattr(kernels, "_PIECE", 50)
+    norm, states = RMSNorm(16, 1e-6).to(dtype), torch.randn(shape, dtype=dtype)
+    norm.weight.normal_()
+    assert kernels.can_norm_in_pieces(states, norm.weight)
+    assert torch.equal(norm(states), norm._norm(states))
+    assert not kernels.can_norm_in_pieces(torch.randn(16, 60, dtype=dtype).t(), norm.weight)
+    assert not kernels.can_norm_in_pieces(states.double(), norm.weight)
+    assert not kernels.can_norm_in_pieces(states[:1, :1], norm.weight)
+    with torch.enable_grad():
+        assert not kernels.can_norm_in_pieces(states, norm.weight)
 
 
 def test_when_it_is_taken(monkeypatch):

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import EncoderDecoderCache
 
 from .compat import ALL_ATTENTION_FUNCTIONS
-from .kernels import attend_grouped, can_attend_grouped, linear
+from .kernels import attend_grouped, attend_in_blocks, can_attend_grouped, can_attend_in_blocks, linear
 from .normalization import make_norm
 from .positions import RelativeBias, RelativeKeys, rotate
 
@@ -136,6 +136,10 @@ class Attention(nn.Module):
         implementation, dropout = self.config._attn_implementation, self.dropout if self.training else 0.0
         if implementation == "sdpa" and can_attend_grouped(query, key, kwargs):
             return attend_grouped(query, key, value, attention_mask, self.scaling, dropout), None
+        if implementation == "sdpa" and can_attend_in_blocks(
+            query, key, attention_mask, self.is_causal, dropout, kwargs
+        ):
+            return attend_in_blocks(query, key, value, self.scaling), None
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         return attend(
             self,

@@ -1,6 +1,7 @@
 """The fast paths, each beside the plain way that defines it. `BLOCKFORMER_FAST=0` turns all of them off.
 
-B batch, S key length, H heads, K key/value heads, D head size, I inputs and O outputs of a linear layer.
+B batch, T query length, S key length, H heads, K key/value heads, D head size, I inputs and O outputs of a linear
+layer.
 """
 
 import os
@@ -63,6 +64,71 @@ def linear(module: nn.Module, states):
     if torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad):
         return _OneDnnLinear.apply(states, weight, bias)
     return _onednn(states, weight, bias)
+
+
+# Queries of one block, and the shortest text that is cut into such blocks.
+_BLOCK, _LEAST_LENGTH = 128, 256
+
+
+def can_attend_in_blocks(query, key, attention_mask, is_causal: bool, dropout: float, kwargs: dict) -> bool:
+    """Whether `attend_in_blocks` takes these: a whole long text in bfloat16 on the CPU, with nothing to learn."""
+    is_whole = is_causal and attention_mask is None and query.shape[2] == key.shape[2] >= _LEAST_LENGTH
+    if not is_whole or query.dtype is not torch.bfloat16 or query.device.type != "cpu" or dropout:
+        return False
+    return (
+        not (torch.is_grad_enabled() and query.requires_grad) and kwargs.get("cache") is None and fast_paths_enabled()
+    )
+
+
+def attend_in_blocks(query, key, value, scaling: float):
+    """Causal scaled dot-product attention, some queries at a time with the keys that they see, as plain products.
+
+    Half of all scores are never computed, and the products of bfloat16 run at the processor's full speed, as those of
+    PyTorch's flash attention do not.
+
+    Args:
+        query: [B, H, T, D].
+        key, value: [B, K, T, D].
+
+    Returns:
+        [B, T, H, D].
+    """
+    batch, heads, length, size = query.shape
+    rows = batch * key.shape[1]  # B * K; the H / K heads of a key are more queries
+    keys, values = key.reshape(rows, length, size).transpose(1, 2), value.reshape(rows, length, size)
+    future = torch.ones(_BLOCK, _BLOCK, dtype=torch.bool).triu(1)
+    output, zero = query.new_empty(batch, length, heads, size), query.new_zeros(())
+    for start in range(0, length, _BLOCK):
+        stop = min(start + _BLOCK, length)
+        block = stop - start
+        folded = query[:, :, start:stop].reshape(rows, -1, size)  # [B * K, H / K * block, D]
+        scores = torch.baddbmm(zero, folded, keys[:, :, :stop], beta=0, alpha=scaling)
+        scores.view(rows, -1, block, stop)[..., start:].masked_fill_(future[:block, :block], -torch.inf)
+        weighted = torch.bmm(scores.softmax(-1), values[:, :stop]).view(batch, heads, block, size)
+        output[:, start:stop] = weighted.transpose(1, 2)
+    return output
+
+
+# Elements whose float32 copies stay in a processor's cache.
+_PIECE = 1 << 18
+
+
+def can_norm_in_pieces(states, weight) -> bool:
+    """Whether `norm_in_pieces` takes these: many contiguous states on the CPU, with nothing to learn."""
+    if states.numel() < 4 * _PIECE or states.device.type != "cpu" or not states.is_contiguous():
+        return False
+    learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
+    return not learns and states.dtype is weight.dtype and fast_paths_enabled()
+
+
+def norm_in_pieces(norm: Callable, states):
+    """`norm(states)`, a norm over the last dimension, some rows at a time: its temporaries stay small. Same bits."""
+    rows = states.view(-1, states.shape[-1])
+    output = torch.empty_like(rows)
+    count = max(1, _PIECE // rows.shape[-1])
+    for piece, result in zip(rows.split(count), output.split(count), strict=True):
+        result.copy_(norm(piece))
+    return output.view(states.shape)
 
 
 def is_plain_linear(module) -> bool:

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from .kernels import can_norm_in_pieces, norm_in_pieces
+
 
 class RMSNorm(nn.Module):
     """Root mean square norm (Zhang and Sennrich, 2019), computed in float32: x / sqrt(mean(x^2) + eps) * weight.
@@ -17,6 +19,11 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden_states):
+        if can_norm_in_pieces(hidden_states, self.weight):
+            return norm_in_pieces(self._norm, hidden_states)
+        return self._norm(hidden_states)
+
+    def _norm(self, hidden_states):
         states = hidden_states.float()
         states = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * states.to(self.weight.dtype)
