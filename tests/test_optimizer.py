@@ -144,6 +144,7 @@ class Sharing(nn.Module):
         self.attention_norm = nn.Linear(4, 4)
         self.normalizer = nn.Linear(4, 4)
         self.RMSNorm_1 = nn.Linear(4, 4)
+        self.LayerNorm_2 = nn.Linear(4, 4)
         self.table = nn.Parameter(torch.zeros(3, 4))
 
 
