@@ -130,7 +130,7 @@ def test_whole_files_are_held_out_where_they_are_small_enough(example):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_end_of_the_largest_file_is_held_out_where_all_are_large(example, count):
-    files = [example.SourceFile(f"{at}.txt", "A title\n" + lines(4000 * (at + 1), seed=at)) for at in range(count)]
+    files = [example.SourceFile(f"{at}.txt", lines(4010 * (at + 1), seed=at)) for at in range(count)]
     text = example.split(files)
     largest = files[-1].text
     assert [file.name for file in text.held_out] == [f"the end of {count - 1}.txt"]
@@ -185,6 +185,8 @@ def test_other_faults_are_found_before_the_training(example, tmp_path, monkeypat
     assert "exists already" in refused("--output", str(taken))
     assert "holds no model" in refused("--output", str(taken), "--force")
     assert "is there" in refused("--output", str(text), "--force")
+    with pytest.raises(SystemExit, match="lies in it"):
+        example.main([str(tmp_path), *output])
     assert "the prompt has 0 tokens" in refused(*output, "--prompt", "")
     assert "tokens: 1 to" in refused(*output, "--prompt", lines(500, seed=9))
     assert "invalid choice: 'bert'" in refused(*output, "--preset", "bert")
@@ -210,9 +212,9 @@ def test_every_decoder_preset_makes_a_model(example, tiny_tokenizer):
 
 
 def test_a_smoothed_curve_looks_as_far_back_as_ahead(example):
-    points = [(at, float(value)) for at, value in enumerate((4, 2, 0, 6, 3))]
+    points = [(at, float(value)) for at, value in enumerate((4, 2, 0, 6, 5))]
     assert example.smoothed(points, 0) == points
-    assert example.smoothed(points, 9) == [(0, 4.0), (1, 2.0), (2, 3.0), (3, 3.0), (4, 3.0)]
+    assert example.smoothed(points, 9) == [(0, 4.0), (1, 2.0), (2, 3.4), (3, pytest.approx(11 / 3)), (4, 5.0)]
     assert example.smoothed(points, 1)[2] == (2, pytest.approx(8 / 3))
 
 
