@@ -101,7 +101,12 @@ def family_for(config: PretrainedConfig) -> Family:
     """
     alike = [family for family in FAMILIES.values() if family.has_topology_of(config)] or FAMILIES.values()
     differences = {family.name: family.differences(config) for family in alike}
-    name = min(differences, key=lambda name: len(differences[name]))  # of equals, the first
+
+    def distance(name: str) -> tuple[bool, int]:
+        has_head = not config.architectures or config.architectures[0] in {head.ours for head in FAMILIES[name].heads}
+        return not has_head, len(differences[name])
+
+    name = min(differences, key=distance)  # of equals, the first
     if differences[name]:
         raise ConversionError(
             f"no official family can express this config; the nearest, '{name}', would need:{listed(differences[name])}"
