@@ -12,7 +12,7 @@ from transformers import Trainer
 from transformers.trainer_pt_utils import LabelSmoother
 
 import blockformer
-from blockformer import losses
+from blockformer import kernels, losses
 from blockformer.losses import chunked_cross_entropy, token_cross_entropy
 
 SIZES = {
@@ -24,6 +24,7 @@ SIZES = {
     "head_dim": 8,
     "max_position_embeddings": 32,
 }
+HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 MODELS = {
     "qwen3": ("BlockformerDecoderForCausalLM", {}),
@@ -53,6 +54,7 @@ def make(name, dropout=0.0):
 def few(monkeypatch):
     """So few logits at once that every model of these tests takes its loss in chunks of 3 tokens."""
     monkeypatch.setattr(losses, "MAX_LOGITS", 3 * 101 + 7)
+    monkeypatch.setattr(kernels, "_verdict", [HAS_ONEDNN])  # measuring makes tensors of its own
 
 
 class Largest(TorchDispatchMode):
@@ -77,11 +79,12 @@ class Largest(TorchDispatchMode):
     items=st.sampled_from([None, 5, "tensor"]),
     has_bias=st.booleans(),
     is_plain=st.booleans(),
+    by_onednn=st.booleans(),
     frozen=st.sampled_from(["nothing", "weight", "states"]),
     seed=st.integers(0, 99),
 )
 def test_loss_and_gradients_of_all_logits(
-    tokens, classes, max_logits, smoothing, items, has_bias, is_plain, frozen, seed
+    tokens, classes, max_logits, smoothing, items, has_bias, is_plain, by_onednn, frozen, seed
 ):
     torch.manual_seed(seed)
     head, states = nn.Linear(8, classes, bias=has_bias), torch.randn(tokens, 8) * 3
@@ -95,6 +98,8 @@ def test_loss_and_gradients_of_all_logits(
         handle = None if is_plain else head.register_forward_hook(lambda *_: None)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(losses, "MAX_LOGITS", max_logits)
+            patch.setattr(losses, "_CLASSES", 7)
+            patch.setattr(kernels, "_verdict", [by_onednn and HAS_ONEDNN])
             if in_chunks:
                 loss = chunked_cross_entropy(head, own, labels, items, smoothing)
             else:

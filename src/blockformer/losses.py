@@ -7,11 +7,13 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .kernels import is_plain_linear
+from .kernels import is_plain_linear, product_for
 
 IGNORED = -100
 # Logits that may be held at once: 128 MiB in float32.
 MAX_LOGITS = 1 << 25
+# Classes whose weights' gradient of a chunk is made at once.
+_CLASSES = 1 << 14
 
 
 def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing=0.0):
@@ -87,10 +89,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, states, weight, bias, labels, label_smoothing, rows):
         wanted = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
         grads = [torch.zeros_like(tensor) if is_needed else None for tensor, is_needed in wanted]
-        total = torch.zeros((), device=states.device)
+        total, product = torch.zeros((), device=states.device), product_for(states)
         for start in range(0, len(states), rows):
             chunk, own = states[start : start + rows], labels[start : start + rows, None]
-            logits = F.linear(chunk, weight, bias)  # [n, V]
+            logits = product(chunk, weight, bias)  # [n, V]
             scores = logits.float()
             normalizer = scores.logsumexp(-1, keepdim=True)
             expected = scores.gather(-1, own)
@@ -103,9 +105,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             errors.scatter_add_(-1, own, errors.new_full(own.shape, label_smoothing - 1))
             errors = errors if logits is scores else logits.copy_(errors)
             if grads[0] is not None:
-                torch.mm(errors, weight, out=grads[0][start : start + rows])
-            if grads[1] is not None:
+                grads[0][start : start + rows] = product(errors, weight.t())
+            if grads[1] is not None and product is F.linear:
                 grads[1].addmm_(errors.t(), chunk)
+            elif grads[1] is not None:
+                for part, grad in zip(errors.split(_CLASSES, dim=1), grads[1].split(_CLASSES), strict=True):
+                    grad += product(part.t(), chunk.t())  # [classes, C]
             if grads[2] is not None:
                 grads[2] += errors.sum(0)
         ctx.grads = grads
