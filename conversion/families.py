@@ -108,7 +108,9 @@ def family_for(config: PretrainedConfig) -> Family:
 
     name = min(differences, key=distance)  # of equals, the first
     if differences[name]:
+        model = (config.architectures or [type(config).__name__])[0]
         raise ConversionError(
-            f"no official family can express this config; the nearest, '{name}', would need:{listed(differences[name])}"
+            f"no official family can express this config of {model}; the nearest, '{name}', would need:"
+            f"{listed(differences[name])}"
         )
     return FAMILIES[name]
