@@ -9,7 +9,16 @@ from pairs import assert_close, model, token_ids
 from blockformer import BlockformerDecoderModel
 from blockformer.packing import Packing, find_packing, packed_mask
 
-POSITION_TYPES = ("rotary", "learned", "sinusoidal", "relative_bias", "relative_key", "relative_key_query", "none")
+POSITION_TYPES = (
+    "rotary",
+    "learned",
+    "sinusoidal",
+    "sinusoidal_halves",
+    "relative_bias",
+    "relative_key",
+    "relative_key_query",
+    "none",
+)
 
 
 def masked(lengths, length, side="right"):

@@ -22,14 +22,20 @@ def rope(rope_type):
     return {"rope_type": rope_type, "rope_theta": 10_000.0, **extras}
 
 
-def test_sinusoids_follow_the_formula():
-    config = BlockformerDecoderConfig(hidden_size=10, num_attention_heads=2, head_dim=6, position_type="sinusoidal")
-    encoding = SinusoidalPositions(config)(torch.tensor([[0, 1, 5000]]))[0]
-    for row, position in enumerate((0, 1, 5000)):
-        for pair_index in range(5):
-            angle = position / 10000 ** (2 * pair_index / 10)
-            expected = torch.tensor([math.sin(angle), math.cos(angle)])
-            torch.testing.assert_close(encoding[row, 2 * pair_index : 2 * pair_index + 2], expected, atol=3e-4, rtol=0)
+@pytest.mark.parametrize("position_type", ["sinusoidal", "sinusoidal_halves"])
+def test_sinusoids_follow_the_formula(position_type):
+    """In float32, yet as exact at a far position as at a near one."""
+    config = BlockformerDecoderConfig(hidden_size=10, num_attention_heads=2, head_dim=6, position_type=position_type)
+    positions = [0, 1, 511, 5000, 16383]
+    encoding = SinusoidalPositions(config)(torch.tensor([positions]))[0]
+    for row, position in enumerate(positions):
+        angles = [position / 10000 ** (2 * pair_index / 10) for pair_index in range(5)]
+        sines, cosines = [math.sin(angle) for angle in angles], [math.cos(angle) for angle in angles]
+        pairs = zip(sines, cosines, strict=True)
+        expected = (
+            sines + cosines if config.position_type == "sinusoidal_halves" else [x for pair in pairs for x in pair]
+        )
+        torch.testing.assert_close(encoding[row], torch.tensor(expected), atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("rope_type", ROPE_TYPES)
@@ -84,7 +90,7 @@ def test_frequencies_stay_in_float32_when_the_model_is_cast(dtype):
     assert torch.equal(ours.float().model.rotary_emb.inv_freq, exact)
 
 
-@pytest.mark.parametrize("position_type", ["rotary", "sinusoidal"])
+@pytest.mark.parametrize("position_type", ["rotary", "sinusoidal", "sinusoidal_halves"])
 def test_computed_positions_are_right_after_loading(position_type, tmp_path):
     ours = model("qwen3", cls=BlockformerDecoderModel, position_type=position_type, **_no_rope(position_type))
     ours.save_pretrained(tmp_path)
@@ -144,7 +150,7 @@ def test_relative_keys_follow_the_formula(and_keys):
 
 def test_left_padding_shifts_no_position():
     """Positions count tokens, so a row gives the same states however it is padded, for absolute positions too."""
-    for position_type in ("learned", "sinusoidal", "rotary", "relative_bias", "relative_key"):
+    for position_type in ("learned", "sinusoidal", "sinusoidal_halves", "rotary", "relative_bias", "relative_key"):
         settings = {} if position_type == "rotary" else {"rope_parameters": None}
         ours = model("qwen3", cls=BlockformerDecoderModel, position_type=position_type, **settings)
         ids = token_ids(1, 7)
