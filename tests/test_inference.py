@@ -204,6 +204,12 @@ def test_what_is_left_as_it_is(monkeypatch):
     assert not packed_of(make().prepare_for_inference())
 
 
+def test_where_nothing_is_to_be_packed_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr(inference, "_verdict", [])
+    assert inference.pack_weights(make(dtype=torch.float32)) == 0
+    assert inference._verdict == []
+
+
 def test_without_the_private_op_nothing_is_packed(monkeypatch):
     def missing(*_):
         raise AttributeError("no such op")

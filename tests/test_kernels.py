@@ -253,9 +253,10 @@ def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
 def test_measuring_leaves_the_random_state_alone(monkeypatch):
     monkeypatch.setattr(kernels, "_verdict", [])
     monkeypatch.setattr(inference, "_verdict", [])
+    to_pack = nn.Sequential(nn.Linear(4, 3, dtype=torch.bfloat16))
     before = torch.get_rng_state()
     linear(nn.utils.skip_init(nn.Linear, 4, 3), torch.ones(2, 4))
-    inference.pack_weights(nn.Module())
+    inference.pack_weights(to_pack)
     assert kernels._verdict
     assert inference._verdict
     assert torch.equal(torch.get_rng_state(), before)

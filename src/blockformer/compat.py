@@ -46,8 +46,12 @@ def announce_causal_lm(model_type: str, class_name: str) -> None:
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = class_name
 
 
+# The model type of PEFT's tables whose modules bear the names of ours.
+_NAMESAKE = "llama"
+
+
 def tell_peft(model_type: str) -> None:
-    """Give PEFT its default target modules for a model type, once PEFT is imported: our names are Llama's.
+    """Give PEFT its default target modules for a model type, once PEFT is imported: those of its namesake.
 
     PEFT keeps a table by model type for each of its methods and has no place for a model to speak for itself. It is
     never imported from here: that takes seconds, and it need not be installed.
@@ -55,8 +59,8 @@ def tell_peft(model_type: str) -> None:
     constants = sys.modules.get("peft.utils.constants")
     tables = {} if constants is None else dict(vars(constants))
     for name, table in tables.items():
-        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and "llama" in table:
-            table.setdefault(model_type, table["llama"])
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and _NAMESAKE in table:
+            table.setdefault(model_type, table[_NAMESAKE])
 
 
 def causal_masks(config, hidden_states, attention_mask, past_key_values, position_ids) -> dict:

@@ -104,9 +104,10 @@ class LanguageModelHead(BlockformerPreTrainedModel):
             logits = self.logits_of(hidden_states)
             loss = token_cross_entropy(logits, labels, num_items_in_batch, label_smoothing)
             return logits if return_logits else None, loss
-        labelled = labels.to(hidden_states.device) != IGNORED
-        states, labels = self._before_head(hidden_states[labelled]), labels[labelled.to(labels.device)]  # [N, C], [N]
-        return None, chunked_cross_entropy(self.lm_head, states, labels, num_items_in_batch, label_smoothing)
+        labels = labels.to(hidden_states.device)
+        labelled = labels != IGNORED
+        states = self._before_head(hidden_states[labelled])  # [N, C]
+        return None, chunked_cross_entropy(self.lm_head, states, labels[labelled], num_items_in_batch, label_smoothing)
 
     def _before_head(self, hidden_states):
         if self.lm_head_transform is not None:

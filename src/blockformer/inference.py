@@ -125,27 +125,22 @@ def pack_weights(model: nn.Module) -> int:
     One that is also an embedding is packed in parts. Layers with a wrapper or a hook stay as they are, and all of them
     where the processor gains nothing.
     """
-    if not fast_paths_enabled() or not _packing_is_quicker():
+    places = [owners for owners in _owners_of_weights(model) if _are_packable([module for _, _, module in owners])]
+    if not places or not fast_paths_enabled() or not _packing_is_quicker():
         return 0
-    places: dict[int, list[tuple[nn.Module, str, nn.Module]]] = {}
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            weight = getattr(child, "weight", None)
-            if isinstance(weight, nn.Parameter):
-                places.setdefault(id(weight), []).append((parent, name, child))
-    weight, count = None, 0
-    for owners in places.values():
-        modules = [module for _, _, module in owners]
-        if not all(map(_is_packable, modules)) or not any(isinstance(module, nn.Linear) for module in modules):
-            continue
+    for owners in places:
+        modules = {module for _, _, module in owners}
+        weight = owners[0][2].weight
         is_table = any(isinstance(module, nn.Embedding) for module in modules)
-        packed = _pack(modules[0].weight, is_table)
-        kinds = {module: PackedLinear if isinstance(module, nn.Linear) else PackedEmbedding for module in modules}
-        stand_ins = {module: kind(module, packed) for module, kind in kinds.items()}
+        packed = PackedWeight(weight, _TABLE_ROWS if is_table else len(weight))
+        del weight  # the layers hold the last references, and let go of them one after the other
+        stand_ins = {
+            module: (PackedLinear if isinstance(module, nn.Linear) else PackedEmbedding)(module, packed)
+            for module in modules
+        }
         for parent, name, module in owners:
             setattr(parent, name, stand_ins[module])
-        count += 1
-    return count
+    return len(places)
 
 
 def unpack_weights(model: nn.Module) -> None:
@@ -159,15 +154,26 @@ def unpack_weights(model: nn.Module) -> None:
                 setattr(parent, name, child.unpack(weights[child.packed]))
 
 
-def _pack(weight, is_table: bool) -> PackedWeight:
-    return PackedWeight(weight, _TABLE_ROWS if is_table else len(weight))
+def _owners_of_weights(model: nn.Module) -> list:
+    """For each weight the modules that have it, each with its parent and its name there."""
+    owners: dict[int, list] = {}
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if isinstance(getattr(child, "weight", None), nn.Parameter):
+                owners.setdefault(id(child.weight), []).append((parent, name, child))
+    return list(owners.values())
 
 
-def _is_packable(module) -> bool:
-    weight = module.weight
+def _are_packable(modules) -> bool:
+    """Whether the modules of one weight are plain ones, among them a linear layer, with bfloat16 on the CPU."""
+    weight = modules[0].weight
     is_dense = weight.layout is torch.strided and weight.is_contiguous()
-    is_plain = is_plain_linear(module) or (type(module) is nn.Embedding and not module._forward_hooks)
-    return is_dense and is_plain and weight.dtype is torch.bfloat16 and weight.device.type == "cpu"
+    if not is_dense or weight.dtype is not torch.bfloat16 or weight.device.type != "cpu":
+        return False
+    are_plain = all(
+        is_plain_linear(module) or (type(module) is nn.Embedding and not module._forward_hooks) for module in modules
+    )
+    return are_plain and any(isinstance(module, nn.Linear) for module in modules)
 
 
 _verdict: list[bool] = []
@@ -175,7 +181,7 @@ _verdict: list[bool] = []
 
 @torch.no_grad()
 def _packing_is_quicker() -> bool:
-    """Measured once in a process, in a tenth of a second: a product with one row and a matrix that no cache holds."""
+    """Measured once in a process, in some tenths of a second: one row by a matrix that no cache holds."""
     if not _verdict:
         generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
         weight = torch.randn(1 << 14, 1 << 10, generator=generator).bfloat16().repeat(3, 1)  # 96 MiB

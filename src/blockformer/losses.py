@@ -60,10 +60,9 @@ def chunked_cross_entropy(head, states, labels, num_items_in_batch=None, label_s
     Args:
         head: a module from states [n, C] to logits [n, V].
         states: [N, C], of tokens that have a label.
-        labels: int [N], each 0 to V - 1.
+        labels: int [N], each 0 to V - 1, on the device of the states.
         num_items_in_batch, label_smoothing: see `token_cross_entropy`.
     """
-    labels = labels.to(states.device)
     check_labels(labels, head.out_features)
     rows = max(1, MAX_LOGITS // head.out_features)
     if torch.is_grad_enabled() and is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type):

@@ -1,0 +1,80 @@
+"""A folder in our layout as a repo that needs nothing but itself."""
+
+import os
+import shutil
+import time
+from os import PathLike
+from pathlib import Path
+
+from blockformer.export import copy_code, write_card
+
+from .atomic import atomic_folder
+from .checkpoint import read_json
+from .errors import ConversionError, shown
+from .generation import FILE
+from .kept import KEPT
+from .mapping import check_tied
+from .plan import MEMORY, architecture_of, expected_tensors, identity_rules, json_text, our_config, stored_pairs
+from .repo import ConversionReport, Progress, memory_errors, opened, write_generation_config, write_weights
+from .side_files import copy_side_files, refuse_adapters
+from .sources import Source, locate
+from .writer import parse_size
+
+
+def export_folder(
+    src: str | PathLike[str],
+    dst: str | PathLike[str],
+    *,
+    max_shard_size: int | str = "5GB",
+    force: bool = False,
+    strict_finite: bool = False,
+    progress: Progress | None = None,
+) -> ConversionReport:
+    """Make a self-contained repo of a folder in our layout (a `Trainer` checkpoint, say), tensor by tensor.
+
+    Args:
+        src: a folder or Hub id.
+        dst: the repo to make.
+        max_shard_size: bytes ("5GB") after which a new weight file begins.
+        force: replace a model folder that is there already.
+        strict_finite: refuse NaN and infinite weights instead of reporting them.
+        progress: told how far it is.
+
+    Raises:
+        ConversionError: see `convert`.
+    """
+    import blockformer
+
+    start = time.monotonic()
+    tell: Progress = progress or (lambda step, done, total: None)
+    parse_size(max_shard_size)
+    folder, hub_id = locate(src)
+    refuse_adapters(folder)
+    with memory_errors(), opened(Source(folder)) as (checkpoint, notes):
+        config = our_config(checkpoint.config)
+        architecture = architecture_of(config)
+        if architecture not in {target.rpartition(".")[2] for target in type(config).auto_classes.values()}:
+            raise ConversionError(f"{folder}: config.json: architectures names {shown(architecture)}, no class of ours")
+        model_class = getattr(blockformer, architecture)
+        shapes, tied, parameters = expected_tensors(model_class, config)
+        groups = identity_rules(shapes).plan(checkpoint.tensors, shapes, optional=tied)
+        report = ConversionReport(hub_id or os.fspath(src), Path(dst), "", False, notes=notes)
+        report.tensors = len(groups)
+        with atomic_folder(dst, force=force, sources=[folder]) as temporary:
+            check_tied(checkpoint.read, stored_pairs(tied, groups))
+            report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, tell)
+            (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")
+            report.notes += copy_side_files(checkpoint, temporary)
+            copy_code(temporary, config)
+            write_generation_config(temporary, checkpoint.config, config)
+            if os.path.lexists(folder / MEMORY):
+                (temporary / MEMORY).write_text(json_text(read_json(folder / MEMORY)), encoding="utf-8")
+                if (folder / KEPT).exists():
+                    (temporary / KEPT).parent.mkdir()
+                    shutil.copyfile(checkpoint._member(KEPT), temporary / KEPT)
+            generation = read_json(temporary / FILE)
+            generation.pop("transformers_version", None)
+            write_card(temporary, config, parameters=parameters, generation=generation)
+            checkpoint.check_unchanged()
+    report.seconds = time.monotonic() - start
+    return report

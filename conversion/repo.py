@@ -1,0 +1,111 @@
+"""What every writer of a repo does: open the source, write weights and generation settings, tell of it."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from .checkpoint import Checkpoint, nonfinite
+from .errors import ConversionError, listed, shown
+from .generation import FILE, settings_in
+from .mapping import Group
+from .plan import json_text
+from .sources import Source
+from .verify import Parity
+from .writer import ShardWriter
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is (0: not known)."""
+
+
+@dataclass
+class ConversionReport:
+    """What a conversion did.
+
+    Attributes:
+        source: the folder or Hub id that was read.
+        target: the folder that was made.
+        family: the official family.
+        to_official: the direction.
+        tensors: how many were written.
+        nbytes: bytes of their data.
+        dtypes: their dtypes, the most bytes first.
+        seconds: wall-clock time.
+        parity: the comparison with the source, or None if there was none.
+        notes: what a user should know.
+    """
+
+    source: str
+    target: Path
+    family: str
+    to_official: bool
+    tensors: int = 0
+    nbytes: int = 0
+    dtypes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    parity: Parity | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def opened(place: Source):
+    """The checkpoint of a source and a list that begins with the warnings of opening it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        checkpoint = Checkpoint(place.path, place.config)
+    with checkpoint:
+        yield checkpoint, [str(warning.message) for warning in caught]
+
+
+@contextmanager
+def memory_errors():
+    """Torch reports a lack of memory as a RuntimeError."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ConversionError("out of memory; free some, or convert with --no-verify") from error
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ConversionError(f"out of memory; free some, or convert with --no-verify ({reason})") from error
+
+
+def write_weights(
+    checkpoint: Checkpoint,
+    groups: list[Group],
+    folder: Path,
+    max_shard_size: int | str,
+    strict_finite: bool,
+    tell: Progress,
+) -> list[str]:
+    """Write every group, one after the other; returns what a user should know of the values."""
+    planned = [(target.name, target.dtype, target.shape) for group in groups for target in group.targets]
+    total = sum(torch.Size(shape).numel() * kind.itemsize for _, kind, shape in planned)
+    done, bad = 0, []
+    with ShardWriter(folder, planned, max_shard_size) as writer:
+        for group in groups:
+            made = group.apply(checkpoint.read)
+            while made:
+                name, tensor = made.pop(0)
+                count = nonfinite(tensor)
+                if count:
+                    bad.append(f"{shown(name)}: {count} of {tensor.numel()} in {str(tensor.dtype)[6:]}")
+                writer.write(name, tensor)
+                done += tensor.nbytes
+                del tensor
+                tell("writing weights", done, total)
+    if bad and strict_finite:
+        raise ConversionError(f"{checkpoint.folder}: NaN or infinite values:{listed(bad)}")
+    return [f"NaN or infinite values (kept as they are):{listed(bad)}"] if bad else []
+
+
+def write_generation_config(folder: Path, entries: Mapping[str, Any], config: PretrainedConfig) -> None:
+    """Write generation settings into a repo where the source had no file of them."""
+    if not (folder / FILE).exists():
+        (folder / FILE).write_text(json_text(settings_in(folder, entries, config)), encoding="utf-8")
