@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from .decoder import COMMON_FIELDS
 from .errors import ConversionError, listed
-from .family import Family, Form, Head
-from .mapping import Rule, RuleTable, check_tied
+from .family import Family, Form, Head, common_entries, token_or_none, unequal
+from .mapping import Rule, RuleTable, check_tied, module_rules
 from .operations import Copies, LeadingAxis
 from .safetensors_io import bytes_of
 
@@ -101,7 +100,7 @@ class BartHead(Head):
         return "" if self.ours.endswith("Model") else "model."
 
 
-class BartFamily(Family):
+class BartFamily(Family[BartHead]):
     """An encoder-decoder after BART.
 
     Args:
@@ -113,7 +112,6 @@ class BartFamily(Family):
     """
 
     spoken = ("num_hidden_layers", "num_attention_heads", "hidden_size")
-    heads: tuple[BartHead, ...]
 
     def __init__(
         self,
@@ -204,10 +202,6 @@ class BartFamily(Family):
         may = self.own_vocabularies and not config.share_embeddings
         return may and (config.decoder_vocab_size is not None or config.tie_word_embeddings)
 
-    def head(self, form) -> BartHead:
-        """See `Family.head`."""
-        return next(head for head in self.heads if head.official == form.head)
-
     # The tensors.
 
     def rules_for(self, form):
@@ -222,7 +216,7 @@ class BartFamily(Family):
             rules.append(Rule(prefix + DECODER, prefix + DECODER))
         for stack, parts in (("encoder", ENCODER_PARTS), ("decoder", DECODER_PARTS)):
             rules += self._stack_rules(f"{prefix}{stack}.", parts)
-        rules += _modules(dict(head.modules))
+        rules += module_rules(dict(head.modules))
         if head.writes:
             rules.append(Rule(LM_HEAD, LM_HEAD))
         if LOGITS_BIAS in traits:
@@ -239,7 +233,7 @@ class BartFamily(Family):
         for part, (attention, norm) in parts.items():
             modules |= {f"{layer}{part}.{a}": f"{layer}{attention}.{b}" for a, b in ATTENTION.items()}
             modules[f"{layer}{part}_layer_norm"] = layer + norm
-        rules = _modules({**modules, **{layer + theirs: layer + ours for theirs, ours in REST.items()}})
+        rules = module_rules({**modules, **{layer + theirs: layer + ours for theirs, ours in REST.items()}})
         table = f"{stack}embed_positions.weight"
         return rules if self.computes_positions else [*rules, Rule(table, table)]
 
@@ -280,8 +274,7 @@ class BartFamily(Family):
         settings = {**self.settings, "architectures": [head.ours]}
         settings.update({ours: getattr(config, theirs) for theirs, ours in FIELDS.items()})
         settings.update({ours: float(getattr(config, theirs)) for theirs, ours in DROPOUTS.items()})
-        if isinstance(settings["pad_token_id"], int) and settings["pad_token_id"] < 0:
-            settings["pad_token_id"] = None
+        settings["pad_token_id"] = token_or_none(settings["pad_token_id"])
         dropout = getattr(config, "classifier_dropout", None)
         settings["classifier_dropout"] = None if dropout is None else float(dropout)
         settings["num_key_value_heads"] = config.encoder_attention_heads
@@ -290,10 +283,7 @@ class BartFamily(Family):
         settings["share_embeddings"] = SEPARATE not in form.traits
         settings["decoder_vocab_size"] = config.decoder_vocab_size if OWN in form.traits else None
         settings["lm_head_bias"] = LOGITS_BIAS in form.traits or not head.writes
-        entries = config.to_dict()
-        settings.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
-        settings.update({name: entries[name] for name in ("id2label", "label2id") if entries.get(name) is not None})
-        settings["dtype"] = entries.get("dtype")
+        settings.update(_with_labels(config))
         self.our_config(settings)
         return settings
 
@@ -314,11 +304,7 @@ class BartFamily(Family):
                 wanted["share_embeddings"] = True
         if not any(head.modules for head in self.heads):
             wanted["classifier_dropout"] = None
-        lines = [
-            f"{name} must be {value!r}, not {getattr(config, name)!r}"
-            for name, value in wanted.items()
-            if getattr(config, name) != value
-        ]
+        lines = unequal(config, wanted)
         if config.embedding_scale not in (None, config.hidden_size**0.5):
             lines.append(f"embedding_scale must be None or {config.hidden_size**0.5}, not {config.embedding_scale}")
         if config.initializer_range is None:
@@ -329,9 +315,7 @@ class BartFamily(Family):
 
     def config_to(self, config):
         """See `Family.config_to`."""
-        lines = self.differences(config)
-        if lines:
-            raise ConversionError(f"the family '{self.name}' cannot express this config:{listed(lines)}")
+        self.check_expressible(config)
         head = self.head(self.form_for(config))
         official: dict[str, Any] = {"architectures": [head.official], "model_type": self.name}
         official.update({theirs: getattr(config, ours) for theirs, ours in {**FIELDS, **DROPOUTS}.items()})
@@ -345,24 +329,21 @@ class BartFamily(Family):
         else:
             dropout = config.classifier_dropout
             official["classifier_dropout"] = config.hidden_dropout if dropout is None else dropout
-        entries = config.to_dict()
-        kept = (*COMMON_FIELDS, "id2label", "label2id")
-        official.update({name: entries[name] for name in kept if entries.get(name) is not None})
-        if entries.get("dtype") is not None:
-            official["dtype"] = entries["dtype"]
+        official.update({name: value for name, value in _with_labels(config).items() if value is not None})
         self.official_config(official)
         return official
+
+
+def _with_labels(config: PretrainedConfig) -> dict[str, Any]:
+    """The common entries with the names of all labels: of BART there are three where nobody says, elsewhere two."""
+    entries = config.to_dict()
+    labels = {name: entries[name] for name in ("id2label", "label2id") if entries.get(name) is not None}
+    return {**common_entries(config), **labels}
 
 
 def _sized(trait: str, shape: Collection[int]) -> str:
     """A trait that tells the sizes of a tensor that is kept, as it goes back only where they still fit."""
     return f"{trait} {'x'.join(map(str, shape))}"
-
-
-def _modules(modules: Mapping[str, str]) -> list[Rule]:
-    """Rules for the weight and the bias of modules."""
-    kinds = ("weight", "bias")
-    return [Rule(f"{theirs}.{kind}", f"{ours}.{kind}") for theirs, ours in modules.items() for kind in kinds]
 
 
 def bart_heads(prefix: str) -> tuple[BartHead, ...]:

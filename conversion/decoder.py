@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from .errors import ConversionError, listed, shown
-from .family import Family, Form, Head, label_settings
+from .errors import ConversionError, shown
+from .family import Family, Form, Head, common_entries, token_or_none, unequal
 from .mapping import Rule, RuleTable
 
 LAYER = "model.layers.{layer}."
@@ -46,8 +46,6 @@ SHARED_FIELDS = {
     },
     "rms_norm_eps": "norm_eps",
 }
-# Of every configuration class: nothing that a decoder computes with, but part of what a user set.
-COMMON_FIELDS = ("problem_type", "output_hidden_states", "return_dict", "chunk_size_feed_forward")
 # Ours, in all of these families; a family adds to it or replaces entries.
 SHARED_SETTINGS: dict[str, Any] = {
     "gated_mlp": True,
@@ -152,7 +150,7 @@ class WindowByLayer(Window):
         """See `Window.difference`."""
 
 
-class DecoderFamily(Family):
+class DecoderFamily(Family[Head]):
     """A decoder after Llama.
 
     Args:
@@ -201,15 +199,11 @@ class DecoderFamily(Family):
             settings.update(dict.fromkeys(names, getattr(config, theirs)))
         if settings["attention_dropout"] is None:
             settings["attention_dropout"] = 0.0
-        if isinstance(settings["pad_token_id"], int) and settings["pad_token_id"] < 0:
-            settings["pad_token_id"] = None  # "-1" of old files: no padding token
+        settings["pad_token_id"] = token_or_none(settings["pad_token_id"])
         settings["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         settings["rope_parameters"] = _rope(config)
         settings["sliding_window"], settings["layer_types"] = self.window.read(config)
-        entries = config.to_dict()
-        settings.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
-        settings.update(label_settings(entries))
-        settings["dtype"] = entries.get("dtype")
+        settings.update(common_entries(config))
         self.our_config(settings)
         return settings
 
@@ -218,9 +212,7 @@ class DecoderFamily(Family):
         lines = []
         if config.model_type != self.config_class.model_type:
             return [f"model_type must be '{self.config_class.model_type}'"]
-        for name, value in self.settings.items():
-            if getattr(config, name) != value:
-                lines.append(f"{name} must be {value!r}, not {getattr(config, name)!r}")
+        lines += unequal(config, self.settings)
         for names in self.fields.values():
             if any(getattr(config, name) != getattr(config, names[0]) for name in names):
                 lines.append(" and ".join(names) + " must be the same")
@@ -229,20 +221,14 @@ class DecoderFamily(Family):
 
     def config_to(self, config):
         """See `Family.config_to`."""
-        lines = self.differences(config)
-        if lines:
-            raise ConversionError(f"the family '{self.name}' cannot express this config:{listed(lines)}")
+        self.check_expressible(config)
         official: dict[str, Any] = {"architectures": [self.form_for(config).head], "model_type": self.name}
         official.update({theirs: getattr(config, names[0]) for theirs, names in self.fields.items()})
         if self.head_dim_field or config.head_dim * config.num_attention_heads != config.hidden_size:
             official["head_dim"] = config.head_dim
         official["rope_parameters"] = dict(config.rope_parameters)
         official.update(self.window.write(config))
-        entries = config.to_dict()
-        official.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
-        official.update(label_settings(entries))
-        if entries.get("dtype") is not None:
-            official["dtype"] = entries["dtype"]
+        official.update(common_entries(config))
         self.official_config(official)
         return official
 

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from .decoder import COMMON_FIELDS
 from .encoder_heads import LM, NSP, SETTINGS, EncoderHead, LanguageModelNames
-from .errors import ConversionError, listed, shown
-from .family import Family, Form, label_settings
-from .mapping import Rule, RuleTable
+from .errors import ConversionError, shown
+from .family import Family, Form, common_entries, token_or_none, unequal
+from .mapping import Rule, RuleTable, module_rules
 from .operations import Copies
 
 OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -24,7 +23,7 @@ RELATIVE = ("relative_key", "relative_key_query")
 HEADS_OF_ROWS = ("classifier.", "pre_classifier.", "qa_outputs.")
 
 
-class EncoderFamily(Family):
+class EncoderFamily(Family[EncoderHead]):
     """An encoder after BERT.
 
     Args:
@@ -44,7 +43,6 @@ class EncoderFamily(Family):
     """
 
     spoken = ("position_embedding_type",)
-    heads: tuple[EncoderHead, ...]
 
     def __init__(
         self,
@@ -188,35 +186,35 @@ class EncoderFamily(Family):
 
     def rules_for(self, form):
         """See `Family.rules_for`."""
-        head: EncoderHead = self.head(form)
+        head = self.head(form)
         root, prefix = self._root(head), "" if head.bare else "model."
         ignored = [root + "embeddings.position_ids", root + "embeddings.token_type_ids"]
-        rules = [*_modules({root + "embeddings.LayerNorm": prefix + "embedding_norm"})]
+        rules = [*module_rules({root + "embeddings.LayerNorm": prefix + "embedding_norm"})]
         for theirs, ours in self.embeddings.items():
             if theirs == "embeddings.position_embeddings" and "relative" in form.traits:
                 ignored.append(f"{root}{theirs}.weight")
             else:
                 rules.append(Rule(f"{root}{theirs}.weight", f"{prefix}{ours}.weight"))
         here, there = root + self.layer, prefix + "layers.{layer}."
-        rules += _modules({here + theirs: there + ours for theirs, ours in self.modules.items()})
+        rules += module_rules({here + theirs: there + ours for theirs, ours in self.modules.items()})
         if self.relative_key:
             rules.append(Rule(here + self.relative_key, there + "self_attn.relative_keys.embedding.weight"))
         if head.own_pooler or head.is_decoder:
             ignored += [root + "pooler.dense.weight", root + "pooler.dense.bias"]
         else:
-            rules += _modules({root + "pooler.dense": prefix + "pooler.dense"})
+            rules += module_rules({root + "pooler.dense": prefix + "pooler.dense"})
         if head.own_pooler:
-            rules += _modules({head.own_pooler: prefix + "pooler.dense"})
-        rules += _modules(head.modules)
+            rules += module_rules({head.own_pooler: prefix + "pooler.dense"})
+        rules += module_rules(head.modules)
         if LM in head.parts:
             rules += self._language_model_rules(form, ignored)
         if NSP in head.parts:
-            rules += _modules({"cls.seq_relationship": "next_sentence_score"})
+            rules += module_rules({"cls.seq_relationship": "next_sentence_score"})
         return RuleTable(rules, ignored=ignored)
 
     def _language_model_rules(self, form: Form, ignored: list[str]) -> list[Rule]:
         names = self.language_model
-        rules = _modules({names.dense: "lm_head_transform.dense", names.norm: "lm_head_transform.norm"})
+        rules = module_rules({names.dense: "lm_head_transform.dense", names.norm: "lm_head_transform.norm"})
         rules.append(Rule(names.weight, "lm_head.weight"))
         if "both biases" in form.traits:
             rules.append(Rule((names.bias, names.copy), "lm_head.bias", Copies(2)))
@@ -233,7 +231,7 @@ class EncoderFamily(Family):
 
     def adjust(self, shapes, form, config):
         """See `Family.adjust`."""
-        head: EncoderHead = self.head(form)
+        head = self.head(form)
         root, width = self._root(head), config.hidden_size
         if "pooler" in form.traits and not head.own_pooler and not head.is_decoder:
             shapes[root + "pooler.dense.weight"], shapes[root + "pooler.dense.bias"] = (width, width), (width,)
@@ -255,7 +253,7 @@ class EncoderFamily(Family):
 
     def official_arguments(self, form):
         """See `Family.official_arguments`."""
-        head: EncoderHead = self.head(form)
+        head = self.head(form)
         has_choice = head.bare and any(other.pooler == "usual" for other in self.heads)
         return {"add_pooling_layer": "pooler" in form.traits and not head.is_decoder} if has_choice else {}
 
@@ -271,12 +269,11 @@ class EncoderFamily(Family):
         """See `Family.config_from`."""
         self.refuse_unsupported(official)
         form = form or self.form(official)
-        head: EncoderHead = self.head(form)
+        head = self.head(form)
         config = self.official_config(official)
         settings = {**self.settings, "architectures": [head.ours]}
         settings.update({ours: getattr(config, theirs) for theirs, ours in self.fields.items()})
-        if isinstance(settings["pad_token_id"], int) and settings["pad_token_id"] < 0:
-            settings["pad_token_id"] = None
+        settings["pad_token_id"] = token_or_none(settings["pad_token_id"])
         settings["position_type"] = self._position_type(official)
         settings["position_offset"] = self._offset(settings)
         settings["max_position_embeddings"] -= settings["position_offset"]
@@ -287,10 +284,7 @@ class EncoderFamily(Family):
             settings["add_cross_attention"] = config.add_cross_attention
         elif official.get("add_cross_attention"):
             raise ConversionError("config.json: add_cross_attention is true but is_decoder is not; set both or neither")
-        entries = config.to_dict()
-        settings.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
-        settings.update(label_settings(entries))
-        settings["dtype"] = entries.get("dtype")
+        settings.update(common_entries(config))
         if LM in head.parts:
             self.check_language_model(settings)
         self.our_config(settings)
@@ -349,11 +343,7 @@ class EncoderFamily(Family):
             wanted["position_offset"] = self._offset(config.to_dict())
         except ConversionError:
             return ["pad_token_id must be set"]
-        lines = [
-            f"{name} must be {value!r}, not {getattr(config, name)!r}"
-            for name, value in wanted.items()
-            if getattr(config, name) != value
-        ]
+        lines = unequal(config, wanted)
         kinds = ("learned", *(RELATIVE if self.relative_key else ()))
         if config.position_type not in kinds:
             lines.append(f"position_type must be one of {', '.join(kinds)}, not '{config.position_type}'")
@@ -368,10 +358,8 @@ class EncoderFamily(Family):
 
     def config_to(self, config):
         """See `Family.config_to`."""
-        lines = self.differences(config)
-        if lines:
-            raise ConversionError(f"the family '{self.name}' cannot express this config:{listed(lines)}")
-        head: EncoderHead = self.head(self.form_for(config))
+        self.check_expressible(config)
+        head = self.head(self.form_for(config))
         official: dict[str, Any] = {"architectures": [head.official], "model_type": self.name}
         official.update({theirs: getattr(config, ours) for theirs, ours in self.fields.items()})
         official["max_position_embeddings"] += config.position_offset
@@ -380,16 +368,6 @@ class EncoderFamily(Family):
             official["position_embedding_type"] = config.position_type
         if head.is_decoder:
             official.update(is_decoder=True, add_cross_attention=config.add_cross_attention)
-        entries = config.to_dict()
-        official.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
-        official.update(label_settings(entries))
-        if entries.get("dtype") is not None:
-            official["dtype"] = entries["dtype"]
+        official.update(common_entries(config))
         self.official_config(official)
         return official
-
-
-def _modules(modules: Mapping[str, str]) -> list[Rule]:
-    """Rules for the weight and the bias of modules."""
-    kinds = ("weight", "bias")
-    return [Rule(f"{theirs}.{kind}", f"{ours}.{kind}") for theirs, ours in modules.items() for kind in kinds]

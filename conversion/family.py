@@ -9,7 +9,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import transformers
 from torch import Tensor
@@ -74,7 +74,10 @@ class Form:
     traits: frozenset[str] = frozenset()
 
 
-class Family(ABC):
+HeadKind = TypeVar("HeadKind", bound=Head)
+
+
+class Family(ABC, Generic[HeadKind]):
     """One official kind of model, with its heads.
 
     Args:
@@ -88,7 +91,7 @@ class Family(ABC):
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
 
-    def __init__(self, name: str, config_class: str, heads: Collection[Head]):
+    def __init__(self, name: str, config_class: str, heads: Collection[HeadKind]):
         self.name = name
         self.config_class_name = config_class
         self.heads = tuple(heads)
@@ -169,7 +172,7 @@ class Family(ABC):
 
         return any(getattr(blockformer, head.ours).config_class.model_type == config.model_type for head in self.heads)
 
-    def head(self, form: Form) -> Head:
+    def head(self, form: Form) -> HeadKind:
         """The head that a form names."""
         return next(head for head in self.heads if head.official == form.head)
 
@@ -218,6 +221,16 @@ class Family(ABC):
     def not_runnable(self, config: PretrainedConfig) -> str | None:
         """Why transformers cannot run the official model of a config of ours any more, or None."""
         return None
+
+    def check_expressible(self, config: PretrainedConfig) -> None:
+        """Refuse a config of ours that this family cannot express.
+
+        Raises:
+            ConversionError: naming every field.
+        """
+        lines = self.differences(config)
+        if lines:
+            raise ConversionError(f"the family '{self.name}' cannot express this config:{listed(lines)}")
 
     @property
     def rules(self) -> RuleTable:
@@ -319,6 +332,31 @@ class Family(ABC):
         known |= {"architectures", "torch_dtype", "dtype", "rope_theta", "rope_scaling", "rope_parameters", "head_dim"}
         known |= set(transformers.GenerationConfig().to_dict())
         return sorted(name for name in official if name not in known)
+
+
+# Of every configuration class: nothing that a model computes with, but part of what a user set.
+COMMON_FIELDS = ("problem_type", "output_hidden_states", "return_dict", "chunk_size_feed_forward")
+
+
+def common_entries(config: PretrainedConfig) -> dict[str, Any]:
+    """What a config says in the same words in both layouts: `COMMON_FIELDS`, names of labels, the dtype."""
+    entries = config.to_dict()
+    names = (*COMMON_FIELDS, *(("dtype",) if entries.get("dtype") is not None else ()))
+    return {**{name: entries[name] for name in names if name in entries}, **label_settings(entries)}
+
+
+def unequal(config: PretrainedConfig, wanted: Mapping[str, Any]) -> list[str]:
+    """A line for each field of a config that has not the wanted value."""
+    return [
+        f"{name} must be {value!r}, not {getattr(config, name)!r}"
+        for name, value in wanted.items()
+        if getattr(config, name) != value
+    ]
+
+
+def token_or_none(token: Any) -> Any:
+    """A token id, None for the -1 of old files, which means that there is none."""
+    return None if isinstance(token, int) and token < 0 else token
 
 
 def label_settings(entries: Mapping[str, Any]) -> dict[str, Any]:

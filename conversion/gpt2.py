@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from .decoder import COMMON_FIELDS
 from .errors import ConversionError, listed, shown
-from .family import Family, Form, Head, label_settings
-from .mapping import Rule, RuleTable
+from .family import Family, Form, Head, common_entries, token_or_none, unequal
+from .mapping import Rule, RuleTable, module_rules
 from .operations import Chain, Chunk, Identity, Operation, Transpose
 
 ROOT = "transformer."
@@ -107,11 +106,10 @@ HEADS = (
 )
 
 
-class GPT2Family(Family):
+class GPT2Family(Family[GPT2Head]):
     """GPT-2, with the heads that Auto classes have."""
 
     spoken = ("classifier_dropout", "hidden_dropout")
-    heads: tuple[GPT2Head, ...]
 
     def __init__(self):
         super().__init__("gpt2", "GPT2Config", HEADS)
@@ -141,10 +139,6 @@ class GPT2Family(Family):
         form = super().form_for(config)
         return earlier if earlier is not None and earlier.head == form.head else form
 
-    def head(self, form) -> GPT2Head:
-        """See `Family.head`."""
-        return next(head for head in self.heads if head.official == form.head)
-
     def canonical(self, name, form):
         """See `Family.canonical`."""
         if PREFIX in form.traits:
@@ -167,10 +161,10 @@ class GPT2Family(Family):
         rules = [
             Rule(f"{root}wte.weight", f"{prefix}embed_tokens.weight"),
             Rule(f"{root}wpe.weight", f"{prefix}embed_positions.weight"),
-            *(Rule(theirs, ours) for theirs, ours in (*_both(f"{root}ln_f", f"{prefix}norm"), *head.tensors)),
+            *module_rules({f"{root}ln_f": f"{prefix}norm"}),
+            *(Rule(theirs, ours) for theirs, ours in head.tensors),
+            *module_rules({here + theirs: there + ours for theirs, ours in NORMS.items()}),
         ]
-        for theirs, ours in NORMS.items():
-            rules += [Rule(*names) for names in _both(here + theirs, there + ours)]
         kinds: dict[str, Operation] = {"weight": Transpose(), "bias": Identity()}
         for kind, op in kinds.items():
             rules += [Rule(f"{here}{theirs}.{kind}", f"{there}{ours}.{kind}", op) for theirs, ours in LINEAR.items()]
@@ -208,15 +202,11 @@ class GPT2Family(Family):
         settings["intermediate_size"] = 4 * config.n_embd if config.n_inner is None else config.n_inner
         settings["attention_scale"] = None if config.scale_attn_weights else 1.0
         settings["classifier_dropout"] = self._dropout(official, head)
-        if isinstance(config.pad_token_id, int) and config.pad_token_id < 0:
-            settings["pad_token_id"] = None
+        settings["pad_token_id"] = token_or_none(settings["pad_token_id"])
         for name in ("bos_token_id", "eos_token_id"):
             if settings[name] == END and config.vocab_size <= END:
                 settings[name] = None
-        entries = config.to_dict()
-        settings.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
-        settings.update(label_settings(entries))
-        settings["dtype"] = entries.get("dtype")
+        settings.update(common_entries(config))
         self.our_config(settings)
         return settings
 
@@ -238,11 +228,7 @@ class GPT2Family(Family):
         wanted = {**SETTINGS, "num_key_value_heads": config.num_attention_heads}
         if config.hidden_size % config.num_attention_heads == 0:
             wanted["head_dim"] = config.hidden_size // config.num_attention_heads
-        lines = [
-            f"{name} must be {value!r}, not {getattr(config, name)!r}"
-            for name, value in wanted.items()
-            if getattr(config, name) != value
-        ]
+        lines = unequal(config, wanted)
         if "head_dim" not in wanted:
             lines.append(f"hidden_size must be a multiple of num_attention_heads, not {config.hidden_size}")
         if config.attention_scale not in (None, 1.0):
@@ -253,9 +239,7 @@ class GPT2Family(Family):
 
     def config_to(self, config: PretrainedConfig):
         """See `Family.config_to`."""
-        lines = self.differences(config)
-        if lines:
-            raise ConversionError(f"the family '{self.name}' cannot express this config:{listed(lines)}")
+        self.check_expressible(config)
         head = self.head(self.form_for(config))
         official: dict[str, Any] = {"architectures": [head.official], "model_type": self.name}
         official.update({theirs: getattr(config, ours) for theirs, ours in FIELDS.items()})
@@ -268,11 +252,7 @@ class GPT2Family(Family):
             dropout = None if dropout == TOKEN_DROPOUT else dropout
         if dropout is not None and not head.official.endswith("ForSequenceClassification"):
             official["classifier_dropout"] = dropout
-        entries = config.to_dict()
-        official.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
-        official.update(label_settings(entries))
-        if entries.get("dtype") is not None:
-            official["dtype"] = entries["dtype"]
+        official.update(common_entries(config))
         return official
 
     def unused(self, official):

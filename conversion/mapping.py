@@ -130,6 +130,12 @@ def _patterns(names: str | tuple[str, ...]) -> list[_Pattern]:
     return [_Pattern(name) for name in ((names,) if isinstance(names, str) else names)]
 
 
+def module_rules(modules: Mapping[str, str]) -> list[Rule]:
+    """Rules for the weight and the bias of modules, official name -> ours."""
+    kinds = ("weight", "bias")
+    return [Rule(f"{theirs}.{kind}", f"{ours}.{kind}") for theirs, ours in modules.items() for kind in kinds]
+
+
 class RuleTable:
     """The rules of one family.
 

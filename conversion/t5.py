@@ -15,10 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .decoder import COMMON_FIELDS
-from .errors import ConversionError, listed
-from .family import Family, Form, Head, label_settings
-from .mapping import Rule, RuleTable, check_tied
+from .family import Family, Form, Head, common_entries, unequal
+from .mapping import Rule, RuleTable, check_tied, module_rules
 from .operations import Copies
 from .safetensors_io import bytes_of
 
@@ -107,7 +105,7 @@ class T5Head(Head):
         return "" if self.ours.endswith("Model") else "model."
 
 
-class T5Family(Family):
+class T5Family(Family[T5Head]):
     """A T5.
 
     Args:
@@ -118,7 +116,6 @@ class T5Family(Family):
     """
 
     spoken = ("tie_word_embeddings", "scale_decoder_outputs", "dense_act_fn", "is_gated_act", "decoder_start_token_id")
-    heads: tuple[T5Head, ...]
 
     def __init__(self, name: str, prefix: str, settings: Mapping[str, Any] | None = None, scales: bool | None = None):
         both = "BlockformerEncoderDecoder"
@@ -186,10 +183,6 @@ class T5Family(Family):
                 return earlier
         return Form(head.official, frozenset({*traits, EMBEDDINGS[0]}))
 
-    def head(self, form) -> T5Head:
-        """See `Family.head`."""
-        return next(head for head in self.heads if head.official == form.head)
-
     # The tensors.
 
     def rules_for(self, form):
@@ -202,8 +195,7 @@ class T5Family(Family):
         for stack in head.stacks:
             there = head.our_prefix + ("" if alone else f"{stack}.")
             rules += self._stack_rules(f"{head.prefix}{stack}.", there, STACKS[stack], "gated" in form.traits)
-        kinds = ("weight", "bias")
-        rules += [Rule(f"{theirs}.{kind}", f"{ours}.{kind}") for theirs, ours in head.modules for kind in kinds]
+        rules += module_rules(dict(head.modules))
         if head.writes:
             rules.append(Rule(LM_HEAD, LM_HEAD))
         return RuleTable(rules, ignored=[head.prefix + UNUSED] if not alone else [])
@@ -253,10 +245,7 @@ class T5Family(Family):
         if len(head.stacks) > 1:
             settings["decoder_layers"] = config.num_decoder_layers
             settings["decoder_start_token_id"] = getattr(config, "decoder_start_token_id", None)
-        entries = config.to_dict()
-        settings.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
-        settings.update(label_settings(entries))
-        settings["dtype"] = entries.get("dtype")
+        settings.update(common_entries(config))
         self.our_config(settings)
         return settings
 
@@ -267,11 +256,7 @@ class T5Family(Family):
         if not heads or not self.has_topology_of(config):
             return [f"architectures must be one of {', '.join(head.ours for head in self.heads)}"]
         wanted = {**self.settings, "num_key_value_heads": config.num_attention_heads}
-        lines = [
-            f"{name} must be {value!r}, not {getattr(config, name)!r}"
-            for name, value in wanted.items()
-            if getattr(config, name) != value
-        ]
+        lines = unequal(config, wanted)
         if len({getattr(config, name) for name in DROPOUTS}) > 1:
             lines.append(f"{', '.join(DROPOUTS)} must be the same")
         if not getattr(config, "share_embeddings", True):
@@ -284,9 +269,7 @@ class T5Family(Family):
 
     def config_to(self, config):
         """See `Family.config_to`."""
-        lines = self.differences(config)
-        if lines:
-            raise ConversionError(f"the family '{self.name}' cannot express this config:{listed(lines)}")
+        self.check_expressible(config)
         head = self.head(self.form_for(config))
         official: dict[str, Any] = {"architectures": [head.official], "model_type": self.name}
         official.update({theirs: getattr(config, ours) for theirs, ours in FIELDS.items()})
@@ -308,11 +291,7 @@ class T5Family(Family):
                 official["decoder_start_token_id"] = config.decoder_start_token_id
         else:
             official["is_encoder_decoder"] = False
-        entries = config.to_dict()
-        official.update({name: entries[name] for name in COMMON_FIELDS if name in entries})
-        official.update(label_settings(entries))
-        if entries.get("dtype") is not None:
-            official["dtype"] = entries["dtype"]
+        official.update(common_entries(config))
         self.official_config(official)
         return official
 

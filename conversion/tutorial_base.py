@@ -37,7 +37,7 @@ Check = Callable[[Tensor], str | None]
 """What is wrong with a buffer, or None."""
 
 
-class TutorialFamily(Family):
+class TutorialFamily(Family[Head]):
     """The model of a tutorial.
 
     Args:
