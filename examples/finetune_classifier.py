@@ -11,7 +11,6 @@ The saved repo is then loaded in a fresh process without this package, and must 
 import argparse
 import ast
 import hashlib
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from elsewhere import run_elsewhere
 from rich.console import Console
 from rich.table import Table
 from transformers import (
@@ -167,32 +167,28 @@ def train_classifier(repo: Path, tokenizer, train: Rows, held_out: Rows, folder:
 
 
 RELOAD = """
-import sys, torch
-class Refuse:
-    def find_spec(self, name, *_):
-        if name == "blockformer" or name.startswith("blockformer."):
-            raise ImportError("the repo must load without the package")
-sys.meta_path.insert(0, Refuse())
+import json, torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 folder, texts = sys.argv[1], torch.load(sys.argv[2], weights_only=True)
+max_length = int(sys.argv[3])
 model = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=True).eval()
 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 answers = []
 with torch.inference_mode():
     for start in range(0, len(texts), 32):
-        inputs = tokenizer(texts[start:start + 32], padding=True, truncation=True, max_length=%d, return_tensors="pt")
+        some = texts[start:start + 32]
+        inputs = tokenizer(some, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
         answers += model(**inputs).logits.argmax(-1).tolist()
-torch.save(answers, sys.argv[3])
+print(json.dumps(answers))
 """
 
 
 def accuracy_after_reload(repo: Path, held_out: list[Piece], folder: Path) -> float:
     """Held-out accuracy of the saved repo in a fresh process that cannot import this package."""
-    texts, answers = folder / "texts.pt", folder / "answers.pt"
+    texts = folder / "texts.pt"
     torch.save([piece.text for piece in held_out], texts)
-    command = [sys.executable, "-c", RELOAD % MAX_LENGTH, str(repo), str(texts), str(answers)]
-    subprocess.run(command, check=True)
-    right = [one == piece.label for one, piece in zip(torch.load(answers), held_out, strict=True)]
+    answers = run_elsewhere(RELOAD, repo, texts, MAX_LENGTH)
+    right = [one == piece.label for one, piece in zip(answers, held_out, strict=True)]
     return sum(right) / len(right)
 
 

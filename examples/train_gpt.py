@@ -14,8 +14,6 @@ import codecs
 import hashlib
 import json
 import math
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from elsewhere import ReloadError, run_elsewhere
 from rich.console import Console
 from rich.table import Table
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
@@ -62,10 +61,6 @@ LEAST_BYTES, LEAST_HELD_OUT = 20_000, 4_000
 
 class TextError(ValueError):
     """The text, or the prompt, cannot be used."""
-
-
-class ReloadError(RuntimeError):
-    """The published repo does not give what the trained model gave."""
 
 
 # The text
@@ -258,11 +253,6 @@ def write(model, tokenizer, prompts: list[str], new_tokens: int, **settings) -> 
 
 RELOAD = """
 import json, sys, torch
-class Refuse:
-    def find_spec(self, name, *_):
-        if name == "blockformer" or name.startswith("blockformer."):
-            raise ImportError("the repo must load without the package")
-sys.meta_path.insert(0, Refuse())
 from transformers import AutoModelForCausalLM, AutoTokenizer
 folder, prompts, new_tokens = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
@@ -277,17 +267,9 @@ def write_elsewhere(repo: Path, prompts: list[str], new_tokens: int) -> list[str
     """The same, greedily, with the saved repo in a fresh process that cannot import this package.
 
     Raises:
-        ReloadError: the process failed; the message has its last lines.
+        ReloadError: see `run_elsewhere`.
     """
-    command = [sys.executable, "-c", RELOAD, str(repo.resolve()), json.dumps(prompts), str(new_tokens)]
-    with tempfile.TemporaryDirectory() as scratch:  # modules of an earlier repo in the user's cache must not help
-        environment = {**os.environ, "HF_MODULES_CACHE": scratch, "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run(
-            command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment, check=False
-        )
-    if done.returncode:
-        raise ReloadError(f"the repo failed in a fresh process:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return run_elsewhere(RELOAD, repo.resolve(), json.dumps(prompts), new_tokens)
 
 
 def opening(text: str, most: int = 60) -> str:

@@ -9,7 +9,6 @@ saved repo is then loaded in a fresh process without this package, must score th
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from elsewhere import run_elsewhere
 from rich.console import Console
 from rich.table import Table
 from tokenizers import AddedToken
@@ -133,11 +133,6 @@ def train(config, tokenizer, blocks: Blocks, folder: Path, arguments):
 
 RELOAD = """
 import json, sys, torch
-class Refuse:
-    def find_spec(self, name, *_):
-        if name == "blockformer" or name.startswith("blockformer."):
-            raise ImportError("the repo must load without the package")
-sys.meta_path.insert(0, Refuse())
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 folder, batches, texts = sys.argv[1], torch.load(sys.argv[2], weights_only=True), json.loads(sys.argv[3])
 model = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).eval()
@@ -162,9 +157,7 @@ def reload_elsewhere(repo: Path, batches, texts, folder: Path) -> dict:
     """
     saved = folder / "batches.pt"
     torch.save(batches, saved)
-    command = [sys.executable, "-c", RELOAD, str(repo), str(saved), json.dumps(list(texts))]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return run_elsewhere(RELOAD, repo, saved, json.dumps(list(texts)))
 
 
 def main(command_line=None) -> None:

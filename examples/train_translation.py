@@ -15,13 +15,13 @@ The default is the original Transformer (Vaswani et al., 2017), small; any other
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import torch
 from attention_picture import draw_or_say_why_not
+from elsewhere import run_elsewhere
 from phrases import pairs
 from rich.console import Console
 from rich.table import Table
@@ -114,11 +114,6 @@ def exact_match(model, tokenizer, entries) -> tuple[float, list[tuple[str, str, 
 
 RELOAD = """
 import json, sys, torch
-class Refuse:
-    def find_spec(self, name, *_):
-        if name == "blockformer" or name.startswith("blockformer."):
-            raise ImportError("the repo must load without the package")
-sys.meta_path.insert(0, Refuse())
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 folder, texts = sys.argv[1], json.loads(sys.argv[2])
 model = AutoModelForSeq2SeqLM.from_pretrained(folder, trust_remote_code=True).eval()
@@ -131,9 +126,7 @@ print(json.dumps(tokenizer.batch_decode(written, skip_special_tokens=True)))
 
 def translate_elsewhere(repo: Path, texts) -> list[str]:
     """Translate with the saved repo in a fresh process that cannot import this package."""
-    command = [sys.executable, "-c", RELOAD, str(repo), json.dumps(list(texts))]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return run_elsewhere(RELOAD, repo, json.dumps(list(texts)))
 
 
 def field_and_value(text: str) -> tuple[str, object]:

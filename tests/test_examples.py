@@ -111,3 +111,11 @@ def test_a_masked_lm_is_trained_saved_and_reloaded(tmp_path, capsys, monkeypatch
     assert (config.position_type, config.norm_type, config.gated_mlp) == ("rotary", "rms_norm", True)
     assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
     assert (tmp_path / "repo/modeling_blockformer.py").exists()
+
+
+def test_elsewhere_the_package_is_out_of_reach():
+    elsewhere = load("elsewhere")
+    answer = elsewhere.run_elsewhere("import json; print('noise'); print(json.dumps(sys.argv[1:]))", 3, "x")
+    assert answer == ["3", "x"]
+    with pytest.raises(elsewhere.ReloadError, match="out of reach"):
+        elsewhere.run_elsewhere("import blockformer.presets")

@@ -1,29 +1,23 @@
 """The GPT example: the text it takes and refuses, its sampling against a plain loop, and its way from start to end."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from example_files import load
 from pairs import model, token_ids
 
 import blockformer
 from blockformer import kernels
 from blockformer.cli.training import Curve
 
-EXAMPLE = Path(__file__).parents[1] / "examples/train_gpt.py"
 LEARNED = {"position_type": "learned", "rope_parameters": None}
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("train_gpt", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_gpt"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load("train_gpt")
 
 
 def lines(count, seed=0):
