@@ -204,6 +204,13 @@ def test_what_is_left_as_it_is(monkeypatch):
     assert not packed_of(make().prepare_for_inference())
 
 
+def test_a_packed_vocabulary_is_not_resized():
+    model = make(tie_word_embeddings=True).prepare_for_inference()
+    with pytest.raises(AttributeError, match="prepare_for_training"):
+        model.resize_token_embeddings(110)
+    assert model.prepare_for_training().resize_token_embeddings(110).num_embeddings == 110
+
+
 def test_where_nothing_is_to_be_packed_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(inference, "_verdict", [])
     assert inference.pack_weights(make(dtype=torch.float32)) == 0

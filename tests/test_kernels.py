@@ -71,8 +71,8 @@ def test_causal_attention_in_blocks(batch, kv_heads, groups, length, block, is_v
 
 def test_when_blocks_are_taken(monkeypatch):
     def can(length=300, keys=300, dtype=torch.bfloat16, mask=None, causal=True, dropout=0.0, kwargs=None, device="cpu"):
-        query, key = (torch.empty(1, 2, n, 4, dtype=dtype, device=device) for n in (length, keys))
-        return kernels.can_attend_in_blocks(query, key, mask, causal, dropout, kwargs or {})
+        query, key, value = (torch.empty(1, 2, n, 4, dtype=dtype, device=device) for n in (length, keys, keys))
+        return kernels.can_attend_in_blocks(query, key, value, mask, causal, dropout, kwargs or {})
 
     assert can()
     assert not can(length=200, keys=200)
@@ -83,8 +83,12 @@ def test_when_blocks_are_taken(monkeypatch):
     assert not can(dropout=0.1)
     assert not can(kwargs={"cache": object()})
     assert not can(device="meta")
-    learning = torch.empty(1, 2, 300, 4, dtype=torch.bfloat16, requires_grad=True)
-    assert not kernels.can_attend_in_blocks(learning, learning, None, True, 0.0, {})
+    for learner in range(3):
+        states = [torch.empty(1, 2, 300, 4, dtype=torch.bfloat16) for _ in range(3)]
+        states[learner].requires_grad_()
+        assert not kernels.can_attend_in_blocks(*states, None, True, 0.0, {})
+        with torch.no_grad():
+            assert kernels.can_attend_in_blocks(*states, None, True, 0.0, {})
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     assert not can()
 

@@ -137,7 +137,7 @@ class Attention(nn.Module):
         if implementation == "sdpa" and can_attend_grouped(query, key, kwargs):
             return attend_grouped(query, key, value, attention_mask, self.scaling, dropout), None
         if implementation == "sdpa" and can_attend_in_blocks(
-            query, key, attention_mask, self.is_causal, dropout, kwargs
+            query, key, value, attention_mask, self.is_causal, dropout, kwargs
         ):
             return attend_in_blocks(query, key, value, self.scaling), None
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)

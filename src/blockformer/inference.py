@@ -71,6 +71,11 @@ class _Packed(nn.Module):
         module.weight = weight
         return module.train(self.training)
 
+    def __getattr__(self, name):
+        if name == "weight":
+            raise AttributeError("the weight is packed for inference: call prepare_for_training() before using it.")
+        return super().__getattr__(name)
+
     def extra_repr(self):
         return self._plain[0].extra_repr()
 

@@ -70,14 +70,13 @@ def linear(module: nn.Module, states):
 _BLOCK, _LEAST_LENGTH = 128, 256
 
 
-def can_attend_in_blocks(query, key, attention_mask, is_causal: bool, dropout: float, kwargs: dict) -> bool:
+def can_attend_in_blocks(query, key, value, attention_mask, is_causal: bool, dropout: float, kwargs: dict) -> bool:
     """Whether `attend_in_blocks` takes these: a whole long text in bfloat16 on the CPU, with nothing to learn."""
     is_whole = is_causal and attention_mask is None and query.shape[2] == key.shape[2] >= _LEAST_LENGTH
     if not is_whole or query.dtype is not torch.bfloat16 or query.device.type != "cpu" or dropout:
         return False
-    return (
-        not (torch.is_grad_enabled() and query.requires_grad) and kwargs.get("cache") is None and fast_paths_enabled()
-    )
+    learns = torch.is_grad_enabled() and any(states.requires_grad for states in (query, key, value))
+    return not learns and kwargs.get("cache") is None and fast_paths_enabled()
 
 
 def attend_in_blocks(query, key, value, scaling: float):
