@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format bench bench-full versions wheel smoke clean
+.PHONY: help setup demo test exhaustive check lint format bench bench-full versions wheel smoke clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -27,6 +27,9 @@ demo: $(READY) ## the main job: train, publish, reload and convert a small model
 
 test: $(READY) ## run the tests, up to four at a time (TESTS=tests/cli to run some)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 $(TESTS)
+
+exhaustive: $(READY) ## the tests that take minutes: fuzzing with 50,000 cases, large checkpoints
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m exhaustive --durations=0 --timeout=3600 $(TESTS)
 
 check: lint test ## lint, types and tests
 
