@@ -12,6 +12,7 @@ from .compat import ALL_ATTENTION_FUNCTIONS
 from .kernels import attend_grouped, attend_in_blocks, can_attend_grouped, can_attend_in_blocks, linear
 from .normalization import make_norm
 from .positions import RelativeBias, RelativeKeys, rotate
+from .quantized_linear import make_linear
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
@@ -61,12 +62,12 @@ class Attention(nn.Module):
 
         query_size = config.num_attention_heads * config.head_dim
         key_value_size = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=config.attention_bias)
+        self.q_proj = make_linear(config, config.hidden_size, query_size, config.attention_bias)
         # Drawn as if scaled: an unscaled attention (T5) has the missing factor in its queries.
         self.q_proj.initializer_factor = config.head_dim**-0.5 / self.scaling
-        self.k_proj = nn.Linear(config.hidden_size, key_value_size, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, key_value_size, bias=config.attention_bias)
-        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=config.attention_output_bias)
+        self.k_proj = make_linear(config, config.hidden_size, key_value_size, config.attention_bias)
+        self.v_proj = make_linear(config, config.hidden_size, key_value_size, config.attention_bias)
+        self.o_proj = make_linear(config, query_size, config.hidden_size, config.attention_output_bias)
         self.q_norm = make_norm(config, config.head_dim) if config.qk_norm else None
         self.k_norm = make_norm(config, config.head_dim) if config.qk_norm else None
         own_bias = config.relative_bias_per_layer and not is_cross_attention
@@ -121,7 +122,8 @@ class Attention(nn.Module):
         else:
             output, probabilities = self._attend_packed(query, key, value, position_bias, packing, **kwargs)
         if head_mask is not None:
-            output = output.reshape(*hidden_states.shape[:2], -1, self.head_dim) * head_mask[..., None, :, None]
+            output = output.reshape(*hidden_states.shape[:2], -1, self.head_dim)
+            output = output * self._own_heads(head_mask, -1, output.shape[2])[..., None, :, None]
         output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
         return linear(self.o_proj, output), probabilities
 
@@ -132,6 +134,7 @@ class Attention(nn.Module):
         if self.relative_keys is not None:
             position_bias = self.relative_keys(query, key, query_positions) * self.scaling
         if position_bias is not None:
+            position_bias = self._own_heads(position_bias, 1, query.shape[1])
             attention_mask = self._with_bias(attention_mask, position_bias, query_positions, key.shape[2])
         implementation, dropout = self.config._attn_implementation, self.dropout if self.training else 0.0
         if implementation == "sdpa" and can_attend_grouped(query, key, kwargs):
@@ -178,6 +181,12 @@ class Attention(nn.Module):
         if probabilities is not None:
             probabilities = probabilities.unflatten(2, (beams, length)).transpose(1, 2).flatten(0, 1)
         return output, probabilities
+
+    def _own_heads(self, terms, dim: int, heads: int):
+        """Of a term for each head, H along `dim`, this process's: all, but under tensor parallelism."""
+        if terms.shape[dim] == heads:
+            return terms
+        return terms.narrow(dim, self.q_proj.weight.device_mesh.get_local_rank("tp") * heads, heads)
 
     def _split_heads(self, states, norm=None):
         """[B, T, heads * D] -> [B, heads, T, D], normalised over D."""

@@ -1,5 +1,7 @@
 """The base of every model: initialisation, what the library may do with it, and its place in a repo."""
 
+from importlib import import_module
+
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
@@ -9,6 +11,7 @@ from .compat import OutputRecorder
 from .inference import check_stays, pack_weights, unpack_weights
 from .layer import Layer
 from .positions import ComputedPositions
+from .quantized_linear import QuantizedLinear
 
 
 class BlockformerPreTrainedModel(PreTrainedModel):
@@ -60,6 +63,12 @@ class BlockformerPreTrainedModel(PreTrainedModel):
             )
         return loading_info
 
+    def num_parameters(self, only_trainable=False, exclude_embeddings=False):
+        """As the library counts them, and the weights of 4 bits, which are none of torch's parameters."""
+        number = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)
+        low = (module for module in self.modules() if isinstance(module, QuantizedLinear) and not only_trainable)
+        return number + sum(module.in_features * module.out_features for module in low)
+
     def _apply(self, fn, recurse=True):
         check_stays(self, fn)
         return super()._apply(fn, recurse)
@@ -88,6 +97,14 @@ class BlockformerPreTrainedModel(PreTrainedModel):
             if name in trainable:
                 parameter.requires_grad_(True)
         return self
+
+    def _upload_modified_files(self, working_dir, repo_id, files_timestamps, **options):
+        """The last step of `push_to_hub`: with a card of ours, and no weight file of an earlier push left beside."""
+        try:
+            upload = import_module(".export", __package__).upload_model
+        except ModuleNotFoundError:  # an exported repo has no exporter
+            return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **options)
+        return upload(self, working_dir, repo_id, files_timestamps, **options)
 
     def _init_weights(self, module):
         super()._init_weights(module)
@@ -126,7 +143,7 @@ def _draw_by_inputs(module) -> None:
     `initializer_factor`; of remote code the library does not ask what holds a module.
     """
     factor = getattr(module, "initializer_factor", 1.0)
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and not isinstance(module, QuantizedLinear):
         init.normal_(module.weight, std=factor * module.in_features**-0.5)
     elif isinstance(module, nn.Embedding):
         init.normal_(module.weight, std=factor)

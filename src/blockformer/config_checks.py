@@ -66,6 +66,8 @@ _VALUE_RULES = (
         lambda value: _is_integer(value) and value >= 0,
         "an integer of 0 or more",
     ),
+    ("linear_bits", lambda value: _is_integer(value) and value == 4, "4, or None for plain weights"),
+    ("linear_group_size", lambda value: _is_integer(value) and (value == -1 or value > 0), "a positive integer, or -1"),
     ("relative_attention_num_buckets", lambda value: _is_integer(value) and value > 1, "an integer above 1"),
     (
         "gated_mlp norm_bias qk_norm attention_bias attention_output_bias mlp_bias lm_head_bias embedding_norm "
@@ -87,7 +89,7 @@ _VALUE_RULES = (
 )
 _NONE_ALLOWED = frozenset(
     "num_key_value_heads head_dim norm_bias final_norm classifier_dropout sliding_window attention_scale "
-    "embedding_scale logit_scale initializer_range decoder_vocab_size".split()
+    "embedding_scale logit_scale initializer_range decoder_vocab_size linear_bits".split()
 )
 
 # What the base class or the loading code understands beyond the declared fields.
@@ -223,6 +225,24 @@ def check_combination(config) -> None:
     _check_layer_types(config)
     if config.position_type == "relative_bias":
         _check_buckets(config)
+    if config.linear_bits is not None:
+        _check_groups(config)
+
+
+def _check_groups(config) -> None:
+    """The inputs of every linear map of a layer come in whole groups, its outputs in words of 8."""
+    group = config.linear_group_size
+    heads, key_heads = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    inputs = {"hidden_size": config.hidden_size, "num_attention_heads * head_dim": heads}
+    inputs["intermediate_size"] = config.intermediate_size
+    for name, size in inputs.items():
+        if group != -1 and size % group:
+            raise ValueError(f"{name} ({size}) is not a multiple of linear_group_size ({group}): change one of them.")
+    for name, size in {**inputs, "num_key_value_heads * head_dim": key_heads}.items():
+        if size % 8:
+            raise ValueError(f"{name} ({size}) is not a multiple of 8: linear_bits=4 keeps 8 numbers in a word.")
+    if config.float32_down_proj:
+        raise ValueError("float32_down_proj=True contradicts linear_bits=4: the down projections have 4 bits.")
 
 
 def _check_buckets(config) -> None:

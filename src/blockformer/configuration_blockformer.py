@@ -66,6 +66,8 @@ class BlockformerConfig(PretrainedConfig):
         hidden_dropout: after the embeddings and after each sub-layer.
         attention_dropout: on the attention probabilities.
         activation_dropout: between the two projections of the feed-forward network.
+        linear_bits: 4 keeps the weights of the layers' linear maps in 4 bits, which do not learn; None: plain ones.
+        linear_group_size: inputs of such a map that share a scale; -1 means all of them.
         classifier_dropout: before a token classification head; None means `hidden_dropout`.
         initializer_range: standard deviation of fresh weights; None means 1/sqrt(inputs) for each matrix and 1 for
             embeddings.
@@ -79,17 +81,6 @@ class BlockformerConfig(PretrainedConfig):
 
     keys_to_ignore_at_inference = ["past_key_values"]
     auto_classes: ClassVar[dict] = {}
-    base_model_tp_plan: ClassVar[dict] = {
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.q_norm": "replicated_with_grad_allreduce",
-        "layers.*.self_attn.k_norm": "replicated_with_grad_allreduce",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
-    }
     base_model_pp_plan: ClassVar[dict] = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),
         "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
@@ -137,6 +128,8 @@ class BlockformerConfig(PretrainedConfig):
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
     classifier_dropout: float | None = None
+    linear_bits: int | None = None
+    linear_group_size: int = 128
     initializer_range: float | None = 0.02
     use_cache: bool = True
     tie_word_embeddings: bool = False
@@ -166,6 +159,7 @@ class BlockformerConfig(PretrainedConfig):
         super().__post_init__(**kwargs)
         if self.position_type != "rotary":
             self.rope_parameters = None
+        self.base_model_tp_plan = self._tensor_parallel_plan(self.add_cross_attention)
 
     @classmethod
     def _dict_from_json_file(cls, json_file):
@@ -204,6 +198,27 @@ class BlockformerConfig(PretrainedConfig):
         self.rope_parameters = dict(rope or {})
         if self.position_type != "rotary":
             kwargs.pop("rope_theta", None)
+
+    def _tensor_parallel_plan(self, has_cross_attention: bool) -> dict:
+        """How the modules of one stack are shared out: each process has some of the heads and of the inner states.
+
+        What belongs to no single head (a norm, relative terms) is whole in each process, and its gradients are added.
+        """
+        shared = "replicated_with_grad_allreduce"
+        plan = {}
+        for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
+            plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
+            if self.qk_norm:
+                plan |= {f"layers.*.{attention}.{name}": shared for name in ("q_norm", "k_norm")}
+            plan[f"layers.*.{attention}.o_proj"] = "rowwise"
+        if self.position_type in ("relative_key", "relative_key_query"):
+            plan["layers.*.self_attn.relative_keys.embedding"] = shared
+        elif self.position_type == "relative_bias":
+            owner = "layers.*.self_attn." if self.relative_bias_per_layer else ""
+            plan[f"{owner}relative_bias.embedding"] = shared
+        if self.gated_mlp:
+            plan["layers.*.mlp.gate_proj"] = "colwise"
+        return {**plan, "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
     def num_parameters_estimate(self) -> int:
         """Weights of the matrices, without building the model: biases and norms, below 1%, are left out."""
@@ -305,13 +320,13 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         ),
         "AutoModelForQuestionAnswering": "modeling_encoder_decoder.BlockformerEncoderDecoderForQuestionAnswering",
     }
-    base_model_tp_plan: ClassVar[dict] = {}
     base_model_pp_plan: ClassVar[dict] = {}
 
     def __post_init__(self, **kwargs):
         if self.decoder_layers is None:
             self.decoder_layers = self.num_hidden_layers
         super().__post_init__(**kwargs)
+        self.base_model_tp_plan = {}  # each stack has its own
 
     def num_parameters_estimate(self) -> int:
         """Weights of both stacks' matrices; see the base class."""
@@ -326,12 +341,14 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     def encoder_side(self) -> "BlockformerEncoderDecoderConfig":
         """The settings of the encoder's stack."""
         side = copy.deepcopy(self)
+        side.base_model_tp_plan = self._tensor_parallel_plan(has_cross_attention=False)
         side.use_cache = False
         return side
 
     def decoder_side(self) -> "BlockformerEncoderDecoderConfig":
         """The settings of the decoder's stack: its own number of layers and its vocabulary."""
         side = copy.deepcopy(self)
+        side.base_model_tp_plan = self._tensor_parallel_plan(has_cross_attention=True)
         side.num_hidden_layers = self.decoder_layers or self.num_hidden_layers
         side.layer_types = ["full_attention"] * side.num_hidden_layers
         side.vocab_size = self.decoder_vocab_size or self.vocab_size

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from .kernels import linear
+from .quantized_linear import make_linear
 
 
 class FeedForward(nn.Module):
@@ -18,9 +19,9 @@ class FeedForward(nn.Module):
     def __init__(self, config):
         super().__init__()
         width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(width, inner, bias=bias) if config.gated_mlp else None
-        self.up_proj = nn.Linear(width, inner, bias=bias)
-        self.down_proj = nn.Linear(inner, width, bias=bias)
+        self.gate_proj = make_linear(config, width, inner, bias) if config.gated_mlp else None
+        self.up_proj = make_linear(config, width, inner, bias)
+        self.down_proj = make_linear(config, inner, width, bias)
         self.act_fn = ACT2FN[config.hidden_act]
         self.dropout = config.activation_dropout
         self.chunk_size = config.chunk_size_feed_forward

@@ -130,6 +130,11 @@ def norm_in_pieces(norm: Callable, states):
     return output.view(states.shape)
 
 
+def is_transformed() -> bool:
+    """Whether forward-mode differentiation or torch.func is at work; they know the plain operations only."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def is_plain_linear(module) -> bool:
     """Whether calling the module would be `F.linear` with its weights and nothing else: no wrapper, no hook."""
     if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:
@@ -143,8 +148,8 @@ def _is_plain(module, states) -> bool:
     """Whether calling the module on float32 states would be `F.linear` of dense CPU tensors and nothing else."""
     if states.dtype is not torch.float32 or type(states) is not torch.Tensor or not is_plain_linear(module):
         return False
-    if forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False  # forward-mode differentiation and torch.func know the plain layer only
+    if is_transformed():
+        return False
     weight = module.weight
     is_dense = states.layout == weight.layout == torch.strided and weight.is_contiguous()
     is_on_cpu = weight.dtype is torch.float32 and states.device.type == weight.device.type == "cpu"

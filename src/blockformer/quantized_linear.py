@@ -1,0 +1,188 @@
+"""Linear layers with weights of 4 bits, kept in the layout of AWQ checkpoints (Lin et al., 2023; "GEMM" order).
+
+I inputs and O outputs of a layer, G inputs of a group that share a scale and a zero point. A weight is (q - z) * scale
+with q and z from 0 to 15. Words of 32 bits hold 8 of them, of neighbouring outputs.
+"""
+
+import functools
+import threading
+
+import torch
+from torch import nn
+
+from .kernels import fast_paths_enabled, is_transformed
+
+# The lowest 4 bits of each half of a word are two neighbours; the next 4 bits the next two, and so on.
+_SHIFTS = (0, 4, 8, 12)
+_TWO = 0x000F000F
+# So many rows are multiplied by the packed weights; for more it is quicker to make plain ones of them first.
+_MOST_ROWS = 32
+
+
+def unpack(words, dtype=torch.float16):
+    """Words, int32 [R, O / 8] -> their numbers from 0 to 15, [R, O], in a floating-point dtype."""
+    shifts = torch.tensor(_SHIFTS, dtype=torch.int32, device=words.device)
+    pairs = (words[..., None] >> shifts) & _TWO  # two 16-bit integers in one word
+    # With these bits above them they are floating-point numbers: 128 + q (bfloat16) or 1,024 + q (float16).
+    if dtype is torch.bfloat16:
+        numbers = (pairs | 0x43004300).view(torch.bfloat16) - 128
+    else:
+        numbers = ((pairs | 0x64006400).view(torch.float16) - 1024).to(dtype)
+    return numbers.flatten(-2)
+
+
+def pack(numbers):
+    """Numbers from 0 to 15, [R, O] of any dtype -> words, int32 [R, O / 8]; the way back of `unpack`."""
+    pairs = numbers.to(torch.int32).unflatten(-1, (-1, 4, 2))
+    shifts = torch.tensor(_SHIFTS, dtype=torch.int32, device=numbers.device)
+    return ((pairs[..., 0] | (pairs[..., 1] << 16)) << shifts).sum(-1, dtype=torch.int32)
+
+
+def dequantize(qweight, qzeros, scales, dtype):
+    """(q - z) * scale.
+
+    Args:
+        qweight: int32 [I, O / 8].
+        qzeros: int32 [I / G, O / 8].
+        scales: [I / G, O].
+        dtype: of the result; the product is rounded once, in bfloat16 the scale too.
+
+    Returns:
+        The transposed weight [I, O].
+    """
+    numbers = unpack(qweight, dtype).unflatten(0, (len(scales), -1))  # [I / G, G, O]
+    return numbers.sub_(unpack(qzeros, dtype)[:, None]).mul_(scales.to(dtype)[:, None]).flatten(0, 1)
+
+
+class QuantizedLinear(nn.Linear):
+    """y = x W^T + b with a W of 4 bits, which does not learn; gradients reach x and b.
+
+    The state dict has the official names: `qweight` int32 [I, O / 8], `qzeros` int32 [I / G, O / 8], `scales` float16
+    [I / G, O] and, perhaps, `bias` [O]. The three keep their dtypes, whatever the model is cast to. On a CPU a second
+    copy of the integers is made at the first call with few rows, in the layout that PyTorch's 4-bit product reads.
+
+    Shapes: [..., I] -> [..., O].
+    """
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, group_size: int):
+        nn.Module.__init__(self)
+        groups = 1 if group_size == -1 else in_features // group_size
+        self.in_features, self.out_features, self.group_size = in_features, out_features, in_features // groups
+        self.register_buffer("qweight", torch.zeros(in_features, out_features // 8, dtype=torch.int32))
+        self.register_buffer("qzeros", torch.zeros(groups, out_features // 8, dtype=torch.int32))
+        self.register_buffer("scales", torch.ones(groups, out_features, dtype=torch.float16))
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        self._packed: _Packed | None = None
+
+    def forward(self, states):
+        if torch.is_autocast_enabled(states.device.type):
+            states = states.to(torch.get_autocast_dtype(states.device.type))
+        if is_transformed() or not fast_paths_enabled():
+            product = states @ self.dequantized(states.dtype)
+        elif torch.is_grad_enabled() and states.requires_grad:
+            product = _Product.apply(states, self)
+        elif self._is_for_packed(states):
+            product = self._pack().product(states)
+        else:
+            product = states @ self.dequantized(states.dtype)
+        return product if self.bias is None else product + self.bias
+
+    def dequantized(self, dtype):
+        """The transposed weight, [I, O]."""
+        return dequantize(self.qweight, self.qzeros, self.scales, dtype)
+
+    def extra_repr(self):
+        return f"{super().extra_repr()}, bits=4, group_size={self.group_size}"
+
+    def _is_for_packed(self, states) -> bool:
+        rows = states.numel() // self.in_features
+        is_on_cpu = states.device.type == self.qweight.device.type == "cpu"
+        return is_on_cpu and 0 < rows <= _MOST_ROWS and _has_product(self.group_size, self.out_features)
+
+    def _pack(self) -> "_Packed":
+        packed = self._packed
+        if packed is None or not packed.is_of(self):
+            with _lock:
+                if self._packed is None or not self._packed.is_of(self):
+                    self._packed = _Packed(self)
+                packed = self._packed
+        return packed
+
+    def _apply(self, fn, recurse=True):
+        scales, self._packed = self.scales, None
+        super()._apply(fn, recurse)
+        if self.scales.dtype is not scales.dtype:
+            self.scales = scales.to(self.scales.device)
+        return self
+
+    def __getstate__(self):
+        return {**self.__dict__, "_packed": None}
+
+
+class _Packed:
+    """The weights of a layer as PyTorch's 4-bit product on a CPU reads them."""
+
+    def __init__(self, layer: QuantizedLinear):
+        self.source = _identity(layer)
+        numbers = unpack(layer.qweight).t().to(torch.int32)  # [O, I]
+        self.weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.contiguous(), 1)
+        self.group_size = layer.group_size
+        # The product takes each number less 8 times the scale, plus a zero term.
+        scales = layer.scales.float()
+        self.scales_and_zeros = torch.stack([scales, (8 - unpack(layer.qzeros).float()) * scales], dim=-1)
+
+    def is_of(self, layer: QuantizedLinear) -> bool:
+        """Whether the layer's integers are still those that were packed."""
+        return self.source == _identity(layer)
+
+    def product(self, states):
+        rows, table = states.reshape(-1, states.shape[-1]), self.scales_and_zeros
+        if table.dtype is not states.dtype:
+            table = self.scales_and_zeros = table.to(states.dtype)
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows.contiguous(), self.weight, self.group_size, table)
+        return product.view(*states.shape[:-1], -1)
+
+
+def _identity(layer) -> list:
+    tensors = (layer.qweight, layer.qzeros, layer.scales)
+    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
+
+
+@functools.cache
+@torch.no_grad()
+def _has_product(group_size: int, out_features: int) -> bool:
+    """Whether PyTorch's 4-bit product is there for such layers, and agrees with plain weights on a small one."""
+    if group_size not in (32, 64, 128, 256) or out_features % 16:
+        return False
+    generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
+    numbers = [torch.randint(16, (rows, 16), generator=generator) for rows in (2 * group_size, 2)]
+    layer = QuantizedLinear(2 * group_size, 16, False, group_size)
+    layer.qweight, layer.qzeros = (pack(part) for part in numbers)
+    states = torch.randn(2, 2 * group_size, generator=generator)
+    try:
+        return torch.allclose(_Packed(layer).product(states), states @ layer.dequantized(torch.float32), atol=1e-2)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+
+
+class _Product(torch.autograd.Function):
+    """x W^T of a weight that does not learn and is made anew for the way back: no plain weight is kept meanwhile."""
+
+    @staticmethod
+    def forward(ctx, states, layer):
+        ctx.layer = layer
+        return states @ layer.dequantized(states.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad @ ctx.layer.dequantized(grad.dtype).t(), None
+
+
+_lock = threading.Lock()
+
+
+def make_linear(config, in_features: int, out_features: int, bias: bool) -> nn.Linear:
+    """A linear layer as the config wants the layers' weights: plain, or with 4 bits."""
+    if config.linear_bits is None:
+        return nn.Linear(in_features, out_features, bias=bias)
+    return QuantizedLinear(in_features, out_features, bias, config.linear_group_size)
