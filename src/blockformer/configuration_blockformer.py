@@ -326,7 +326,12 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         if self.decoder_layers is None:
             self.decoder_layers = self.num_hidden_layers
         super().__post_init__(**kwargs)
-        self.base_model_tp_plan = {}  # each stack has its own
+        stacks = {"encoder": self._tensor_parallel_plan(False), "decoder": self._tensor_parallel_plan(True)}
+        self.base_model_tp_plan = {
+            f"{stack}.{name}": style
+            for stack, plan in stacks.items()
+            for name, style in {"embed_tokens": "embedding_rowwise", **plan}.items()
+        }
 
     def num_parameters_estimate(self) -> int:
         """Weights of both stacks' matrices; see the base class."""
@@ -341,14 +346,12 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     def encoder_side(self) -> "BlockformerEncoderDecoderConfig":
         """The settings of the encoder's stack."""
         side = copy.deepcopy(self)
-        side.base_model_tp_plan = self._tensor_parallel_plan(has_cross_attention=False)
         side.use_cache = False
         return side
 
     def decoder_side(self) -> "BlockformerEncoderDecoderConfig":
         """The settings of the decoder's stack: its own number of layers and its vocabulary."""
         side = copy.deepcopy(self)
-        side.base_model_tp_plan = self._tensor_parallel_plan(has_cross_attention=True)
         side.num_hidden_layers = self.decoder_layers or self.num_hidden_layers
         side.layer_types = ["full_attention"] * side.num_hidden_layers
         side.vocab_size = self.decoder_vocab_size or self.vocab_size
