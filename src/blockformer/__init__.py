@@ -59,9 +59,11 @@ __all__ = [
     "BlockformerEncoderForSequenceClassification",
     "BlockformerEncoderForTokenClassification",
     "BlockformerEncoderModel",
+    "StopOnNonFiniteLoss",
     "adamw",
     "export_model",
     "from_official",
+    "last_complete_checkpoint",
     "optimizer_groups",
     "preset",
 ]
@@ -76,7 +78,11 @@ for _config in (BlockformerDecoderConfig, BlockformerEncoderConfig, BlockformerE
 
 
 def __getattr__(name):
-    """`export_model` and `from_official`, imported when first used: they stand above the core."""
+    """What stands above the core, or imports `Trainer`: imported when first used."""
+    if name in ("StopOnNonFiniteLoss", "last_complete_checkpoint"):
+        from . import callbacks
+
+        return getattr(callbacks, name)
     if name == "export_model":
         from .export import export_model
 

@@ -1,0 +1,166 @@
+"""What the processes of `test_scale.py` do. Each task runs in every process of a world, and alone for comparison."""
+
+import os
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from pairs import config, token_ids
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+
+import blockformer
+
+SMALL = {"num_hidden_layers": 2, "initializer_range": 0.2}
+SIZES = {"vocab_size": 199, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, **SMALL}
+STEPS = 3
+
+# Models that tensor parallelism shares out: what stands in its way, one by one.
+MODELS = {
+    "grouped heads, q/k norm": lambda: blockformer.BlockformerDecoderForCausalLM(config("qwen3", **SMALL)),
+    "tied, learned positions, biases": lambda: blockformer.BlockformerDecoderForCausalLM(
+        blockformer.preset("gpt2", **SIZES)
+    ),
+    "encoder, relative keys, tied": lambda: blockformer.BlockformerEncoderForMaskedLM(
+        blockformer.preset("bert", position_type="relative_key_query", max_position_embeddings=32, **SIZES)
+    ),
+    "encoder-decoder, one relative bias": lambda: blockformer.BlockformerEncoderDecoderForConditionalGeneration(
+        blockformer.preset("t5", head_dim=16, **{**SIZES, "initializer_range": None})
+    ),
+    "encoder-decoder, a bias in each layer, q/k norm": lambda: (
+        blockformer.BlockformerEncoderDecoderForConditionalGeneration(
+            blockformer.preset("umt5", head_dim=16, qk_norm=True, num_key_value_heads=2, **SIZES)
+        )
+    ),
+    "encoder-decoder, sinusoids, biases": lambda: blockformer.BlockformerEncoderDecoderForConditionalGeneration(
+        blockformer.preset("marian", decoder_start_token_id=0, **SIZES)
+    ),
+}
+AUTO = {
+    "blockformer_decoder": AutoModelForCausalLM,
+    "blockformer_encoder": AutoModelForMaskedLM,
+    "blockformer_encoder_decoder": AutoModelForSeq2SeqLM,
+}
+
+
+def run(tasks, rank, size, folder, results):
+    """One process of a world: each task's answer, or its error, goes into the queue by name."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
+    for task in tasks:
+        torch.manual_seed(0)
+        try:
+            answer = globals()[task](rank, size, Path(folder))
+            torch.save(answer, f"{folder}/{task}-{rank}.pt")
+            results.put((task, rank, None))
+        except Exception:
+            results.put((task, rank, traceback.format_exc()))
+            break
+    dist.destroy_process_group()
+
+
+# Data parallel
+
+
+def small_model():
+    torch.manual_seed(0)
+    return blockformer.BlockformerDecoderForCausalLM(config("qwen3", tie_word_embeddings=True, **SMALL)).train()
+
+
+def steps(model, rank, size, whole=lambda tensor: tensor):
+    """Losses over all processes and the weights after some steps, of which each process takes its share of the rows."""
+    optimizer = blockformer.adamw(model, learning_rate=1e-3, weight_decay=0.1)
+    losses = []
+    for step in range(STEPS):
+        rows = token_ids(4, 12, seed=step)[rank::size]
+        loss = model(rows, labels=rows).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach() / size
+        if size > 1:
+            dist.all_reduce(mean)
+        losses.append(mean.item())
+    weights = {name.removeprefix("module."): whole(weight.detach()).clone() for name, weight in model.named_parameters()}
+    return {"losses": losses, "weights": weights}
+
+
+def alone(rank=0, size=1, folder=None):
+    return steps(small_model(), 0, 1)
+
+
+def ddp(rank, size, folder):
+    return steps(DistributedDataParallel(small_model()), rank, size)
+
+
+def fsdp(rank, size, folder):
+    """Also saves the shards of each process, as they are."""
+    model = small_model()
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    assert all(isinstance(weight, DTensor) for weight in model.parameters())
+    answer = steps(model, rank, size, whole=lambda weight: weight.full_tensor())
+    checkpoint.save(get_model_state_dict(model), checkpoint_id=str(folder / "shards"))
+    return answer
+
+
+# Tensor parallel
+
+
+def model_inputs(model):
+    """A padded batch for a model of any topology."""
+    ids = token_ids(3, 10)
+    mask = torch.ones_like(ids)
+    ids[1, 7:], mask[1, 7:] = 0, 0
+    given = {"input_ids": ids, "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        given["decoder_input_ids"] = token_ids(3, 6, seed=1)
+    return given
+
+
+def answers(model):
+    """Logits, generated ids, and the gradients of a loss, by parameter."""
+    whole = lambda tensor: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor  # noqa: E731
+    given = model_inputs(model)
+    found = {}
+    with torch.no_grad():
+        found["logits"] = whole(model.eval()(**given).logits)
+        if model.can_generate():
+            prompt = {"input_ids": given["input_ids"][:1], "attention_mask": given["attention_mask"][:1]}
+            found["text"] = model.generate(**prompt, max_new_tokens=6, do_sample=False)
+    loss = model(**given, labels=token_ids(3, found["logits"].shape[1], seed=2)).loss
+    loss.backward()
+    found["loss"] = whole(loss.detach())
+    found["gradients"] = {
+        name: whole(weight.grad) for name, weight in model.named_parameters() if weight.grad is not None
+    }
+    return found
+
+
+def tensor_parallel(rank, size, folder):
+    from transformers.distributed import DistributedConfig
+
+    found = {}
+    for number, name in enumerate(MODELS):
+        kind = blockformer_kind(folder / str(number))
+        model = kind.from_pretrained(folder / str(number), distributed_config=DistributedConfig(tp_plan="auto"))
+        found[name] = answers(model)
+        shared = {type(weight) for _, weight in model.named_parameters()}
+        found[name]["is_shared"] = DTensor in shared
+    return found
+
+
+def blockformer_kind(folder):
+    from transformers import AutoConfig
+
+    return AUTO[AutoConfig.from_pretrained(folder).model_type]
