@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from blockformer.export import copy_code, write_card
 
 from .atomic import atomic_folder
+from .awq import load_plain
 from .checkpoint import Checkpoint, nonfinite, read_json
-from .errors import listed, shown
+from .errors import ConversionError, listed, shown
 from .families import Family, find_source
 from .generation import FILE, settings_in
 from .kept import write_kept
@@ -37,6 +38,7 @@ def convert(
     family: str | None = None,
     config: str | PathLike[str] | None = None,
     dtype: str | torch.dtype | None = None,
+    dequantize: str | torch.dtype | None = None,
     max_shard_size: int | str = "5GB",
     verify: bool = True,
     force: bool = False,
@@ -55,6 +57,7 @@ def convert(
             file needs it.
         config: the JSON file with the settings of a weight file.
         dtype: cast the weights to "float32", "bfloat16" or "float16"; None keeps each tensor's own.
+        dequantize: write plain weights of this dtype for a checkpoint with weights of 4 bits; None keeps those.
         max_shard_size: bytes ("5GB") after which a new weight file begins.
         verify: run both models on the same input; a difference is an error.
         force: replace a model folder that is there already.
@@ -67,13 +70,18 @@ def convert(
     start = time.monotonic()
     tell: Progress = progress or (lambda step, done, total: None)
     parse_size(max_shard_size)
-    cast = parse_dtype(dtype)
+    cast = parse_dtype(dtype if dequantize is None else dequantize)
+    if dequantize is not None and (to_official or dtype is not None):
+        raise ConversionError("--dequantize goes neither with --to official nor with --dtype: it names the dtype")
     tell("looking at the source", 0, 0)
     place = find_source(src, family, config, to_official)
     folder, hub_id = place.path, place.hub_id
     refuse_adapters(folder)
     with memory_errors(), opened(place) as (checkpoint, notes):
-        plan = plan_out(checkpoint, family, cast) if to_official else plan_in(checkpoint, family, cast)
+        if to_official:
+            plan = plan_out(checkpoint, family, cast)
+        else:
+            plan = plan_in(checkpoint, family, cast, dequantize is not None)
         report = ConversionReport(hub_id or os.fspath(src), Path(dst), plan.family.name, to_official, notes=notes)
         report.dtypes = [str(kind).removeprefix("torch.") for kind in plan.sizes]
         report.tensors = sum(len(group.targets) for group in plan.groups)
@@ -89,7 +97,7 @@ def convert(
                 copy_code(temporary, plan.target_config)
                 write_generation_config(temporary, _entries(plan, checkpoint), plan.target_config)
                 if not plan.family.is_file:
-                    (temporary / MEMORY).write_text(memory_text(plan, checkpoint.config), encoding="utf-8")
+                    (temporary / MEMORY).write_text(memory_text(plan), encoding="utf-8")
                     write_kept(checkpoint, plan.kept, temporary)
             if verify:
                 report.parity = _verify(plan, folder, temporary, to_official, tell)
@@ -142,7 +150,7 @@ def from_official(
         notes.append(f"NaN or infinite values in {len(bad)} tensors:{listed(map(shown, bad))}")
     for note in notes:
         warnings.warn(f"{src}: {note}", stacklevel=2)
-    kind = next(iter(plan.sizes))
+    kind = plan.dtype
     model = plan.target_class.from_pretrained(None, config=plan.target_config, state_dict=weights, dtype=kind)
     if model.can_generate():
         model.generation_config = GenerationConfig.from_dict(generation)
@@ -166,18 +174,23 @@ def _entries(plan: Plan, checkpoint: Checkpoint) -> Mapping[str, Any]:
 def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Progress) -> Parity:
     if plan.not_runnable:
         return Parity(notes=[f"not compared with the official model: {plan.not_runnable}"])
-    kind = next(iter(plan.sizes))
+    kind = plan.dtype
     config = plan.source_config if to_official else plan.target_config
     shift = plan.family.shift(config)
 
+    def load_official(model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype):
+        if plan.low_bits:
+            return load_plain(model_class, config, folder, dtype)
+        return load_model(model_class, config, folder, dtype, plan.official_arguments)
+
     def load_source(dtype: torch.dtype) -> PreTrainedModel:
-        arguments = {} if to_official else plan.official_arguments
-        model = _rounded(load_model(plan.source_class, plan.source_config, source, dtype, arguments), kind)
+        load = load_model if to_official else load_official
+        model = _rounded(load(plan.source_class, plan.source_config, source, dtype), kind)
         return model if to_official else plan.family.settle(model)
 
     def load_target(dtype: torch.dtype) -> PreTrainedModel:
-        arguments = plan.official_arguments if to_official else {}
-        model = load_model(plan.target_class, plan.target_config, target, dtype, arguments)
+        load = load_official if to_official else load_model
+        model = load(plan.target_class, plan.target_config, target, dtype)
         return plan.family.settle(model) if to_official else model
 
     return verify_models(
@@ -185,7 +198,7 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
         load_target,
         config,
         kind,
-        plan.parameters,
+        plan.parameters * (1 + plan.low_bits),  # plain weights are made beside the model
         lambda step: tell(step, 0, 0),
         (0, shift) if to_official else (shift, 0),
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from . import awq
 from .errors import ConversionError, shown
 from .family import Family, Form, Head, common_entries, token_or_none, unequal
 from .mapping import Rule, RuleTable
@@ -20,6 +21,8 @@ WEIGHTS = (
 Q_AND_K_NORM = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 QKV_BIAS = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
 O_BIAS = ("self_attn.o_proj.bias",)
+# The weights that have 4 bits in an AWQ checkpoint.
+LINEAR_MAPS = frozenset(LAYER + name + ".weight" for name in WEIGHTS if name.endswith("_proj"))
 MLP_BIAS = tuple(f"mlp.{name}_proj.bias" for name in ("gate", "up", "down"))
 
 
@@ -163,6 +166,8 @@ class DecoderFamily(Family[Head]):
         head_dim_field: whether the official class has a field `head_dim`.
     """
 
+    has_low_bits = True
+
     def __init__(
         self,
         name: str,
@@ -185,16 +190,45 @@ class DecoderFamily(Family[Head]):
 
     def rules_for(self, form):
         """See `Family.rules_for`."""
-        return self._rules
+        return awq.rules(self._rules, LINEAR_MAPS) if awq.TRAIT in form.traits else self._rules
+
+    def dequantizing_rules(self, dtype):
+        """See `Family.dequantizing_rules`."""
+        return awq.rules(self._rules, LINEAR_MAPS, dtype)
+
+    def form(self, official, names=None, read=None):
+        """See `Family.form`."""
+        form = super().form(official, names, read)
+        return form if awq.group_size(official) is None else awq.trait(form)
+
+    def form_for(self, config, earlier=None):
+        """See `Family.form_for`."""
+        form = super().form_for(config, earlier)
+        return form if config.linear_bits is None else awq.trait(form)
+
+    def adjust(self, shapes, form, config):
+        """See `Family.adjust`."""
+        if awq.TRAIT not in form.traits:
+            return shapes
+        made: dict[str, tuple[int, ...]] = {}
+        for name, shape in shapes.items():
+            is_low = name.endswith("_proj.weight")
+            made |= awq.parts_of(name, shape, config.linear_group_size) if is_low else {name: shape}
+        return made
 
     def config_from(self, official, form: Form | None = None):
         """See `Family.config_from`."""
-        self.refuse_unsupported(official)
         form = form or self.form(official)
+        if awq.TRAIT in form.traits:
+            bits: dict[str, Any] = {"linear_bits": 4, "linear_group_size": awq.group_size(official)}
+            official = awq.without(official)
+        else:
+            bits = {}
+        self.refuse_unsupported(official)
         if official.get("add_cross_attention"):
             raise ConversionError("config.json: add_cross_attention is true, which this family does not have; drop it")
         config = self.official_config(official)
-        settings = {**self.settings, "architectures": [self.head(form).ours]}
+        settings = {**self.settings, **bits, "architectures": [self.head(form).ours]}
         for theirs, names in self.fields.items():
             settings.update(dict.fromkeys(names, getattr(config, theirs)))
         if settings["attention_dropout"] is None:
@@ -229,6 +263,8 @@ class DecoderFamily(Family[Head]):
         official["rope_parameters"] = dict(config.rope_parameters)
         official.update(self.window.write(config))
         official.update(common_entries(config))
+        if config.linear_bits is not None:
+            official[awq.FIELD] = awq.entries_for(config)
         self.official_config(official)
         return official
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import torch
 import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
@@ -88,6 +89,8 @@ class Family(ABC, Generic[HeadKind]):
 
     spoken: tuple[str, ...] = ()
     """Entries of an official `config.json` that the family reads although the official class has dropped them."""
+    has_low_bits = False
+    """Whether its linear maps may have 4 bits."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
 
@@ -122,6 +125,14 @@ class Family(ABC, Generic[HeadKind]):
 
         What the table ignores is kept beside the weights, for the way back.
         """
+
+    def dequantizing_rules(self, dtype: torch.dtype) -> RuleTable:
+        """The rules that make plain weights of this dtype of a checkpoint whose linear maps have 4 bits.
+
+        Raises:
+            ConversionError: the family has no such checkpoints.
+        """
+        raise ConversionError(f"checkpoints of '{self.name}' have no 4-bit weights; use --dtype to cast plain ones")
 
     def form(
         self,
@@ -229,6 +240,8 @@ class Family(ABC, Generic[HeadKind]):
             ConversionError: naming every field.
         """
         lines = self.differences(config)
+        if config.linear_bits is not None and not self.has_low_bits:
+            lines.append("linear_bits must be None")
         if lines:
             raise ConversionError(f"the family '{self.name}' cannot express this config:{listed(lines)}")
 

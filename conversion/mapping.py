@@ -57,12 +57,16 @@ class Rule:
         op: how `source` becomes `target`; it knows its way back.
         any_dtype: the tensor is kept as it is, whatever its dtype (a table of integers, say). Otherwise only
             floating-point tensors are taken, and the plan's `dtype` is applied to them.
+        dtypes: what the sources must be, one for each; they are never cast.
+        made: the dtype of what is made of sources with `dtypes`; None: their own.
     """
 
     source: str | tuple[str, ...]
     target: str | tuple[str, ...]
     op: Operation = field(default_factory=Identity)
     any_dtype: bool = False
+    dtypes: tuple[torch.dtype, ...] | None = None
+    made: torch.dtype | None = None
 
 
 @dataclass(frozen=True)
@@ -246,17 +250,27 @@ def _group(
     dtype: torch.dtype | None,
 ) -> Group | None:
     """A group whose sources are all there, or None and its problem noted."""
-    dtypes = {tensors[name].dtype for name in sources}
-    whole = [name for name in sources if not tensors[name].dtype.is_floating_point and not rule.any_dtype]
-    lines = [f"{shown(name)} is {tensors[name].dtype}" for name in whole]
-    if lines:
-        problems["tensors that must be floating-point"] += lines
-        return None
-    if len(dtypes) > 1:
-        problems["parts of different dtypes"].append(", ".join(f"{shown(n)} {tensors[n].dtype}" for n in sources))
-        return None
-    own = dtypes.pop()
-    made = own if dtype is None or rule.any_dtype else dtype
+    dtypes = [tensors[name].dtype for name in sources]
+    if rule.dtypes is not None:
+        wrong = [
+            f"{shown(name)} is {own}, not {wanted}"
+            for name, own, wanted in zip(sources, dtypes, rule.dtypes, strict=True)
+            if own is not wanted
+        ]
+        if wrong:
+            problems["tensors of another dtype"] += wrong
+            return None
+        made = rule.made or dtypes[0]
+    else:
+        whole = [name for name in sources if not tensors[name].dtype.is_floating_point and not rule.any_dtype]
+        if whole:
+            lines = [f"{shown(name)} is {tensors[name].dtype}" for name in whole]
+            problems["tensors that must be floating-point"] += lines
+            return None
+        if len(set(dtypes)) > 1:
+            problems["parts of different dtypes"].append(", ".join(f"{shown(n)} {tensors[n].dtype}" for n in sources))
+            return None
+        made = dtypes[0] if dtype is None or rule.any_dtype else dtype
     try:
         shapes = op.forward_shapes([tuple(tensors[name].shape) for name in sources])
         targets = tuple(Target(name, made, tuple(shape)) for name, shape in zip(names, shapes, strict=True))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from . import awq
 from .checkpoint import Checkpoint, read_json
 from .errors import ConversionError, listed, shown
 from .families import FAMILIES, Family, family_by_name, family_for, family_of
@@ -21,6 +22,7 @@ from .mapping import Group, Rule, RuleTable, Target
 MEMORY = "conversion.json"
 """A small file in a converted repo: the family and the official config, for an exact way back. Not needed for one."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 OURS = "blockformer_"
 
 
@@ -39,6 +41,8 @@ class Plan:
         form: how the official checkpoint is written.
         official_arguments: what the official class takes beside its config.
         kept: source tensors that no model uses, by name.
+        remembered: the official `config.json` to remember for the way back.
+        low_bits: whether the official checkpoint has linear maps of 4 bits.
         not_runnable: why the official model cannot be run, or None.
     """
 
@@ -54,6 +58,8 @@ class Plan:
     parameters: int
     official_arguments: dict[str, Any] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
+    remembered: dict[str, Any] = field(default_factory=dict)
+    low_bits: bool = False
     not_runnable: str | None = None
 
     @property
@@ -66,9 +72,16 @@ class Plan:
                 sizes[target.dtype] = sizes.get(target.dtype, 0) + nbytes
         return dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating-point dtype with the largest share."""
+        return next(dtype for dtype in self.sizes if dtype.is_floating_point)
 
-def plan_in(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None) -> Plan:
-    """Official -> ours."""
+
+def plan_in(
+    checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None, dequantized: bool = False
+) -> Plan:
+    """Official -> ours; with `dequantized`, plain weights of the dtype `cast` for linear maps of 4 bits."""
     official = checkpoint.config
     if is_ours(official):
         raise ConversionError(
@@ -77,13 +90,19 @@ def plan_in(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype |
         )
     family = family_of(official) if family_name is None else family_by_name(family_name)
     form = family.form(official, checkpoint.tensors, checkpoint.read)
+    rules, low_bits = family.rules_for(form), awq.TRAIT in form.traits
+    if dequantized:
+        if not low_bits or cast is None:
+            raise ConversionError(f"{checkpoint.folder}: has no 4-bit weights; use --dtype to cast plain ones")
+        rules, official = family.dequantizing_rules(cast), awq.without(official)
+        form = family.form(official, checkpoint.tensors, checkpoint.read)
     stored = _canonical_names(checkpoint.tensors, family, form)
     config = family.our_config(family.config_from(official, form))
     if cast is not None:
         config.dtype = cast
     shapes, tied, parameters = expected_tensors(family.our_class(form), config)
     headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
-    groups = family.rules_for(form).plan(headers, shapes, optional=tied, dtype=cast)
+    groups = rules.plan(headers, shapes, optional=tied, dtype=cast)
     groups = [replace(group, sources=tuple(stored[name] for name in group.sources)) for group in groups]
     used = {name for group in groups for name in group.sources}
     kept = [name for name in checkpoint.tensors if name not in used]
@@ -101,6 +120,8 @@ def plan_in(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype |
         parameters=parameters,
         official_arguments=family.official_arguments(form),
         kept=kept,
+        remembered=official,
+        low_bits=low_bits,
         not_runnable=family.not_runnable(config),
     )
 
@@ -148,6 +169,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         tied=tied_pairs,
         parameters=parameters,
         official_arguments=arguments,
+        low_bits=awq.TRAIT in form.traits,
         not_runnable=family.not_runnable(config),
     )
 
@@ -230,6 +252,7 @@ def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     if dtype is None:
         return None
     name = str(dtype).removeprefix("torch.")
+    name = SHORT_DTYPES.get(name, name)
     if name not in DTYPES:
         raise ConversionError(f"dtype must be one of {', '.join(DTYPES)}, not {shown(name)}")
     return DTYPES[name]
@@ -252,10 +275,10 @@ class Memory:
     kept: list[str]
 
 
-def memory_text(plan: Plan, official: Mapping[str, Any]) -> str:
+def memory_text(plan: Plan) -> str:
     """The text of the file that remembers an official checkpoint."""
     form = {"head": plan.form.head, "traits": sorted(plan.form.traits)}
-    return json_text({"family": plan.family.name, "form": form, "kept": plan.kept, "config": official})
+    return json_text({"family": plan.family.name, "form": form, "kept": plan.kept, "config": plan.remembered})
 
 
 def remembered(folder: Path) -> Memory | None:
@@ -336,7 +359,11 @@ def stored_pairs(tied: Mapping[str, str], groups: list[Group]) -> list[tuple[str
 def identity_rules(names: Iterable[str]) -> RuleTable:
     """Identity rules for our own tensor names."""
     patterns = {".".join("{layer}" if part.isdigit() else part for part in name.split(".")) for name in names}
-    return RuleTable([Rule(pattern, pattern) for pattern in sorted(patterns)])
+    rules = []
+    for pattern in sorted(patterns):
+        low = awq.PARTS.get(pattern.rpartition(".")[2])
+        rules.append(Rule(pattern, pattern, dtypes=None if low is None else (low,)))
+    return RuleTable(rules)
 
 
 def json_text(entries: Mapping[str, Any]) -> str:

@@ -71,6 +71,7 @@ class QuantizedLinear(nn.Linear):
         self.register_buffer("qweight", torch.zeros(in_features, out_features // 8, dtype=torch.int32))
         self.register_buffer("qzeros", torch.zeros(groups, out_features // 8, dtype=torch.int32))
         self.register_buffer("scales", torch.ones(groups, out_features, dtype=torch.float16))
+        self.register_parameter("weight", None)
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         self._packed: _Packed | None = None
 
@@ -129,17 +130,18 @@ class _Packed:
         self.group_size = layer.group_size
         # The product takes each number less 8 times the scale, plus a zero term.
         scales = layer.scales.float()
-        self.scales_and_zeros = torch.stack([scales, (8 - unpack(layer.qzeros).float()) * scales], dim=-1)
+        table = torch.stack([scales, (8 - unpack(layer.qzeros).float()) * scales], dim=-1)
+        self._tables = {torch.float32: table}  # by the dtype of the states
 
     def is_of(self, layer: QuantizedLinear) -> bool:
         """Whether the layer's integers are still those that were packed."""
         return self.source == _identity(layer)
 
     def product(self, states):
-        rows, table = states.reshape(-1, states.shape[-1]), self.scales_and_zeros
-        if table.dtype is not states.dtype:
-            table = self.scales_and_zeros = table.to(states.dtype)
-        product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows.contiguous(), self.weight, self.group_size, table)
+        rows, table = states.reshape(-1, states.shape[-1]).contiguous(), self._tables.get(states.dtype)
+        if table is None:
+            table = self._tables[states.dtype] = self._tables[torch.float32].to(states.dtype)
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, self.group_size, table)
         return product.view(*states.shape[:-1], -1)
 
 

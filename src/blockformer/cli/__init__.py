@@ -96,6 +96,14 @@ def convert(
     dtype: Annotated[
         str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.", show_default=False)
     ] = None,
+    dequantize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE",
+            help="Write plain weights of this dtype for those of 4 bits, which are kept otherwise.",
+            show_default=False,
+        ),
+    ] = None,
     max_shard_size: ShardSize = "5GB",
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Run both models on the same input and compare.")
@@ -116,6 +124,7 @@ def convert(
         family=family,
         config=config,
         dtype=dtype,
+        dequantize=dequantize,
         max_shard_size=max_shard_size,
         verify=verify,
         force=force,

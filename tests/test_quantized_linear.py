@@ -1,0 +1,290 @@
+"""Linear maps with 4-bit weights: the layout, the products, and all that a model does with them."""
+
+import copy
+import io
+import threading
+
+import pairs
+import pytest
+import torch
+from awq_layout import quantize, state_of, tensors, words
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+
+import blockformer
+from blockformer import quantized_linear
+from blockformer.quantized_linear import QuantizedLinear, dequantize, pack, unpack
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def layer_of(outputs, inputs, group, bias=False, seed=0):
+    """A layer, and its plain twin in float32."""
+    torch.manual_seed(seed)
+    plain = torch.nn.Linear(inputs, outputs, bias=bias)
+    parts, meant = tensors(torch.randn(outputs, inputs), group)
+    layer = QuantizedLinear(inputs, outputs, bias, group)
+    layer.load_state_dict({**parts, **({"bias": plain.bias} if bias else {})})
+    with torch.no_grad():
+        plain.weight.copy_(meant)
+    return layer, plain
+
+
+def pair(family="qwen3", **settings):
+    """A model with 4-bit weights and the plain one that they mean, both ours."""
+    plain = pairs.model(family, **SIZES, **settings)
+    low, meant = state_of(plain, 32)
+    plain.load_state_dict(meant)
+    model = type(plain)(pairs.config(family, **SIZES, **settings, linear_bits=4, linear_group_size=32)).eval()
+    model.load_state_dict(low)
+    return model, plain
+
+
+def low_of(model):
+    return [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31))
+def test_the_order_of_the_layout(rows, eights, seed):
+    numbers = torch.randint(16, (rows, 8 * eights), generator=torch.Generator().manual_seed(seed))
+    packed = words(numbers)
+    assert torch.equal(pack(numbers), packed)
+    for dtype in DTYPES:
+        assert torch.equal(unpack(packed, dtype), numbers.to(dtype))
+
+
+@pytest.mark.parametrize("group", [16, 64, -1])
+def test_the_weight_that_is_meant(group):
+    parts, meant = tensors(torch.randn(24, 128), group)
+    assert torch.equal(dequantize(**parts, dtype=torch.float32).t(), meant)
+    numbers, zeros, scales = quantize(torch.randn(24, 128), group)
+    for dtype in DTYPES[1:]:
+        size = 128 // len(scales)
+        exact = (numbers - zeros.repeat_interleave(size, 0)).to(dtype) * scales.to(dtype).repeat_interleave(size, 0)
+        assert torch.equal(dequantize(words(numbers), words(zeros), scales, dtype), exact)
+
+
+@pytest.mark.parametrize("fast", ["1", "0"])
+@pytest.mark.parametrize("group", [32, 64, 48, -1])
+@pytest.mark.parametrize("shape", [(192,), (1, 192), (2, 5, 192), (3, 40, 192), (0, 192)])
+@torch.no_grad()
+def test_one_layer(monkeypatch, fast, group, shape):
+    monkeypatch.setenv("BLOCKFORMER_FAST", fast)
+    for bias in (True, False):
+        layer, plain = layer_of(48, 192, group, bias)
+        states = torch.randn(shape)
+        torch.testing.assert_close(layer(states), plain(states), rtol=1e-5, atol=1e-5)
+        has_packed = fast == "1" and group in (32, 64) and 0 < states.numel() <= 32 * 192
+        assert (layer._packed is not None) == has_packed
+
+
+@pytest.mark.parametrize("rows", [1, 7, 32, 33])
+@torch.no_grad()
+def test_in_bfloat16_as_exact_as_a_plain_layer(rows):
+    layer, plain = layer_of(256, 512, 128)
+    states = torch.randn(rows, 512).bfloat16()
+    exact, found = plain(states.float()), layer(states).float()
+    of_plain = (plain.bfloat16()(states).float() - exact).norm() / exact.norm()
+    error = (found - exact).norm() / exact.norm()
+    assert found.dtype == torch.float32 and error < 1.2 * of_plain and error < 3e-3
+
+
+@torch.no_grad()
+def test_under_autocast_it_computes_in_the_smaller_dtype():
+    layer, plain = layer_of(32, 64, 32)
+    states = torch.randn(3, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(states).dtype == plain(states).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+def test_a_model_is_its_plain_twin(family):
+    model, plain = pair(family)
+    ids, mask = pairs.left_padded(3, 40)
+    with torch.no_grad():
+        pairs.assert_close(model(ids, attention_mask=mask).logits, plain(ids, attention_mask=mask).logits)
+    texts = [m.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False) for m in (model, plain)]
+    assert torch.equal(*texts) and len({tuple(row[40:].tolist()) for row in texts[0]}) == 3
+    assert model.num_parameters() == plain.num_parameters() > model.num_parameters(only_trainable=True)
+
+
+def test_an_encoder_and_an_encoder_decoder_may_have_them_too():
+    sizes = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "head_dim": 16, "float32_down_proj": False, "initializer_range": 1.0}
+    for name, kind in (("bert", "EncoderModel"), ("t5", "EncoderDecoderForConditionalGeneration")):
+        config = blockformer.preset(name, **sizes, linear_bits=4, linear_group_size=32)
+        model = getattr(blockformer, f"Blockformer{kind}")(config).eval()
+        assert low_of(model) and not any(module.qweight.any() for module in low_of(model))
+        ids = torch.arange(5)[None]
+        arguments = {"decoder_input_ids": ids} if config.is_encoder_decoder else {}
+        assert torch.isfinite(model(ids, **arguments)[0]).all()
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_gradients_pass_through_and_are_those_of_the_twin(checkpointing):
+    model, plain = pair(tie_word_embeddings=True)
+    ids = pairs.token_ids(2, 20)
+    for part in (model, plain):
+        part.train()
+        if checkpointing:
+            part.gradient_checkpointing_enable()
+        part(ids, labels=ids).loss.backward()
+    for name, parameter in model.named_parameters():
+        pairs.assert_close(parameter.grad, plain.get_parameter(name).grad, 1e-4)
+
+
+def test_nothing_of_the_plain_weight_is_kept_for_the_way_back():
+    layer, _ = layer_of(64, 96, 32)
+    states = torch.randn(4, 96, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda t: t):
+        layer(states).sum().backward()
+    assert not saved and states.grad.abs().sum() > 0
+
+
+def test_lora_learns_on_top_and_goes_away_again(tmp_path):
+    model, _ = pair()
+    ids = pairs.token_ids(2, 12)
+    before = model(ids).logits.detach()
+    tuned = get_peft_model(model, LoraConfig(target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"))
+    optimizer = torch.optim.SGD([p for p in tuned.parameters() if p.requires_grad], lr=0.5)
+    losses = []
+    for _ in range(8):
+        loss = tuned(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.1
+    tuned.save_pretrained(tmp_path)
+    with tuned.disable_adapter():
+        assert torch.equal(tuned(ids).logits, before)
+    after = tuned(ids).logits
+    fresh, _ = pair()
+    from peft import PeftModel
+
+    assert torch.equal(PeftModel.from_pretrained(fresh, tmp_path).eval()(ids).logits, tuned.eval()(ids).logits)
+    assert not torch.equal(after, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_saved_and_loaded_to_the_bit_whatever_the_dtype(tmp_path, dtype):
+    model, _ = pair()
+    kept = {name: tensor.clone() for module in low_of(model) for name, tensor in module.state_dict().items()}
+    model.generate(pairs.token_ids(1, 4), max_new_tokens=2)
+    model = model.to(dtype)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, dtype=dtype)
+    for name, tensor in model.state_dict().items():
+        assert loaded.state_dict()[name].dtype == tensor.dtype and torch.equal(loaded.state_dict()[name], tensor), name
+    assert {module.scales.dtype for module in low_of(loaded)} == {torch.float16}
+    assert all(torch.equal(kept[name], low_of(loaded)[-1].state_dict()[name]) for name in kept)
+
+
+@torch.no_grad()
+def test_the_packed_copy_follows_the_weights():
+    layer, _ = layer_of(64, 64, 32)
+    other, plain = layer_of(64, 64, 32, seed=1)
+    states = torch.randn(2, 64)
+    layer(states)
+    layer(states.bfloat16())  # its rounded scales are not those of float32
+    layer.load_state_dict(other.state_dict())
+    pairs.assert_close(layer(states), plain(states))
+    assert copy.deepcopy(layer)._packed is None
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(states), layer(states))
+    layer.to(torch.float64)
+    assert layer._packed is None and layer.scales.dtype == torch.float16
+
+
+@pytest.mark.parametrize("fault", [AttributeError("no such product"), None])
+def test_where_pytorch_has_no_such_product_or_another_one(monkeypatch, fault):
+    def product(self, states):
+        if fault is not None:
+            raise fault
+        return torch.zeros(len(states), 16)
+
+    monkeypatch.setattr(quantized_linear._Packed, "product", product)
+    quantized_linear._has_product.cache_clear()
+    try:
+        layer, plain = layer_of(48, 192, 32)
+        with torch.no_grad():
+            states = torch.randn(2, 192)
+            pairs.assert_close(layer(states), plain(states))
+        assert layer._packed is None
+    finally:
+        quantized_linear._has_product.cache_clear()
+
+
+def test_threads_share_a_model():
+    model, _ = pair()
+    ids = pairs.token_ids(1, 6)
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(ids).logits
+    found = []
+
+    def work():
+        with torch.no_grad():
+            found.append(model(ids).logits)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and all(torch.equal(logits, expected) for logits in found)
+
+
+def test_compiled_exported_and_mapped():
+    layer, plain = layer_of(32, 64, 32)
+    states = torch.randn(3, 64)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    pairs.assert_close(compiled(states), plain(states))
+    pairs.assert_close(torch.export.export(layer, (states,)).module()(states), plain(states))
+    pairs.assert_close(torch.func.vmap(layer)(states), plain(states))
+    _, tangent = torch.func.jvp(layer, (states,), (torch.ones_like(states),))
+    pairs.assert_close(tangent, torch.ones_like(states) @ plain.weight.t())
+
+
+def test_offloaded_to_disk(tmp_path):
+    model, _ = pair()
+    model.save_pretrained(tmp_path / "m")
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
+    loaded = type(model).from_pretrained(
+        tmp_path / "m",
+        device_map={**places, "model.rotary_emb": "cpu", "lm_head": "cpu"},
+        offload_folder=tmp_path / "o",
+        offload_buffers=True,
+    )
+    ids = pairs.token_ids(1, 6)
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert low_of(loaded)[-1].qweight.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"linear_bits": 8}, "linear_bits must be 4, or None for plain weights, not 8"),
+        ({"linear_bits": True}, "linear_bits must be 4"),
+        ({"linear_bits": 4, "linear_group_size": 0}, "linear_group_size must be a positive integer, or -1, not 0"),
+        (
+            {"linear_bits": 4, "linear_group_size": 24},
+            r"hidden_size \(64\) is not a multiple of linear_group_size \(24\)",
+        ),
+        (
+            {"linear_bits": 4, "linear_group_size": 64},
+            r"intermediate_size \(96\) is not a multiple of linear_group_size",
+        ),
+        ({"linear_bits": 4, "linear_group_size": 32, "head_dim": 10}, r"head_dim \(40\) is not a multiple"),
+        ({"linear_bits": 4, "linear_group_size": -1, "intermediate_size": 90}, r"\(90\) is not a multiple of 8"),
+        ({"linear_bits": 4, "linear_group_size": 32, "float32_down_proj": True}, "float32_down_proj=True contradicts"),
+    ],
+)
+def test_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        pairs.config(**{**SIZES, **settings})
