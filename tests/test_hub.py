@@ -1,0 +1,481 @@
+"""Publishing and loading over HTTP, against a Hub on loopback (`hub_server.py`).
+
+A client reads where its Hub is when huggingface_hub is imported, so every client here is a process of its own: a fork
+of one that has imported torch and transformers, and neither this package nor any repo. Its caches are empty.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hub_server import Hub
+
+from blockformer.export import code_files
+from blockformer.presets import preset
+
+HELPER = r"""
+import json, os, sys, traceback
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("blockformer", "conversion"):
+            raise ModuleNotFoundError(f"{name} cannot be imported here", name=name)
+
+assert "blockformer" not in sys.modules
+for line in sys.stdin:
+    job = json.loads(line)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1), os.dup2(output, 2), os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            if job["elsewhere"]:
+                sys.meta_path.insert(0, Refuse())
+            exec(compile(job["code"], "job", "exec"), {"arguments": job["arguments"], "torch": torch})
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "initializer_range": 0.4,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+}
+IDS = [[5, 88, 301, 17, 9, 40]]
+ANN, BOB = "hf_ann", "hf_bob"
+
+# What every job that publishes begins with. `make(n)` has other weights for another n.
+OURS = r"""
+import json, os
+import blockformer
+from huggingface_hub import HfApi
+from transformers import PreTrainedTokenizerFast
+folder, sizes, ids, token = (arguments[name] for name in ("folder", "sizes", "ids", "token"))
+
+def make(seed):
+    torch.manual_seed(seed)
+    return blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **sizes)).eval()
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.tensor(ids)).logits
+"""
+
+PUBLISH = (
+    OURS
+    + r"""
+api = HfApi(token=token)
+tokenizer = PreTrainedTokenizerFast.from_pretrained(os.path.join(folder, "tokenizer"))
+commits = {}
+
+first = make(1)
+first.add_model_tags("tiny")
+commits["first"] = first.push_to_hub("ann/small", token=token, commit_message="The first weights").oid
+tokenizer.push_to_hub("ann/small", token=token)
+api.create_tag("ann/small", tag="v1", token=token)
+commits["second"] = make(2).push_to_hub("ann/small", token=token, max_shard_size="100KB").oid
+commits["third"] = make(3).push_to_hub("ann/small", token=token, revision="try").oid
+
+exported = make(4)
+blockformer.export_model(exported, os.path.join(folder, "exported"), tokenizer=tokenizer, max_shard_size="100KB")
+api.create_repo("ann/secret", private=True)
+commits["secret"] = api.upload_folder(repo_id="ann/secret", folder_path=os.path.join(folder, "exported")).oid
+
+torch.save([logits(make(seed)) for seed in range(5)], os.path.join(folder, "logits.pt"))
+print(json.dumps(commits))
+"""
+)
+
+LOAD = r"""
+import json, sys
+from huggingface_hub import constants
+from transformers import AutoModelForCausalLM, AutoTokenizer
+constants.DOWNLOAD_CHUNK_SIZE = arguments.get("piece") or constants.DOWNLOAD_CHUNK_SIZE
+found = {}
+for revision in arguments["revisions"]:
+    options = {"revision": revision, "trust_remote_code": True, "token": arguments.get("token")}
+    model = AutoModelForCausalLM.from_pretrained(arguments["repo"], **options).eval()
+    assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
+    with torch.no_grad():
+        found[str(revision)] = model(torch.tensor(arguments["ids"])).logits
+torch.save(found, arguments["save"])
+text = None
+if arguments.get("words"):
+    tokenizer = AutoTokenizer.from_pretrained(arguments["repo"], **options)
+    batch = tokenizer(arguments["words"], return_tensors="pt")
+    written = model.generate(**batch, max_new_tokens=8, do_sample=False)
+    text = [batch.input_ids.tolist(), tokenizer.batch_decode(written)]
+assert "blockformer" not in sys.modules
+print(json.dumps(text))
+"""
+
+
+class Clients:
+    """Processes that know one Hub. Each job starts in a fork of one process, with empty caches."""
+
+    def __init__(self, hub, folder):
+        self.hub, self.folder, self.home = hub, folder, folder / "hf"
+        # Neither Python's own settings nor those of a Hub or a proxy come along.
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "HF_", "HUGGING", "TRANSFORMERS_"))
+            and not name.lower().endswith("_proxy")
+        }
+        environment = {
+            **kept,
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(self.home),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        self.helper = subprocess.Popen(
+            [sys.executable, "-I", "-c", HELPER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=folder,
+        )
+
+    def close(self):
+        self.helper.kill()
+        self.helper.communicate()
+
+    def run(self, code, elsewhere=True, **arguments):
+        """What a job prints last, as JSON.
+
+        Args:
+            code: finds the arguments in `arguments`.
+            elsewhere: this package cannot be imported.
+
+        Raises:
+            AssertionError: the job failed.
+        """
+        shutil.rmtree(self.home, ignore_errors=True)
+        output = self.folder / "output.txt"
+        arguments = {"folder": str(self.folder), "ids": IDS, "sizes": SIZES, **arguments}
+        job = {"code": code, "elsewhere": elsewhere, "output": str(output), "arguments": arguments}
+        print(json.dumps(job), file=self.helper.stdin, flush=True)
+        status = self.helper.stdout.readline().strip()
+        text = output.read_text(encoding="utf-8") if output.exists() else ""
+        assert status == "0", f"status {status}\n{text[-4000:]}"
+        return json.loads(text.strip().splitlines()[-1])
+
+    def load(self, repo, *revisions, **arguments):
+        """The logits of each revision where this package is not, and what else the job said."""
+        path = self.folder / "loaded.pt"
+        said = self.run(LOAD, repo=repo, revisions=revisions, save=str(path), **arguments)
+        return torch.load(path, weights_only=True), said
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory, tiny_tokenizer):
+    """A Hub with `ann/small` in three versions and the private `ann/secret`, as this package publishes them."""
+    folder = tmp_path_factory.mktemp("hub")
+    tiny_tokenizer.save_pretrained(folder / "tokenizer")
+    hub = Hub({ANN: "ann", BOB: "bob"})
+    clients = Clients(hub, folder)
+    commits = clients.run(PUBLISH, elsewhere=False, token=ANN)
+    logits = torch.load(folder / "logits.pt", weights_only=True)
+    yield SimpleNamespace(hub=hub, clients=clients, commits=commits, logits=logits, folder=folder, home=clients.home)
+    clients.close()
+    hub.stop()
+
+
+def files_of(published, repo, revision):
+    found = published.hub.repos[repo]
+    return found.commits[found.resolve(revision)]
+
+
+@pytest.mark.versions
+def test_each_revision_has_its_own_weights_elsewhere(published):
+    commits = published.commits
+    wanted = {"None": 2, "v1": 1, commits["first"]: 1, "try": 3}
+    revisions = [None if name == "None" else name for name in wanted]
+    found, _ = published.clients.load("ann/small", *revisions)
+    assert list(found) == list(wanted)
+    for name, seed in wanted.items():
+        assert torch.equal(found[name], published.logits[seed]), name
+    assert not torch.equal(published.logits[1], published.logits[2])
+    code = {path.relative_to(published.home).parts[-2] for path in published.home.rglob("modeling_blockformer.py")}
+    assert {commits["first"], commits["second"], commits["third"]} <= code
+
+
+@pytest.mark.versions
+def test_card_code_and_tokenizer_arrive(published, tiny_tokenizer):
+    names = set(files_of(published, "ann/small", "main"))
+    code = {path.name for path in code_files(preset("qwen3", **SIZES))}
+    assert names >= {*code, "config.json", "generation_config.json", "README.md", "tokenizer.json"}
+    for repo in ("ann/small", "ann/secret"):
+        card = files_of(published, repo, "main")["README.md"].data.decode()
+        assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
+        assert "trust_remote_code=True" in card
+        assert "More Information Needed" not in card
+    card = files_of(published, "ann/small", "v1")["README.md"].data.decode()
+    assert "- blockformer\n- tiny\n" in card
+    _, (ids, text) = published.clients.load("ann/small", None, words=["import heapq"])
+    assert ids == tiny_tokenizer(["import heapq"]).input_ids
+    assert text[0].startswith("import heapq")
+
+
+def test_large_files_come_in_parts_and_no_token_goes_to_their_store(published):
+    stored = [request for request in published.hub.requests if request[0] == "PUT"]
+    assert {path.rpartition("/")[2] for _, path, _, _ in stored} >= {"1", "2", "3"}
+    assert not any(token for method, path, token, _ in published.hub.requests if path.count("/") < 3 and len(path) > 64)
+    assert not any(token for _, _, token, _ in stored)
+    files = files_of(published, "ann/small", "v1")
+    assert files["model.safetensors"].lfs
+    assert len(files["model.safetensors"].data) > 2 * published.hub.part
+    assert not files["config.json"].lfs
+    shards = [name for name in files_of(published, "ann/secret", "main") if name.endswith(".safetensors")]
+    assert len(shards) > 2
+
+
+def test_a_push_leaves_no_weights_of_an_earlier_one(published):
+    """The library would load the older, unsharded file."""
+    before, after = (set(files_of(published, "ann/small", name)) for name in ("v1", "main"))
+    assert "model.safetensors" in before
+    assert "model.safetensors" not in after
+    assert "model.safetensors.index.json" in after
+    assert "tokenizer.json" in after & before
+    third = set(files_of(published, "ann/small", "try"))
+    assert {name for name in third if "safetensors" in name} == {"model.safetensors"}
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_stopped(published):
+    oid = files_of(published, "ann/small", "v1")["model.safetensors"].lfs
+    published.hub.cut_once.add(oid)
+    start = len(published.hub.requests)
+    found, _ = published.clients.load("ann/small", "v1", piece=10_000)
+    assert torch.equal(found["v1"], published.logits[1])
+    ranges = [asked for _, path, _, asked in published.hub.requests[start:] if oid in path]
+    assert ranges[0] == ""
+    assert ranges[1].startswith("bytes=")
+    assert int(ranges[1].removeprefix("bytes=").partition("-")[0]) > 0
+
+
+REFUSED = r"""
+import json, sys
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+said = []
+for repo, options in arguments["attempts"]:
+    for auto in (AutoConfig, AutoModelForCausalLM):
+        try:
+            auto.from_pretrained(repo, **options)
+        except (EOFError, OSError, ValueError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+        else:
+            said.append("accepted")
+print()  # a question that nobody answers ends without a line's end
+print(json.dumps({"said": said, "remote": [name for name in sys.modules if name.startswith("transformers_modules.")]}))
+"""
+
+
+@pytest.mark.versions
+def test_a_private_repo_is_for_its_owner(published):
+    trust = {"trust_remote_code": True}
+    attempts = [["ann/secret", {**trust, **({"token": token} if token else {})}] for token in (None, BOB, "hf_wrong")]
+    outcome = published.clients.run(REFUSED, attempts=attempts)
+    assert len(outcome["said"]) == 6
+    for said in outcome["said"][:4]:
+        assert said.startswith("OSError: ann/secret is not a local folder")
+        assert "pass a token" in said
+    for said in outcome["said"][4:]:
+        assert said.startswith("OSError: ")
+        assert "ann/secret" in said
+        assert "Invalid credentials" in said
+    found, _ = published.clients.load("ann/secret", None, token=ANN)
+    assert torch.equal(found["None"], published.logits[4])
+
+
+@pytest.mark.versions
+def test_a_revision_that_is_not_there_is_refused_by_name(published):
+    gone = "0" * 40
+    trust = {"trust_remote_code": True}
+    attempts = [["ann/small", {**trust, "revision": name}] for name in ("v9", gone)]
+    said = published.clients.run(REFUSED, attempts=attempts)["said"]
+    for name, texts in (("v9", said[:2]), (gone, said[2:])):
+        assert len(texts) == 2
+        for text in texts:
+            assert text.startswith("OSError: "), text
+            assert f"{name} is not a valid git identifier" in text
+
+
+@pytest.mark.versions
+def test_nothing_of_a_hub_repo_is_fetched_or_run_without_trust(published):
+    start = len(published.hub.requests)
+    outcome = published.clients.run(
+        REFUSED,
+        attempts=[["ann/small", {"trust_remote_code": False}], ["ann/small", {}], ["ann/small", {"revision": "v1"}]],
+    )
+    assert len(outcome["said"]) == 6
+    for said in outcome["said"]:
+        assert said.startswith("ValueError: ")
+        assert "trust_remote_code" in said
+    assert outcome["remote"] == []
+    assert not list(published.home.rglob("*.py"))
+    asked = [path for _, path, _, _ in published.hub.requests[start:]]
+    assert any("config.json" in path for path in asked)
+    assert not any(path.endswith((".py", ".safetensors")) for path in asked)
+
+
+PUSH_AND_SAY = OURS + (
+    r"""
+said = "pushed"
+try:
+    make(5).push_to_hub("ann/small", token=token, max_shard_size=arguments["shards"])
+except Exception as error:
+    said = f"{type(error).__name__}: {error}"
+print(json.dumps(said))
+"""
+)
+
+
+def test_an_interrupted_push_leaves_the_old_revision(published):
+    before = published.hub.repos["ann/small"].branches["main"]
+    uploads = len(published.hub.objects)
+    published.hub.die_at_commit = True
+    said = published.clients.run(PUSH_AND_SAY, elsewhere=False, token=ANN, shards="5GB")
+    assert said != "pushed"
+    assert len(published.hub.objects) == uploads + 1, "the server dies after the upload"
+    published.hub.restart()
+    assert published.hub.repos["ann/small"].branches["main"] == before
+    found, _ = published.clients.load("ann/small", None)
+    assert torch.equal(found["None"], published.logits[2])
+
+
+@pytest.mark.parametrize(("token", "message"), [(BOB, "403"), ("hf_wrong", "401")])
+def test_who_may_not_write_changes_nothing(published, token, message):
+    commits = dict(published.hub.repos["ann/small"].branches)
+    said = published.clients.run(PUSH_AND_SAY, elsewhere=False, token=token, shards="5GB")
+    assert said.startswith(("HfHubHTTPError: ", "RepositoryNotFoundError: "))
+    assert message in said
+    assert published.hub.repos["ann/small"].branches == commits
+
+
+RACE = OURS + (
+    r"""
+other = HfApi.preupload_lfs_files
+def meanwhile(self, *inputs, **options):
+    HfApi.preupload_lfs_files = other
+    make(6).push_to_hub("ann/race", token=token, max_shard_size="100KB")
+    return other(self, *inputs, **options)
+
+make(5).push_to_hub("ann/race", token=token)
+HfApi.preupload_lfs_files = meanwhile
+try:
+    make(7).push_to_hub("ann/race", token=token)
+except Exception as error:
+    print(json.dumps(str(error)))
+else:
+    print(json.dumps("pushed"))
+"""
+)
+
+
+def test_of_two_pushes_at_once_one_is_refused(published):
+    said = published.clients.run(RACE, elsewhere=False, token=ANN)
+    assert "412" in said
+    files = files_of(published, "ann/race", "main")
+    assert "model.safetensors" not in files
+    assert "model.safetensors.index.json" in files
+
+
+AGAIN = r"""
+import json, sys
+from transformers import AutoModelForCausalLM
+token = arguments["token"]
+model = AutoModelForCausalLM.from_pretrained("ann/small", trust_remote_code=True, revision="v1")
+model.push_to_hub("ann/again", token=token, private=True)
+assert "blockformer" not in sys.modules
+print(json.dumps(None))
+"""
+
+
+@pytest.mark.versions
+def test_a_model_from_a_repo_is_published_anew_with_its_code(published):
+    published.clients.run(AGAIN, token=ANN)
+    assert published.hub.repos["ann/again"].private
+    found, _ = published.clients.load("ann/again", None, token=ANN)
+    assert torch.equal(found["None"], published.logits[1])
+    old, new = files_of(published, "ann/small", "v1"), files_of(published, "ann/again", "main")
+    for path in code_files(preset("qwen3", **SIZES)):
+        assert new[path.name].data == old[path.name].data
+
+
+FOLDER = OURS + (
+    r"""
+model = make(8)
+model.save_pretrained(os.path.join(folder, "ann-kept"), push_to_hub=True, repo_id="ann/kept", token=token)
+with open(os.path.join(folder, "ann-kept", "README.md"), "a") as card:
+    card.write("A line of the owner.\n")
+HfApi(token=token).upload_file(
+    path_or_fileobj=os.path.join(folder, "ann-kept", "README.md"), path_in_repo="README.md", repo_id="ann/kept"
+)
+os.makedirs(os.path.join(folder, "ann-kept", "notes"))
+open(os.path.join(folder, "ann-kept", "notes", "private.txt"), "w").close()
+make(9).save_pretrained(os.path.join(folder, "ann-kept"), push_to_hub=True, repo_id="ann/kept", token=token)
+print(json.dumps(None))
+"""
+)
+
+
+def test_saving_with_a_push_keeps_the_owners_card_and_sends_only_what_it_wrote(published):
+    published.clients.run(FOLDER, elsewhere=False, token=ANN)
+    files = files_of(published, "ann/kept", "main")
+    card = files["README.md"].data.decode()
+    assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
+    assert card.endswith("A line of the owner.\n")
+    assert not [name for name in files if "private" in name]
+    assert len(published.hub.repos["ann/kept"].commits) == 4
+
+
+CONVERT = OURS + (
+    r"""
+from blockformer.conversion import ConversionError, convert
+convert("ann/small", os.path.join(folder, "official"), to_official=True, verify=False)
+from transformers import Qwen3ForCausalLM
+official = Qwen3ForCausalLM.from_pretrained(os.path.join(folder, "official"))
+torch.save(logits(official), os.path.join(folder, "official.pt"))
+try:
+    convert("ann/secret", os.path.join(folder, "nothing"), to_official=True)
+except ConversionError as error:
+    print(json.dumps(str(error)))
+"""
+)
+
+
+def test_conversion_takes_a_hub_id_and_leaves_its_code_there(published):
+    start = len(published.hub.requests)
+    said = published.clients.run(CONVERT, elsewhere=False, token=ANN)
+    torch.testing.assert_close(
+        torch.load(published.folder / "official.pt", weights_only=True), published.logits[2], atol=1e-5, rtol=1e-5
+    )
+    assert "ann/secret" in said
+    assert "your access to it" in said
+    assert not (published.folder / "nothing").exists()
+    assert not [path for _, path, _, _ in published.hub.requests[start:] if path.endswith(".py")]
