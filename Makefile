@@ -33,10 +33,11 @@ exhaustive: $(READY) ## the tests that take minutes: fuzzing with 50,000 cases, 
 
 check: lint test ## lint, types and tests
 
-lint: $(READY) ## ruff check, ruff format --check, mypy
+lint: $(READY) ## ruff check, ruff format --check, mypy, bandit
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/bandit -q -c pyproject.toml -r src conversion examples benchmarks scripts
 
 format: $(READY) ## apply ruff's fixes and format
 	$(BIN)/ruff check --fix .
