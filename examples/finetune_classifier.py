@@ -127,7 +127,11 @@ def accuracy(prediction) -> dict[str, float]:
 
 
 def train_classifier(repo: Path, tokenizer, train: Rows, held_out: Rows, folder: Path, arguments) -> tuple:
-    """Fine-tune the encoder of `repo`; the model in evaluation mode and its held-out accuracy."""
+    """Fine-tune the encoder of `repo`; the model in evaluation mode and its held-out accuracy.
+
+    Raises:
+        FloatingPointError: a loss that is not finite, with its step.
+    """
     names = dict(enumerate(PACKAGES))
     model = AutoModelForSequenceClassification.from_pretrained(
         repo, num_labels=len(PACKAGES), id2label=names, label2id={name: label for label, name in names.items()}
@@ -158,6 +162,7 @@ def train_classifier(repo: Path, tokenizer, train: Rows, held_out: Rows, folder:
         eval_dataset=held_out,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=accuracy,
+        callbacks=[blockformer.StopOnNonFiniteLoss()],
     )
     trainer.train()
     score = trainer.evaluate()["eval_accuracy"]

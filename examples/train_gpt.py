@@ -199,7 +199,7 @@ def train(model, train_blocks: Blocks, held_out_blocks: Blocks, budget: Budget, 
     """Train in place; the steps taken and the curve. The model comes back on the CPU, in evaluation mode.
 
     Raises:
-        FloatingPointError: a loss that is not finite.
+        FloatingPointError: a loss that is not finite, with its step.
     """
     optimizer = blockformer.adamw(model, arguments.learning_rate, arguments.weight_decay, betas=(0.9, 0.95))
     # by the share of the budget that is used: a quick machine and a slow one both finish their schedule
@@ -216,7 +216,6 @@ def train(model, train_blocks: Blocks, held_out_blocks: Blocks, budget: Budget, 
                 max_grad_norm=1.0,
                 logging_steps=10,
                 logging_first_step=True,
-                logging_nan_inf_filter=False,
                 prediction_loss_only=True,
                 save_strategy="no",
                 report_to=[],
@@ -226,7 +225,7 @@ def train(model, train_blocks: Blocks, held_out_blocks: Blocks, budget: Budget, 
             ),
             train_dataset=train_blocks,
             eval_dataset=held_out_blocks,
-            callbacks=[watch],
+            callbacks=[watch, blockformer.StopOnNonFiniteLoss()],
             optimizers=(optimizer, schedule),
         )
         trainer.remove_callback(PrinterCallback)
@@ -234,8 +233,6 @@ def train(model, train_blocks: Blocks, held_out_blocks: Blocks, budget: Budget, 
             trainer.train()
         finally:
             watch.bar.stop()
-    if not all(math.isfinite(loss) for _, loss in watch.curve.train + watch.curve.held_out):
-        raise FloatingPointError("training diverged: a loss is not finite; lower --learning-rate")
     model.to("cpu").eval()
     return trainer.state.global_step, watch.curve
 

@@ -105,7 +105,11 @@ def unigram_score(train_ids: torch.Tensor, batches, vocab_size: int) -> Score:
 
 
 def train(config, tokenizer, blocks: Blocks, folder: Path, arguments):
-    """A trained model in evaluation mode."""
+    """A trained model in evaluation mode.
+
+    Raises:
+        FloatingPointError: a loss that is not finite, with its step.
+    """
     model = blockformer.BlockformerEncoderForMaskedLM(config)
     trainer = Trainer(
         model,
@@ -126,6 +130,7 @@ def train(config, tokenizer, blocks: Blocks, folder: Path, arguments):
         ),
         train_dataset=blocks,
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASKED),
+        callbacks=[blockformer.StopOnNonFiniteLoss()],
     )
     trainer.train()
     return model.eval()

@@ -163,7 +163,11 @@ def make_config(preset: str, tokenizer, **overrides) -> blockformer.BlockformerE
 
 
 def train(config, tokenizer, rows: Rows, folder: Path, arguments):
-    """A trained model in evaluation mode."""
+    """A trained model in evaluation mode.
+
+    Raises:
+        FloatingPointError: a loss that is not finite, with its step.
+    """
     model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config)
     trainer = Seq2SeqTrainer(
         model,
@@ -183,6 +187,7 @@ def train(config, tokenizer, rows: Rows, folder: Path, arguments):
         ),
         train_dataset=rows,
         data_collator=DataCollatorForSeq2Seq(tokenizer, model),
+        callbacks=[blockformer.StopOnNonFiniteLoss()],
     )
     trainer.train()
     return model.eval()

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 import blockformer
 
 SMALL = {"num_hidden_layers": 2, "initializer_range": 0.2}
-SIZES = {"vocab_size": 199, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, **SMALL}
+SIZES = {"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, **SMALL}
+SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 STEPS = 3
 
 # Models that tensor parallelism shares out: what stands in its way, one by one.
@@ -90,7 +91,9 @@ def steps(model, rank, size, whole=lambda tensor: tensor):
         if size > 1:
             dist.all_reduce(mean)
         losses.append(mean.item())
-    weights = {name.removeprefix("module."): whole(weight.detach()).clone() for name, weight in model.named_parameters()}
+    weights = {
+        name.removeprefix("module."): whole(weight.detach()).clone() for name, weight in model.named_parameters()
+    }
     return {"losses": losses, "weights": weights}
 
 

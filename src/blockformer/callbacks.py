@@ -24,12 +24,12 @@ class StopOnNonFiniteLoss(TrainerCallback):
 
     Each process watches the losses of its own batches, as the model gives them, where they are: nothing waits for a
     device. On a CPU they are read before the optimizer steps, so the weights stay those of the step before. Elsewhere
-    they are read where `Trainer` waits anyway: when it is about to log, evaluate or save, and after an epoch. The error
-    then comes up to `logging_steps` later, names the step at which it happened, and no checkpoint is written in between.
+    they are read where `Trainer` waits anyway: before it logs, evaluates or saves, and after an epoch. The error then
+    comes up to `logging_steps` later, still names the step at which it happened, and no checkpoint is written before.
 
-    A loss that `Trainer` takes itself, outside the model (`label_smoothing_factor`, `compute_loss_func`), and that of an
-    evaluation are seen in the logs, and the error names the steps since the last log. `logging_nan_inf_filter`, which
-    logs a mean of earlier losses in place of such a loss, is turned off.
+    A loss that `Trainer` takes itself, outside the model (`label_smoothing_factor`, `compute_loss_func`), and that of
+    an evaluation are seen in the logs, and the error names the steps since the last log. `logging_nan_inf_filter`,
+    which logs a mean of earlier losses in place of such a loss, is turned off.
 
     Raises:
         FloatingPointError: out of `Trainer.train`.
@@ -65,8 +65,12 @@ class StopOnNonFiniteLoss(TrainerCallback):
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self._note(state.global_step + 1)
-        if self._first is not None and self._first.device.type == "cpu":
+        if self._can_read_now():
             self._read(state, "the weights are those of the step before")
+
+    def _can_read_now(self) -> bool:
+        """Whether reading waits for no device."""
+        return self._first is not None and self._first.device.type == "cpu"
 
     def on_step_end(self, args, state, control, **kwargs):
         if control.should_log or control.should_evaluate or control.should_save or control.should_training_stop:
@@ -103,7 +107,8 @@ class StopOnNonFiniteLoss(TrainerCallback):
     def _fail(self, what: str) -> None:
         self._stop()
         raise FloatingPointError(
-            f"{what}. Lower the learning rate or clip gradients (max_grad_norm); go on from an earlier checkpoint."
+            f"training diverged: {what}. Lower the learning rate or clip gradients (max_grad_norm); resume from an "
+            "earlier checkpoint."
         )
 
 
@@ -111,9 +116,9 @@ def last_complete_checkpoint(folder: str | os.PathLike) -> str | None:
     """The checkpoint to go on from: the one with the highest number of which nothing is missing.
 
     `Trainer` writes a checkpoint file by file, its `trainer_state.json` last, and by itself resumes from the highest
-    number, whole or not. Here a checkpoint counts if the weights, the optimizer, the schedule, the random states and the
-    `Trainer`'s own state are there, and each file is whole: its header or directory fits its length. Checkpoints of FSDP
-    and DeepSpeed and adapters count too. The sum of the bytes is not checked: that would read all of them.
+    number, whole or not. Here a checkpoint counts if the weights, the optimizer, the schedule, the random states and
+    the `Trainer`'s own state are there, and each file is whole: its header or directory fits its length. Those of FSDP
+    and DeepSpeed and of adapters count too. No sum over the bytes is checked: that would read all of them.
 
     Args:
         folder: the `output_dir` of one run, there or not.

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from ..callbacks import StopOnNonFiniteLoss
 from .corpus import Blocks
 
 
@@ -183,7 +184,7 @@ def train(
         evaluations: how often the held-out loss is taken on the way.
 
     Raises:
-        FloatingPointError: a loss that is not finite.
+        FloatingPointError: a loss that is not finite, with its step.
     """
     use_cache = model.config.use_cache
     with tempfile.TemporaryDirectory() as scratch:
@@ -198,7 +199,6 @@ def train(
             max_grad_norm=1.0,
             logging_steps=10,
             logging_first_step=True,
-            logging_nan_inf_filter=False,
             prediction_loss_only=True,
             save_strategy="no",
             report_to="none",
@@ -212,6 +212,7 @@ def train(
         callback = BudgetCallback(budget, console, tokens_per_step, evaluations)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(callback)
+        trainer.add_callback(StopOnNonFiniteLoss())
         threads = torch.get_num_threads()
         if arguments.device.type == "cpu":
             rows = torch.stack([train_blocks[index]["input_ids"] for index in range(min(batch, len(train_blocks)))])
@@ -226,11 +227,8 @@ def train(
         seconds = time.perf_counter() - start
     model.config.use_cache = use_cache
     model.to("cpu").eval()
-    curve = callback.curve
-    if not all(math.isfinite(loss) for _, loss in curve.train + curve.held_out):
-        raise FloatingPointError("training diverged: a loss is not finite")
     steps = trainer.state.global_step
-    return TrainingRun(steps=steps, tokens=steps * tokens_per_step, seconds=seconds, curve=curve)
+    return TrainingRun(steps=steps, tokens=steps * tokens_per_step, seconds=seconds, curve=callback.curve)
 
 
 def draw(curve: Curve, unigram: float, path: Path) -> None:

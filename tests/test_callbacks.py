@@ -1,0 +1,474 @@
+"""A loss that is no number ends training by name of its step; training goes on from a whole checkpoint only."""
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pairs import config, token_ids
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import blockformer
+from blockformer import StopOnNonFiniteLoss, last_complete_checkpoint
+
+ROWS = [{"input_ids": row, "labels": row} for row in token_ids(16, 6)]
+
+
+class Poison:
+    """Multiplies the loss of one forward pass in training, or its logits, by NaN or infinity."""
+
+    def __init__(self, model, call, factor, logits=False):
+        self.call, self.factor, self.logits, self.calls = call, factor, logits, 0
+        model.register_forward_hook(self)
+
+    def __call__(self, module, inputs, output):
+        self.calls += module.training
+        if module.training and self.calls == self.call:
+            if self.logits:
+                output.logits = output.logits * self.factor
+            else:
+                output.loss = output.loss * self.factor
+        return output
+
+
+class Weights(TrainerCallback):
+    """The weights after each step."""
+
+    def __init__(self):
+        self.after = []
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.after.append([weight.detach().clone() for weight in model.parameters()])
+
+
+def tiny_model():
+    return blockformer.BlockformerDecoderForCausalLM(config("qwen3", num_hidden_layers=1, initializer_range=0.1))
+
+
+def trainer_of(model, folder, callbacks, **settings):
+    plain = {"per_device_train_batch_size": 2, "max_steps": 6, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    quiet = {"save_strategy": "no", "dataloader_pin_memory": False, "logging_steps": 4}
+    arguments = TrainingArguments(str(folder), **{**plain, **quiet, **settings})
+    return Trainer(model, arguments, train_dataset=ROWS, eval_dataset=ROWS[:2], callbacks=callbacks)
+
+
+# A loss that is no number
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf])
+def test_training_ends_before_the_weights_take_the_step(tmp_path, factor):
+    model, weights = tiny_model(), Weights()
+    Poison(model, 3, factor)
+    trainer = trainer_of(model, tmp_path, [weights, StopOnNonFiniteLoss()])
+    with pytest.raises(FloatingPointError, match=r"at step 3 of 6; the weights are those of the step before\. Lower"):
+        trainer.train()
+    assert len(weights.after) == trainer.state.global_step == 2
+    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), weights.after[-1], strict=True))
+    assert len(model._forward_hooks) == 1, "only the poison's own hook is left"
+
+
+def test_what_transformers_does_beside_it(tmp_path):
+    model = tiny_model()
+    Poison(model, 3, math.nan)
+    trainer = trainer_of(model, tmp_path, [])
+    trainer.train()
+    assert all(math.isfinite(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
+    assert not any(weight.isfinite().all() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("call", [3, 4])
+def test_any_batch_of_an_accumulated_step_counts(tmp_path, call):
+    model = tiny_model()
+    Poison(model, call, math.nan)
+    with pytest.raises(FloatingPointError, match="at step 2 of 6"):
+        trainer_of(model, tmp_path, [StopOnNonFiniteLoss()], gradient_accumulation_steps=2).train()
+
+
+class Unread(StopOnNonFiniteLoss):
+    """As on a device that one would have to wait for."""
+
+    def _can_read_now(self):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("settings", "taken"),
+    [
+        ({"logging_steps": 4}, 4),
+        ({"logging_steps": 100, "save_strategy": "steps", "save_steps": 5}, 5),
+        ({"logging_steps": 100, "eval_strategy": "steps", "eval_steps": 4}, 4),
+        ({"logging_steps": 100}, 6),
+        ({"logging_steps": 100, "max_steps": -1, "num_train_epochs": 1.0, "per_device_train_batch_size": 4}, 4),
+    ],
+    ids=["log", "save", "evaluate", "end", "epoch"],
+)
+def test_on_a_device_it_is_read_where_the_trainer_waits_and_names_the_true_step(tmp_path, settings, taken):
+    model = tiny_model()
+    Poison(model, 3, math.nan)
+    trainer = trainer_of(model, tmp_path, [Unread()], **settings)
+    with pytest.raises(FloatingPointError, match=r"at step 3 of \d; the weights have gone on from it"):
+        trainer.train()
+    assert trainer.state.global_step == taken
+    assert not list(tmp_path.glob("checkpoint-*"))
+    assert not any("loss" in entry for entry in trainer.state.log_history)
+
+
+def test_a_loss_outside_the_model_is_seen_in_the_log(tmp_path):
+    model = tiny_model()
+    Poison(model, 5, math.nan, logits=True)
+    trainer = trainer_of(
+        model, tmp_path, [StopOnNonFiniteLoss()], label_smoothing_factor=0.1, logging_steps=3, max_steps=9
+    )
+    with pytest.raises(FloatingPointError, match="loss is nan of steps 4 to 6"):
+        trainer.train()
+
+
+def test_the_loss_of_an_evaluation(tmp_path):
+    model = tiny_model()
+    trainer = trainer_of(model, tmp_path, [StopOnNonFiniteLoss()], eval_strategy="steps", eval_steps=2)
+
+    def spoil(module, inputs, output):
+        if not module.training:
+            output.loss = output.loss * math.nan
+
+    model.register_forward_hook(spoil)
+    with pytest.raises(FloatingPointError, match="eval_loss is nan at step 2"):
+        trainer.train()
+    assert math.isnan(trainer.evaluate()["eval_loss"]), "outside training it is an answer like any other"
+
+
+def test_a_good_run_goes_through_and_can_be_repeated(tmp_path):
+    model, stop = tiny_model(), StopOnNonFiniteLoss()
+    trainer = trainer_of(model, tmp_path, [stop], max_steps=2)
+    for _ in range(2):
+        trainer.train()
+        assert trainer.state.global_step == 2
+        assert not model._forward_hooks
+    Poison(model, 2, math.nan)
+    with pytest.raises(FloatingPointError, match="at step 2 of 2"):
+        trainer.train()
+
+
+# The last complete checkpoint
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run with the checkpoints 1, 2 and 10."""
+    folder = tmp_path_factory.mktemp("run")
+    trainer_of(tiny_model(), folder, [], max_steps=2, save_strategy="steps", save_steps=1).train()
+    shutil.copytree(folder / "checkpoint-2", folder / "checkpoint-10")
+    state = json.loads((folder / "checkpoint-10/trainer_state.json").read_text())
+    (folder / "checkpoint-10/trainer_state.json").write_text(json.dumps({**state, "global_step": 10}))
+    return folder
+
+
+@pytest.fixture
+def run(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "run")
+
+
+@pytest.fixture
+def warnings(caplog):
+    """What the library's logger says."""
+    import logging
+
+    library = logging.getLogger("transformers")
+    library.propagate, before = True, library.propagate
+    yield caplog
+    library.propagate = before
+
+
+def halve(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def test_the_highest_number_counts_and_nothing_is_said(run, warnings):
+    assert last_complete_checkpoint(run) == str(run / "checkpoint-10")
+    assert last_complete_checkpoint(str(run)) == str(run / "checkpoint-10")
+    assert not warnings.text
+
+
+def test_nothing_to_go_on_from(tmp_path, warnings):
+    assert last_complete_checkpoint(tmp_path / "none") is None
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "checkpoint-7").touch()
+    assert last_complete_checkpoint(tmp_path) is None
+    assert not warnings.text
+    (tmp_path / "checkpoint-3").mkdir()
+    assert last_complete_checkpoint(tmp_path) is None
+    assert "checkpoint-3 is not complete: trainer_state.json is missing." in warnings.text
+    assert "starts anew" in warnings.text
+
+
+FILES = ["trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", [os.unlink, halve, lambda path: os.truncate(path, 0)], ids=["gone", "half", "empty"])
+def test_a_checkpoint_that_lacks_anything_is_passed_over_by_name(run, warnings, file, damage):
+    damage(run / "checkpoint-10" / file)
+    damage(run / "checkpoint-2" / file)
+    assert last_complete_checkpoint(run) == str(run / "checkpoint-1")
+    for step in (10, 2):
+        assert f"checkpoint-{step} is not complete" in warnings.text
+    assert f"goes on from {run / 'checkpoint-1'}." in warnings.text
+
+
+def test_other_files_must_be_whole_too(run):
+    halve(run / "checkpoint-10/training_args.bin")
+    halve(run / "checkpoint-2/config.json")
+    assert last_complete_checkpoint(run) == str(run / "checkpoint-1")
+
+
+def test_a_state_of_another_step_is_no_state_of_this_one(run):
+    shutil.copy(run / "checkpoint-2/trainer_state.json", run / "checkpoint-10")
+    assert last_complete_checkpoint(run) == str(run / "checkpoint-2")
+
+
+def test_shards_must_all_be_there(run):
+    model, folder = tiny_model(), run / "checkpoint-10"
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="50KB")
+    assert last_complete_checkpoint(run) == str(folder)
+    next(folder.glob("model-00001*")).unlink()
+    assert last_complete_checkpoint(run) == str(run / "checkpoint-2")
+
+
+def test_the_random_states_of_all_processes(run, warnings):
+    folder = run / "checkpoint-10"
+    (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")
+    assert last_complete_checkpoint(run) == str(run / "checkpoint-2")
+    assert "random states of some processes" in warnings.text
+    shutil.copy(folder / "rng_state_0.pth", folder / "rng_state_2.pth")
+    assert last_complete_checkpoint(run) == str(run / "checkpoint-2")
+    shutil.copy(folder / "rng_state_0.pth", folder / "rng_state_1.pth")
+    assert last_complete_checkpoint(run) == str(folder)
+
+
+def test_checkpoints_of_fsdp_and_deepspeed(run):
+    folder = run / "checkpoint-10"
+    for old, new in (("model.safetensors", "pytorch_model_fsdp_0"), ("optimizer.pt", "optimizer_0")):
+        (folder / old).unlink()
+        (folder / new).mkdir()
+        assert last_complete_checkpoint(run) == str(run / "checkpoint-2")
+        (folder / new / ".metadata").touch()
+    assert last_complete_checkpoint(run) == str(folder)
+    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
+        shutil.rmtree(folder / name)
+    (folder / "latest").write_text("global_step10")
+    assert last_complete_checkpoint(run) == str(run / "checkpoint-2")
+    (folder / "global_step10").mkdir()
+    shutil.copy(folder / "scheduler.pt", folder / "global_step10" / "mp_rank_00_model_states.pt")
+    assert last_complete_checkpoint(run) == str(folder)
+    halve(folder / "global_step10" / "mp_rank_00_model_states.pt")
+    assert last_complete_checkpoint(run) == str(run / "checkpoint-2")
+
+
+# Killed runs
+
+SCRIPT = r"""
+import builtins, hashlib, json, os, shutil, signal, sys
+from pathlib import Path
+import torch
+import transformers.modeling_utils
+from pairs import config, token_ids
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.utils import logging
+import blockformer
+from blockformer import kernels, last_complete_checkpoint
+
+base = Path(sys.argv[1])
+torch.set_num_threads(1)
+logging.disable_progress_bar()
+kernels._onednn_is_quicker()  # measured once: the same products in all processes that come of this one
+dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+rows = [{"input_ids": row, "labels": row} for row in token_ids(10, 6)]
+
+def train(folder, result, *callbacks):
+    # the last of six checkpoints replaces the one before
+    arguments = TrainingArguments(
+        str(folder), max_steps=6, per_device_train_batch_size=2, save_steps=2, save_total_limit=1, logging_steps=1,
+        learning_rate=1e-2, report_to=[], disable_tqdm=True, use_cpu=True, dataloader_pin_memory=False, seed=3,
+    )
+    torch.manual_seed(5)
+    settings = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "initializer_range": 0.1}
+    model = blockformer.BlockformerDecoderForCausalLM(config("qwen3", **settings, **dropout))
+    trainer = Trainer(model, arguments, train_dataset=rows, callbacks=list(callbacks))
+    trainer.train(resume_from_checkpoint=last_complete_checkpoint(folder))
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    weights = {name: weight.numpy().tobytes().hex() for name, weight in model.state_dict().items()}
+    digest = hashlib.sha256(json.dumps(weights, sort_keys=True).encode()).hexdigest()
+    Path(result).write_text(json.dumps([losses, digest]))
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class DieAt(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+    def on_substep_end(self, args, state, control, **kwargs):
+        pass
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step + 1 == self.step:
+            die()
+
+class DieInSave(TrainerCallback):
+    # Kills at the limit-th write, rename, mkdir or unlink of the second checkpoint's save; a write after half of it.
+    def __init__(self, limit, report):
+        self.limit, self.report, self.count = limit, report, 0
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            self.arm()
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            os._exit(0)  # the calls of this save are all listed
+    def reached(self, name, path):
+        self.count += 1
+        if self.limit == 0:
+            os.write(self.report, f"{name} {Path(str(path)).name}\n".encode())
+        if self.count == self.limit:
+            return True
+        return False
+    def arm(self):
+        def half_of(name, real, place):
+            def call(*args, **kwargs):
+                if self.reached(f"start of {name}", args[place]):
+                    die()
+                done = real(*args, **kwargs)
+                if self.reached(f"half of {name}", args[place]):
+                    os.truncate(args[place], os.path.getsize(args[place]) // 2)
+                    die()
+                return done
+            return call
+        torch.save = half_of("torch.save", torch.save, 1)
+        hub = transformers.modeling_utils
+        hub.safe_save_file = half_of("save_file", hub.safe_save_file, 1)
+        real_open = builtins.open
+        def counted_open(file, mode="r", *args, **kwargs):
+            if "w" not in mode or not str(file).startswith(str(base)) or str(file).endswith((".pt", ".pth", ".bin")):
+                return real_open(file, mode, *args, **kwargs)
+            if self.reached("open", file):
+                die()
+            opened = real_open(file, mode, *args, **kwargs)
+            write = opened.write
+            def counted_write(text):
+                if self.reached("half of write", file):
+                    write(text[: len(text) // 2])
+                    opened.flush()
+                    die()
+                return write(text)
+            opened.write = counted_write
+            return opened
+        builtins.open = counted_open
+        def before(name, real):
+            def call(path, *args, **kwargs):
+                if self.reached(name, path):
+                    die()
+                return real(path, *args, **kwargs)
+            return call
+        for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "remove"):
+            setattr(os, name, before(name, getattr(os, name)))
+
+def fork(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+def answer(folder, *callbacks):
+    result = base / "result.json"
+    result.unlink(missing_ok=True)
+    status = fork(lambda: train(folder, result, *callbacks))
+    return [status, json.loads(result.read_text()) if result.exists() else None]
+
+whole = answer(base / "whole")[1]
+found = {"whole": whole}
+for step in (1, 5):
+    killed = answer(base / f"at{step}", DieAt(step))
+    found[f"step {step}"] = [killed, answer(base / f"at{step}")]
+every = bool(sys.argv[2])
+receive, report = os.pipe()
+fork(lambda: train(base / "listed", base / "none", DieInSave(0, report)))
+os.close(report)
+places = os.fdopen(receive).read().splitlines()
+# One call of each kind for each file that a checkpoint needs, and of the removal of the old one; or all.
+wanted, seen = ("safetensors", "optimizer", "scheduler", "rng_state", "trainer_state", "unlink"), set()
+points = []
+for limit, place in enumerate(places, start=1):
+    kind = next((word for word in wanted if word in place), None)
+    if every or (kind and not place.startswith("start") and kind not in seen):
+        seen.add(kind)
+        folder = base / f"save{limit}"
+        status = fork(lambda: train(folder, base / "none", DieInSave(limit, report)))
+        highest = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name[11:])).name
+        chosen = last_complete_checkpoint(folder)
+        is_resumed = every or kind in ("optimizer", "unlink")
+        resumed = answer(folder)[1] == whole if is_resumed else None
+        points.append([place, status, highest, chosen and Path(chosen).name, resumed])
+        shutil.rmtree(folder)
+found["points"] = points
+print(json.dumps(found))
+"""
+
+
+def killed_runs(folder, every=False) -> dict[str, Any]:
+    """What came of runs that were killed, at some calls of a save or at every one."""
+    command = [sys.executable, "-c", SCRIPT, str(folder), "every" if every else ""]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {**json.loads(done.stdout.splitlines()[-1]), "said": done.stderr}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    return killed_runs(tmp_path_factory.mktemp("killed"))
+
+
+@pytest.mark.parametrize("step", [1, 5])
+def test_a_killed_run_ends_with_the_same_losses_and_weights(killed, step):
+    (status, nothing), (_, resumed) = killed[f"step {step}"]
+    assert (status, nothing) == (signal.SIGKILL, None)
+    assert len(killed["whole"][0]) == 6
+    assert resumed == killed["whole"]
+
+
+def check_points(found):
+    places = [place for place, *_ in found["points"]]
+    for file in FILES:
+        assert any(file in place for place in places), places
+    last = max(number for number, place in enumerate(places) if "trainer_state.json" in place)
+    for number, (place, status, highest, chosen, resumed) in enumerate(found["points"]):
+        assert status == signal.SIGKILL, place
+        # The new one counts from its last file on; then the old one goes, file by file.
+        assert chosen == ("checkpoint-4" if number > last else "checkpoint-2"), place
+        assert highest == "checkpoint-4" or place.startswith("mkdir"), place
+        assert resumed in (None, True), place
+    assert any(place.startswith("unlink") for place in places[last:])
+    resumed = [chosen for *_, chosen, was_resumed in found["points"] if was_resumed]
+    assert set(resumed) == {"checkpoint-2", "checkpoint-4"}
+    assert "checkpoint-4 is not complete: trainer_state.json is missing. Training goes on from" in found["said"]
+
+
+def test_a_run_killed_in_a_save_goes_on_from_the_last_complete_checkpoint(killed):
+    check_points(killed)
+
+
+@pytest.mark.exhaustive
+def test_a_run_killed_anywhere_in_a_save_ends_as_if_it_had_not_been(tmp_path):
+    found = killed_runs(tmp_path, every=True)
+    check_points(found)
+    assert all(resumed for *_, resumed in found["points"])
+    print(f"{len(found['points'])} kill points")
