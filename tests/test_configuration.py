@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import typing
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from transformers import AutoConfig
 import blockformer
 from blockformer import BlockformerDecoderConfig, preset
 from blockformer.config_checks import CHOICES, ROPE_TYPES
+from blockformer.configuration_blockformer import BlockformerConfig
 
 ROPE_EXTRAS = {
     "default": {},
@@ -59,7 +61,8 @@ def test_none_is_settled_by_the_other_fields():
         ({"layer_types": ["fulll_attention"] * 8}, "Did you mean 'full_attention'?"),
         ({"layer_types": ["sliding_attention"] * 8}, "sliding_window is None"),
         ({"sliding_window": 4, "layer_types": ["full_attention"] * 8}, "no layer is of type 'sliding_attention'"),
-        ({"sliding_window": 0}, "sliding_window must be a positive integer"),
+        ({"sliding_window": 0}, "sliding_window must be an integer above 1"),
+        ({"sliding_window": 1}, "sliding_window must be an integer above 1, not 1"),
         ({"sliding_window": 4, "position_type": "relative_bias"}, "sliding attention is not supported with"),
         ({"norm_eps": 0.0}, "norm_eps must be a positive number"),
         ({"norm_eps": math.nan}, "norm_eps must be a positive number, not nan"),
@@ -108,6 +111,41 @@ def test_none_is_settled_by_the_other_fields():
 def test_refused(fields, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         BlockformerDecoderConfig(**fields)
+
+
+CLASSES = (
+    blockformer.BlockformerEncoderConfig,
+    blockformer.BlockformerDecoderConfig,
+    blockformer.BlockformerEncoderDecoderConfig,
+)
+# By what a field is annotated with: values of another kind, each of which Python would take.
+WRONG = {
+    int: ["3", 1.5, True, -1, math.nan, [2]],
+    float: ["0.5", True, -0.5, math.nan, math.inf, [0.5]],
+    bool: [1, 0, "true", "no", 0.0],
+    str: [3, True, ["silu"], ""],
+}
+
+
+@pytest.mark.parametrize("config_class", CLASSES)
+def test_every_field_refuses_values_of_another_kind(config_class):
+    taken, count = [], 0
+    for name, kind in {**BlockformerConfig.__annotations__, **vars(config_class).get("__annotations__", {})}.items():
+        kinds = typing.get_args(kind) or (kind,)
+        wanted = next((each for each in WRONG if each in kinds), None)
+        if wanted is None or typing.get_origin(kind) is typing.ClassVar:
+            continue
+        values = [value for value in WRONG[wanted] if (name, value) != ("linear_group_size", -1)]  # one group for all
+        values += [] if type(None) in kinds else [None]
+        for value in (value for value in values if not (isinstance(value, list) and list in kinds)):
+            count += 1
+            try:
+                config_class(**{name: value})
+                taken.append((name, value))
+            except ValueError as refusal:
+                taken += [] if name in str(refusal) else [(name, value, str(refusal))]
+    assert not taken
+    assert count > 200
 
 
 def test_a_model_larger_than_the_machine_can_still_be_described():

@@ -148,6 +148,12 @@ def test_flags_that_contradict_the_topology_are_refused(kind, fields, message):
         make(kind, **fields)
 
 
+def test_an_encoder_has_no_sliding_layers():
+    """Its mask would have no window: full attention under another name."""
+    with pytest.raises(ValueError, match="sliding attention is not supported in an encoder"):
+        make("encoder", sliding_window=4)
+
+
 def test_an_unknown_problem_type_is_refused():
     """By older releases of transformers themselves, with an error of their own."""
     with pytest.raises(Exception, match="problem_type"):
@@ -333,6 +339,34 @@ def test_wrong_shapes_are_all_listed(tmp_path):
         assert line in str(refusal.value)
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.int32, torch.int64, torch.uint8, torch.bool], ids=str)
+def test_integers_in_place_of_weights_are_all_listed_and_never_cast(tmp_path, kind):
+    ours = model("qwen3")
+    names = [UP.format(0), UP.format(2)]
+    wrong = {name: torch.ones(96, 64).to(kind) for name in names}
+    saved(tmp_path, ours, lambda tensors: {**tensors, **wrong})
+    for auto_class in (AutoModelForCausalLM, AutoModel, AutoModelForSequenceClassification):
+        with pytest.raises(ValueError, match="integers in place of floating-point weights") as refusal:
+            auto_class.from_pretrained(tmp_path)
+        assert all(name in str(refusal.value) for name in names)
+    with pytest.raises(ValueError, match=rf"up_proj\.weight is {kind}"):
+        type(ours).from_pretrained(None, config=ours.config, state_dict={**ours.state_dict(), **wrong})
+
+
+def test_sharded_integers_are_refused_and_spare_ones_are_not(tmp_path):
+    """A tensor that no weight takes is the library's to warn of, whatever its dtype."""
+    ours = model("qwen3")
+    with torch.no_grad():
+        ours.model.layers[2].mlp.up_proj.weight.zero_()
+    ours.save_pretrained(tmp_path, max_shard_size="60KB")
+    shard = next(path for path in tmp_path.glob("*.safetensors") if UP.format(2) in (tensors := load_file(path)))
+    save_file({**tensors, "counter": torch.tensor([3])}, shard, metadata={"format": "pt"})
+    AutoModelForCausalLM.from_pretrained(tmp_path)
+    save_file({**tensors, UP.format(2): torch.zeros(96, 64, dtype=torch.int16)}, shard, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"layers\.2\.mlp\.up_proj\.weight is I16"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
 def test_new_heads_on_a_trained_body_are_welcome(tmp_path):
     """What users fine-tune by: of another task, with other labels, with a pooler or cross-attention that is new."""
     decoder = model("qwen3", tie_word_embeddings=False)
@@ -457,7 +491,7 @@ HOSTILE = {
     "a Windows path in the index": ("many", remap("C:\\x.safetensors"), "in the same folder"),
     "code in a pickle": ("one", pickled, "nothing of it was run"),
     "unequal tied tensors": ("one", settings(tie_word_embeddings=True), "lm_head.weight"),
-    "AWQ": ("one", settings(quantization_config={"quant_method": "awq", "bits": 4}), "quantization_config"),
+    "GPTQ": ("one", settings(quantization_config={"quant_method": "gptq", "bits": 4}), "quantization_config"),
     "a billion labels": ("one", settings(num_labels=10**9), "num_labels"),
     "a billion layers": ("one", settings(num_hidden_layers=10**9, layer_types=...), "num_hidden_layers"),
     "no such family": ("one", settings(model_type="../../qwen3"), "model_type"),

@@ -1,5 +1,8 @@
 """The base of every model: initialisation, what the library may do with it, and its place in a repo."""
 
+import contextlib
+import json
+import re
 from importlib import import_module
 
 from torch import nn
@@ -42,6 +45,14 @@ class BlockformerPreTrainedModel(PreTrainedModel):
     def _can_set_attn_implementation(cls) -> bool:
         # The library greps the class's own module for the call; here it stands in attention.py.
         return True
+
+    @staticmethod
+    def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+        """Refuse integers in place of weights, which the library would cast, before any tensor is read."""
+        if not load_config.is_quantized:
+            source = load_config.pretrained_model_name_or_path
+            _check_kinds(model, _kinds_of(state_dict, checkpoint_files), source)
+        return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
     @staticmethod
     def _finalize_model_loading(model, load_config, loading_info):
@@ -113,6 +124,38 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         if isinstance(module, ComputedPositions):
             # Not in a checkpoint, so it must be computed anew after the model was built on the meta device.
             init.copy_(module.inv_freq, module.compute_frequencies())
+
+
+def _kinds_of(state_dict, checkpoint_files) -> dict:
+    """name -> dtype of tensors in memory, or of those in safetensors files, by their headers alone."""
+    if state_dict is not None:
+        return {name: str(getattr(tensor, "dtype", "")) for name, tensor in state_dict.items()}
+    kinds = {}
+    for path in checkpoint_files or ():
+        if str(path).endswith(".safetensors"):
+            with open(path, "rb") as file:
+                header = file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000))
+            # A damaged one is the library's to refuse.
+            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                entries = json.loads(header)
+                kinds |= {name: entry["dtype"] for name, entry in entries.items() if name != "__metadata__"}
+    return kinds
+
+
+def _check_kinds(model, kinds, source) -> None:
+    """Refuse tensors of integers, by their dtypes in safetensors ("I32", "U8", "BOOL") or torch ("torch.int32")."""
+    prefix = f"{model.base_model_prefix}."
+    floats = {name.removeprefix(prefix) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    wrong = sorted(
+        f"{name} is {kind}"
+        for name, kind in kinds.items()
+        if name.removeprefix(prefix) in floats and re.match(r"(torch\.)?(u?int|bool|[IU]\d|BOOL)", kind)
+    )
+    if wrong:
+        raise ValueError(
+            f"{source}: integers in place of floating-point weights; was the checkpoint quantized, and its "
+            f"quantization_config lost?{_listed(wrong)}"
+        )
 
 
 def _new_parts(model, missing) -> set:

@@ -57,7 +57,7 @@ def _is_number(value) -> bool:
 _VALUE_RULES = (
     (
         "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-        "max_position_embeddings relative_attention_max_distance sliding_window decoder_layers decoder_vocab_size",
+        "max_position_embeddings relative_attention_max_distance decoder_layers decoder_vocab_size",
         lambda value: _is_integer(value) and 0 < value < 2**63,
         "a positive integer",
     ),
@@ -68,7 +68,12 @@ _VALUE_RULES = (
     ),
     ("linear_bits", lambda value: _is_integer(value) and value == 4, "4, or None for plain weights"),
     ("linear_group_size", lambda value: _is_integer(value) and (value == -1 or value > 0), "a positive integer, or -1"),
-    ("relative_attention_num_buckets", lambda value: _is_integer(value) and value > 1, "an integer above 1"),
+    # A window of 1 is full attention in a dynamic cache of the library.
+    (
+        "relative_attention_num_buckets sliding_window",
+        lambda value: _is_integer(value) and 1 < value < 2**63,
+        "an integer above 1",
+    ),
     (
         "gated_mlp norm_bias qk_norm attention_bias attention_output_bias mlp_bias lm_head_bias embedding_norm "
         "final_norm float32_down_proj lm_head_transform add_cross_attention is_decoder is_encoder_decoder use_cache "
@@ -319,8 +324,9 @@ def _check_layer_types(config) -> None:
         raise ValueError("layer_types names 'sliding_attention' but sliding_window is None: set its length in tokens.")
     if config.sliding_window is not None and not slides:
         raise ValueError("sliding_window is set but no layer is of type 'sliding_attention': set layer_types too.")
-    if slides and config.is_encoder_decoder:
-        raise ValueError("sliding attention is not supported in an encoder-decoder.")
+    if slides and not config.is_decoder:
+        kind = "encoder-decoder" if config.is_encoder_decoder else "encoder"
+        raise ValueError(f"sliding attention is not supported in an {kind}: a decoder's layers alone look back so far.")
     if slides and config.position_type.startswith("relative"):
         raise ValueError(f"sliding attention is not supported with position_type='{config.position_type}'.")
 

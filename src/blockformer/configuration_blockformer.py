@@ -60,7 +60,8 @@ class BlockformerConfig(PretrainedConfig):
         pooler_act: activation of an encoder's pooler, a linear layer on the first token's state; None means no pooler.
         logit_scale: factor of the states that enter the language model head; None means 1.
         final_norm: a norm after the last layer; None means yes for "pre" and no for "post".
-        sliding_window: tokens that a layer of type "sliding_attention" looks back, itself included.
+        sliding_window: tokens that a layer of type "sliding_attention" looks back, itself included; 2 or more, in a
+            decoder alone.
         layer_types: "full_attention" or "sliding_attention" for each layer; None means all sliding when there is a
             sliding window, else all full.
         hidden_dropout: after the embeddings and after each sub-layer.
