@@ -4,7 +4,7 @@ K inputs, N outputs, G inputs a group: `qweight` int32 [K, N / 8], `qzeros` int3
 [K / G, N] stand for the weight [N, K] of a linear map. Ours has the same three tensors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,20 +50,24 @@ def group_size(official: Mapping[str, Any]) -> int | None:
         return None
     stated = {**_DEFAULTS, **{name: _lower(value) for name, value in entries.items()}}
     lines = [
-        f"{name} is {shown(entries.get(name))}, not {' or '.join(map(repr, wanted))}"
+        f"{name} is {_told(entries.get(name))}, not {' or '.join(map(repr, wanted))}"
         for name, wanted in _WANTED.items()
         if stated.get(name) not in wanted
     ]
     lines += [f"{shown(name)} is not understood" for name in entries if name not in (*_WANTED, *_FREE)]
     size = entries.get("group_size", 128)
     if type(size) is not int or not (size == -1 or size > 0):
-        lines.append(f"group_size is {shown(size)}, no positive integer and not -1")
+        lines.append(f"group_size is {_told(size)}, no positive integer and not -1")
     if lines:
         raise ConversionError(
             f"config.json: {FIELD}: an AWQ checkpoint must have 4 bits and zero points, in the gemm layout, to be "
             f"converted:{listed(lines)}"
         )
     return size
+
+
+def _told(value: Any) -> str:
+    return repr(value) if value is None or isinstance(value, bool | int | float) else shown(value)
 
 
 def _lower(value: Any) -> Any:
@@ -142,6 +146,11 @@ def rules(table: RuleTable, is_low: frozenset[str], dtype: torch.dtype | None = 
             parts = tuple(theirs + part for part in PARTS)
             made.append(Rule(parts, rule.target, Dequantize(dtype), dtypes=tuple(PARTS.values()), made=dtype))
     return RuleTable(made, ignored=table.ignored)
+
+
+def low_bit_weights(names: Iterable[str]) -> set[str]:
+    """The weights that tensors of these names stand for with 4 bits."""
+    return {f"{name.removesuffix('qweight')}weight" for name in names if name.endswith(".qweight")}
 
 
 def parts_of(name: str, shape: Shape, size: int) -> dict[str, Shape]:

@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from blockformer.export import copy_code, write_card
 
 from .atomic import atomic_folder
-from .awq import load_plain
+from .awq import load_plain, low_bit_weights
 from .checkpoint import Checkpoint, nonfinite, read_json
 from .errors import ConversionError, listed, shown
 from .families import Family, find_source
@@ -177,6 +177,7 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
     kind = plan.dtype
     config = plan.source_config if to_official else plan.target_config
     shift = plan.family.shift(config)
+    kept = low_bit_weights(target.name for group in plan.groups for target in group.targets)
 
     def load_official(model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype):
         if plan.low_bits:
@@ -185,7 +186,7 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
 
     def load_source(dtype: torch.dtype) -> PreTrainedModel:
         load = load_model if to_official else load_official
-        model = _rounded(load(plan.source_class, plan.source_config, source, dtype), kind)
+        model = _rounded(load(plan.source_class, plan.source_config, source, dtype), kind, kept)
         return model if to_official else plan.family.settle(model)
 
     def load_target(dtype: torch.dtype) -> PreTrainedModel:
@@ -205,10 +206,10 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
 
 
 @torch.no_grad()
-def _rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+def _rounded(model: PreTrainedModel, dtype: torch.dtype, but: Collection[str] = ()) -> PreTrainedModel:
     """The model with its weights rounded to a dtype, so that a cast that was asked for is no difference."""
-    for tensor in model.state_dict().values():
-        if tensor.is_floating_point() and dtype.itemsize < tensor.dtype.itemsize:
+    for name, tensor in model.state_dict().items():
+        if name not in but and tensor.is_floating_point() and dtype.itemsize < tensor.dtype.itemsize:
             tensor.copy_(tensor.to(dtype))
     return model
 
@@ -216,6 +217,7 @@ def _rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 def _write_card(folder: Path, plan: Plan, source: Path, hub_id: str | None, report: ConversionReport) -> None:
     kind = "file" if plan.family.is_file else "folder"
     name = f"`{hub_id}`" if hub_id else f"the {kind} `{source.resolve().name}`"
+    low = " The linear maps of its layers keep their 4-bit weights; no other package is needed to run them."
     dtypes = ", ".join(report.dtypes)
     generation = read_json(folder / FILE)
     generation.pop("transformers_version", None)
@@ -232,7 +234,8 @@ def _write_card(folder: Path, plan: Plan, source: Path, hub_id: str | None, repo
     write_card(
         folder,
         plan.target_config,
-        origin=f"Converted by Blockformer from {name}, a checkpoint of the `{plan.family.name}` family ({dtypes}).",
+        origin=f"Converted by Blockformer from {name}, a checkpoint of the `{plan.family.name}` family ({dtypes})."
+        + (low if plan.target_config.linear_bits else ""),
         base_model=hub_id,
         parity=parity if report.parity is not None and report.parity.measured else nothing,
         parameters=plan.parameters,

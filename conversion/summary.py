@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from blockformer.quantized_linear import QuantizedLinear
+
+from .awq import PARTS
 from .checkpoint import read_json
 from .errors import ConversionError
 from .families import family_of
@@ -40,6 +43,7 @@ AXES: dict[str, tuple[str, ...]] = {
         "add_cross_attention",
     ),
     "feed-forward": ("gated_mlp", "hidden_act", "mlp_bias"),
+    "weights": ("linear_bits", "linear_group_size"),
     "head": (
         "tie_word_embeddings",
         "lm_head_transform",
@@ -128,13 +132,25 @@ def describe(config: PretrainedConfig, name: str = "") -> Summary:
     else:
         kinds = config.layer_types
         settings["attention"]["layer_types"] = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
+    if config.linear_bits is None:
+        del settings["weights"]
     return Summary(
         name=name,
         config=config,
         settings=settings,
         tree=repr(model),
         parameters=parameters,
-        memory={dtype: parameters * size for dtype, size in BYTES.items()},
+        memory=_memory(model, parameters),
         cache={dtype: values * size for dtype, size in BYTES.items() if dtype != "int8" and is_causal},
         sliding=config.layer_types.count("sliding_attention"),
     )
+
+
+def _memory(model: torch.nn.Module, parameters: int) -> dict[str, int]:
+    """Dtype -> bytes of the parameters."""
+    low = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    if not low:
+        return {dtype: parameters * size for dtype, size in BYTES.items()}
+    plain = parameters - sum(module.in_features * module.out_features for module in low)
+    packed = sum(getattr(module, part).nbytes for module in low for part in PARTS)
+    return {f"4 bits and {dtype}": packed + plain * BYTES[dtype] for dtype in ("float32", "bfloat16")}

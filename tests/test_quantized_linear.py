@@ -88,7 +88,9 @@ def test_in_bfloat16_as_exact_as_a_plain_layer(rows):
     exact, found = plain(states.float()), layer(states).float()
     of_plain = (plain.bfloat16()(states).float() - exact).norm() / exact.norm()
     error = (found - exact).norm() / exact.norm()
-    assert found.dtype == torch.float32 and error < 1.2 * of_plain and error < 3e-3
+    assert found.dtype == torch.float32
+    assert error < 1.2 * of_plain
+    assert error < 3e-3
 
 
 @torch.no_grad()
@@ -106,7 +108,8 @@ def test_a_model_is_its_plain_twin(family):
     with torch.no_grad():
         pairs.assert_close(model(ids, attention_mask=mask).logits, plain(ids, attention_mask=mask).logits)
     texts = [m.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False) for m in (model, plain)]
-    assert torch.equal(*texts) and len({tuple(row[40:].tolist()) for row in texts[0]}) == 3
+    assert torch.equal(*texts)
+    assert len({tuple(row[40:].tolist()) for row in texts[0]}) == 3
     assert model.num_parameters() == plain.num_parameters() > model.num_parameters(only_trainable=True)
 
 
@@ -116,7 +119,8 @@ def test_an_encoder_and_an_encoder_decoder_may_have_them_too():
     for name, kind in (("bert", "EncoderModel"), ("t5", "EncoderDecoderForConditionalGeneration")):
         config = blockformer.preset(name, **sizes, linear_bits=4, linear_group_size=32)
         model = getattr(blockformer, f"Blockformer{kind}")(config).eval()
-        assert low_of(model) and not any(module.qweight.any() for module in low_of(model))
+        assert low_of(model)
+        assert not any(module.qweight.any() for module in low_of(model))
         ids = torch.arange(5)[None]
         arguments = {"decoder_input_ids": ids} if config.is_encoder_decoder else {}
         assert torch.isfinite(model(ids, **arguments)[0]).all()
@@ -141,7 +145,8 @@ def test_nothing_of_the_plain_weight_is_kept_for_the_way_back():
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda t: t):
         layer(states).sum().backward()
-    assert not saved and states.grad.abs().sum() > 0
+    assert not saved
+    assert states.grad.abs().sum() > 0
 
 
 def test_lora_learns_on_top_and_goes_away_again(tmp_path):
@@ -178,7 +183,8 @@ def test_saved_and_loaded_to_the_bit_whatever_the_dtype(tmp_path, dtype):
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path, dtype=dtype)
     for name, tensor in model.state_dict().items():
-        assert loaded.state_dict()[name].dtype == tensor.dtype and torch.equal(loaded.state_dict()[name], tensor), name
+        assert loaded.state_dict()[name].dtype == tensor.dtype, name
+        assert torch.equal(loaded.state_dict()[name], tensor), name
     assert {module.scales.dtype for module in low_of(loaded)} == {torch.float16}
     assert all(torch.equal(kept[name], low_of(loaded)[-1].state_dict()[name]) for name in kept)
 
@@ -198,7 +204,8 @@ def test_the_packed_copy_follows_the_weights():
     file.seek(0)
     assert torch.equal(torch.load(file, weights_only=False)(states), layer(states))
     layer.to(torch.float64)
-    assert layer._packed is None and layer.scales.dtype == torch.float16
+    assert layer._packed is None
+    assert layer.scales.dtype == torch.float16
 
 
 @pytest.mark.parametrize("fault", [AttributeError("no such product"), None])
@@ -236,7 +243,8 @@ def test_threads_share_a_model():
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4 and all(torch.equal(logits, expected) for logits in found)
+    assert len(found) == 4
+    assert all(torch.equal(logits, expected) for logits in found)
 
 
 def test_compiled_exported_and_mapped():
@@ -274,11 +282,11 @@ def test_offloaded_to_disk(tmp_path):
         ({"linear_bits": 4, "linear_group_size": 0}, "linear_group_size must be a positive integer, or -1, not 0"),
         (
             {"linear_bits": 4, "linear_group_size": 24},
-            r"hidden_size \(64\) is not a multiple of linear_group_size \(24\)",
+            r"hidden_size \(64\) is not a multiple",
         ),
         (
             {"linear_bits": 4, "linear_group_size": 64},
-            r"intermediate_size \(96\) is not a multiple of linear_group_size",
+            r"intermediate_size \(96\) is not a multiple",
         ),
         ({"linear_bits": 4, "linear_group_size": 32, "head_dim": 10}, r"head_dim \(40\) is not a multiple"),
         ({"linear_bits": 4, "linear_group_size": -1, "intermediate_size": 90}, r"\(90\) is not a multiple of 8"),

@@ -9,6 +9,7 @@ import threading
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from .kernels import fast_paths_enabled, is_transformed
 
@@ -78,14 +79,10 @@ class QuantizedLinear(nn.Linear):
     def forward(self, states):
         if torch.is_autocast_enabled(states.device.type):
             states = states.to(torch.get_autocast_dtype(states.device.type))
-        if is_transformed() or not fast_paths_enabled():
-            product = states @ self.dequantized(states.dtype)
-        elif torch.is_grad_enabled() and states.requires_grad:
-            product = _Product.apply(states, self)
-        elif self._is_for_packed(states):
-            product = self._pack().product(states)
-        else:
-            product = states @ self.dequantized(states.dtype)
+        learns = torch.is_grad_enabled() and states.requires_grad
+        if is_transformed() or not fast_paths_enabled() or not (learns or self._is_for_packed(states)):
+            return F.linear(states, self.dequantized(states.dtype).t(), self.bias)
+        product = _Product.apply(states, self) if learns else self._pack().product(states)
         return product if self.bias is None else product + self.bias
 
     def dequantized(self, dtype):

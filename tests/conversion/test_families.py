@@ -140,7 +140,7 @@ def test_old_rotary_frequencies_are_left_out_and_nothing_else():
     ("family", "changes", "named"),
     [
         ("llama", {"pretraining_tp": 2}, "pretraining_tp"),
-        ("llama", {"quantization_config": {"quant_method": "awq", "bits": 4}}, "quantization_config"),
+        ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ("llama", {"rope_scaling": {"type": "mystery", "factor": 2.0}}, "mystery"),
