@@ -24,6 +24,7 @@ from transformers.utils import logging
 
 DTYPES = [torch.bfloat16, torch.float32]
 PARTS = ["decoder", "gpt2", "encoder", "encoder-decoder", "translator", "training", "load", "convert"]
+OPTIONAL_PARTS = ["peers"]
 GPT2 = workloads.Shape(
     "GPT-2", layers=12, vocab_size=50257, hidden_size=768, heads=12, kv_heads=12, head_dim=64, family="gpt2"
 )
@@ -121,7 +122,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="the whole 0.6B shape, longer contexts, batch 8")
     parser.add_argument("--tiny", action="store_true", help="shapes of no interest, to try the code")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run (default: all)")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS + OPTIONAL_PARTS, default=PARTS, help="parts to run (default: all but peers)"
+    )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # removes the temporary folders, too
@@ -155,6 +158,10 @@ def main() -> None:
         rows += training_rows(size, limits, options.output, console)
     if "load" in options.only or "convert" in options.only:
         rows += file_rows(size, options.only, limits, options.output, console)
+    if "peers" in options.only:  # last: the runtimes bring thread pools of their own
+        import peers
+
+        rows += peers.rows(size, limits, console, options.output)
     report.write(options.output, limits, rows)
     console.print(report.markdown(limits, rows), soft_wrap=True, highlight=False)
     console.print(f"Written to {options.output}")

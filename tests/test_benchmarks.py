@@ -1,6 +1,7 @@
 """The benchmarks: every row's code on tiny shapes, the tables, how memory is sampled, unequal models refused."""
 
 import importlib
+import importlib.util
 import json
 import math
 import subprocess
@@ -58,6 +59,39 @@ def test_every_row_on_tiny_shapes(parts, tmp_path):
         assert (row["limit"] > 0) == (row["work"] != "load")
         assert row["unit"] == ("bytes" if "whole process" in row["work"] or "added" in row["work"] else "seconds")
         assert row["ratio_min"] == row["peer_min"] / row["ours_min"]
+
+
+PEERS = {
+    "llama_cpp": {("llama.cpp", "bfloat16"), ("llama.cpp Q4_0", "int4"), ("llama.cpp Q4_0, head bfloat16", "int4")},
+    "onnxruntime": {("ONNX Runtime", "float32")},
+    "openvino": {("OpenVINO", "float32"), ("OpenVINO", "bfloat16")},
+}
+
+
+@pytest.mark.slow
+def test_each_runtime_that_is_installed_has_its_rows(tmp_path):
+    command = [sys.executable, BENCHMARKS / "run.py", "--tiny", "--only", "peers", "--output", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    installed = [name for name in PEERS if importlib.util.find_spec(name)]
+    assert all(name in done.stdout for name in PEERS.keys() - installed)
+    rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
+    assert {(row["peer"], row["dtype"]) for row in rows} == {pair for name in installed for pair in PEERS[name]}
+    assert all(row["ours_min"] > 0 and row["peer_min"] > 0 and row["limit"] > 0 for row in rows)
+    assert {path.name for path in tmp_path.iterdir()} == {"speed.md", "speed.json", "speed.png"}
+
+
+def test_weights_rounded_for_llama_cpp_are_rounded_to_themselves_by_it(benchmark):
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    weight = torch.randn(64, 96)
+    weight[3, :32] = 0
+    numbers, scales = benchmark("peers").round_weight(weight)
+    rounded = ((numbers - 8) * scales[..., None].float()).flatten(1)
+    blocks = gguf.quants.quantize(rounded.numpy(), gguf.GGMLQuantizationType.Q4_0)
+    again = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q4_0))
+    assert torch.equal(again, rounded)
+    assert 0 < (rounded - weight).norm() / weight.norm() < 0.15
+    assert numbers.isfinite().all()
 
 
 def test_each_unit_and_peer_has_a_table_of_its_own(benchmark):
