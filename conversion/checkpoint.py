@@ -27,7 +27,14 @@ WEIGHTS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
+MAX_NAME = 255
+"""Bytes of a file's name; all common systems have this limit."""
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
+LAYERS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers", "encoder_layers")
+LAYERS += ("decoder_layers",)
+"""What the families call their numbers of layers."""
+MANY_LABELS = 10_000
+"""Labels that a config may speak of even if no tensor has so many rows."""
 Identity = tuple[int, int, int]
 
 
@@ -51,6 +58,36 @@ def read_json(path: str | PathLike[str]) -> dict[str, Any]:
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path}: holds a {type(entries).__name__} where a JSON object is needed")
     return entries
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """`config.json`, with its entries of the kinds that everything after this takes for granted."""
+    config = read_json(path)
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise CheckpointError(f"{path}: architectures is {shown(names)}; it must be a list of names of classes")
+    for name in ("dtype", "torch_dtype"):
+        if not isinstance(config.get(name), (str, type(None))):
+            raise CheckpointError(f"{path}: {name} is {shown(config[name])}; it must be the name of a dtype")
+    large = [f"{shown(name)}: {shown(value, 40)}" for name, value in config.items() if _has_large_integer(value)]
+    if large:
+        raise CheckpointError(f"{path}: integers of more than 64 bits:{listed(large)}")
+    return config
+
+
+def _check_counts(folder: Path, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
+    """Refuse numbers of layers and labels that these tensors cannot have, before a model of so many is made."""
+    sizes = max((max(info.shape, default=0) for info in tensors.values()), default=0)
+    limits = {**dict.fromkeys(LAYERS, len(tensors)), "num_labels": max(MANY_LABELS, sizes)}
+    for name, limit in limits.items():
+        if isinstance(config.get(name), int) and config[name] > limit:
+            raise CheckpointError(f"{folder / 'config.json'}: {name} is {config[name]}; the tensors can hold {limit}")
+
+
+def _has_large_integer(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return any(map(_has_large_integer, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and abs(value) >= 2**63
 
 
 def nonfinite(tensor: Tensor) -> int:
@@ -110,7 +147,7 @@ class Checkpoint:
             self.config = read_json(self._config_file)
             self.tensors = {info.name: info for info in self._headers(self.folder)}
             return
-        self.config = read_json(self._member("config.json"))
+        self.config = _read_config(self._member("config.json"))
         files, weight_map = self._weights()
         missing = [shown(name) for name in files if not (self.folder / name).exists()]
         if missing:
@@ -125,6 +162,7 @@ class Checkpoint:
             problems += self._differences(weight_map)
         if problems:
             raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
+        _check_counts(self.folder, self.config, self.tensors)
 
     def _member(self, name: str) -> Path:
         """The path of a file in the folder, noted for `check_unchanged`; links may not lead outside.
@@ -259,6 +297,6 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 def _plain_name(name: object) -> bool:
     """Whether this is the bare name of a file, on every system."""
-    if not isinstance(name, str) or "\0" in name or not name.isprintable():
+    if not isinstance(name, str) or not name.isprintable() or len(name.encode()) > MAX_NAME:
         return False
     return name not in ("", ".", "..") and PurePosixPath(name).name == name == PureWindowsPath(name).name

@@ -7,7 +7,13 @@ LISTED = 20
 
 
 class ConversionError(ValueError):
-    """A conversion that cannot be done. The message names the file, key or field, and the fix."""
+    """A conversion that cannot be done. The message names the file, key or field, and the fix.
+
+    Whatever the message quotes, it is fit for a terminal: control characters are escaped, line ends excepted.
+    """
+
+    def __init__(self, message: str):
+        super().__init__("".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in message))
 
 
 class CheckpointError(ConversionError):

@@ -44,15 +44,21 @@ def load(path: Path, verify: bool = True, wrappers: Collection[str] = WRAPPERS[:
         records = _check_zip(file, path, verify) if is_zip else None
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
-    except (Exception, RecursionError) as error:
-        reason = str(error).strip().partition("\n")[0]
+    except Exception as error:
         raise CheckpointError(
-            f"{path}: refused: damaged, or more than plain tensors in it (nothing of it was run); {RESAVE}. {reason}"
+            f"{path}: refused: damaged, or more than plain tensors in it (nothing of it was run); {RESAVE}. "
+            f"{_reason(error)}"
         ) from error
     tensors = _state_dict(loaded, path, wrappers)
     if records is not None:
         _check_storages(tensors, path, records)
     return tensors
+
+
+def _reason(error: Exception) -> str:
+    """Torch's reason in one line, without its advice to load the file all the same, and fit for a terminal."""
+    text = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
+    return "".join(letter if letter.isprintable() else " " for letter in text[:300]) or type(error).__name__
 
 
 def headers(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> list[TensorInfo]:
@@ -78,8 +84,10 @@ def _check_zip(file: BinaryIO, path: Path, verify: bool) -> list[int]:
             damaged = archive.testzip() if verify else None
             if damaged is not None:
                 raise CheckpointError(f"{path}: wrong checksum of {shown(damaged)}; download it again")
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError) as error:
-        raise CheckpointError(f"{path}: damaged zip file ({error}); download it again") from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # of a damaged file the library raises nearly anything
+        raise CheckpointError(f"{path}: damaged zip file ({shown(error)}); download it again") from error
     return [member.file_size for member in members]
 
 

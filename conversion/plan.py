@@ -343,8 +343,12 @@ def expected_tensors(
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str], int]:
     """Of a model that is not built: name -> shape of its tensors, tied name -> its source, number of parameters."""
     config = copy.deepcopy(config)
-    with torch.device("meta"):
-        model = model_class(config, **(arguments or {}))
+    try:
+        with torch.device("meta"):
+            model = model_class(config, **(arguments or {}))
+    except Exception as error:  # what the official configuration class let through
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConversionError(f"config.json: {model_class.__name__} refuses it: {reason}") from error
     tied = dict(model.all_tied_weights_keys)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     return shapes, tied, model.num_parameters()

@@ -8,6 +8,7 @@ everything that two readers could understand in two ways.
 import json
 import math
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterable, Sequence
@@ -49,6 +50,10 @@ MAX_HEADER = 100_000_000
 MAX_TENSORS = 100_000
 """In one file. The largest real shards hold a few thousand; more only costs the reader time and memory."""
 MAX_RANK = 64
+MAX_DEPTH = 64
+"""Of JSON. Real files have four levels; walking through hundreds would end in a RecursionError."""
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Where a string of JSON may hold half of a surrogate pair."""
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -105,12 +110,36 @@ def strict_json(text: bytes) -> Any:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
+    def finite(number: str) -> float:
+        if math.isinf(float(number)):
+            raise ValueError(f"{shown(number)} is too large a number")
+        return float(number)
+
     try:
-        return json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse, parse_float=finite)
+        _check_depth(value)
+        if SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 (byte {error.start})") from error
+    except UnicodeEncodeError as error:
+        raise ValueError("half of a surrogate pair in a string, which is not Unicode text") from error
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse JSON that is parsed but too deep for whoever walks through it afterwards."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (
+            entry.values() if isinstance(entry, dict) else entry for entry in level if isinstance(entry, (dict, list))
+        )
+        level = [child for children in inner for child in children if isinstance(child, (dict, list))]
+        if not level:
+            return
+    raise ValueError("nested too deeply")
 
 
 def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:
@@ -168,10 +197,6 @@ def _tensors(entries: dict[str, Any], path: Path, start: int, size: int) -> list
 
 
 def _tensor(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        raise ValueError(f"the name {shown(name)} is not Unicode text") from None
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{shown(name)} must have dtype, shape and data_offsets, and nothing else")
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None

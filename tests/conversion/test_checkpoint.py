@@ -330,15 +330,16 @@ def test_no_tensor_is_read_from_a_changed_file(tmp_path: Path, kind: str) -> Non
 def test_hostile_tensor_names_are_data(tmp_path: Path) -> None:
     names = ["../../x", "/etc/passwd", "(a+)+$", "{layer}", "%s%n", "\x1b[31mred\n", "\0", "con", "a" * 100_000]
     header = {name: entry(4 * i, 4 * i + 4) for i, name in enumerate(names)}
-    make_single(tmp_path)
-    raw_safetensors(tmp_path / "model.safetensors", header, bytes(4 * len(names)))
-    before = contents(tmp_path.parent)
-    with Checkpoint(tmp_path) as checkpoint:
+    folder = tmp_path / "some" / "folder"
+    make_single(folder)
+    raw_safetensors(folder / "model.safetensors", header, bytes(4 * len(names)))
+    before = contents(tmp_path)
+    with Checkpoint(folder) as checkpoint:
         assert list(checkpoint.tensors) == names
         assert all(torch.equal(checkpoint.read(name), torch.zeros(1)) for name in names)
-    assert contents(tmp_path.parent) == before
-    raw_safetensors(tmp_path / "model.safetensors", {"\x1b[31mred\n" + "a" * 1000: entry(dtype="no")})
-    message = refused(tmp_path, "unknown dtype")
+    assert contents(tmp_path) == before
+    raw_safetensors(folder / "model.safetensors", {"\x1b[31mred\n" + "a" * 1000: entry(dtype="no")})
+    message = refused(folder, "unknown dtype")
     assert message.isprintable()
     assert len(message) < 600
 
