@@ -138,7 +138,7 @@ class _Work:
             theirs.forget()
             theirs.feed(ids[0].tolist())
             times = interleaved(
-                lambda ids=ids: workloads.decode_steps(ours, ids, tokens),
+                workloads.decoding(ours, ids, tokens),
                 lambda context=context: _llama_steps(theirs, context, tokens),
                 rounds,
             )

@@ -36,6 +36,7 @@ class Size:
 
     Attributes:
         decodes: context and batch of each row of decoding, for `decoder`; `gpt2` has the first two.
+        prefill: what is timed on whole prompts.
         prefills: lengths of the prompts.
         rounds, tokens: turns that count, and tokens that each turn of `generate()` writes.
         layers, text_tokens: of BERT and T5, and of what an encoder-decoder writes.
@@ -47,6 +48,7 @@ class Size:
     decoder: workloads.Shape
     gpt2: workloads.Shape
     decodes: list[tuple[int, int]]
+    prefill: workloads.Shape
     prefills: list[int]
     rounds: int
     tokens: int
@@ -64,9 +66,10 @@ class Size:
 STEPS = {torch.float32: (2, 512), torch.bfloat16: (6, 512)}
 WHOLE = workloads.Shape("Qwen3-0.6B", layers=28, vocab_size=151936)
 SHORT = Size(
-    decoder=workloads.Shape("Qwen3-0.6B width, 6 layers, 32k vocabulary", layers=6, vocab_size=32768),
+    decoder=WHOLE,
     gpt2=GPT2,
     decodes=[(16, 1), (512, 1), (2048, 1)],
+    prefill=workloads.Shape("Qwen3-0.6B width, 6 layers", layers=6, vocab_size=32768),
     prefills=[512, 2048],
     rounds=5,
     tokens=12,
@@ -84,6 +87,7 @@ FULL = Size(
     decoder=WHOLE,
     gpt2=GPT2,
     decodes=[(16, 1), (512, 1), (2048, 1), (8192, 1), (512, 8)],
+    prefill=WHOLE,
     prefills=[512, 2048],
     rounds=5,
     tokens=24,
@@ -103,6 +107,7 @@ TINY = Size(
     decoder=TINY_DECODER,
     gpt2=workloads.Shape("Tiny GPT-2", kv_heads=4, intermediate_size=128, family="gpt2", **TINY_SIZES),
     decodes=[(16, 1), (16, 2)],
+    prefill=TINY_DECODER,
     prefills=[16],
     rounds=1,
     tokens=3,
@@ -135,7 +140,8 @@ def main() -> None:
     limits = machine.measure(DTYPES, **size.limits)
     rows: list[workloads.Row] = []
     if "decoder" in options.only:
-        rows += decoder_rows(size.decoder, size.decodes, size.prefills, size, limits, console)
+        rows += decoder_rows(size.decoder, size.decodes, [], size, limits, console)
+        rows += decoder_rows(size.prefill, [], size.prefills, size, limits, console)
     if "gpt2" in options.only:
         rows += decoder_rows(size.gpt2, size.decodes[:2], [], size, limits, console)
     if "encoder" in options.only:
@@ -185,7 +191,7 @@ def decoder_rows(
 
         def measure(state: str = "", pair=pair, dtype: torch.dtype = dtype) -> Iterator[workloads.Row]:
             name = f"{shape.family} %s{state} {dtype}"
-            for context, batch in track(decodes, name % "decode", console=console):
+            for context, batch in track(decodes, name % "decode", console=console) if decodes else ():
                 yield workloads.decode(
                     pair, shape, context, batch, size.rounds, size.tokens, limits.read_gbs, f"decode{state}"
                 )
@@ -198,6 +204,9 @@ def decoder_rows(
                 rows += measure(", prepared")
             else:
                 console.print(f"{shape.name}: no rows of prepared models, packed weights are no quicker here.")
+            if shape.family == "qwen3":
+                pair = workloads.in_four_bits(pair, shape)
+                rows += measure(", 4 bits", pair)
         del pair, measure
     return rows
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
-from transformers.generation.streamers import BaseStreamer
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import blockformer
 from blockformer.inference import PackedLinear
+from blockformer.quantized_linear import QuantizedLinear, pack
 
 
 @dataclass(frozen=True)
@@ -144,35 +145,42 @@ def check_same(name: str, dtype: torch.dtype, logits: list[torch.Tensor]) -> Non
         raise RuntimeError(f"{name} in {dtype}: logits differ by {error:.2g} of the largest; nothing is timed")
 
 
-class _Clock(BaseStreamer):
-    """Notes when `generate` hands over each token; the first call is the prompt, the second the prefill's token."""
+class _Clock(StoppingCriteria):
+    """Never stops `generate`, but notes when each token is there."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def put(self, value: torch.Tensor) -> None:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
         self.times.append(time.perf_counter())
-
-    def end(self) -> None: ...
-
-    def steps(self) -> list[float]:
-        stamps = self.times[1:]
-        return [later - earlier for earlier, later in itertools.pairwise(stamps)]
+        return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-def decode_steps(model: PreTrainedModel, ids: torch.Tensor, tokens: int) -> list[float]:
-    """Seconds of each single-token step inside `generate()`, prefill left out."""
-    # The library's streamers take one row; a larger batch is timed as a whole
-    if len(ids) == 1:
+def decoding(model: PreTrainedModel, ids: torch.Tensor, tokens: int) -> Callable[[], list[float]]:
+    """What writes `tokens` tokens by `generate()` after the prompt `ids` [B, T]: seconds of each but the first.
+
+    The prompt's keys and values are computed once, here, and used again by every call.
+    """
+    with torch.no_grad():
+        cache = model(ids[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
+    length = cache.get_seq_length()
+
+    def once() -> list[float]:
         clock = _Clock()
-        model.generate(ids, do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens, streamer=clock)
-        return clock.steps()
-    times = []
-    for count in (1, tokens):
-        start = time.perf_counter()
-        model.generate(ids, do_sample=False, max_new_tokens=count, min_new_tokens=count)
-        times.append(time.perf_counter() - start)
-    return [(times[1] - times[0]) / (tokens - 1)]
+        if cache.get_seq_length() > length:
+            cache.crop(length - cache.get_seq_length())
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=cache,
+            do_sample=False,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            stopping_criteria=StoppingCriteriaList([clock]),
+        )
+        return [later - earlier for earlier, later in itertools.pairwise(clock.times)]
+
+    return once
 
 
 def interleaved(
@@ -195,19 +203,55 @@ def prepared(pair) -> bool:
     return any(isinstance(module, PackedLinear) for module in ours.prepare_for_inference().modules())
 
 
+@torch.no_grad()
+def in_four_bits(pair, shape: Shape) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Ours with the layers' matrices rounded to 4 bits, in groups as AWQ has them; the peer gets the rounded ones.
+
+    Raises:
+        RuntimeError: they do not compute the same.
+    """
+    ours, peer = pair
+    group = min(128, shape.hidden_size)
+    config = type(ours.config).from_dict({**ours.config.to_dict(), "linear_bits": 4, "linear_group_size": group})
+    low = type(ours)(config).to(peer.dtype).eval()
+    state = dict(peer.state_dict())
+    for name, module in low.named_modules():
+        if isinstance(module, QuantizedLinear):
+            groups = state.pop(f"{name}.weight").float().t().unflatten(0, (-1, group))  # [I / G, G, O]
+            least, largest = groups.amin(1).clamp(max=0), groups.amax(1).clamp(min=0)
+            scales = ((largest - least) / 15).half()
+            zeros = (-least / scales).round()
+            numbers = (groups / scales[:, None] + zeros[:, None]).round().clamp(0, 15)
+            state[f"{name}.qweight"], state[f"{name}.qzeros"] = pack(numbers.flatten(0, 1)), pack(zeros)
+            state[f"{name}.scales"] = scales
+    low.load_state_dict(state)
+    for name, module in low.named_modules():
+        if isinstance(module, QuantizedLinear):
+            peer.get_parameter(f"{name}.weight").copy_(module.dequantized(torch.float32).t())
+    ids = torch.randint(0, shape.vocab_size, (1, 24))
+    check_same(f"{shape.name} in 4 bits", peer.dtype, [model(ids).logits for model in (low, peer)])
+    return low.prepare_for_inference(), peer
+
+
+def weight_bytes(pair) -> int:
+    """Bytes that a token reads of our weights; those of packed ones are the peer's."""
+    ours, peer = pair
+    low = {name: module for name, module in ours.named_modules() if isinstance(module, QuantizedLinear)}
+    plain = (value.nbytes for name, value in peer.named_parameters() if name.removesuffix(".weight") not in low)
+    return sum(plain) + sum(value.nbytes for module in low.values() for value in module.buffers())
+
+
 def decode(
     pair, shape: Shape, context: int, batch: int, rounds: int, tokens: int, read_gbs: float, work: str = "decode"
 ) -> Row:
-    """Decoding `tokens` tokens after a prompt, by `generate()` as a user calls it."""
+    """Decoding `tokens` tokens after a prompt, by `generate()`."""
     ours, peer = pair
     ids = torch.randint(0, shape.vocab_size, (batch, context))
-    times = interleaved(
-        lambda: decode_steps(ours, ids, tokens), lambda: decode_steps(peer, ids, tokens), rounds
-    )  # fmt: skip
-    # Of the peer, whose weights are never packed
-    weights = sum(parameter.nbytes for parameter in peer.parameters())
+    times = interleaved(decoding(ours, ids, tokens), decoding(peer, ids, tokens), rounds)
     cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * (context + tokens / 2) * batch * peer.dtype.itemsize
-    return make_row(shape.name, work, peer.dtype, context, batch, times, (weights + cache) / (read_gbs * 1e9))
+    return make_row(
+        shape.name, work, peer.dtype, context, batch, times, (weight_bytes(pair) + cache) / (read_gbs * 1e9)
+    )
 
 
 @torch.no_grad()

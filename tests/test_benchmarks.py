@@ -48,6 +48,9 @@ def test_every_row_on_tiny_shapes(parts, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"speed.md", "speed.json", "speed.png"}
     rows = json.loads((tmp_path / "speed.json").read_text())["rows"]
     works = {row["work"] for row in rows}
+    if parts == ("decoder",):
+        assert {f"{work}, 4 bits" for work in WRITTEN[parts]} < works
+        works -= {f"{work}, 4 bits" for work in WRITTEN[parts]}
     if WRITTEN[parts] & {"decode"} and "packed weights are no quicker" not in done.stdout:
         prepared = {row["work"] for row in rows if row["dtype"] == "bfloat16" and "prepared" in row["work"]}
         assert prepared == {f"{work}, prepared" for work in WRITTEN[parts]}
