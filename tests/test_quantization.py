@@ -307,9 +307,10 @@ def test_an_exported_repo_is_quantized_and_saved_where_blockformer_is_not(saved,
 @pytest.mark.slow
 def test_the_comparison_of_the_example_runs(tmp_path):
     pytest.importorskip("torchao", reason="torchao is not installed")
-    command = [sys.executable, EXAMPLES / "quantize.py", "--compare", "--tiny"]
+    command = [sys.executable, EXAMPLES / "quantize.py", "--compare", "--tiny", "--rounds", "1"]
+    command += ["--ways", "bfloat16", "torchao-int8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")]
-    for name in ("float32", "bfloat16", "torchao int8", "torchao int4"):
+    for name in ("float32", "bfloat16", "torchao int8"):
         assert any(line.startswith(f"| {name} |") for line in rows), done.stdout
