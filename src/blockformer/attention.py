@@ -219,16 +219,17 @@ class Attention(nn.Module):
 
     def _with_bias(self, attention_mask, bias, query_positions, key_length):
         """Mask and bias as one additive mask [B, H, T, S], causal where the backend was left to be so by itself."""
+        backend = self.config._attn_implementation
+        is_tensor = attention_mask is None or isinstance(attention_mask, torch.Tensor)
+        if not is_tensor or backend.startswith(("flash", "vllm", "paged")):
+            raise ValueError(
+                f"attn_implementation='{backend}' takes no relative position term; use 'sdpa' or 'eager'."
+            )
         if attention_mask is None and self.is_causal:
             keys = torch.arange(key_length, device=bias.device)
             attention_mask = (keys[None, :] <= query_positions[:, None])[None, None]
         if attention_mask is None:
             return bias
-        if not isinstance(attention_mask, torch.Tensor):
-            raise ValueError(
-                f"attn_implementation='{self.config._attn_implementation}' takes no relative position term; "
-                "use 'sdpa' or 'eager'."
-            )
         if attention_mask.dtype == torch.bool:
             return bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
         return (bias + attention_mask).clamp(min=torch.finfo(bias.dtype).min)
