@@ -449,7 +449,8 @@ def check_points(found):
     places = [place for place, *_ in found["points"]]
     for file in FILES:
         assert any(file in place for place in places), places
-    last = max(number for number, place in enumerate(places) if "trainer_state.json" in place)
+    written = [not place.startswith("unlink") for place in places]
+    last = max(n for n, place in enumerate(places) if "trainer_state.json" in place and written[n])
     for number, (place, status, highest, chosen, resumed) in enumerate(found["points"]):
         assert status == signal.SIGKILL, place
         # The new one counts from its last file on; then the old one goes, file by file.

@@ -222,9 +222,7 @@ class Attention(nn.Module):
         backend = self.config._attn_implementation
         is_tensor = attention_mask is None or isinstance(attention_mask, torch.Tensor)
         if not is_tensor or backend.startswith(("flash", "vllm", "paged")):
-            raise ValueError(
-                f"attn_implementation='{backend}' takes no relative position term; use 'sdpa' or 'eager'."
-            )
+            raise ValueError(f"attn_implementation='{backend}' takes no relative position term; use 'sdpa' or 'eager'.")
         if attention_mask is None and self.is_causal:
             keys = torch.arange(key_length, device=bias.device)
             attention_mask = (keys[None, :] <= query_positions[:, None])[None, None]

@@ -1,0 +1,311 @@
+"""Two processes on gloo and the CPU: the losses, weights, logits and texts of one process.
+
+One world of two processes does all tasks of `scale_steps.py`; they are forks of a process that has imported everything.
+"""
+
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import scale_steps
+import torch
+import torch.distributed.checkpoint as checkpoint
+from pairs import assert_close
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "scale.md"
+TASKS = ["ddp", "fsdp", "tensor_parallel"]
+
+
+def blocks(language):
+    """The fenced blocks of the page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def world(folder, tasks, size=2):
+    """What each process of a world answers, by task; an error of one is an error here."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["scale_steps"])
+    reports = context.Queue()
+    processes = [
+        context.Process(target=scale_steps.run, args=(tasks, rank, size, str(folder), reports)) for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for _ in range(size * len(tasks)):
+            task, rank, error = reports.get(timeout=120)
+            assert error is None, f"{task} in process {rank}:\n{error}"
+    finally:
+        for process in processes:
+            process.join(timeout=10)
+            process.kill()
+    return {task: [torch.load(folder / f"{task}-{rank}.pt") for rank in range(size)] for task in tasks}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("world")
+
+
+@pytest.fixture(scope="module")
+def alone(folder):
+    """One process's answers, by name; the models are saved for the others."""
+    found = {}
+    for number, (name, make) in enumerate(scale_steps.MODELS.items()):
+        torch.manual_seed(0)
+        model = make().eval()
+        model.save_pretrained(folder / str(number))
+        found[name] = scale_steps.answers(model)
+    return found
+
+
+@pytest.fixture(scope="module")
+def together(folder, alone):
+    return world(folder, TASKS)
+
+
+@pytest.mark.parametrize("task", ["ddp", "fsdp"])
+def test_steps_of_two_processes_are_those_of_one(together, task):
+    one = scale_steps.alone()
+    assert one["losses"][0] != one["losses"][-1]
+    for answer in together[task]:
+        assert_close(answer["losses"], one["losses"], tolerance=1e-6)
+        assert_close(answer["weights"], one["weights"])
+
+
+def test_a_sharded_checkpoint_is_loaded_by_one_process(together, folder):
+    shards = list((folder / "shards").glob("*.distcp"))
+    assert len(shards) == 2
+    model = scale_steps.small_model()
+    state = {"model": model.state_dict()}
+    checkpoint.load(state, checkpoint_id=str(folder / "shards"), no_dist=True)
+    model.load_state_dict(state["model"])
+    trained = together["fsdp"][0]["weights"]
+    own = dict(model.named_parameters())
+    assert own.keys() == trained.keys()
+    assert all(torch.equal(own[name], weight) for name, weight in trained.items())
+
+
+@pytest.mark.parametrize("name", scale_steps.MODELS)
+def test_tensor_parallel_answers_are_those_of_one_process(together, alone, name):
+    one = alone[name]
+    for answer in (found[name] for found in together["tensor_parallel"]):
+        assert_close(answer["logits"], one["logits"])
+        assert torch.equal(answer.get("text", torch.empty(0)), one.get("text", torch.empty(0)))
+        for loss in ("loss", "loss in chunks"):
+            assert_close(answer[loss], one["loss"])
+        assert_close(answer["gradients"], one["gradients"])
+    # Every projection is shared out: half of its rows or columns lie in each process.
+    whole = alone[name]["gradients"]
+    halves = together["tensor_parallel"][0][name]["local_sizes"]
+    projections = [weight for weight in whole if re.search(r"_proj\.weight$", weight)]
+    assert len(projections) >= 12
+    assert all(halves[weight] * 2 == whole[weight].numel() for weight in projections)
+
+
+@pytest.mark.parametrize("name", scale_steps.MODELS)
+def test_every_rule_of_a_plan_names_modules_and_every_projection_has_one(name):
+    with torch.device("meta"):
+        model = scale_steps.MODELS[name]()
+    modules = {re.sub(r"\.\d+\.", ".*.", module) for module, _ in model.named_modules()}
+    plan = model.tp_plan
+    assert set(plan) <= modules
+    assert {module for module in modules if re.search(r"_proj$|embedding$|lm_head$", module)} <= set(plan)
+
+
+def launched(command, folder, steps):
+    """What a run of `scale_train.py` gives: its answer and the weights."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BLOCKFORMER_FAST": "0"}
+    script = [str(Path(scale_steps.__file__).with_name("scale_train.py")), str(folder), str(steps)]
+    done = subprocess.run(
+        [*command, *script], capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / f"answer-{steps}.json").read_text()), torch.load(folder / f"weights-{steps}.pt")
+
+
+@pytest.mark.exhaustive
+def test_accelerate_launches_trainer_and_it_resumes(tmp_path):
+    (tmp_path / "config.yaml").write_text(blocks("yaml")[0])
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "config.yaml")]
+    launch += ["--cpu", "--num_processes", "2", "--mixed_precision", "no"]
+    folders = [tmp_path / "alone", tmp_path / "together"]
+    for folder in folders:
+        folder.mkdir()
+    one, weights = launched([sys.executable], folders[0], 4)
+    launched(launch, folders[1], 2)
+    two, their_weights = launched(launch, folders[1], 4)
+    assert (one["world"], one["resumed"]) == (1, None)
+    assert (two["world"], two["kind"]) == (2, "DistributedType.MULTI_CPU")
+    assert two["resumed"] == str(folders[1] / "checkpoint-2")
+    assert len(one["losses"]) == 4
+    assert_close(two["losses"], one["losses"])
+    assert_close(their_weights, weights)
+
+
+# The page
+
+
+@pytest.mark.parametrize("text", blocks("yaml"), ids=["ddp", "fsdp"])
+def test_configurations_of_accelerate_are_understood_by_it(tmp_path, monkeypatch, text):
+    from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    read = load_config_from_file(str(file))
+    assert isinstance(read, ClusterConfig)
+    assert (read.num_processes, read.mixed_precision) == (8, "bf16")
+    arguments = launch_command_parser().parse_args(["--config_file", str(file), "train.py"])
+    if read.fsdp_config:
+        assert all(hasattr(arguments, name) for name in read.fsdp_config)
+        for name, value in read.fsdp_config.items():
+            setattr(arguments, name, value)
+        arguments.use_fsdp, arguments.num_processes, arguments.mixed_precision = True, 8, "bf16"
+        arguments.num_machines, arguments.machine_rank, arguments.dynamo_backend = 1, 0, "no"
+        for name, value in prepare_multi_gpu_env(arguments).items():
+            if name.startswith("FSDP_"):
+                monkeypatch.setenv(name, value)
+        plugin = FullyShardedDataParallelPlugin()
+        assert (plugin.fsdp_version, plugin.transformer_cls_names_to_wrap) == (2, ["Layer"])
+        assert plugin.reshard_after_forward is True
+        plugin.set_auto_wrap_policy(scale_steps.small_model())
+        assert not plugin.activation_checkpointing
+
+
+def test_the_configuration_of_deepspeed_is_understood(tmp_path):
+    from accelerate.utils.deepspeed import HfDeepSpeedConfig
+
+    (text,) = blocks("json")
+    file = tmp_path / "zero3.json"
+    file.write_text(text)
+    read = HfDeepSpeedConfig(str(file))
+    assert read.is_zero3()
+    assert not read.is_offload()
+    runtime = pytest.importorskip("deepspeed.runtime.config", reason="DeepSpeed itself is not installed")
+    settled = {key: value for key, value in json.loads(text).items() if value != "auto"}
+    settled |= {"bf16": {"enabled": True}, "train_batch_size": 8, "train_micro_batch_size_per_gpu": 8}
+    theirs = runtime.DeepSpeedConfig({**settled, "gradient_accumulation_steps": 1})
+    assert theirs.zero_config.stage == 3
+    assert theirs.zero_config.gather_16bit_weights_on_model_save
+
+
+def test_every_configuration_of_the_page_is_tested():
+    assert len(blocks("yaml")) == 2
+    assert len(blocks("json")) == 1
+    named = set(re.findall(r"`(test_\w+)`", PAGE.read_text(encoding="utf-8")))
+    assert len(named) >= 6
+    assert named <= set(globals())
+
+
+# What vLLM's transformers backend does to a model
+
+
+@pytest.mark.parametrize("name", scale_steps.MODELS)
+def test_what_vllm_asks_of_a_class(name):
+    with torch.device("meta"):
+        model = scale_steps.MODELS[name]()
+    assert model.is_backend_compatible()
+    assert "AutoModel" in model.config.to_dict()["auto_map"]
+    if not model.config.is_encoder_decoder:
+        body = model.base_model
+        assert type(body.get_decoder()) is type(body)
+        assert list(model.config.base_model_pp_plan) == ["embed_tokens", "layers", "norm"]
+        assert [kind for _, kind in body.named_modules() if isinstance(kind, torch.nn.ModuleList)] == [body.layers]
+
+
+class OfAnEngine(torch.nn.Module):
+    """A linear layer of another library in the place of ours."""
+
+    def __init__(self, plain):
+        super().__init__()
+        self.plain = plain
+
+    def forward(self, states):
+        return self.plain(states)
+
+
+class AttentionOfAnEngine:
+    """Attention over the flat tokens of several sequences, whose lengths the engine knows; notes who asked."""
+
+    def __init__(self, lengths):
+        self.lengths, self.layers = lengths, []
+
+    def __call__(self, module, query, key, value, scaling, sliding_window):
+        self.layers.append(module.layer_idx)
+        parts = (states.split(self.lengths, dim=2) for states in (query, key, value))
+        outputs = [
+            torch.nn.functional.scaled_dot_product_attention(
+                *part, is_causal=module.is_causal, scale=scaling, enable_gqa=True
+            )
+            for part in zip(*parts, strict=True)
+        ]
+        return torch.cat(outputs, dim=2).transpose(1, 2).flatten(2)
+
+
+def engine_attention(module, query, key, value, attention_mask, scaling, attention_instances, **kwargs):
+    """As vLLM's: it overlooks the mask."""
+    assert attention_mask is None
+    own = attention_instances[module.layer_idx]
+    return own(module, query, key, value, scaling, kwargs["sliding_window"]), None
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("vllm", engine_attention)
+    yield "vllm"
+    AttentionInterface._global_mapping.pop("vllm")
+
+
+@pytest.mark.parametrize("name", ["grouped heads, q/k norm", "tied, learned positions, biases"])
+def test_an_attention_of_an_engine_gets_what_it_needs(engine, name):
+    torch.manual_seed(0)
+    model = scale_steps.MODELS[name]().eval()
+    rows = [scale_steps.token_ids(1, length, seed=length) for length in (7, 3, 5)]
+    with torch.no_grad():
+        alone = torch.cat([model.base_model(row).last_hidden_state for row in rows], dim=1)
+    for pattern, _ in model.tp_plan.items():
+        for place, module in list(model.named_modules()):
+            if re.fullmatch(pattern.replace(".", r"\.").replace("*", r"\d+"), place) and "proj" in place:
+                parent, _, child = place.rpartition(".")
+                setattr(model.get_submodule(parent), child, OfAnEngine(module))
+    assert sum(isinstance(module, OfAnEngine) for module in model.modules()) >= 12
+    model.config._attn_implementation = engine
+    instances = {layer: AttentionOfAnEngine([7, 3, 5]) for layer in range(2)}
+    positions = torch.cat([torch.arange(row.shape[1]) for row in rows])[None]
+    with torch.no_grad():
+        outputs = model.base_model(
+            input_ids=torch.cat(rows, dim=1),
+            position_ids=positions,
+            use_cache=False,
+            attention_instances=instances,
+            return_dict=False,
+        )
+    assert [instance.layers for instance in instances.values()] == [[0], [1]]
+    assert_close(outputs[0], alone)
+
+
+def test_relative_positions_are_refused_where_they_would_be_overlooked(engine):
+    model = scale_steps.MODELS["encoder, relative keys, tied"]()
+    model.config._attn_implementation = engine
+    with pytest.raises(ValueError, match="'vllm' takes no relative position term"):
+        model(scale_steps.token_ids(1, 4), attention_instances={})
+
+
+def test_a_logit_scale_of_one_changes_no_bit():
+    torch.manual_seed(0)
+    model, ids = scale_steps.MODELS["grouped heads, q/k norm"]().eval(), scale_steps.token_ids(2, 7)
+    with torch.no_grad():
+        plain = model(ids).logits
+        model.config.logit_scale = 1.0
+        assert torch.equal(model(ids).logits, plain)
