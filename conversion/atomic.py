@@ -24,6 +24,7 @@ from pathlib import Path
 
 from .errors import ConversionError
 
+SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2  # linux/fcntl.h, linux/fs.h
 
 
@@ -137,6 +138,18 @@ def _seal(folder: Path) -> None:
             _sync(path)
         os.chmod(root, mode)
         _sync(Path(root))
+
+
+def start_writing(descriptor: int) -> None:
+    """Have the system write a file's new pages to the disk while we go on, where it can (Linux).
+
+    The sync at the end then finds little left to wait for. Where the disk is slower than we are, this call waits for
+    it, so that dirty pages do not pile up.
+    """
+    if sys.platform == "linux":
+        function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+        if function is not None:
+            function(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), SYNC_FILE_RANGE_WRITE)
 
 
 def _sync(path: Path) -> None:

@@ -10,6 +10,7 @@ A checkpoint may also be one weight file that is named, with the file of its set
 import math
 import os
 import warnings
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
@@ -19,7 +20,16 @@ from torch import Tensor
 
 from . import pickled
 from .errors import CheckpointError, listed, shown
-from .safetensors_io import LFS_POINTER, MAX_HEADER, TensorInfo, open_regular, read_header, read_tensor, strict_json
+from .safetensors_io import (
+    LFS_POINTER,
+    MAX_HEADER,
+    TensorInfo,
+    open_regular,
+    read_header,
+    read_parts,
+    read_tensor,
+    strict_json,
+)
 
 __all__ = ["Checkpoint", "TensorInfo", "nonfinite", "read_json"]
 
@@ -97,8 +107,9 @@ def nonfinite(tensor: Tensor) -> int:
     count = 0
     for part in tensor.detach().reshape(-1).split(1 << 20):
         wide = part.float() if part.dtype.itemsize == 1 else part  # torch cannot test float8
-        if part.numel() and not part.is_complex() and all(map(math.isfinite, torch.stack(wide.aminmax()).tolist())):
-            continue  # NaN is contagious, so both ends tell of all between: two hundred times as quick as counting
+        widest = None if part.is_complex() or part.dtype == torch.float64 else torch.float32
+        if not part.is_complex() and math.isfinite(wide.sum(dtype=widest).item()):
+            continue  # a NaN or an infinity would have spread to the sum: hundreds of times as quick as counting
         count += part.numel() - int(torch.isfinite(wide).sum())
     return count
 
@@ -228,12 +239,27 @@ class Checkpoint:
         info = self.tensors[name]
         if info.offset < 0:
             return self._unpickled(info.file)[name].clone(memory_format=torch.contiguous_format)
-        if self._file is None or self._file[0] != info.file:
+        return read_tensor(self._opened(info.file), info)
+
+    def parts(self, name: str) -> Iterator[Tensor]:
+        """The elements of one tensor in their order, flat, a few MB at a time; the next part overwrites the last.
+
+        Raises:
+            CheckpointError: the file changed since the checkpoint was opened.
+            KeyError: no such tensor.
+        """
+        info = self.tensors[name]
+        if info.offset < 0:
+            return iter([self.read(name).reshape(-1)])
+        return read_parts(self._opened(info.file), info)
+
+    def _opened(self, path: Path) -> BinaryIO:
+        if self._file is None or self._file[0] != path:
             self.close()
-            self._file = (info.file, open_regular(info.file))
+            self._file = (path, open_regular(path))
         file = self._file[1]
-        self._compare(info.file, os.fstat(file.fileno()))
-        return read_tensor(file, info)
+        self._compare(path, os.fstat(file.fileno()))
+        return file
 
     def _unpickled(self, path: Path) -> dict[str, Tensor]:
         """The tensors of one pickled shard; only one is held at a time."""

@@ -1,19 +1,20 @@
 """What every writer of a repo does: open the source, write weights and generation settings, tell of it."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from .checkpoint import Checkpoint, nonfinite
 from .errors import ConversionError, listed, shown
 from .generation import FILE, settings_in
-from .mapping import Group
+from .mapping import Group, Identity, Reversed
 from .plan import json_text
 from .sources import Source
 from .verify import Parity
@@ -87,22 +88,41 @@ def write_weights(
     """Write every group, one after the other; returns what a user should know of the values."""
     planned = [(target.name, target.dtype, target.shape) for group in groups for target in group.targets]
     total = sum(torch.Size(shape).numel() * kind.itemsize for _, kind, shape in planned)
-    done, bad = 0, []
+    done, counts = 0, dict[str, int]()
+
+    def looked_at(name: str, kind: torch.dtype, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+        for part in parts:
+            part = part.to(kind)
+            counts[name] = counts.get(name, 0) + nonfinite(part)
+            yield part
+
     with ShardWriter(folder, planned, max_shard_size) as writer:
         for group in groups:
-            made = group.apply(checkpoint.read)
-            while made:
-                name, tensor = made.pop(0)
-                count = nonfinite(tensor)
-                if count:
-                    bad.append(f"{shown(name)}: {count} of {tensor.numel()} in {str(tensor.dtype)[6:]}")
-                writer.write(name, tensor)
-                done += tensor.nbytes
-                del tensor
+            if _is_copy(group):
+                made = [(group.targets[0].name, checkpoint.parts(group.sources[0]))]
+            else:
+                made = [(name, iter([tensor])) for name, tensor in group.apply(checkpoint.read)]
+            for target in group.targets:
+                name, parts = made.pop(0)
+                writer.write_parts(name, looked_at(name, target.dtype, parts))
+                del parts
+                done += torch.Size(target.shape).numel() * target.dtype.itemsize
                 tell("writing weights", done, total)
+    elements = {name: (torch.Size(shape).numel(), str(kind)[6:]) for name, kind, shape in planned}
+    bad = [
+        f"{shown(name)}: {count} of {elements[name][0]} in {elements[name][1]}"
+        for name, count in counts.items()
+        if count
+    ]
     if bad and strict_finite:
         raise ConversionError(f"{checkpoint.folder}: NaN or infinite values:{listed(bad)}")
     return [f"NaN or infinite values (kept as they are):{listed(bad)}"] if bad else []
+
+
+def _is_copy(group: Group) -> bool:
+    """Whether a group takes one tensor as it is, so that it need not be whole in memory."""
+    op = group.op.op if isinstance(group.op, Reversed) else group.op
+    return isinstance(op, Identity) and len(group.sources) == len(group.targets) == 1
 
 
 def write_generation_config(folder: Path, entries: Mapping[str, Any], config: PretrainedConfig) -> None:

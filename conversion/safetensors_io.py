@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from .atomic import start_writing
 from .errors import CheckpointError, ConversionError, shown
 
 DTYPES: dict[str, torch.dtype] = {
@@ -54,6 +55,10 @@ MAX_DEPTH = 64
 """Of JSON. Real files have four levels; walking through hundreds would end in a RecursionError."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """Where a string of JSON may hold half of a surrogate pair."""
+PART = 1 << 20
+"""Bytes that are read, looked at and written together: what the processor's own cache holds."""
+WINDOW = 32 << 20
+"""Bytes after which the system is told to begin with writing them to the disk."""
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -245,13 +250,30 @@ def read_tensor(file: BinaryIO, info: TensorInfo) -> Tensor:
     except (RuntimeError, MemoryError) as error:
         raise CheckpointError(f"{info.file}: no memory for {shown(info.name)} ({info.nbytes} bytes)") from error
     file.seek(info.offset)
-    rest = _memory(tensor)
+    _fill(_memory(tensor), file, info)
+    return tensor
+
+
+def read_parts(file: BinaryIO, info: TensorInfo) -> Iterator[Tensor]:
+    """The elements of one tensor in their order, flat, `PART` bytes at a time, in memory that the next part overwrites.
+
+    So little stays in the processor's cache from reading to writing: quicker than whole tensors, whatever their size.
+    """
+    room = torch.empty(min(PART, info.nbytes), dtype=torch.uint8)
+    file.seek(info.offset)
+    for begin in range(0, info.nbytes, PART):
+        part = room[: min(PART, info.nbytes - begin)]
+        _fill(_memory(part), file, info)
+        yield part.view(info.dtype)
+
+
+def _fill(rest: memoryview, file: BinaryIO, info: TensorInfo) -> None:
+    """Read as many bytes as there is room for."""
     while rest:
         count = file.readinto(rest[: 1 << 30])  # type: ignore[attr-defined]
         if not count:
             raise CheckpointError(f"{info.file}: ended within {shown(info.name)}; it changed while it was read")
         rest = rest[count:]
-    return tensor
 
 
 class SafetensorsWriter:
@@ -296,6 +318,7 @@ class SafetensorsWriter:
         if len(header) > MAX_HEADER or len(entries) - 1 > MAX_TENSORS:
             raise ConversionError(f"{path}: too many tensors for one file; use a smaller max_shard_size")
         self._start = 8 + len(header)
+        self._waits = 0
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115
         try:
             self._put(len(header).to_bytes(8, "little") + header)
@@ -305,23 +328,44 @@ class SafetensorsWriter:
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Write one planned tensor; any strides, any device."""
-        info = self._waiting.get(name)
-        if info is None:
-            raise ConversionError(f"{self.path}: {shown(name)} is not planned here, or written already")
+        info = self._planned(name)
         if (tensor.dtype, tuple(tensor.shape)) != (info.dtype, info.shape):
             raise ConversionError(
                 f"{self.path}: {shown(name)} is {tensor.dtype} {list(tensor.shape)}, "
                 f"planned was {info.dtype} {list(info.shape)}"
             )
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        self.write_parts(name, [tensor])
+
+    def write_parts(self, name: str, parts: Iterable[Tensor]) -> None:
+        """Write one planned tensor from its elements in their order; all parts together must be as many as planned."""
+        info = self._planned(name)
         self._file.seek(self._start + info.offset)
-        self._put(_memory(plain))
+        rest = info.nbytes
+        for part in parts:
+            plain = part.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            rest -= plain.nbytes
+            if plain.dtype != info.dtype or rest < 0:
+                break
+            self._put(_memory(plain))
+        if rest or self._start + info.offset + info.nbytes != self._file.tell():
+            raise ConversionError(f"{self.path}: the parts of {shown(name)} are not the planned tensor")
         del self._waiting[name]
+
+    def _planned(self, name: str) -> TensorInfo:
+        info = self._waiting.get(name)
+        if info is None:
+            raise ConversionError(f"{self.path}: {shown(name)} is not planned here, or written already")
+        return info
 
     def _put(self, data: bytes | memoryview) -> None:
         rest = memoryview(data)
         while rest:
-            rest = rest[self._file.write(rest[: 1 << 30]) :]
+            count = self._file.write(rest[:WINDOW])
+            rest = rest[count:]
+            self._waits += count
+            if self._waits >= WINDOW:
+                start_writing(self._file.fileno())
+                self._waits = 0
 
     def finish(self) -> None:
         """Sync and close the file; every planned tensor must be there."""

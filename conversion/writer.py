@@ -105,6 +105,14 @@ class ShardWriter:
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Write the next planned tensor; its name, dtype and shape must be as planned."""
+        self._file_of(name).write(name, tensor)
+
+    def write_parts(self, name: str, parts: Iterable[Tensor]) -> None:
+        """Write the next planned tensor from its elements in their order, all parts together as many as planned."""
+        self._file_of(name).write_parts(name, parts)
+
+    def _file_of(self, name: str) -> SafetensorsWriter:
+        """The file that the next planned tensor goes to; the one before it is finished."""
         file, expected = next(self._order, ("", None))
         if name != expected:
             raise ConversionError(f"{self.folder}: {shown(name)} was written where {shown(expected)} was planned")
@@ -113,8 +121,8 @@ class ShardWriter:
             if self._file is not None:
                 self._file.finish()
             self._file = SafetensorsWriter(path, self._plans[file])
-        self._file.write(name, tensor)
         self._weight_map[name] = file
+        return self._file
 
     def close(self) -> None:
         """Finish: the files are synced and closed, the index is written.
