@@ -112,7 +112,9 @@ class Hub:
 
     def start(self, port=0):
         self.servers = [Server(self, ROUTES, port), Server(self, STORAGE, 0)]
-        self.url, self.storage = (f"http://127.0.0.1:{server.server_port}" for server in self.servers)
+        self.url = f"http://127.0.0.1:{self.servers[0].server_port}"
+        # Another host by name, as on the Hub: clients keep their token to themselves there.
+        self.storage = f"http://localhost:{self.servers[1].server_port}"
 
     def stop(self):
         for server in self.servers:
