@@ -4,7 +4,9 @@ Each runs with few examples here and with many under the marker `exhaustive`.
 """
 
 import copy
+import inspect
 import tempfile
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,13 +14,15 @@ import torch
 import transformers
 from hypothesis import strategies as st
 from pairs import FAMILIES as FAMILY_PAIRS
-from pairs import pair, token_ids
+from pairs import model, pair, token_ids
 from safetensors.torch import load_file
-from strategies import ABSOLUTE, VOCAB, WRITERS, Subject, mixes, property_test, rows_of
+from strategies import ABSOLUTE, BOOLEANS, VOCAB, WRITERS, Mix, Subject, mixes, property_test, rows_of
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from blockformer import losses
-from blockformer.conversion import convert
+from blockformer.cli.search import EncoderMissing, docstrings, embed, encoder_folder
+from blockformer.config_checks import CHOICES
+from blockformer.conversion import convert, from_official
 from blockformer.conversion.families import FAMILIES
 from blockformer.feed_forward import FeedForward
 
@@ -377,3 +381,99 @@ def test_bfloat16_keeps_as_many_tokens_as_in_transformers_and_all_that_are_clear
     print(f"kept: ours {ours:.4f}, theirs {theirs:.4f}, clear {clear.mean():.5f} of {len(clear)}")
     assert ours > theirs - 0.005
     assert clear.mean() >= 0.99
+
+
+@torch.no_grad()
+def test_bfloat16_keeps_99_of_100_tokens_of_a_model_that_has_learnt(learnt):
+    ours, rows = learnt
+    kept, _ = kept_in_bfloat16(ours, rows)
+    share = kept.float().mean().item()
+    print(f"kept: {share:.4f}")
+    assert share >= 0.99
+
+
+@pytest.fixture(scope="module")
+def learnt():
+    """A small Qwen3 after 100 steps on the source of a module, and that text [64, 64] in characters."""
+    text = inspect.getsource(textwrap)[:4096]
+    alphabet = sorted(set(text))
+    rows = torch.tensor([alphabet.index(character) for character in text]).view(64, 64)
+    ours = model("qwen3", vocab_size=len(alphabet), num_hidden_layers=2, head_dim=16, initializer_range=0.1).train()
+    optimizer, generator = torch.optim.AdamW(ours.parameters(), lr=3e-3), torch.Generator().manual_seed(0)
+    for _ in range(100):
+        batch = rows[torch.randint(64, (16,), generator=generator)]
+        loss = ours(batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss < 1.5
+    return ours.eval(), rows
+
+
+@torch.no_grad()
+def test_bfloat16_moves_the_states_of_a_real_encoder_no_further_than_in_transformers():
+    try:
+        folder = encoder_folder()
+    except EncoderMissing as missing:
+        pytest.skip(str(missing))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    found = sorted((entry.text for entry in docstrings()), key=len)
+    texts = [text[:400] for text in found[:: len(found) // 23][:24]]
+    models = {"ours": from_official(folder).eval(), "theirs": transformers.BertModel.from_pretrained(folder).eval()}
+    exact, moved = embed(models["ours"], tokenizer, texts), {}
+    for name, each in models.items():
+        rounded = torch.nn.functional.normalize(embed(each.bfloat16(), tokenizer, texts).float(), dim=-1)
+        moved[name] = 1 - (rounded * exact).sum(-1).min().item()
+    print(f"1 - cosine, at most: {moved}")
+    assert moved["ours"] < 1.5 * moved["theirs"]
+    assert moved["ours"] < 1e-3
+
+
+@property_test(6, 200, mix=mixes(["encoder-decoder"], ["relative_bias"]), size=st.sampled_from([1e3, 3e4, 1e5]))
+@torch.no_grad()
+def test_float16_stays_finite_where_activations_are_large(mix, size):
+    """As T5 needs it: down projections in float32, and a clamp after each residual step."""
+    plain = {"norm_type": "rms_norm", "norm_placement": "pre", "norm_bias": False, "final_norm": True}
+    subject = Subject(Mix(mix.topology, {**mix.fields, **plain}, mix.seed), float32_down_proj=True)
+    for module in subject.model.modules():
+        if isinstance(module, FeedForward):
+            module.down_proj.weight.mul_(size)
+    with tempfile.TemporaryDirectory() as folder:
+        subject.model.save_pretrained(folder)
+        half = type(subject.model).from_pretrained(folder, dtype=torch.float16).eval()
+    for name, parameter in half.named_parameters():
+        assert parameter.dtype == (torch.float32 if "down_proj" in name else torch.float16), name
+    ids, source = subject.tokens(2, LENGTH), subject.source(2)
+    subject.model = half
+    out = subject(ids, None, source, output_hidden_states=True)
+    largest = max(state.abs().max() for state in (*out.encoder_hidden_states, *out.decoder_hidden_states))
+    assert out.logits.isfinite().all()
+    assert size < 1e5 or largest > 60_000
+
+
+# The draw of the weights
+
+
+@pytest.mark.parametrize("seeds", [16, pytest.param(1000, marks=pytest.mark.exhaustive)])
+@torch.no_grad()
+def test_the_draw_is_peaky_and_float32_rounds_below_the_bound(seeds, monkeypatch):
+    """Against float64 throughout: norms, positions and softmax, which are float32 in the models, widened too."""
+    noise, differs = [], []
+    for seed in range(seeds):
+        mix = Mix("decoder", {"position_type": CHOICES["position_type"][seed % 8], "num_key_value_heads": 2}, seed)
+        mix.fields.update({name: (seed >> place) % 2 == 1 for place, name in enumerate(BOOLEANS)})
+        subject = Subject(mix)
+        ids = subject.tokens(2, LENGTH, seed)
+        written = subject.write(ids, torch.ones_like(ids), {}, tokens=8)
+        differs.append(not torch.equal(*written))
+        found = subject(ids).logits
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+            subject.model.double()
+            expected = subject(ids, use_cache=False).logits
+        noise.append(((found - expected).abs() / (1e-5 + 1e-5 * expected.abs())).max().item())
+    print(
+        f"shares of the bound: median {sorted(noise)[seeds // 2]:.2f}, largest {max(noise):.2f}; texts differ {differs}"
+    )
+    assert max(noise) < 1
+    assert sum(differs) > 0.7 * seeds
