@@ -134,7 +134,7 @@ def launched(command, folder, steps):
 def test_accelerate_launches_trainer_and_it_resumes(tmp_path):
     (tmp_path / "config.yaml").write_text(blocks("yaml")[0])
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "config.yaml")]
-    launch += ["--cpu", "--num_processes", "2", "--mixed_precision", "no"]
+    launch += ["--num_processes", "2", "--mixed_precision", "no"]
     folders = [tmp_path / "alone", tmp_path / "together"]
     for folder in folders:
         folder.mkdir()
