@@ -4,11 +4,15 @@ import copy
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from pairs import FAMILIES, assert_close, left_padded, model, pair, token_ids
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, StaticCache, TextStreamer
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from blockformer.cache import GrowingLayer
+
+pytestmark = pytest.mark.versions
 
 STEPS = 24
 MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
@@ -251,6 +255,8 @@ def test_captured_states_of_a_generation():
 @pytest.mark.parametrize("windows", ["full", "mixed"])
 def test_continuous_batching(windows, attention):
     """`generate_batch` packs rows of any length into one; it needs every keyword argument to reach the attention."""
+    if windows == "mixed" and Version(transformers.__version__) < Version("5.11"):
+        pytest.skip("with windows in some layers, transformers 5.5.0 and 5.10.4 write another text, their models too")
     ours, theirs = pair(**WINDOWS[windows])
     prompts = [token_ids(1, length, seed=length)[0].tolist() for length in (5, 12, 3)]
     singles = {}
