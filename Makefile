@@ -49,7 +49,7 @@ bench: $(READY) ## speed and memory beside transformers, some minutes (BENCH_ARG
 bench-full: $(READY) ## the same with every size and context
 	$(BIN)/python benchmarks/run.py --full $(BENCH_ARGS)
 
-versions: $(READY) ## the parity and remote-code tests on the oldest supported transformers
+versions: $(READY) ## the parity, generation and remote-code tests on transformers 5.5, 5.10.4 and the newest
 	$(BIN)/python scripts/versions.py
 
 wheel: $(READY) ## build dist/blockformer-*.whl

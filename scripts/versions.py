@@ -1,12 +1,14 @@
-"""Run the tests marked `versions` on the oldest supported releases of transformers, each in an environment of its own.
+"""Run the tests marked `versions` on every supported release of transformers that is tested, and print the table.
 
-The environments live in .venvs/ and see everything of the environment that runs this script (torch, pytest, this
-package); only transformers, and what its older release needs otherwise, is installed into them.
+The older ones get environments of their own in .venvs/, which see everything of the environment that runs this script
+(torch, pytest, this package); only transformers, and what its older release needs otherwise, is installed into them.
+The installed release comes last.
 
-Usage: python scripts/versions.py [--fresh] [VERSION ...] [-- PYTEST_ARGUMENT ...]
+Usage: python scripts/versions.py [--quick] [--fresh] [VERSION ...] [-- PYTEST_ARGUMENT ...]
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -14,10 +16,22 @@ import sysconfig
 import time
 import venv
 import xml.etree.ElementTree as ElementTree  # nosec B405 # of a report that we had written
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("5.5.0", "5.10.4")
+COLUMNS = ("transformers", "huggingface_hub", "torch")
+QUICK = (
+    "tests/test_hub.py::test_each_revision_has_its_own_weights_elsewhere",
+    "tests/test_hub.py::test_nothing_of_a_hub_repo_is_fetched_or_run_without_trust",
+    "tests/test_remote_code.py::test_a_repo_loads_where_blockformer_is_not_and_saves_itself_with_its_code",
+    "tests/test_generation.py::test_greedy",
+    "tests/test_modeling.py",
+    "tests/test_encoder_decoder.py",
+    "tests/conversion/test_families.py",
+)
+"""Some of each kind, for CI: remote code, generation, parity."""
 
 
 def build(version: str, fresh: bool) -> Path:
@@ -48,21 +62,23 @@ def build(version: str, fresh: bool) -> Path:
     return python
 
 
-def run_tests(version: str, python: Path, arguments: list[str]) -> dict[str, object]:
+def run_tests(version: str, python: str | Path, arguments: list[str]) -> dict[str, object]:
     """Run the marked tests with one environment's python; return what came of them."""
-    found = subprocess.run(
-        [python, "-c", "import transformers; print(transformers.__version__)"],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    ).stdout.strip()  # fmt: skip
-    if found != version:
-        raise SystemExit(f"the environment for transformers {version} imports {found}: run again with --fresh")
+    names = ", ".join(COLUMNS)
+    code = f"import {names}; print(*(module.__version__ for module in ({names})))"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    if found[0] != version:
+        raise SystemExit(f"the environment for transformers {version} imports {found[0]}: run again with --fresh")
     report = ROOT / ".venvs" / f"report-{version}.xml"
+    report.parent.mkdir(exist_ok=True)
     report.unlink(missing_ok=True)
     start = time.perf_counter()
-    code = subprocess.run(
-        [python, "-m", "pytest", "-m", "versions", "-q", f"--junit-xml={report}", *arguments], cwd=ROOT, check=False
-    ).returncode
-    row: dict[str, object] = {"version": version, "seconds": time.perf_counter() - start, "code": code}
+    status = subprocess.run(
+        [python, "-m", "pytest", "-m", "versions", "-q", f"--junit-xml={report}", *arguments],
+        cwd=ROOT, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ).returncode  # fmt: skip
+    row: dict[str, object] = {"seconds": time.perf_counter() - start, "code": status}
+    row |= dict(zip(COLUMNS, found, strict=True))
     root = ElementTree.parse(report).getroot() if report.exists() else None  # nosec B314 # the same
     suite = root.find("testsuite") if root is not None else None
     for name in ("tests", "failures", "errors", "skipped"):
@@ -74,17 +90,31 @@ def main() -> int:
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("versions", nargs="*", default=VERSIONS, metavar="VERSION")
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help="default: those tested, and the installed one")
+    parser.add_argument("--quick", action="store_true", help="a few tests of each kind on the oldest release alone")
     parser.add_argument("--fresh", action="store_true", help="build the environments anew")
     options = parser.parse_args(arguments[:split])
+    given = arguments[split + 1 :]
+    if options.quick:
+        given = [*QUICK, *given]
+    elif not given:
+        given = ["--numprocesses=auto", "--maxprocesses=4"]
+    installed = metadata.version("transformers")
+    versions = options.versions or (VERSIONS[:1] if options.quick else dict.fromkeys((*VERSIONS, installed)))
 
     rows = []
-    for version in options.versions:
-        rows.append(run_tests(version, build(version, options.fresh), arguments[split + 1 :]))
-    print(f"\n{'transformers':<14}{'tests':>7}{'failed':>8}{'skipped':>9}{'seconds':>9}")
+    for version in versions:
+        python = sys.executable if version == installed else build(version, options.fresh)
+        rows.append(run_tests(version, python, given))
+    print(
+        f"\n{'transformers':<14}{'huggingface_hub':<17}{'torch':<14}{'tests':>6}{'failed':>8}{'skipped':>9}{'seconds':>9}"
+    )
     for row in rows:
         failed = row["failures"] + row["errors"]
-        print(f"{row['version']:<14}{row['tests']:>7}{failed:>8}{row['skipped']:>9}{row['seconds']:>9.1f}")
+        print(
+            f"{row['transformers']:<14}{row['huggingface_hub']:<17}{row['torch']:<14}"
+            f"{row['tests']:>6}{failed:>8}{row['skipped']:>9}{row['seconds']:>9.1f}"
+        )
     # pytest's 5 means that nothing was collected, which would make this command prove nothing
     return max(int(row["code"] != 0) for row in rows)
 
