@@ -118,6 +118,13 @@ CLASSES = (
     blockformer.BlockformerDecoderConfig,
     blockformer.BlockformerEncoderDecoderConfig,
 )
+
+
+def test_a_vocabulary_of_its_own_needs_embeddings_of_its_own():
+    with pytest.raises(ValueError, match="decoder_vocab_size is set but share_embeddings is True"):
+        blockformer.BlockformerEncoderDecoderConfig(decoder_vocab_size=100)
+
+
 # By what a field is annotated with: values of another kind, each of which Python would take.
 WRONG = {
     int: ["3", 1.5, True, -1, math.nan, [2]],

@@ -3,12 +3,15 @@
 `docs/reliability.md` says for every fault which test stands for it.
 """
 
+import ast
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 
 import pytest
 import torch
@@ -556,3 +559,24 @@ def test_every_config_and_preset_is_strict():
     for name in blockformer.PRESETS:
         with pytest.raises(ValueError, match="num_hidden_layers must be a positive integer"):
             blockformer.preset(name, num_hidden_layers=0)
+
+
+# The tables
+
+
+def test_every_test_that_the_tables_name_exists():
+    """`short::test_name` by the page's own table of short names, each name a test function of its file."""
+    tests = Path(__file__).resolve().parent
+    text = (tests.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
+    files = {}
+    for shorts, paths in re.findall(r"^\| (`[^|:]+`) \| (`tests/[^|]+`) \|$", text, re.M):
+        names, folder = re.findall(r"`([^`]+)`", paths), Path(re.match(r"`(tests/(?:\w+/)?)", paths).group(1))
+        for short, name in zip(re.findall(r"`(\w+)`", shorts), names, strict=True):
+            files[short] = tests.parent / folder / Path(name).name
+    named = re.findall(r"`(\w+)::(\w+)`", text)
+    assert len(named) > 120
+    assert {short for short, _ in named} <= set(files)
+    for short, name in sorted(set(named)):
+        functions = {node.name for node in ast.walk(ast.parse(files[short].read_text())) if hasattr(node, "name")}
+        assert name in functions, f"{files[short].name} has no {name}"
+        assert name.startswith("test_")
