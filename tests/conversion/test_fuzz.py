@@ -75,7 +75,8 @@ def test_fifty_thousand_cases(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     result = run_cases(tmp_path / "base", 0, 50_000)
     assert not result["failures"], told(result["failures"])
-    print(f"\n{result['seconds']:.0f} s, longest {result['longest']}, memory grown {result['grown'] >> 20} MiB")
+    seconds = f"{result['seconds']:.0f} s, {result['processor']:.0f} s of one core"
+    print(f"\n{seconds}; longest case {result['longest']}; memory grown by {result['grown'] >> 20} MiB")
 
 
 # --- cases that once found a bug ------------------------------------------------------------------------------------

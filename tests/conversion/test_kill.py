@@ -1,13 +1,15 @@
-"""SIGKILL at every write, sync and rename of a replacement: the target is the old model or the new one, whole.
+"""SIGKILL at every write, sync and rename: the target is the old model or the new one, whole.
 
-One helper process imports everything once, then forks a child for each kill point. A child counts its calls and kills
-itself before call number N (writes: after half of the bytes), for N = 1, 2, ... until a child comes through.
+First of the writers alone, then of `convert` itself. One helper process imports everything once, then forks a child for
+each kill point. A child counts its calls and kills itself before call number N (writes: after half of the bytes), for
+N = 1, 2, ... until a child comes through.
 """
 
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,3 +130,145 @@ def test_kill_anywhere_without_the_exchange_call(runs: dict[str, list[dict[str, 
         whole = kill["found"] in ("old", "new") or (kill["found"] == "none" and kill["aside"] == ["old"])
         assert whole, kill
     assert [kill["found"] for kill in killed].count("none") == 1
+
+
+CONVERT = r"""
+import hashlib, json, os, pathlib, shutil, signal, sys
+from pathlib import Path
+import torch, transformers
+from blockformer.conversion import atomic, convert
+from blockformer.conversion.checkpoint import Checkpoint
+from blockformer.conversion.safetensors_io import SafetensorsWriter
+
+base, step = Path(sys.argv[1]), int(sys.argv[2])
+torch.set_num_threads(1)
+target, source, real_sync = base / "x", base / "source", os.fsync
+os.fsync = lambda descriptor: None  # a kill is no power cut; that everything is synced has a test of its own
+sizes = dict(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+config = transformers.Qwen3Config(**sizes, num_key_value_heads=1, head_dim=8, bos_token_id=1, eos_token_id=2)
+transformers.Qwen3ForCausalLM(config).save_pretrained(source)
+(source / "tokenizer_config.json").write_text('{"auto_map": {}, "model_max_length": 8}')
+
+def replace(force):
+    convert(source, target, verify=False, force=force, max_shard_size=2000)
+
+def state(folder):
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [(str(path.relative_to(folder)), hashlib.sha256(path.read_bytes()).digest()) for path in files]
+
+def model(folder):
+    return next((name for name in ("old", "new") if state(folder) == known[name]), "MIXED")
+
+convert(source, base / "old", verify=False, dtype="bfloat16")
+replace(False)
+os.rename(target, base / "new")
+known = {name: state(base / name) for name in ("old", "new", "source")}
+
+def child(limit, force, report):
+    count = 0
+    def point(name, half=lambda: None):
+        nonlocal count
+        count += 1
+        if count == limit:
+            half()
+            os.write(report, name.encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+    put, text = SafetensorsWriter._put, Path.write_text
+    def counted_put(self, data):
+        point("write", lambda: put(self, data[: len(data) // 2]))
+        put(self, data)
+    def counted_text(self, data, *args, **kwargs):
+        point("text", lambda: text(self, data[: len(data) // 2], *args, **kwargs))
+        return text(self, data, *args, **kwargs)
+    SafetensorsWriter._put, Path.write_text = counted_put, counted_text
+    rename, sync = atomic._renameat2, os.fsync
+    def counted_rename(*args):
+        point("rename")
+        return rename(*args)
+    def counted_sync(descriptor):
+        point("sync")
+        return sync(descriptor)
+    atomic._renameat2, os.fsync = counted_rename, counted_sync
+    events = ("os.rename", "os.mkdir", "os.chmod", "os.remove", "os.rmdir", "shutil.copyfile")
+    def hook(event, args):
+        if event == "open" and (args[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and str(base) in str(args[0]):
+            point("open")
+        elif event in events:
+            point(event)
+    sys.addaudithook(hook)
+    replace(force)
+
+def kill_at(limit, force):
+    for path in base.iterdir():
+        if path.name not in known:
+            shutil.rmtree(path)
+    if force:
+        shutil.copytree(base / "old", target)
+    receive, report = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        child(limit, force, report)
+        os._exit(0)
+    os.close(report)
+    _, status = os.waitpid(pid, 0)
+    assert status in (0, signal.SIGKILL), status
+    with os.fdopen(receive) as pipe:
+        call = pipe.read()
+    found = model(target) if target.is_dir() else "none"
+    if found != "none":
+        with Checkpoint(target) as checkpoint:  # what a reader would do
+            [checkpoint.read(name) for name in checkpoint.tensors]
+    assert state(source) == known["source"]
+    others = [path.name for path in base.iterdir() if path.name not in (*known, "x")]
+    assert all(name.startswith(".x.") and name.endswith(".tmp") for name in others), others
+    return {"point": limit, "call": call, "found": found, "left": len(others), "status": status}
+
+runs = {}
+for name, force in (("replace", True), ("fresh", False)):
+    found, at = {}, 1
+    while not found or all(run["status"] for run in found.values()):  # forward in steps to the run that comes through
+        found[at] = kill_at(at, force)
+        at += step
+    if step > 1:  # and each point around the change
+        last = max((at for at, run in found.items() if run["found"] != "new"), default=1)
+        for at in range(last, min(last + step + 1, max(found))):
+            found.setdefault(at, kill_at(at, force))
+    runs[name] = [found[at] for at in sorted(found)]
+    replace(True)  # the next run does not mind what the dead ones left
+    assert model(target) == "new"
+print(json.dumps(runs))
+"""
+
+
+def converters(folder: Path, step: int) -> dict[str, list[dict[str, Any]]]:
+    """What the target was after each kill of `convert`, at every `step`-th point and at each around the rename."""
+    command = [sys.executable, "-c", CONVERT, str(folder), str(step)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=1500)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check_converters(runs: dict[str, list[dict[str, Any]]]) -> None:
+    for name, before in (("replace", "old"), ("fresh", "none")):
+        *killed, last = runs[name]
+        assert (last["found"], last["status"], last["left"]) == ("new", 0, 0)
+        found = [kill["found"] for kill in killed]
+        changed = found.index("new") if "new" in found else len(found)
+        assert found == [before] * changed + ["new"] * (len(found) - changed)
+        assert killed[changed - 1]["call"] == "rename"  # the step right before the change is the one rename
+        assert {"write", "sync", "os.chmod", "rename"} <= {kill["call"] for kill in killed}
+
+
+def test_a_converter_killed_at_some_points(tmp_path: Path) -> None:
+    check_converters(converters(tmp_path, 13))
+
+
+@pytest.mark.exhaustive
+def test_a_converter_killed_at_every_point(tmp_path: Path) -> None:
+    runs = converters(tmp_path, 1)
+    check_converters(runs)
+    points = [len(killed) - 1 for killed in runs.values()]
+    assert min(points) > 100
+    assert {"text", "open", "shutil.copyfile", "os.mkdir"} <= {kill["call"] for kill in runs["replace"]}
+    print(f"\n{points} points")
