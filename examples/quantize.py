@@ -9,18 +9,15 @@ The libraries come with `pip install 'blockformer[quantization]'`; a way whose l
 
 import argparse
 import gc
-import importlib
 import importlib.util
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import psutil
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, QuantoConfig, TorchAoConfig
 from transformers.utils import logging
@@ -145,9 +142,7 @@ def compare(options) -> None:
 def measure(name: str, scratch: str, folder: Path, text: Path | None, rounds: int) -> dict:
     """Size, speed and error of one way; the logits of float32 stay in the scratch folder for the others."""
     ids = _ids(folder, text)
-    if name in METHODS:
-        importlib.import_module(METHODS[name][0])
-    before = _resident()
+    before = _tensor_bytes()
     model = load(folder, name)
     result: dict = {"disk": None}
     if METHODS.get(name, (None, None, True))[2]:
@@ -156,8 +151,7 @@ def measure(name: str, scratch: str, folder: Path, text: Path | None, rounds: in
             result["disk"] = _weight_bytes(Path(place))
     with torch.no_grad():
         logits = model(ids).logits.float()
-    gc.collect()
-    result["memory"] = _resident() - before - logits.nbytes
+    result["memory"] = _tensor_bytes() - before - logits.nbytes
     result["perplexity"] = _perplexity(logits, ids) if text else None
     path = Path(scratch) / "exact-logits.pt"
     if name == "float32":
@@ -220,8 +214,18 @@ def _weight_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def _resident() -> int:
-    return psutil.Process(os.getpid()).memory_info().rss
+def _tensor_bytes() -> int:
+    """Bytes of all tensors of this process, each storage once; what lies inside a quantized tensor is one of them."""
+    gc.collect()
+    sizes = {}
+    for tensor in (thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)):
+        try:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+        except (NotImplementedError, RuntimeError):  # oneDNN's own layout
+            sizes[id(tensor)] = tensor.numel() * tensor.element_size()
+    sizes.pop(0, None)
+    return sum(sizes.values())
 
 
 def _row(name: str, line: dict) -> str:
@@ -231,7 +235,7 @@ def _row(name: str, line: dict) -> str:
     cells = [
         name,
         shown(line["disk"], ",.1f", 1e-6),
-        shown(line["memory"], ",.0f", 1e-6),
+        shown(line["memory"], ",.1f", 1e-6),
         f"{1 / line['token']:,.1f}",
         f"{line['prefill'] * 1e3:,.0f}",
         shown(line.get("error"), ".3f"),
