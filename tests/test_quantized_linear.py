@@ -51,8 +51,7 @@ def test_the_order_of_the_layout(rows, eights, seed):
     numbers = torch.randint(16, (rows, 8 * eights), generator=torch.Generator().manual_seed(seed))
     packed = words(numbers)
     assert torch.equal(pack(numbers), packed)
-    for dtype in DTYPES:
-        assert torch.equal(unpack(packed, dtype), numbers.to(dtype))
+    assert torch.equal(unpack(packed), numbers.half())
 
 
 @pytest.mark.parametrize("group", [16, 64, -1])

@@ -20,16 +20,22 @@ _TWO = 0x000F000F
 _MOST_ROWS = 32
 
 
-def unpack(words, dtype=torch.float16):
-    """Words, int32 [R, O / 8] -> their numbers from 0 to 15, [R, O], in a floating-point dtype."""
+# With these bits above it, a number q of 4 bits in 16 is a floating-point number: 128 + q, or 1,024 + q.
+_ABOVE = {torch.bfloat16: (0x43004300, 128), torch.float16: (0x64006400, 1024)}
+
+
+def _raised(words, dtype):
+    """Words, int32 [R, O / 8] -> their numbers, all raised by the same, [R, O], in bfloat16 or float16."""
     shifts = torch.tensor(_SHIFTS, dtype=torch.int32, device=words.device)
-    pairs = (words[..., None] >> shifts) & _TWO  # two 16-bit integers in one word
-    # With these bits above them they are floating-point numbers: 128 + q (bfloat16) or 1,024 + q (float16).
-    if dtype is torch.bfloat16:
-        numbers = (pairs | 0x43004300).view(torch.bfloat16) - 128
-    else:
-        numbers = ((pairs | 0x64006400).view(torch.float16) - 1024).to(dtype)
-    return numbers.flatten(-2)
+    pairs = words[..., None] >> shifts  # two 16-bit integers in one word, and other bits
+    pairs &= _TWO
+    pairs |= _ABOVE[dtype][0]
+    return pairs.view(dtype).flatten(-2)
+
+
+def unpack(words):
+    """Words, int32 [R, O / 8] -> their numbers from 0 to 15, float16 [R, O]."""
+    return _raised(words, torch.float16).sub_(_ABOVE[torch.float16][1])
 
 
 def pack(numbers):
@@ -51,8 +57,10 @@ def dequantize(qweight, qzeros, scales, dtype):
     Returns:
         The transposed weight [I, O].
     """
-    numbers = unpack(qweight, dtype).unflatten(0, (len(scales), -1))  # [I / G, G, O]
-    return numbers.sub_(unpack(qzeros, dtype)[:, None]).mul_(scales.to(dtype)[:, None]).flatten(0, 1)
+    narrow = torch.bfloat16 if dtype is torch.bfloat16 else torch.float16
+    numbers = _raised(qweight, narrow).unflatten(0, (len(scales), -1))  # [I / G, G, O]
+    numbers = numbers.sub_(_raised(qzeros, narrow)[:, None]).to(dtype)  # q - z, exactly
+    return numbers.mul_(scales.to(dtype)[:, None]).flatten(0, 1)
 
 
 class QuantizedLinear(nn.Linear):
@@ -81,9 +89,17 @@ class QuantizedLinear(nn.Linear):
             states = states.to(torch.get_autocast_dtype(states.device.type))
         learns = torch.is_grad_enabled() and states.requires_grad
         if is_transformed() or not fast_paths_enabled() or not (learns or self._is_for_packed(states)):
-            return F.linear(states, self.dequantized(states.dtype).t(), self.bias)
-        product = _Product.apply(states, self) if learns else self._pack().product(states)
+            return self._plain_product(states)
+        if learns:
+            return _Product.apply(states, self.bias, self)
+        product = self._pack().product(states)
         return product if self.bias is None else product + self.bias
+
+    def _plain_product(self, states):
+        if states.dtype is torch.float16 and states.device.type == "cpu":  # many times as slow there as float32
+            bias = None if self.bias is None else self.bias.float()
+            return F.linear(states.float(), self.dequantized(torch.float32).t(), bias).to(torch.float16)
+        return F.linear(states, self.dequantized(states.dtype).t(), self.bias)
 
     def dequantized(self, dtype):
         """The transposed weight, [I, O]."""
@@ -168,13 +184,14 @@ class _Product(torch.autograd.Function):
     """x W^T of a weight that does not learn and is made anew for the way back: no plain weight is kept meanwhile."""
 
     @staticmethod
-    def forward(ctx, states, layer):
+    def forward(ctx, states, bias, layer):
         ctx.layer = layer
-        return states @ layer.dequantized(states.dtype)
+        return layer._plain_product(states)
 
     @staticmethod
     def backward(ctx, grad):
-        return grad @ ctx.layer.dequantized(grad.dtype).t(), None
+        rows = grad.flatten(0, -2)
+        return grad @ ctx.layer.dequantized(grad.dtype).t(), rows.sum(0) if ctx.needs_input_grad[1] else None, None
 
 
 _lock = threading.Lock()
