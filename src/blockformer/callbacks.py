@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback
 from transformers.utils import logging
 
@@ -39,8 +40,10 @@ class StopOnNonFiniteLoss(TrainerCallback):
     """
 
     def __init__(self):
-        self._hook = None
-        self._stop()
+        self._hook: RemovableHandle | None = None
+        self._losses: list[torch.Tensor] = []
+        self._first: torch.Tensor | None = None
+        self._is_training, self._logged = False, 0
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         self._stop()
@@ -60,9 +63,6 @@ class StopOnNonFiniteLoss(TrainerCallback):
             self._first = torch.where((first < 0) & ~loss.isfinite().all(), step, first)
         self._losses.clear()
 
-    def on_substep_end(self, args, state, control, **kwargs):
-        self._note(state.global_step + 1)
-
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self._note(state.global_step + 1)
         if self._can_read_now():
@@ -73,7 +73,7 @@ class StopOnNonFiniteLoss(TrainerCallback):
         return self._first is not None and self._first.device.type == "cpu"
 
     def on_step_end(self, args, state, control, **kwargs):
-        if control.should_log or control.should_evaluate or control.should_save or control.should_training_stop:
+        if control.should_log or control.should_evaluate or control.should_save:
             self._read(state, "the weights have gone on from it and are of no use")
 
     def on_epoch_end(self, args, state, control, **kwargs):
@@ -101,8 +101,7 @@ class StopOnNonFiniteLoss(TrainerCallback):
         if self._hook is not None:
             self._hook.remove()
         self._hook, self._is_training, self._logged = None, False, 0
-        self._losses: list[torch.Tensor] = []
-        self._first: torch.Tensor | None = None
+        self._losses, self._first = [], None
 
     def _fail(self, what: str) -> None:
         self._stop()
