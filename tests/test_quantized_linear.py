@@ -96,8 +96,10 @@ def test_in_bfloat16_as_exact_as_a_plain_layer(rows):
 def test_under_autocast_it_computes_in_the_smaller_dtype():
     layer, plain = layer_of(32, 64, 32)
     states = torch.randn(3, 64)
+    quantized_linear._has_product.cache_clear()
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(states).dtype == plain(states).dtype == torch.bfloat16
+    assert layer._packed is not None
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])

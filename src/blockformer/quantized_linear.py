@@ -98,7 +98,8 @@ class QuantizedLinear(nn.Linear):
     def _plain_product(self, states):
         if states.dtype is torch.float16 and states.device.type == "cpu":  # many times as slow there as float32
             bias = None if self.bias is None else self.bias.float()
-            return F.linear(states.float(), self.dequantized(torch.float32).t(), bias).to(torch.float16)
+            weight = self.dequantized(torch.float16).float()
+            return F.linear(states.float(), weight.t(), bias).to(torch.float16)
         return F.linear(states, self.dequantized(states.dtype).t(), self.bias)
 
     def dequantized(self, dtype):
@@ -169,13 +170,15 @@ def _has_product(group_size: int, out_features: int) -> bool:
     """Whether PyTorch's 4-bit product is there for such layers, and agrees with plain weights on a small one."""
     if group_size not in (32, 64, 128, 256) or out_features % 16:
         return False
-    generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
-    numbers = [torch.randint(16, (rows, 16), generator=generator) for rows in (2 * group_size, 2)]
-    layer = QuantizedLinear(2 * group_size, 16, False, group_size)
-    layer.qweight, layer.qzeros = (pack(part) for part in numbers)
-    states = torch.randn(2, 2 * group_size, generator=generator)
     try:
-        return torch.allclose(_Packed(layer).product(states), states @ layer.dequantized(torch.float32), atol=1e-2)
+        # Whatever default device or autocast the first call of a process comes under
+        with torch.device("cpu"), torch.autocast("cpu", enabled=False):
+            generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
+            numbers = [torch.randint(16, (rows, 16), generator=generator) for rows in (2 * group_size, 2)]
+            layer = QuantizedLinear(2 * group_size, 16, False, group_size)
+            layer.qweight, layer.qzeros = (pack(part) for part in numbers)
+            states = torch.randn(2, 2 * group_size, generator=generator)
+            return torch.allclose(_Packed(layer).product(states), states @ layer.dequantized(torch.float32), atol=1e-2)
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
 
