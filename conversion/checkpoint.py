@@ -107,11 +107,18 @@ def nonfinite(tensor: Tensor) -> int:
     count = 0
     for part in tensor.detach().reshape(-1).split(1 << 20):
         wide = part.float() if part.dtype.itemsize == 1 else part  # torch cannot test float8
-        widest = None if part.is_complex() or part.dtype == torch.float64 else torch.float32
-        if not part.is_complex() and math.isfinite(wide.sum(dtype=widest).item()):
-            continue  # a NaN or an infinity would have spread to the sum: hundreds of times as quick as counting
+        if not part.is_complex() and _has_finite_sum(wide):
+            continue
         count += part.numel() - int(torch.isfinite(wide).sum())
     return count
+
+
+def _has_finite_sum(part: Tensor) -> bool:
+    """Whether the elements' sum is finite: then all of them are, as a NaN or an infinity would have spread to it.
+
+    Far quicker than counting. (The sum of finite numbers may be infinite too, of float16 easily; then counting tells.)
+    """
+    return math.isfinite(part.sum().item())
 
 
 class Checkpoint:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from blockformer.conversion import pickled
+from blockformer.conversion import pickled, safetensors_io
 from blockformer.conversion.checkpoint import Checkpoint, nonfinite, read_json
 from blockformer.conversion.errors import CheckpointError
 
@@ -565,3 +565,36 @@ def test_nonfinite_of_integers_and_nothing() -> None:
     assert nonfinite(torch.zeros(0)) == 0
     assert nonfinite(torch.tensor(float("nan"))) == 1
     assert nonfinite(torch.tensor([0x7F, 0x00], dtype=torch.uint8).view(torch.float8_e4m3fn)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_finite_numbers_with_an_infinite_sum(dtype: torch.dtype) -> None:
+    largest = torch.full((100,), torch.finfo(dtype).max, dtype=dtype)
+    assert nonfinite(largest) == 0
+    largest[7] = float("nan")
+    assert nonfinite(largest) == 1
+    assert nonfinite(torch.tensor([float("inf"), float("-inf"), 1.0], dtype=dtype)) == 2
+
+
+def test_parts_are_the_elements_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safetensors_io, "PART", 64)
+    tensors = make_single(tmp_path, {"a": torch.randn(7, 11), "b": torch.randn(16).double(), "none": torch.zeros(0, 3)})
+    with Checkpoint(tmp_path) as checkpoint:
+        for name, tensor in tensors.items():
+            parts = [part.clone() for part in checkpoint.parts(name)]
+            assert all(part.nbytes <= 64 and part.ndim == 1 for part in parts)
+            assert same_bits(torch.cat([*parts, tensor[:0].reshape(-1)]), tensor.reshape(-1))
+        parts = checkpoint.parts("a")
+        next(parts)
+        os.truncate(tmp_path / "model.safetensors", 400)
+        with pytest.raises(CheckpointError, match="changed while it was read"):
+            list(parts)
+        with pytest.raises(CheckpointError, match="changed while it was read"):
+            checkpoint.parts("a")
+
+
+def test_parts_of_a_pickled_tensor(tmp_path: Path) -> None:
+    make_bin(tmp_path, {"a": torch.arange(6.0).reshape(2, 3).t()})
+    with Checkpoint(tmp_path) as checkpoint:
+        (part,) = checkpoint.parts("a")
+    assert part.tolist() == [0, 3, 1, 4, 2, 5]

@@ -136,8 +136,9 @@ CONVERT = r"""
 import hashlib, json, os, pathlib, shutil, signal, sys
 from pathlib import Path
 import torch, transformers
-from blockformer.conversion import atomic, convert
+from blockformer.conversion import ConversionError, atomic, convert
 from blockformer.conversion.checkpoint import Checkpoint
+from blockformer.conversion.errors import CheckpointError
 from blockformer.conversion.safetensors_io import SafetensorsWriter
 
 base, step = Path(sys.argv[1]), int(sys.argv[2])
@@ -236,6 +237,51 @@ for name, force in (("replace", True), ("fresh", False)):
     runs[name] = [found[at] for at in sorted(found)]
     replace(True)  # the next run does not mind what the dead ones left
     assert model(target) == "new"
+
+def together(force):
+    # Three converters on one target, and a reader all the while.
+    shutil.rmtree(target, ignore_errors=True)
+    if force:
+        shutil.copytree(base / "old", target)
+    go, children, seen = base / "go", [], set()
+    for dtype in ("float32", "bfloat16", "float16"):
+        pid = os.fork()
+        if pid == 0:
+            while not go.exists():
+                pass
+            try:
+                for _ in range(4 if force else 1):
+                    convert(source, target, verify=False, force=force, dtype=dtype)
+                os._exit(0)
+            except ConversionError:
+                os._exit(1)
+            finally:
+                os._exit(2)
+        children.append(pid)
+    go.touch()
+    codes = []
+    while len(codes) < 3:
+        try:
+            with Checkpoint(target) as checkpoint:
+                kinds = {str(checkpoint.read(name).dtype)[6:] for name in checkpoint.tensors}
+                assert kinds == {checkpoint.config["dtype"]}, (kinds, checkpoint.config["dtype"])
+            seen |= kinds
+        except CheckpointError as error:  # it was replaced meanwhile, or is not there yet; never a mix
+            known = ("while it was read", "cannot be opened", "missing", "leads nowhere", "not a folder", "no weights")
+            assert any(words in str(error) for words in known), error
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            codes.append(os.waitstatus_to_exitcode(status))
+    go.unlink()
+    with Checkpoint(target) as checkpoint:
+        seen |= {str(checkpoint.read(name).dtype)[6:] for name in checkpoint.tensors}
+    left = sorted({path.name for path in base.iterdir()} - {*known})
+    return {"codes": sorted(codes), "seen": sorted(seen), "left": left}
+
+for path in base.iterdir():
+    if path.name not in known:
+        shutil.rmtree(path)
+runs["together"] = [together(True), together(False)]
 print(json.dumps(runs))
 """
 
@@ -260,8 +306,22 @@ def check_converters(runs: dict[str, list[dict[str, Any]]]) -> None:
         assert {"write", "sync", "os.chmod", "rename"} <= {kill["call"] for kill in killed}
 
 
-def test_a_converter_killed_at_some_points(tmp_path: Path) -> None:
-    check_converters(converters(tmp_path, 13))
+@pytest.fixture(scope="module")
+def some_points(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    return converters(tmp_path_factory.mktemp("convert"), 13)
+
+
+def test_a_converter_killed_at_some_points(some_points: dict[str, list[dict[str, Any]]]) -> None:
+    check_converters(some_points)
+
+
+def test_three_converters_on_one_target_and_a_reader(some_points: dict[str, list[dict[str, Any]]]) -> None:
+    replaced, fresh = some_points["together"]
+    assert replaced["codes"] == [0, 0, 0]  # each replaced it in its turn, whole
+    assert fresh["codes"] == [0, 1, 1]  # one made it, the others were refused
+    assert len(replaced["seen"]) > 1
+    assert len(fresh["seen"]) == 1  # what was there once stayed
+    assert replaced["left"] == fresh["left"] == ["x"]
 
 
 @pytest.mark.exhaustive

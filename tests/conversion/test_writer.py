@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from blockformer.conversion import atomic, writer
+from blockformer.conversion import atomic, safetensors_io, writer
 from blockformer.conversion.checkpoint import Checkpoint
 from blockformer.conversion.errors import CheckpointError, ConversionError
 from blockformer.conversion.safetensors_io import SafetensorsWriter
@@ -126,6 +126,31 @@ def test_finished_files_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_all(tmp_path, {"a": torch.zeros(4), "b": torch.zeros(4)}, 16)
     assert len(list(tmp_path.iterdir())) == 3
     assert {path.stat().st_ino for path in tmp_path.iterdir()} == set(synced)
+
+
+def test_parts_must_be_the_planned_tensor(tmp_path: Path) -> None:
+    planned = [("a", torch.float32, (2, 3)), ("b", torch.float64, (2,))]
+    b = torch.zeros(2).double()
+    for number, parts in enumerate(([torch.zeros(5)], [torch.zeros(4), torch.zeros(3)], [torch.zeros(6).int()], [])):
+        (tmp_path / str(number)).mkdir()
+        with pytest.raises(ConversionError, match="the parts of 'a' are not the planned tensor"):
+            with ShardWriter(tmp_path / str(number), planned) as shards:
+                shards.write_parts("a", iter(parts))
+    with ShardWriter(tmp_path, planned) as shards:
+        shards.write_parts("a", iter([torch.arange(2.0), torch.arange(2.0, 6.0)]))
+        shards.write_parts("b", iter([b[:1], b[1:]]))
+    assert same_bits(load_file(tmp_path / "model.safetensors")["a"], torch.arange(6.0).reshape(2, 3))
+
+
+def test_the_disk_begins_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(safetensors_io, "WINDOW", 1000)
+    monkeypatch.setattr(safetensors_io, "start_writing", lambda descriptor: told.append(os.fstat(descriptor).st_size))
+    write_all(tmp_path, {name: torch.zeros(600) for name in "abc"})
+    assert len(told) >= 6
+    assert told == sorted(told)
+    monkeypatch.setattr(atomic.ctypes, "CDLL", lambda _: object())  # a system that has no such call
+    atomic.start_writing(0)
 
 
 def test_only_one_tensor_is_in_memory(tmp_path: Path) -> None:
