@@ -23,6 +23,7 @@ SIZES = {
 
 FORBIDDEN_MODULES = {"socket", "subprocess", "urllib", "http", "requests", "shutil", "pickle", "ctypes", "tempfile"}
 FORBIDDEN_CALLS = {"exec", "eval", "compile", "__import__", "print", "input"}
+FORBIDDEN_METHODS = set("write_text write_bytes touch mkdir makedirs unlink rmdir remove rename system popen".split())
 
 
 @pytest.fixture
@@ -119,6 +120,12 @@ def test_the_code_of_a_repo_is_closed_and_has_no_side_effects(tmp_path, name):
                 assert not {name.partition(".")[0] for name in imported} & FORBIDDEN_MODULES, ast.unparse(node)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in FORBIDDEN_CALLS, f"{path.name}: {ast.unparse(node)}"
+                if node.func.id == "open":
+                    modes = [mode.value for mode in node.args[1:]]
+                    assert modes in ([], ["rb"]), f"{path.name}: {ast.unparse(node)}"
+                    assert {word.arg for word in node.keywords} <= {"encoding"}, f"{path.name}: {ast.unparse(node)}"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                assert node.func.attr not in FORBIDDEN_METHODS, f"{path.name}: {ast.unparse(node)}"
         text = path.read_text()
         assert "import blockformer" not in text
         assert "from blockformer" not in text
