@@ -66,7 +66,9 @@ class BlockformerPreTrainedModel(PreTrainedModel):
             )
         loading_info = PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
         missing = sorted(set(loading_info.missing_keys) - _new_parts(model, loading_info.missing_keys))
-        if missing and not load_config.is_quantized:
+        if load_config.is_quantized:  # scales and the like may be made after loading
+            missing = [name for name in missing if name.endswith((".weight", ".bias"))]
+        if missing:
             raise ValueError(
                 f"{source}: weights of {type(model).__name__} are missing; is the checkpoint whole, and one of this "
                 "model? (To begin with random ones, build the model from its config and use "
@@ -130,7 +132,7 @@ def _kinds_of(state_dict, checkpoint_files) -> dict:
     """name -> dtype of tensors in memory, or of those in safetensors files, by their headers alone."""
     if state_dict is not None:
         return {name: str(getattr(tensor, "dtype", "")) for name, tensor in state_dict.items()}
-    kinds = {}
+    kinds: dict[str, str] = {}
     for path in checkpoint_files or ():
         if str(path).endswith(".safetensors"):
             with open(path, "rb") as file:
