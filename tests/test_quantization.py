@@ -6,6 +6,7 @@ skipped where it is absent: `pip install 'blockformer[quantization]'`.
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch
 from example_files import EXAMPLES
 from example_files import load as load_example
 from pairs import assert_close, pair, token_ids
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig, Qwen3ForCausalLM, TorchAoConfig
 
@@ -178,6 +180,16 @@ def test_saved_and_loaded_again(saved, method, tmp_path):
     assert not any(is_plain(module) for module in linears(again).values())
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (tmp_path, saved.folder)]
     assert sizes[0] < 0.6 * sizes[1]
+
+
+def test_a_checkpoint_that_lacks_a_weight_is_refused(saved, method, tmp_path):
+    shutil.copytree(saved.folder, tmp_path / "partial")
+    path = tmp_path / "partial/model.safetensors"
+    weights = load_file(path)
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"missing[\s\S]*layers\.1\.mlp\.up_proj\.weight"):
+        load(tmp_path / "partial", method)
 
 
 def test_adapters_learn_on_top(saved, method, tmp_path):
