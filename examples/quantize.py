@@ -219,6 +219,8 @@ def _tensor_bytes() -> int:
     gc.collect()
     sizes = {}
     for tensor in (thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)):
+        if hasattr(tensor, "__tensor_flatten__"):
+            continue  # a shell around tensors that are counted themselves
         try:
             storage = tensor.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()
