@@ -190,7 +190,10 @@ def halve(path):
     os.truncate(path, path.stat().st_size // 2)
 
 
-def test_the_highest_number_counts_and_nothing_is_said(run, warnings):
+@pytest.mark.parametrize("backwards", [False, True])
+def test_the_highest_number_counts_and_nothing_is_said(run, warnings, monkeypatch, backwards):
+    listed = sorted(run.iterdir(), reverse=backwards)
+    monkeypatch.setattr(Path, "iterdir", lambda path: iter(listed))
     assert last_complete_checkpoint(run) == str(run / "checkpoint-10")
     assert last_complete_checkpoint(str(run)) == str(run / "checkpoint-10")
     assert not warnings.text
