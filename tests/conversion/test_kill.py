@@ -236,7 +236,7 @@ for name, force in (("replace", True), ("fresh", False)):
             found.setdefault(at, kill_at(at, force))
     runs[name] = [found[at] for at in sorted(found)]
     replace(True)  # the next run does not mind what the dead ones left
-    assert model(target) == "new"
+    assert model(target) == "new", {*state(target)} ^ {*known["new"]}
 
 def together(force):
     # Three converters on one target, and a reader all the while.
@@ -267,8 +267,8 @@ def together(force):
                 assert kinds == {checkpoint.config["dtype"]}, (kinds, checkpoint.config["dtype"])
             seen |= kinds
         except CheckpointError as error:  # it was replaced meanwhile, or is not there yet; never a mix
-            known = ("while it was read", "cannot be opened", "missing", "leads nowhere", "not a folder", "no weights")
-            assert any(words in str(error) for words in known), error
+            faults = ("while it was read", "cannot be opened", "missing", "leads nowhere", "not a folder", "no weights")
+            assert any(words in str(error) for words in faults), error
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
             codes.append(os.waitstatus_to_exitcode(status))
