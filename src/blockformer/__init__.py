@@ -6,6 +6,7 @@ Importing this package registers its models with the Auto classes of transformer
 import transformers
 
 from . import modeling_blockformer, modeling_encoder_decoder
+from .base import BlockformerPreTrainedModel
 from .configuration_blockformer import (
     BlockformerDecoderConfig,
     BlockformerEncoderConfig,
@@ -75,6 +76,16 @@ for _config in (BlockformerDecoderConfig, BlockformerEncoderConfig, BlockformerE
         if _auto_class != "AutoConfig":
             _home = modeling_blockformer if _module == "modeling_blockformer" else modeling_encoder_decoder
             getattr(transformers, _auto_class).register(_config, getattr(_home, _name))
+
+
+def _upload(*args, **options):
+    """`export.upload_model`, imported when first used: it stands above the core."""
+    from .export import upload_model
+
+    return upload_model(*args, **options)
+
+
+BlockformerPreTrainedModel.uploader = _upload
 
 
 def __getattr__(name):

@@ -186,7 +186,8 @@ class Attention(nn.Module):
         """Of a term for each head, H along `dim`, this process's: all, but under tensor parallelism."""
         if terms.shape[dim] == heads:
             return terms
-        return terms.narrow(dim, self.q_proj.weight.device_mesh.get_local_rank("tp") * heads, heads)
+        mesh = getattr(self.q_proj.weight, "device_mesh")  # noqa: B009 - of a DTensor
+        return terms.narrow(dim, mesh.get_local_rank("tp") * heads, heads)
 
     def _split_heads(self, states, norm=None):
         """[B, T, heads * D] -> [B, heads, T, D], normalised over D."""

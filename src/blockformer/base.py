@@ -3,7 +3,7 @@
 import contextlib
 import json
 import re
-from importlib import import_module
+from collections.abc import Callable
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -35,6 +35,9 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         "attentions": OutputRecorder(Attention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross_attn"),
     }
+
+    uploader: Callable | None = None
+    """What `push_to_hub` uploads with; set by the package, which stands above this module. A repo has none."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -113,11 +116,9 @@ class BlockformerPreTrainedModel(PreTrainedModel):
 
     def _upload_modified_files(self, working_dir, repo_id, files_timestamps, **options):
         """The last step of `push_to_hub`: with a card of ours, and no weight file of an earlier push left beside."""
-        try:
-            upload = import_module(".export", __package__).upload_model
-        except ModuleNotFoundError:  # an exported repo has no exporter
+        if BlockformerPreTrainedModel.uploader is None:
             return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **options)
-        return upload(self, working_dir, repo_id, files_timestamps, **options)
+        return BlockformerPreTrainedModel.uploader(self, working_dir, repo_id, files_timestamps, **options)
 
     def _init_weights(self, module):
         super()._init_weights(module)

@@ -206,7 +206,7 @@ class BlockformerConfig(PretrainedConfig):
         What belongs to no single head (a norm, relative terms) is whole in each process, and its gradients are added.
         """
         shared = "replicated_with_grad_allreduce"
-        plan = {}
+        plan: dict[str, str] = {}
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
             if self.qk_norm:

@@ -73,6 +73,10 @@ class QuantizedLinear(nn.Linear):
     Shapes: [..., I] -> [..., O].
     """
 
+    qweight: torch.Tensor
+    qzeros: torch.Tensor
+    scales: torch.Tensor
+
     def __init__(self, in_features: int, out_features: int, bias: bool, group_size: int):
         nn.Module.__init__(self)
         groups = 1 if group_size == -1 else in_features // group_size
@@ -81,7 +85,7 @@ class QuantizedLinear(nn.Linear):
         self.register_buffer("qzeros", torch.zeros(groups, out_features // 8, dtype=torch.int32))
         self.register_buffer("scales", torch.ones(groups, out_features, dtype=torch.float16))
         self.register_parameter("weight", None)
-        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        self.register_parameter("bias", nn.Parameter(torch.zeros(out_features)) if bias else None)
         self._packed: _Packed | None = None
 
     def forward(self, states):
