@@ -40,8 +40,9 @@ WEIGHTS = (
 MAX_NAME = 255
 """Bytes of a file's name; all common systems have this limit."""
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
-LAYERS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers", "encoder_layers")
-LAYERS += ("decoder_layers",)
+LAYERS = (
+    "num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
+)  # fmt: skip
 """What the families call their numbers of layers."""
 MANY_LABELS = 10_000
 """Labels that a config may speak of even if no tensor has so many rows."""
