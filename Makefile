@@ -8,10 +8,10 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test exhaustive check lint format bench bench-full versions wheel smoke clean
+.PHONY: help setup demo test exhaustive check lint format bench bench-full versions quantization wheel smoke clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## make .venv from constraints.txt (quick the second time)
 
@@ -51,6 +51,9 @@ bench-full: $(READY) ## the same with every size and context
 
 versions: $(READY) ## the parity, generation and remote-code tests on transformers 5.5, 5.10.4 and the newest
 	$(BIN)/python scripts/versions.py
+
+quantization: $(READY) ## the tests of the low-bit libraries, in an environment of their own
+	$(BIN)/python scripts/quantization.py
 
 wheel: $(READY) ## build dist/blockformer-*.whl
 	@rm -rf build dist

@@ -9,17 +9,15 @@ Usage: python scripts/versions.py [--quick] [--fresh] [VERSION ...] [-- PYTEST_A
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 import time
-import venv
 import xml.etree.ElementTree as ElementTree  # nosec B405 # of a report that we had written
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from environments import ROOT, build
+
 VERSIONS = ("5.5.0", "5.10.4")
 COLUMNS = ("transformers", "huggingface_hub", "torch")
 QUICK = (
@@ -32,34 +30,6 @@ QUICK = (
     "tests/conversion/test_families.py",
 )
 """Some of each kind, for CI: remote code, generation, parity."""
-
-
-def build(version: str, fresh: bool) -> Path:
-    """Make the environment for one version of transformers and return its python.
-
-    Args:
-        version: a release of transformers.
-        fresh: build it anew even where it stands.
-    """
-    folder = ROOT / ".venvs" / f"transformers-{version}"
-    python, ready = folder / "bin" / "python", folder / ".ready"
-    if fresh:
-        shutil.rmtree(folder, ignore_errors=True)
-    if ready.exists():
-        return python
-    print(f"making {folder.relative_to(ROOT)} (once)", flush=True)
-    venv.EnvBuilder(with_pip=True, clear=True).create(folder)
-    site_packages = next(folder.glob("lib/python*/site-packages"))
-    # `addsitedir` rather than a bare path: it also follows the .pth files over there, so the editable install is seen.
-    # The old packages stand in this environment's own folder, which comes first on the path.
-    base = sysconfig.get_paths()["purelib"]
-    (site_packages / "first_environment.pth").write_text(f"import site; site.addsitedir({base!r})\n")
-    subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"transformers=={version}"],
-        check=True,
-    )
-    ready.touch()
-    return python
 
 
 def run_tests(version: str, python: str | Path, arguments: list[str]) -> dict[str, object]:
@@ -104,7 +74,11 @@ def main() -> int:
 
     rows = []
     for version in versions:
-        python = sys.executable if version == installed else build(version, options.fresh)
+        python = (
+            sys.executable
+            if version == installed
+            else build(f"transformers-{version}", [f"transformers=={version}"], options.fresh)
+        )
         rows.append(run_tests(version, python, given))
     print(
         f"\n{'transformers':<14}{'huggingface_hub':<17}{'torch':<14}{'tests':>6}{'failed':>8}{'skipped':>9}{'seconds':>9}"

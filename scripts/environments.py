@@ -1,0 +1,40 @@
+"""Environments beside the first one, in .venvs/: they see all of it, and have other or more packages besides."""
+
+import shutil
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def build(name: str, requirements: list[str], fresh: bool = False) -> Path:
+    """Make an environment that sees everything of the one that runs this (torch, pytest, this package).
+
+    Args:
+        name: of its folder.
+        requirements: what pip installs into it, with what these need otherwise.
+        fresh: build it anew even where it stands.
+
+    Returns:
+        Its python.
+    """
+    folder = ROOT / ".venvs" / name
+    python, ready = folder / "bin" / "python", folder / ".ready"
+    if fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    if ready.exists():
+        return python
+    print(f"making {folder.relative_to(ROOT)} (once)", flush=True)
+    venv.EnvBuilder(with_pip=True, clear=True).create(folder)
+    site_packages = next(folder.glob("lib/python*/site-packages"))
+    # `addsitedir` rather than a bare path: it also follows the .pth files over there, so the editable install is seen.
+    # The other packages stand in this environment's own folder, which comes first on the path.
+    base = sysconfig.get_paths()["purelib"]
+    (site_packages / "first_environment.pth").write_text(f"import site; site.addsitedir({base!r})\n")
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements], check=True
+    )
+    ready.touch()
+    return python
