@@ -98,7 +98,6 @@ def test_loss_and_gradients_of_all_logits(
         handle = None if is_plain else head.register_forward_hook(lambda *_: None)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(losses, "MAX_LOGITS", max_logits)
-            patch.setattr(losses, "_CLASSES", 7)
             patch.setattr(kernels, "_verdict", [by_onednn and HAS_ONEDNN])
             if in_chunks:
                 loss = chunked_cross_entropy(head, own, labels, items, smoothing)

@@ -12,8 +12,6 @@ from .kernels import is_plain_linear, product_for
 IGNORED = -100
 # Logits that may be held at once: 128 MiB in float32.
 MAX_LOGITS = 1 << 25
-# Classes whose weights' gradient of a chunk is made at once.
-_CLASSES = 1 << 14
 
 
 def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing=0.0):
@@ -105,11 +103,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             errors = errors if logits is scores else logits.copy_(errors)
             if grads[0] is not None:
                 grads[0][start : start + rows] = product(errors, weight.t())
-            if grads[1] is not None and product is F.linear:
+            if grads[1] is not None:
                 grads[1].addmm_(errors.t(), chunk)
-            elif grads[1] is not None:
-                for part, grad in zip(errors.split(_CLASSES, dim=1), grads[1].split(_CLASSES), strict=True):
-                    grad += product(part.t(), chunk.t())  # [classes, C]
             if grads[2] is not None:
                 grads[2] += errors.sum(0)
         ctx.grads = grads
