@@ -328,7 +328,7 @@ def test_three_converters_on_one_target_and_a_reader(some_points: dict[str, list
 def test_a_converter_killed_at_every_point(tmp_path: Path) -> None:
     runs = converters(tmp_path, 1)
     check_converters(runs)
-    points = [len(killed) - 1 for killed in runs.values()]
+    points = [len(killed) - 1 for name, killed in runs.items() if name != "together"]
     assert min(points) > 100
     assert {"text", "open", "shutil.copyfile", "os.mkdir"} <= {kill["call"] for kill in runs["replace"]}
     print(f"\n{points} points")
