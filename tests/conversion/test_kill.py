@@ -14,17 +14,51 @@ from typing import Any
 
 import pytest
 
-SCRIPT = r"""
+COMMON = r"""
 import hashlib, json, os, shutil, signal, sys
 from pathlib import Path
 import torch
 from blockformer.conversion import atomic
 from blockformer.conversion.safetensors_io import SafetensorsWriter
-from blockformer.conversion.writer import ShardWriter, atomic_folder
 
 base = Path(sys.argv[1])
 torch.set_num_threads(1)
 target, source = base / "x", base / "source"
+
+def state(folder):
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return [(str(path.relative_to(folder)), hashlib.sha256(path.read_bytes()).digest()) for path in files]
+
+def model(folder):
+    return next((name for name in ("old", "new") if state(folder) == known[name]), "MIXED")
+
+def prepare(existing):
+    # Nothing but what is known and, if there is to be one already, an old target.
+    for path in base.iterdir():
+        if path.name not in known:
+            shutil.rmtree(path)
+    if existing:
+        shutil.copytree(base / "old", target)
+
+def killed_at(limit, existing, way):
+    # What there is after `child(limit, way, report)`, a script's own, which ends itself before its call number `limit`.
+    prepare(existing)
+    receive, report = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        child(limit, way, report)
+        os._exit(0)
+    os.close(report)
+    _, status = os.waitpid(pid, 0)
+    assert status in (0, signal.SIGKILL), status
+    with os.fdopen(receive) as pipe:
+        call = pipe.read()
+    assert state(source) == known["source"]
+    return {"call": call, "found": model(target) if target.is_dir() else "none", "status": status}
+"""
+
+SCRIPT = r"""
+from blockformer.conversion.writer import ShardWriter, atomic_folder
 
 def build(folder, value):
     (folder / "config.json").write_text(json.dumps({"value": value}))
@@ -36,13 +70,6 @@ def build(folder, value):
 def replace(force=True):
     with atomic_folder(target, force=force, sources=[source]) as folder:
         build(folder, 7)
-
-def state(folder):
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return [(str(path.relative_to(folder)), hashlib.sha256(path.read_bytes()).digest()) for path in files]
-
-def model(folder):
-    return next((name for name in ("old", "new") if state(folder) == known[name]), "MIXED")
 
 for name, value in (("old", 3), ("new", 7), ("source", 5)):
     (base / name).mkdir()
@@ -70,27 +97,11 @@ def child(limit, exchange, report):
     replace()
 
 def kill_at(limit, exchange, existing):
-    for path in base.iterdir():
-        if path.name not in known:
-            shutil.rmtree(path)
-    if existing:
-        shutil.copytree(base / "old", target)
-    receive, report = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        child(limit, exchange, report)
-        os._exit(0)
-    os.close(report)
-    _, status = os.waitpid(pid, 0)
-    assert status in (0, signal.SIGKILL), status
-    with os.fdopen(receive) as pipe:
-        call = pipe.read()
-    found = model(target) if target.is_dir() else "none"
+    run = killed_at(limit, existing, exchange)
     aside = [model(path) for path in base.glob(".x.*.old")]
-    assert state(source) == known["source"]
     replace()  # the next run does not mind what the dead one left
     assert model(target) == "new"
-    return {"call": call, "found": found, "aside": aside, "status": status}
+    return {**run, "aside": aside}
 
 runs = {}
 for name, exchange, existing in (("replace", True, True), ("fresh", True, False), ("fallback", False, True)):
@@ -101,14 +112,19 @@ print(json.dumps(runs))
 """
 
 
+def said_by(script: str, *arguments: object, timeout: int) -> Any:
+    """What a script prints last, as JSON, in a process of one thread."""
+    command = [sys.executable, "-c", COMMON + script, *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=timeout)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What the target was after each kill, for each way of replacing; the last entry is the run that came through."""
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path_factory.mktemp("kill"))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=250)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return said_by(SCRIPT, tmp_path_factory.mktemp("kill"), timeout=250)
 
 
 @pytest.mark.parametrize(("name", "before"), [("replace", "old"), ("fresh", "none")])
@@ -133,17 +149,12 @@ def test_kill_anywhere_without_the_exchange_call(runs: dict[str, list[dict[str, 
 
 
 CONVERT = r"""
-import hashlib, json, os, pathlib, shutil, signal, sys
-from pathlib import Path
-import torch, transformers
-from blockformer.conversion import ConversionError, atomic, convert
+import transformers
+from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.checkpoint import Checkpoint
 from blockformer.conversion.errors import CheckpointError
-from blockformer.conversion.safetensors_io import SafetensorsWriter
 
-base, step = Path(sys.argv[1]), int(sys.argv[2])
-torch.set_num_threads(1)
-target, source, real_sync = base / "x", base / "source", os.fsync
+step = int(sys.argv[2])
 os.fsync = lambda descriptor: None  # a kill is no power cut; that everything is synced has a test of its own
 sizes = dict(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
 config = transformers.Qwen3Config(**sizes, num_key_value_heads=1, head_dim=8, bos_token_id=1, eos_token_id=2)
@@ -152,13 +163,6 @@ transformers.Qwen3ForCausalLM(config).save_pretrained(source)
 
 def replace(force):
     convert(source, target, verify=False, force=force, max_shard_size=2000)
-
-def state(folder):
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return [(str(path.relative_to(folder)), hashlib.sha256(path.read_bytes()).digest()) for path in files]
-
-def model(folder):
-    return next((name for name in ("old", "new") if state(folder) == known[name]), "MIXED")
 
 convert(source, base / "old", verify=False, dtype="bfloat16")
 replace(False)
@@ -200,29 +204,13 @@ def child(limit, force, report):
     replace(force)
 
 def kill_at(limit, force):
-    for path in base.iterdir():
-        if path.name not in known:
-            shutil.rmtree(path)
-    if force:
-        shutil.copytree(base / "old", target)
-    receive, report = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        child(limit, force, report)
-        os._exit(0)
-    os.close(report)
-    _, status = os.waitpid(pid, 0)
-    assert status in (0, signal.SIGKILL), status
-    with os.fdopen(receive) as pipe:
-        call = pipe.read()
-    found = model(target) if target.is_dir() else "none"
-    if found != "none":
+    run = killed_at(limit, force, force)
+    if run["found"] != "none":
         with Checkpoint(target) as checkpoint:  # what a reader would do
             [checkpoint.read(name) for name in checkpoint.tensors]
-    assert state(source) == known["source"]
     others = [path.name for path in base.iterdir() if path.name not in (*known, "x")]
     assert all(name.startswith(".x.") and name.endswith(".tmp") for name in others), others
-    return {"point": limit, "call": call, "found": found, "left": len(others), "status": status}
+    return {"point": limit, **run, "left": len(others)}
 
 runs = {}
 for name, force in (("replace", True), ("fresh", False)):
@@ -240,9 +228,7 @@ for name, force in (("replace", True), ("fresh", False)):
 
 def together(force):
     # Three converters on one target, and a reader all the while.
-    shutil.rmtree(target, ignore_errors=True)
-    if force:
-        shutil.copytree(base / "old", target)
+    prepare(force)
     go, children, seen = base / "go", [], set()
     for dtype in ("float32", "bfloat16", "float16"):
         pid = os.fork()
@@ -278,9 +264,6 @@ def together(force):
     left = sorted({path.name for path in base.iterdir()} - {*known})
     return {"codes": sorted(codes), "seen": sorted(seen), "left": left}
 
-for path in base.iterdir():
-    if path.name not in known:
-        shutil.rmtree(path)
 runs["together"] = [together(True), together(False)]
 print(json.dumps(runs))
 """
@@ -288,11 +271,7 @@ print(json.dumps(runs))
 
 def converters(folder: Path, step: int) -> dict[str, list[dict[str, Any]]]:
     """What the target was after each kill of `convert`, at every `step`-th point and at each around the rename."""
-    command = [sys.executable, "-c", CONVERT, str(folder), str(step)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=1500)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return said_by(CONVERT, folder, step, timeout=1500)
 
 
 def check_converters(runs: dict[str, list[dict[str, Any]]]) -> None:
