@@ -14,20 +14,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hub_server import Hub
+from repos import REFUSAL, SIZES
 
 from blockformer.export import code_files
 from blockformer.presets import preset
 
-HELPER = r"""
-import json, os, sys, traceback
+HELPER = (
+    REFUSAL
+    + r"""
+import json, os, traceback
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("blockformer", "conversion"):
-            raise ModuleNotFoundError(f"{name} cannot be imported here", name=name)
 
 assert "blockformer" not in sys.modules
 for line in sys.stdin:
@@ -39,7 +37,7 @@ for line in sys.stdin:
             output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(output, 1), os.dup2(output, 2), os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             if job["elsewhere"]:
-                sys.meta_path.insert(0, Refuse())
+                refuse_this_package()
             exec(compile(job["code"], "job", "exec"), {"arguments": job["arguments"], "torch": torch})
             status = 0
         except BaseException:
@@ -49,19 +47,8 @@ for line in sys.stdin:
             os._exit(status)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+)
 
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "initializer_range": 0.4,
-    "eos_token_id": 0,
-    "pad_token_id": 1,
-}
 IDS = [[5, 88, 301, 17, 9, 40]]
 ANN, BOB = "hf_ann", "hf_bob"
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from repos import REFUSAL, SIZES
 
 import blockformer
 from blockformer.conversion import convert
@@ -15,30 +16,7 @@ from blockformer.export import code_files
 
 pytestmark = pytest.mark.versions
 
-SIZES = {
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "initializer_range": 0.4,
-    "eos_token_id": 0,
-    "pad_token_id": 1,
-}
 WORDS = ["def heap(x):", "import textwrap as t"]
-
-BLOCKED = r"""
-import sys
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("blockformer", "conversion"):
-            raise ModuleNotFoundError(f"{name} cannot be imported here", name=name)
-
-sys.meta_path.insert(0, Refuse())
-"""
 
 LOADED = r"""
 import json, torch
@@ -156,7 +134,7 @@ def fresh(script, *arguments, folder):
         "TRANSFORMERS_OFFLINE": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-I", "-c", BLOCKED + script, *map(str, arguments)],
+        [sys.executable, "-I", "-c", REFUSAL + "refuse_this_package()\n" + script, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=280,
@@ -189,6 +167,12 @@ def check(found, wanted):
     assert found["ids"] == wanted["ids"]
     assert found["text"] == wanted["text"]
     torch.testing.assert_close(torch.tensor(found["logits"]), wanted["logits"], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["blockformer", "conversion"])
+def test_this_package_is_out_of_reach_there(tmp_path, name):
+    with pytest.raises(AssertionError, match=f"{name} is out of reach"):
+        fresh(f"import {name}", folder=tmp_path)
 
 
 def test_a_repo_loads_where_blockformer_is_not_and_saves_itself_with_its_code(tmp_path, model, tiny_tokenizer):
