@@ -180,6 +180,11 @@ class Subject:
         states = torch.randn(rows, 7, SIZES["hidden_size"], generator=generator)
         return {"encoder_hidden_states": states, "encoder_attention_mask": mask}
 
+    def padded(self, lengths, side="right"):
+        """Tokens and their mask, both [rows, longest], for rows of these lengths, and what they look at."""
+        mask = rows_of(lengths, side)
+        return self.tokens(*mask.shape), mask, self.source(len(lengths))
+
     def __call__(self, ids, mask=None, source=None, **keywords):
         """The outputs; `mask` is that of `ids`."""
         prefix = "decoder_" if self.has_two_stacks else ""

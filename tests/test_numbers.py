@@ -28,6 +28,7 @@ from blockformer.feed_forward import FeedForward
 
 AUTO = (AutoModelForMaskedLM, AutoModelForCausalLM, AutoModelForSeq2SeqLM)
 LENGTH = 16
+LENGTHS = st.lists(st.integers(1, LENGTH), min_size=2, max_size=3)
 
 
 def assert_close(found, expected, tolerance=1e-5):
@@ -80,8 +81,7 @@ def test_every_cache_writes_the_same_text(mix, gap, chunk):
 @torch.no_grad()
 def test_a_padded_batch_is_its_single_rows_padding_skipped_or_not(mix, lengths, side):
     subject = Subject(mix)
-    mask = rows_of(lengths, side)
-    ids, source = subject.tokens(*mask.shape), subject.source(len(lengths))
+    ids, mask, source = subject.padded(lengths, side)
     with pytest.MonkeyPatch.context() as patch:
         for fast in ("1", "0"):
             patch.setenv("BLOCKFORMER_FAST", fast)
@@ -93,29 +93,24 @@ def test_a_padded_batch_is_its_single_rows_padding_skipped_or_not(mix, lengths, 
                 assert_close(batch[row, real], subject(ids[[row]][:, real], None, alone).logits[0])
 
 
-@property_test(16, 600, mix=mixes(), lengths=st.lists(st.integers(1, LENGTH), min_size=2, max_size=3))
 @torch.no_grad()
-def test_eager_is_sdpa(mix, lengths):
+def assert_is_sdpa(backend, mix, lengths):
     subject = Subject(mix)
-    mask = rows_of(lengths, "right")
-    ids, source = subject.tokens(*mask.shape), subject.source(len(lengths))
+    ids, mask, source = subject.padded(lengths)
     expected = subject(ids, mask, source).logits[mask.bool()]
-    subject.model.set_attn_implementation("eager")
+    subject.model.set_attn_implementation(backend)
     assert_close(subject(ids, mask, source).logits[mask.bool()], expected)
 
 
-@property_test(
-    8, 300, mix=mixes(position_types=ABSOLUTE), lengths=st.lists(st.integers(1, LENGTH), min_size=2, max_size=3)
-)
-@torch.no_grad()
+@property_test(16, 600, mix=mixes(), lengths=LENGTHS)
+def test_eager_is_sdpa(mix, lengths):
+    assert_is_sdpa("eager", mix, lengths)
+
+
+@property_test(8, 300, mix=mixes(position_types=ABSOLUTE), lengths=LENGTHS)
 def test_flex_is_sdpa(mix, lengths):
-    subject = Subject(mix)
-    mask = rows_of(lengths, "right")
-    ids, source = subject.tokens(*mask.shape), subject.source(len(lengths))
-    expected = subject(ids, mask, source).logits[mask.bool()]
-    subject.model.set_attn_implementation("flex_attention")
     with torch.compiler.set_stance("force_eager"):  # the same products; a compiled kernel for each config takes minutes
-        assert_close(subject(ids, mask, source).logits[mask.bool()], expected)
+        assert_is_sdpa("flex_attention", mix, lengths)
 
 
 @property_test(12, 600, mix=mixes(), chunk=st.integers(1, LENGTH + 2))
@@ -149,14 +144,11 @@ def learn(subject, ids, mask, source, **keywords):
     }
 
 
-@property_test(
-    12, 400, mix=mixes(), lengths=st.lists(st.integers(1, LENGTH), min_size=2, max_size=3), room=st.integers(1, 9)
-)
+@property_test(12, 400, mix=mixes(), lengths=LENGTHS, room=st.integers(1, 9))
 def test_the_loss_in_chunks(mix, lengths, room):
     subject = Subject(mix)
     subject.model.train()
-    mask = rows_of(lengths, "right")
-    ids, source = subject.tokens(*mask.shape), subject.source(len(lengths))
+    ids, mask, source = subject.padded(lengths)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(losses, "MAX_LOGITS", room * subject.decoder_config.vocab_size)
         loss, gradients = learn(subject, ids, mask, source, return_logits=True)
@@ -169,19 +161,12 @@ def test_the_loss_in_chunks(mix, lengths, room):
         )
 
 
-@property_test(
-    10,
-    300,
-    mix=mixes(),
-    lengths=st.lists(st.integers(1, LENGTH), min_size=2, max_size=3),
-    dropout=st.sampled_from([0.0, 0.2]),
-)
+@property_test(10, 300, mix=mixes(), lengths=LENGTHS, dropout=st.sampled_from([0.0, 0.2]))
 def test_gradient_checkpointing_changes_no_bit(mix, lengths, dropout):
     rates = dict.fromkeys(("hidden_dropout", "attention_dropout", "activation_dropout"), dropout)
     subject = Subject(mix, **rates)
     subject.model.train()
-    mask = rows_of(lengths, "right")
-    ids, source = subject.tokens(*mask.shape), subject.source(len(lengths))
+    ids, mask, source = subject.padded(lengths)
     loss, gradients = learn(subject, ids, mask, source)
     subject.model.gradient_checkpointing_enable({"use_reentrant": False})
     again, found = learn(subject, ids, mask, source)
