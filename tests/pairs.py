@@ -110,6 +110,19 @@ def left_padded(batch, length, seed=0):
     return ids, mask
 
 
+def train(a_model, ids, steps, rate):
+    """The losses of so many steps of plain gradient descent on all that requires a gradient."""
+    trained = [parameter for parameter in a_model.parameters() if parameter.requires_grad]
+    optimizer, losses = torch.optim.SGD(trained, lr=rate), []
+    for _ in range(steps):
+        loss = a_model(ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 def assert_close(ours, theirs, tolerance=1e-5):
     """Equal to 1e-5, absolute and relative (float32)."""
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
