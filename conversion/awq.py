@@ -17,6 +17,7 @@ from blockformer.quantized_linear import dequantize
 
 from .checkpoint import Checkpoint
 from .errors import ConversionError, listed, shown
+from .family import Form
 from .mapping import Rule, RuleTable
 from .operations import Shape
 
@@ -181,6 +182,6 @@ def load_plain(
     return model_class.from_pretrained(None, config=plain, state_dict=weights, dtype=dtype, attn_implementation="sdpa")
 
 
-def trait(form: Any) -> Any:
+def trait(form: Form) -> Form:
     """A form of the same head with 4-bit weights."""
     return replace(form, traits=form.traits | {TRAIT})
