@@ -9,12 +9,14 @@ import shutil
 
 import pytest
 import torch
-from awq_layout import ENTRIES, state_of
+from awq_layout import ENTRIES, ORDER, state_of
+from example_files import load
 from safetensors.torch import load_file, save_file
 
 import blockformer
+from blockformer import quantized_linear
 from blockformer.cli import main
-from blockformer.conversion import ConversionError, convert, export_folder, from_official
+from blockformer.conversion import ConversionError, awq, convert, export_folder, from_official
 from blockformer.conversion.families import FAMILIES
 from blockformer.conversion.summary import summarize
 from blockformer.quantized_linear import QuantizedLinear
@@ -110,12 +112,6 @@ def test_plain_weights_of_them(tmp_path, capsys, name, dtype):
 
 
 def test_the_repo_runs_without_the_package(tmp_path, tiny_tokenizer):
-    import sys
-    from pathlib import Path
-
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-    from elsewhere import run_elsewhere
-
     awq_folder(tmp_path / "official", tokenizer=tiny_tokenizer, vocab_size=len(tiny_tokenizer))
     convert(tmp_path / "official", tmp_path / "ours", verify=False)
     code = """
@@ -129,7 +125,7 @@ kind = type(model.model.layers[0].mlp.up_proj)
 packed = model.model.layers[0].mlp.up_proj._packed is not None
 print(json.dumps([text, kind.__name__, kind.__module__, packed, "gptqmodel" in sys.modules]))
 """
-    text, kind, module, packed, other = run_elsewhere(code, tmp_path / "ours")
+    text, kind, module, packed, other = load("elsewhere").run_elsewhere(code, tmp_path / "ours")
     here = from_official(tmp_path / "official").float()
     assert text == here.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=6, do_sample=False)[0].tolist()
     assert kind == "QuantizedLinear"
@@ -235,23 +231,7 @@ def test_dequantizing_what_is_plain_and_what_goes_out(tmp_path):
         convert(tmp_path / "low", tmp_path / "other", dequantize="int8")
 
 
-def test_a_wrong_weight_fails_the_comparison(tmp_path, monkeypatch):
-    from blockformer import quantized_linear
-
-    awq_folder(tmp_path / "official")
-    plain = quantized_linear.unpack
-    monkeypatch.setattr(quantized_linear, "_SHIFTS", (0, 8, 4, 12))
-    from blockformer.conversion import awq
-
-    monkeypatch.setattr(awq, "plain_weight", lambda q, z, s: _by_hand(q, z, s, plain))
-    with pytest.raises(ConversionError, match="does not compute what the original computes"):
-        convert(tmp_path / "official", tmp_path / "ours")
-    assert not (tmp_path / "ours").exists()
-
-
-def _by_hand(qweight, qzeros, scales, _):
-    from awq_layout import ORDER
-
+def plain_weight_by_hand(qweight, qzeros, scales):
     def numbers(words):
         out = torch.zeros(len(words), words.shape[1] * 8)
         for place, column in enumerate(ORDER):
@@ -261,6 +241,15 @@ def _by_hand(qweight, qzeros, scales, _):
     size = len(qweight) // len(scales)
     zeros, factors = (part.repeat_interleave(size, 0) for part in (numbers(qzeros), scales.float()))
     return ((numbers(qweight) - zeros) * factors).t().contiguous()
+
+
+def test_a_wrong_weight_fails_the_comparison(tmp_path, monkeypatch):
+    awq_folder(tmp_path / "official")
+    monkeypatch.setattr(awq, "plain_weight", plain_weight_by_hand)  # the original stays right
+    monkeypatch.setattr(quantized_linear, "_SHIFTS", (0, 8, 4, 12))
+    with pytest.raises(ConversionError, match="does not compute what the original computes"):
+        convert(tmp_path / "official", tmp_path / "ours")
+    assert not (tmp_path / "ours").exists()
 
 
 def test_another_family_has_no_such_layout(tmp_path):
