@@ -92,9 +92,10 @@ def test_in_bfloat16_as_exact_as_a_plain_layer(rows):
     assert error < 3e-3
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
-def test_under_autocast_it_computes_in_the_smaller_dtype():
-    layer, plain = layer_of(32, 64, 32)
+def test_under_autocast_it_computes_in_the_smaller_dtype(bias):
+    layer, plain = layer_of(32, 64, 32, bias)
     states = torch.randn(3, 64)
     quantized_linear._has_product.cache_clear()
     with torch.autocast("cpu", torch.bfloat16):
@@ -209,6 +210,19 @@ def test_the_packed_copy_follows_the_weights():
     assert layer.scales.dtype == torch.float16
 
 
+@torch.no_grad()
+def test_the_packed_copy_follows_weights_that_come_to_lie_at_the_same_place():
+    layer, _ = layer_of(64, 64, 32)
+    states = torch.randn(2, 64)
+    for seed in range(1, 6):
+        other, plain = layer_of(64, 64, 32, seed=seed)
+        layer(states)
+        for name, tensor in other.state_dict().items():
+            setattr(layer, name, None)
+            setattr(layer, name, tensor.clone())
+        pairs.assert_close(layer(states), plain(states))
+
+
 @pytest.mark.parametrize("fault", [AttributeError("no such product"), None])
 def test_where_pytorch_has_no_such_product_or_another_one(monkeypatch, fault):
     def product(self, states):
@@ -271,8 +285,10 @@ def test_offloaded_to_disk(tmp_path):
     )
     ids = pairs.token_ids(1, 6)
     with torch.no_grad():
-        assert torch.equal(loaded(ids).logits, model(ids).logits)
+        pairs.assert_close(loaded(ids).logits, model(ids).logits)
     assert low_of(loaded)[-1].qweight.device.type == "meta"
+    # No copy of the weights stays behind where they are to leave.
+    assert [module._packed is not None for module in low_of(loaded)] == [True] * 7 + [False] * 7
 
 
 @pytest.mark.parametrize(

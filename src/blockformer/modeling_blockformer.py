@@ -39,6 +39,7 @@ from .losses import shifted, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
 from .packing import Packing  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
+from .quantized_kernels import Kernel  # noqa: F401
 from .quantized_linear import QuantizedLinear  # noqa: F401
 from .stack import Stack
 

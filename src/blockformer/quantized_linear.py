@@ -12,16 +12,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from .kernels import fast_paths_enabled, is_transformed
+from .quantized_kernels import Kernel, has_kernel
 
 # The lowest 4 bits of each half of a word are two neighbours; the next 4 bits the next two, and so on.
 _SHIFTS = (0, 4, 8, 12)
 _TWO = 0x000F000F
-# So many rows are multiplied by the packed weights; for more it is quicker to make plain ones of them first.
-_MOST_ROWS = 32
-
-
 # With these bits above it, a number q of 4 bits in 16 is a floating-point number: 128 + q, or 1,024 + q.
 _ABOVE = {torch.bfloat16: (0x43004300, 128), torch.float16: (0x64006400, 1024)}
+# So many rows are multiplied by the packed weights; for more it is quicker to make plain ones of them first.
+_MOST_ROWS = 32
 
 
 def _raised(words, dtype):
@@ -67,8 +66,9 @@ class QuantizedLinear(nn.Linear):
     """y = x W^T + b with a W of 4 bits, which does not learn; gradients reach x and b.
 
     The state dict has the official names: `qweight` int32 [I, O / 8], `qzeros` int32 [I / G, O / 8], `scales` float16
-    [I / G, O] and, perhaps, `bias` [O]. The three keep their dtypes, whatever the model is cast to. On a CPU a second
-    copy of the integers is made at the first call with few rows, in the layout that PyTorch's 4-bit product reads.
+    [I / G, O] and, perhaps, `bias` [O]. The three keep their dtypes, whatever the model is cast to. A second copy of
+    the integers is made at the first call that can use it: on a CPU with few rows, in the layout that PyTorch's 4-bit
+    product reads; on a GPU without gradients, as a kernel of gptqmodel reads them, where that package is installed.
 
     Shapes: [..., I] -> [..., O].
     """
@@ -86,18 +86,19 @@ class QuantizedLinear(nn.Linear):
         self.register_buffer("scales", torch.ones(groups, out_features, dtype=torch.float16))
         self.register_parameter("weight", None)
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features)) if bias else None)
-        self._packed: _Packed | None = None
+        self._packed: _Copy | None = None
 
     def forward(self, states):
         if torch.is_autocast_enabled(states.device.type):
             states = states.to(torch.get_autocast_dtype(states.device.type))
-        learns = torch.is_grad_enabled() and states.requires_grad
-        if is_transformed() or not fast_paths_enabled() or not (learns or self._is_for_packed(states)):
+        if is_transformed() or not fast_paths_enabled():
             return self._plain_product(states)
-        if learns:
+        if torch.is_grad_enabled() and states.requires_grad:
             return _Product.apply(states, self.bias, self)
-        product = self._pack().product(states)
-        return product if self.bias is None else product + self.bias
+        product = self._quick_product(states)
+        if product is None:
+            return self._plain_product(states)
+        return product if self.bias is None else product + self.bias.to(product.dtype)
 
     def _plain_product(self, states):
         if states.dtype is torch.float16 and states.device.type == "cpu":  # many times as slow there as float32
@@ -113,19 +114,30 @@ class QuantizedLinear(nn.Linear):
     def extra_repr(self):
         return f"{super().extra_repr()}, bits=4, group_size={self.group_size}"
 
+    def _quick_product(self, states):
+        """The product by a second copy of the weights, less the bias; None where there is none."""
+        # Weights that are brought for each call are gone before a copy of them has paid.
+        if _is_offloaded(self):
+            return None
+        kind: tuple
+        if has_kernel(self, states):
+            kind = (Kernel, states.dtype)
+        elif self._is_for_packed(states):
+            kind = (_Packed,)
+        else:
+            return None
+        copy = self._packed
+        if copy is None or not copy.is_of(self, kind):
+            with _lock:
+                if self._packed is None or not self._packed.is_of(self, kind):
+                    self._packed = _Copy(self, kind)
+                copy = self._packed
+        return copy.made.product(states)
+
     def _is_for_packed(self, states) -> bool:
         rows = states.numel() // self.in_features
         is_on_cpu = states.device.type == self.qweight.device.type == "cpu"
         return is_on_cpu and 0 < rows <= _MOST_ROWS and _has_product(self.group_size, self.out_features)
-
-    def _pack(self) -> "_Packed":
-        packed = self._packed
-        if packed is None or not packed.is_of(self):
-            with _lock:
-                if self._packed is None or not self._packed.is_of(self):
-                    self._packed = _Packed(self)
-                packed = self._packed
-        return packed
 
     def _apply(self, fn, recurse=True):
         scales, self._packed = self.scales, None
@@ -138,11 +150,39 @@ class QuantizedLinear(nn.Linear):
         return {**self.__dict__, "_packed": None}
 
 
+class _Copy:
+    """A layer's weights a second time, as a quicker product reads them.
+
+    Args:
+        layer: the layer.
+        kind: a class of such products, and what its instances are made of besides the layer.
+    """
+
+    def __init__(self, layer: QuantizedLinear, kind: tuple):
+        self.kind, self.state = kind, _state(layer)
+        self.sources = (layer.qweight, layer.qzeros, layer.scales)  # held, so that no other tensor takes their place
+        self.made = kind[0](layer, *kind[1:])
+
+    def is_of(self, layer: QuantizedLinear, kind: tuple) -> bool:
+        """Whether it is of this kind, and the layer's integers are still those that it was made of."""
+        return self.kind == kind and self.state == _state(layer)
+
+
+def _state(layer) -> list:
+    tensors = (layer.qweight, layer.qzeros, layer.scales)
+    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
+
+
+def _is_offloaded(layer) -> bool:
+    """Whether accelerate brings the layer's weights for each call and takes them away again."""
+    hook = vars(layer).get("_hf_hook")
+    return any(getattr(each, "offload", False) for each in getattr(hook, "hooks", [hook]))
+
+
 class _Packed:
     """The weights of a layer as PyTorch's 4-bit product on a CPU reads them."""
 
     def __init__(self, layer: QuantizedLinear):
-        self.source = _identity(layer)
         numbers = unpack(layer.qweight).t().to(torch.int32)  # [O, I]
         self.weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.contiguous(), 1)
         self.group_size = layer.group_size
@@ -151,21 +191,12 @@ class _Packed:
         table = torch.stack([scales, (8 - unpack(layer.qzeros).float()) * scales], dim=-1)
         self._tables = {torch.float32: table}  # by the dtype of the states
 
-    def is_of(self, layer: QuantizedLinear) -> bool:
-        """Whether the layer's integers are still those that were packed."""
-        return self.source == _identity(layer)
-
     def product(self, states):
         rows, table = states.reshape(-1, states.shape[-1]).contiguous(), self._tables.get(states.dtype)
         if table is None:
             table = self._tables[states.dtype] = self._tables[torch.float32].to(states.dtype)
         product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, self.group_size, table)
         return product.view(*states.shape[:-1], -1)
-
-
-def _identity(layer) -> list:
-    tensors = (layer.qweight, layer.qzeros, layer.scales)
-    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
 
 
 @functools.cache

@@ -1,0 +1,293 @@
+"""The kernels of gptqmodel for 4-bit layers: a stand-in of that package, and the package itself where it is installed.
+
+They are for CUDA devices. Here the CPU takes that role (`quantized_kernels.BACKENDS`); the package has some for it too.
+"""
+
+import copy
+import importlib.util
+import sys
+import types
+
+import pairs
+import pytest
+import torch
+from test_quantized_linear import layer_of, low_of, pair
+
+from blockformer import quantized_kernels
+from blockformer.quantized_kernels import Kernel
+from blockformer.quantized_linear import dequantize
+
+LOW = (torch.bfloat16, torch.float16)
+
+
+class StandIn(torch.nn.Module):
+    """A kernel as gptqmodel has them: integers in, made ready by `post_init`, a product out."""
+
+    made, fault, limit = 0, None, 2000
+
+    def __init__(self, bits, group_size, desc_act, sym, in_features, out_features, bias, register_buffers, dtype):
+        super().__init__()
+        if self.fault == "construct":
+            raise NotImplementedError(f"{in_features} inputs")
+        type(self).made += 1
+        groups = 1 if group_size == -1 else in_features // group_size
+        self.qweight = torch.nn.Parameter(torch.empty(in_features, out_features // 8, dtype=torch.int32), False)
+        self.register_buffer("qzeros", torch.empty(groups, out_features // 8, dtype=torch.int32))
+        self.register_buffer("scales", torch.empty(groups, out_features, dtype=dtype))
+        self.as_asked = (bits, desc_act, sym, bias, register_buffers) == (4, False, False, False, True)
+        assert self.as_asked
+
+    def post_init(self):
+        self.weight = dequantize(self.qweight, self.qzeros, self.scales, self.scales.dtype)
+        if self.fault == "wrong":
+            self.weight = self.weight.roll(1, 1)
+        if self.fault == "nan":
+            self.weight[0, 0] = torch.nan
+        for tensor in (self.qweight, self.qzeros, self.scales):
+            tensor.zero_()  # a kernel may do with its own what it likes
+
+    def forward(self, states):
+        assert states.dim() == 2
+        assert not torch.is_grad_enabled()
+        if self.fault == "call" or len(states) > self.limit:
+            raise RuntimeError("no such product")
+        with torch.inference_mode():
+            return states @ self.weight.to(states.dtype)
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """Kernels are for the CPU, and nothing is known about them."""
+    monkeypatch.setattr(quantized_kernels, "BACKENDS", {"cpu": "auto"})
+    cached = (quantized_kernels._agrees, quantized_kernels._kernel_class)
+    for function in cached:
+        function.cache_clear()
+    yield
+    for function in cached:
+        function.cache_clear()
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    said = []
+    monkeypatch.setattr(quantized_kernels.logger, "warning_once", said.append)
+    return said
+
+
+@pytest.fixture
+def stand_in(on_the_cpu, monkeypatch):
+    """The class that a stand-in of gptqmodel chooses; its `asked` holds what it was asked for."""
+    chosen = type("Chosen", (StandIn,), {"asked": []})
+
+    def select(**asked):
+        chosen.asked.append(asked)
+        if chosen.fault == "select":
+            raise ValueError("no kernel for this")
+        return chosen
+
+    names = ("gptqmodel", "gptqmodel.utils", "gptqmodel.utils.importer")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules[names[-1]].hf_select_quant_linear_v2 = select
+    return chosen
+
+
+def is_by_kernel(layer):
+    return layer._packed is not None and layer._packed.kind[0] is Kernel and layer._packed.made._kernel is not None
+
+
+def assert_right(layer, plain, dtype=torch.bfloat16, shape=(2, 5)):
+    """The product is in the dtype, and as exact as it can be."""
+    states = torch.randn(*shape, layer.in_features).to(dtype)
+    with torch.no_grad():
+        product, exact = layer(states), plain(states.float())
+    assert product.dtype is dtype
+    assert product.shape == exact.shape
+    assert not product.is_inference()
+    assert (product.float() - exact).norm() < 5e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("group", [16, 32, 64, -1])
+def test_a_kernel_multiplies(stand_in, warnings, dtype, group):
+    layer, plain = layer_of(48, 192, group, bias=True)
+    layer.to(dtype)
+    before = copy.deepcopy(layer.state_dict())
+    for shape in ((), (1,), (3, 40)):
+        assert_right(layer, plain, dtype, shape)
+        assert is_by_kernel(layer)
+    assert stand_in.made == 2  # of random weights, and of the layer's
+    assert list(layer.state_dict()) == list(before)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
+    assert not list(layer.children())
+    expected = {
+        "bits": 4,
+        "group_size": group,
+        "quant_method": "awq",
+        "format": "gemm",
+        "zero_point": True,
+        "sym": False,
+    }
+    expected |= {"backend": "auto", "device_map": {"": torch.device("cpu")}, "dtype": dtype, "desc_act": False}
+    assert stand_in.asked == [{**expected, "pack": False}]
+    assert not warnings
+
+
+def test_a_kernel_is_made_anew_with_other_weights(stand_in):
+    layer, plain = layer_of(64, 64, 32)
+    other, other_plain = layer_of(64, 64, 32, seed=1)
+    assert_right(layer, plain)
+    layer.load_state_dict(other.state_dict())
+    assert_right(layer, other_plain)
+    assert_right(layer, other_plain, torch.float16)
+    assert is_by_kernel(layer)
+    assert copy.deepcopy(layer)._packed is None
+    layer.to(torch.float16)
+    assert layer._packed is None
+    assert_right(layer, other_plain)
+
+
+@pytest.mark.parametrize("fault", ["select", "construct", "call", "wrong", "nan"])
+def test_a_faulty_kernel_is_not_taken(stand_in, warnings, fault):
+    stand_in.fault = fault
+    layer, plain = layer_of(48, 192, 64)  # a size of groups that PyTorch's own product takes
+    for _ in range(3):
+        assert_right(layer, plain)
+    assert not is_by_kernel(layer)
+    assert len(stand_in.asked) == len(warnings) == 1
+    reason = {"select": "no kernel for this", "construct": "192 inputs", "call": "no such product"}
+    assert reason.get(fault, "the product of Chosen is wrong by") in warnings[0]
+    assert "4-bit weights on cpu" in warnings[0]
+
+
+def test_a_kernel_that_fails_later_is_left(stand_in, warnings):
+    layer, plain = layer_of(32, 64, 32)
+    assert_right(layer, plain)
+    assert_right(layer, plain, shape=(2001,))
+    assert not is_by_kernel(layer)
+    assert len(warnings) == 1
+    stand_in.fault = "construct"
+    layer, plain = layer_of(32, 64, 32, seed=1)
+    assert_right(layer, plain)
+    assert not is_by_kernel(layer)
+    assert len(warnings) == 2
+
+
+def test_memory_that_runs_out_is_the_callers_matter(stand_in, monkeypatch):
+    layer, plain = layer_of(32, 64, 32)
+    assert_right(layer, plain)
+
+    def forward(self, states):
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stand_in, "forward", forward)
+        with pytest.raises(torch.OutOfMemoryError):
+            assert_right(layer, plain)
+    assert_right(layer, plain)
+    assert is_by_kernel(layer)
+
+
+def test_where_no_kernel_is_asked_for(stand_in, monkeypatch):
+    layer, _ = layer_of(32, 64, 32)
+    states = torch.randn(3, 64).bfloat16()
+    layer(states)  # gradients are recorded
+    with torch.no_grad():
+        layer(states.float())
+        layer(states[:0])
+        torch.func.vmap(layer)(states)
+        monkeypatch.setenv("BLOCKFORMER_FAST", "0")
+        layer(states)
+        monkeypatch.delenv("BLOCKFORMER_FAST")
+        torch.compile(layer, backend="eager", fullgraph=True)(states)
+        quantized_kernels.BACKENDS.clear()
+        layer(states)
+    assert not stand_in.asked
+
+
+def test_gradients_and_adapters_go_by_plain_weights(stand_in):
+    """A kernel's product may be a tensor that autograd refuses; the layers below an adapter meet it."""
+    model, _ = pair()
+    model.to(torch.bfloat16)
+    ids = pairs.token_ids(1, 6)
+    with torch.no_grad():
+        model(ids)
+    assert all(is_by_kernel(layer) for layer in low_of(model))
+    model.requires_grad_(False)
+    model.model.layers[-1].mlp.down_proj.register_forward_hook(lambda module, args, output: output * factor)
+    factor = torch.ones((), dtype=torch.bfloat16, requires_grad=True)
+    model(ids, labels=ids).loss.backward()
+    assert factor.grad is not None
+
+
+@pytest.mark.parametrize("is_inference", [True, False])
+def test_modes_of_the_first_call_do_not_matter(stand_in, warnings, is_inference):
+    layer, plain = layer_of(32, 64, 32)
+    with (
+        torch.inference_mode(is_inference),
+        torch.no_grad(),
+        torch.autocast("cpu", torch.float16),
+        torch.device("meta"),
+    ):
+        assert layer(torch.zeros(3, 64, device="cpu")).dtype is torch.float16
+    assert is_by_kernel(layer)
+    assert_right(layer, plain)
+    assert_right(layer, plain, torch.float16)
+    assert is_by_kernel(layer)
+    assert not warnings
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gptqmodel") is not None, reason="gptqmodel is installed")
+def test_without_the_package(on_the_cpu, warnings):
+    layer, plain = layer_of(48, 192, 64)
+    assert_right(layer, plain)
+    assert not is_by_kernel(layer)
+    assert not warnings
+
+
+def test_nothing_is_imported_for_a_cpu(monkeypatch):
+    assert quantized_kernels.BACKENDS == {"cuda": "auto"}
+    quantized_kernels._agrees.cache_clear()
+    quantized_kernels._kernel_class.cache_clear()
+    monkeypatch.setattr(quantized_kernels.importlib, "import_module", None)
+    layer, plain = layer_of(48, 192, 64)
+    assert_right(layer, plain)
+    assert quantized_kernels._agrees.cache_info().misses == 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("auto", torch.bfloat16),
+        ("awq_torch", torch.bfloat16),
+        ("awq_torch", torch.float16),
+        ("awq_torch_aten", torch.bfloat16),
+        ("awq_torch_fused", torch.bfloat16),
+        ("awq_torch_fused", torch.float16),
+    ],
+)
+def test_a_model_by_the_package_itself(on_the_cpu, warnings, monkeypatch, backend, dtype):
+    pytest.importorskip("gptqmodel", reason="gptqmodel, in an environment of its own")
+    monkeypatch.setitem(quantized_kernels.BACKENDS, "cpu", backend)
+    model, twin = pair()
+    model.to(dtype)
+    ids, mask = pairs.left_padded(4, 60)
+    with torch.no_grad():
+        exact = twin(ids, attention_mask=mask).logits[mask.bool()]
+    errors = []
+    for fast in ("0", "1"):
+        monkeypatch.setenv("BLOCKFORMER_FAST", fast)
+        with torch.no_grad():
+            logits = model(ids, attention_mask=mask).logits[mask.bool()]
+        errors.append((logits - exact).norm() / exact.norm())
+        assert all(is_by_kernel(layer) == (fast == "1") for layer in low_of(model))
+    assert errors[1] < 1.1 * errors[0]  # as exact as plain weights of the same dtype
+    # Every token of a text is the likeliest one, or was before rounding.
+    text = model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False)
+    with torch.no_grad():
+        exact = twin(text, attention_mask=torch.nn.functional.pad(mask, (0, 12), value=1)).logits[:, 59:-1]
+    chosen = exact.gather(-1, text[:, 60:, None])
+    assert (exact.amax(-1, keepdim=True) - chosen).max() < 0.1 * exact.std()
+    kinds = {type(layer._packed.made._kernel).__module__.partition(".")[0] for layer in low_of(model)}
+    assert kinds == {"gptqmodel"}
+    assert not warnings
