@@ -12,6 +12,7 @@ from transformers.models.t5.modeling_t5 import T5Stack
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM, BlockformerDecoderModel
 
 VOCAB, WIDTH, HEADS, LAYERS = 97, 48, 4, 3
+SIZES = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS}
 
 
 def randomise(model, scale=0.3):
@@ -54,11 +55,8 @@ def test_learned_positions_layer_norm_plain_mlp_and_biases_are_gpt2():
         GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=WIDTH, n_head=HEADS, n_layer=LAYERS, n_positions=64))
     )
     config = BlockformerDecoderConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
+        **SIZES,
         intermediate_size=4 * WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
         max_position_embeddings=64,
         norm_type="layer_norm",
         norm_eps=1e-5,
@@ -110,11 +108,8 @@ def bert_decoders():
     theirs = randomise(
         BertModel(
             BertConfig(
-                vocab_size=VOCAB,
-                hidden_size=WIDTH,
+                **SIZES,
                 intermediate_size=64,
-                num_hidden_layers=LAYERS,
-                num_attention_heads=HEADS,
                 max_position_embeddings=64,
                 is_decoder=True,
                 add_cross_attention=True,
@@ -123,11 +118,8 @@ def bert_decoders():
         )
     )
     config = BlockformerDecoderConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
+        **SIZES,
         intermediate_size=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
         max_position_embeddings=64,
         norm_type="layer_norm",
         norm_placement="post",
@@ -227,12 +219,9 @@ def test_relative_bias_unscaled_scores_and_gated_gelu_are_a_t5_decoder(backend):
         scale=0.15,
     )
     config = BlockformerDecoderConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
+        **SIZES,
         head_dim=10,
         intermediate_size=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
         relative_attention_num_buckets=8,
         relative_attention_max_distance=20,
         position_type="relative_bias",
@@ -255,7 +244,7 @@ def test_relative_bias_unscaled_scores_and_gated_gelu_are_a_t5_decoder(backend):
 
 def test_scales_and_head_bias():
     """embedding_scale, logit_scale and lm_head_bias act where they say."""
-    shared = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": 1}
+    shared = {**SIZES, "num_hidden_layers": 1}
     plain = BlockformerDecoderForCausalLM(BlockformerDecoderConfig(**shared)).eval()
     scaled = BlockformerDecoderForCausalLM(
         BlockformerDecoderConfig(**shared, embedding_scale=2.0, logit_scale=0.5, lm_head_bias=True)
@@ -269,10 +258,7 @@ def test_scales_and_head_bias():
 
 
 def test_head_mask_silences_a_head_on_every_backend():
-    config = BlockformerDecoderConfig(
-        vocab_size=VOCAB, hidden_size=WIDTH, num_attention_heads=HEADS, num_hidden_layers=LAYERS, initializer_range=0.3
-    )
-    model = BlockformerDecoderModel(config).eval()
+    model = BlockformerDecoderModel(BlockformerDecoderConfig(**SIZES, initializer_range=0.3)).eval()
     ids, head_mask = token_ids(2, 9, vocab=VOCAB), torch.ones(LAYERS, HEADS)
     head_mask[1, 2] = 0
     sdpa = model(ids, head_mask=head_mask).last_hidden_state
@@ -285,10 +271,7 @@ def test_head_mask_silences_a_head_on_every_backend():
 
 @pytest.mark.parametrize("position_type", ["relative_bias", "relative_key"])
 def test_relative_terms_refuse_a_backend_that_takes_none(position_type):
-    config = BlockformerDecoderConfig(
-        vocab_size=VOCAB, hidden_size=WIDTH, num_attention_heads=HEADS, num_hidden_layers=1, position_type=position_type
-    )
-    model = BlockformerDecoderModel(config).eval()
+    model = BlockformerDecoderModel(BlockformerDecoderConfig(**SIZES, position_type=position_type)).eval()
     model.set_attn_implementation("flex_attention")
     with pytest.raises(ValueError, match="use 'sdpa' or 'eager'"):
         model(token_ids(1, 5, vocab=VOCAB))
