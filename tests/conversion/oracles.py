@@ -5,7 +5,10 @@ import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
+import blockformer
+from blockformer.conversion import convert
 from blockformer.conversion.families import FAMILIES
 
 SIZES = {
@@ -66,11 +69,23 @@ def stored(folder):
     return tensors
 
 
+def entries_of(folder, name="config.json"):
+    return json.loads((Path(folder) / name).read_text())
+
+
 def edit_config(folder, **changes):
     """Change a folder's config.json; a value of `...` takes the entry away."""
-    path = Path(folder) / "config.json"
-    entries = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({name: value for name, value in entries.items() if value is not ...}))
+    entries = {**entries_of(folder), **changes}
+    kept = {name: value for name, value in entries.items() if value is not ...}
+    (Path(folder) / "config.json").write_text(json.dumps(kept))
+
+
+def edit_tensors(folder, change=dict, **changes):
+    """Rewrite a folder's tensors: `change` takes and gives a dict; `changes` are put in, or taken away (None)."""
+    path = Path(folder) / "model.safetensors"
+    tensors = {**change(load_file(path)), **changes}
+    kept = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, path, metadata={"format": "pt"})
 
 
 def fingerprint(folder):
@@ -80,3 +95,15 @@ def fingerprint(folder):
         str(path.relative_to(folder)): (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
         for path in files
     }
+
+
+def under_another_head(folder, ours, official):
+    """The checkpoint `src` with a head of ours for four labels, and the official model that it goes out as."""
+    convert(folder / "src", folder / "repo", verify=False)
+    tuned = ours.from_pretrained(folder / "repo", num_labels=4)
+    blockformer.export_model(tuned, folder / "tuned")
+    assert convert(folder / "tuned", folder / "out", to_official=True).parity.passed
+    theirs, info = official.from_pretrained(folder / "out", output_loading_info=True)
+    assert not any(info.values())
+    assert theirs.config.num_labels == 4
+    return tuned, theirs

@@ -21,7 +21,7 @@ from blockformer.conversion.families import FAMILIES
 from blockformer.conversion.summary import summarize
 from blockformer.quantized_linear import QuantizedLinear
 
-from .oracles import SIZES, edit_config, fingerprint, official_folder, official_model, stored
+from .oracles import SIZES, edit_config, edit_tensors, entries_of, fingerprint, official_folder, official_model, stored
 
 IDS = torch.randint(3, SIZES["vocab_size"], (2, 17), generator=torch.Generator().manual_seed(0))
 SMALL = {"head_dim": 32, "initializer_range": 0.25}
@@ -72,9 +72,7 @@ def test_there_and_back(tmp_path, family, group, settings):
     assert_same(model, plain)
     convert(tmp_path / "ours", tmp_path / "back", to_official=True)
     assert stored(tmp_path / "back") == stored(tmp_path / "official")
-    assert json.loads((tmp_path / "back/config.json").read_text()) == json.loads(
-        (tmp_path / "official/config.json").read_text()
-    )
+    assert entries_of(tmp_path / "back") == entries_of(tmp_path / "official")
     assert fingerprint(tmp_path / "official") == before
     assert_same(from_official(tmp_path / "official"), plain)
     export_folder(tmp_path / "ours", tmp_path / "again")
@@ -87,7 +85,7 @@ def test_a_model_of_ours_gets_entries_that_are_understood(tmp_path):
     (tmp_path / "ours" / "conversion.json").unlink()
     convert(tmp_path / "ours", tmp_path / "back", to_official=True)
     assert stored(tmp_path / "back") == stored(tmp_path / "official")
-    assert json.loads((tmp_path / "back/config.json").read_text())["quantization_config"] == ENTRIES
+    assert entries_of(tmp_path / "back")["quantization_config"] == ENTRIES
     assert_same(from_official(tmp_path / "back"), awq_folder(tmp_path / "again"))
 
 
@@ -101,10 +99,10 @@ def test_plain_weights_of_them(tmp_path, capsys, name, dtype):
     assert {tensor.dtype for tensor in tensors.values()} == {dtype}
     for key, tensor in plain.state_dict().items():
         assert torch.equal(tensors[key], tensor.to(dtype)), key
-    config = json.loads((tmp_path / "ours/config.json").read_text())
+    config = entries_of(tmp_path / "ours")
     assert config["linear_bits"] is None
     convert(tmp_path / "ours", tmp_path / "back", to_official=True)
-    official = json.loads((tmp_path / "back/config.json").read_text())
+    official = entries_of(tmp_path / "back")
     assert "quantization_config" not in official
     assert stored(tmp_path / "back") == stored(tmp_path / "ours")
     loaded = FAMILIES["qwen3"].official_model_class.from_pretrained(tmp_path / "back", dtype=torch.float32)
@@ -199,8 +197,7 @@ def damaged(tensors, part, change):
 )
 def test_wrong_tensors_are_listed(tmp_path, shared, part, change, named, dequantize):
     shutil.copytree(shared, tmp_path / "official")
-    path = tmp_path / "official" / "model.safetensors"
-    save_file(damaged(load_file(path), part, change), path, {"format": "pt"})
+    edit_tensors(tmp_path / "official", lambda tensors: damaged(tensors, part, change))
     with pytest.raises(ConversionError, match=named) as error:
         convert(tmp_path / "official", tmp_path / "ours", dequantize=dequantize, verify=False)
     assert "layers.1.mlp.up_proj" in str(error.value)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from test_remote_code import fresh
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.models.bart.modeling_bart import shift_tokens_right
@@ -19,7 +19,8 @@ from blockformer.conversion.operations import LeadingAxis
 from blockformer.conversion.summary import summarize
 from blockformer.conversion.verify import probes
 
-from .oracles import edit_config, fingerprint, stored
+from .oracles import edit_config, edit_tensors, entries_of, fingerprint, stored
+from .writing import nudged, same_text
 
 VOCAB = 97
 SIZES = {
@@ -94,18 +95,6 @@ def official_folder(folder, *arguments, **settings):
     model = official_model(*arguments, **settings)
     model.save_pretrained(folder)
     return model
-
-
-def edit_tensors(folder, **changes):
-    """Add tensors to a folder, or take them away (None)."""
-    path = folder / "model.safetensors"
-    tensors = {**load_file(path), **changes}
-    kept = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items() if tensor is not None}
-    save_file(kept, path, metadata={"format": "pt"})
-
-
-def entries_of(folder, name="config.json"):
-    return json.loads((folder / name).read_text())
 
 
 def inputs(family="bart", vocabulary=VOCAB):
@@ -490,17 +479,10 @@ def test_the_same_text_in_every_way(tmp_path, family):
     ours = from_official(tmp_path / "src")
     source = {name: inputs(family)[name] for name in ("input_ids", "attention_mask")}
     for settings in ways_to_write():
-        texts = []
-        for model in (ours, theirs):
-            torch.manual_seed(5)
-            texts.append(model.generate(**source, max_new_tokens=20, **settings))
-        assert torch.equal(*texts), settings
+        text = same_text(ours, theirs, **source, max_new_tokens=20, **settings)
         plain = settings.keys() <= {"do_sample", "num_beams", "num_return_sequences"} and not settings["do_sample"]
-        assert plain or len({tuple(row) for row in texts[0].tolist()}) > 1, settings
-    assistant = from_official(tmp_path / "src")
-    with torch.no_grad():
-        for parameter in assistant.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.01)
+        assert plain or len({tuple(row) for row in text.tolist()}) > 1, settings
+    assistant = nudged(from_official(tmp_path / "src"))
     single = {name: tensor[:1] for name, tensor in source.items()}
     plain = theirs.generate(**single, max_new_tokens=20, do_sample=False, no_repeat_ngram_size=2)
     assisted = {"do_sample": False, "no_repeat_ngram_size": 2, "assistant_model": assistant}

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
@@ -13,7 +13,7 @@ from blockformer.conversion.families import FAMILIES, family_for
 from blockformer.conversion.kept import KEPT
 from blockformer.conversion.summary import summarize
 
-from .oracles import edit_config, fingerprint, stored
+from .oracles import edit_config, edit_tensors, entries_of, fingerprint, stored, under_another_head
 
 LENGTH = 20
 BERT_SIZES = {
@@ -74,12 +74,6 @@ def official_folder(folder, family, name, **settings):
     model = official_model(family, name, **settings)
     model.save_pretrained(folder)
     return model
-
-
-def edit_tensors(folder, change):
-    """Rewrite a folder's tensors: `change` takes and gives a dict."""
-    path = folder / "model.safetensors"
-    save_file(change(load_file(path)), path, metadata={"format": "pt"})
 
 
 def renamed(*pairs):
@@ -148,7 +142,7 @@ def test_every_head_there_and_back(tmp_path, family, head):
     assert convert(dst, back, to_official=True).parity.passed
     assert fingerprint(src) == before
     assert stored(back) == stored(src)
-    assert json.loads((back / "config.json").read_text()) == json.loads((src / "config.json").read_text())
+    assert entries_of(back) == entries_of(src)
     assert not (dst / KEPT).exists()
 
     ours = getattr(blockformer, head.ours).from_pretrained(dst)
@@ -267,7 +261,7 @@ def test_what_a_checkpoint_holds_beyond_its_class_is_taken_too(tmp_path):
     assert_same_outputs(ours, model, "right")
     convert(tmp_path / "dst", tmp_path / "back", to_official=True)
     assert stored(tmp_path / "back") == stored(tmp_path / "src")
-    assert json.loads((tmp_path / "back/config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    assert entries_of(tmp_path / "back")["architectures"] == ["BertForMaskedLM"]
 
 
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "RobertaForMaskedLM", "BertForTokenClassification"])
@@ -397,7 +391,7 @@ def test_relative_keys_which_transformers_has_dropped(tmp_path, family, name, ki
     assert torch.isfinite(ours(torch.arange(10)[None])[0]).all()
     convert(tmp_path / "dst", tmp_path / "back", to_official=True)
     assert stored(tmp_path / "back") == stored(tmp_path / "src")
-    assert json.loads((tmp_path / "back/config.json").read_text())["position_embedding_type"] == kind
+    assert entries_of(tmp_path / "back")["position_embedding_type"] == kind
     (tmp_path / "dst/conversion.json").unlink()
     convert(tmp_path / "dst", tmp_path / "fresh", to_official=True, family=family)
     without = {name: value for name, value in stored(tmp_path / "src").items() if "position_embeddings" not in name}
@@ -506,15 +500,8 @@ def test_a_config_that_no_family_expresses_is_refused(changes, named):
 
 def test_a_checkpoint_of_ours_with_another_head_goes_out_under_that_head(tmp_path):
     official_folder(tmp_path / "src", "bert", "BertModel")
-    convert(tmp_path / "src", tmp_path / "repo", verify=False)
-    tuned = blockformer.BlockformerEncoderForSequenceClassification.from_pretrained(tmp_path / "repo", num_labels=4)
-    blockformer.export_model(tuned, tmp_path / "tuned")
-    assert convert(tmp_path / "tuned", tmp_path / "out", to_official=True).parity.passed
-    official, info = transformers.BertForSequenceClassification.from_pretrained(
-        tmp_path / "out", output_loading_info=True
-    )
-    assert not any(info.values())
-    assert official.config.num_labels == 4
+    ours, theirs = blockformer.BlockformerEncoderForSequenceClassification, transformers.BertForSequenceClassification
+    tuned, official = under_another_head(tmp_path, ours, theirs)
     assert torch.equal(official.classifier.weight, tuned.score.weight)
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from test_remote_code import fresh
 
 import blockformer
@@ -16,7 +16,8 @@ from blockformer.conversion.kept import KEPT
 from blockformer.conversion.summary import summarize
 from blockformer.conversion.verify import compare, probes, run
 
-from .oracles import edit_config, fingerprint, stored
+from .oracles import edit_config, edit_tensors, entries_of, fingerprint, stored, under_another_head
+from .writing import WAYS_TO_WRITE, nudged, same_text
 
 GPT2 = FAMILIES["gpt2"]
 SIZES = {
@@ -62,13 +63,6 @@ def official_folder(folder, name=LM, **settings):
     return model
 
 
-def edit_tensors(folder, change):
-    """Rewrite a folder's tensors: `change` takes and gives a dict."""
-    path = folder / "model.safetensors"
-    tensors = {name: tensor.clone() for name, tensor in change(load_file(path)).items()}
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
 def without_prefix(tensors):
     return {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
 
@@ -85,10 +79,6 @@ def masks(root, dtype=torch.uint8, size=64, layers=3):
     }
 
 
-def config_json(folder):
-    return json.loads((folder / "config.json").read_text())
-
-
 def there_and_back(tmp_path, **options):
     """Convert `src` to `dst` and on to `back`; both ways are verified, and nothing of `src` has changed."""
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
@@ -97,7 +87,7 @@ def there_and_back(tmp_path, **options):
     assert report.parity.measured
     assert convert(dst, back, to_official=True).parity.passed
     assert stored(back) == stored(src)
-    assert config_json(back) == config_json(src)
+    assert entries_of(back) == entries_of(src)
     return report
 
 
@@ -327,24 +317,12 @@ def test_the_class_of_another_framework(tmp_path, framework):
 
 def test_the_same_text_in_every_way(tmp_path):
     theirs = official_folder(tmp_path / "src")
-    ours, assistant = from_official(tmp_path / "src"), from_official(tmp_path / "src")
-    with torch.no_grad():
-        for parameter in assistant.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.01)
+    ours, assistant = from_official(tmp_path / "src"), nudged(from_official(tmp_path / "src"))
     prompt = inputs("left")
     del prompt["position_ids"]
-    for settings in (
-        {"do_sample": False},
-        {"do_sample": True, "temperature": 1.5, "top_k": 40},
-        {"do_sample": True, "top_p": 0.9, "num_return_sequences": 2},
-        {"num_beams": 4, "do_sample": False, "num_return_sequences": 2},
-    ):
-        texts = []
-        for model in (ours, theirs):
-            torch.manual_seed(5)
-            texts.append(model.generate(**prompt, max_new_tokens=30, **settings))
-        assert torch.equal(*texts), settings
-        assert len({tuple(row) for row in texts[0][:, LENGTH:].tolist()}) > 1
+    for settings in WAYS_TO_WRITE:
+        text = same_text(ours, theirs, **prompt, max_new_tokens=30, **settings)
+        assert len({tuple(row) for row in text[:, LENGTH:].tolist()}) > 1
     single = {name: tensor[:1] for name, tensor in prompt.items()}
     plain = theirs.generate(**single, max_new_tokens=30, do_sample=False)
     assert torch.equal(ours.generate(**single, max_new_tokens=30, do_sample=False, assistant_model=assistant), plain)
@@ -560,7 +538,7 @@ def test_what_ours_has_no_word_for_outlives_a_change(tmp_path):
     ]
     edit_config(tmp_path / "dst", attention_dropout=0.2, classifier_dropout=0.3)
     assert convert(tmp_path / "dst", tmp_path / "changed", to_official=True).parity.passed
-    wanted = {**config_json(tmp_path / "src"), "attn_pdrop": 0.2, "classifier_dropout": 0.3}
+    wanted = {**entries_of(tmp_path / "src"), "attn_pdrop": 0.2, "classifier_dropout": 0.3}
     found = transformers.GPT2Config.from_pretrained(tmp_path / "changed")
     expected = transformers.GPT2Config(**wanted)
     assert {**found.to_dict(), "_name_or_path": "", "transformers_version": ""} == (
@@ -576,21 +554,14 @@ def test_another_spelling_of_a_size_is_none_that_nobody_uses(tmp_path):
     assert there_and_back(tmp_path).notes == []
     edit_config(tmp_path / "dst", attention_dropout=0.2)
     convert(tmp_path / "dst", tmp_path / "changed", to_official=True, verify=False)
-    assert "hidden_size" not in config_json(tmp_path / "changed")
-    assert config_json(tmp_path / "changed")["n_embd"] == 48
+    assert "hidden_size" not in entries_of(tmp_path / "changed")
+    assert entries_of(tmp_path / "changed")["n_embd"] == 48
 
 
 def test_a_checkpoint_of_ours_with_another_head_goes_out_under_that_head(tmp_path):
     official_folder(tmp_path / "src")
-    convert(tmp_path / "src", tmp_path / "repo", verify=False)
-    tuned = blockformer.BlockformerDecoderForSequenceClassification.from_pretrained(tmp_path / "repo", num_labels=4)
-    blockformer.export_model(tuned, tmp_path / "tuned")
-    assert convert(tmp_path / "tuned", tmp_path / "out", to_official=True).parity.passed
-    official, info = transformers.GPT2ForSequenceClassification.from_pretrained(
-        tmp_path / "out", output_loading_info=True
-    )
-    assert not any(info.values())
-    assert official.config.num_labels == 4
+    ours, theirs = blockformer.BlockformerDecoderForSequenceClassification, transformers.GPT2ForSequenceClassification
+    tuned, official = under_another_head(tmp_path, ours, theirs)
     assert_same_outputs(tuned.eval(), official.eval())
     # Saved over the language model that came without a prefix, whose memory lies there.
     edit_tensors(tmp_path / "src", without_prefix)
@@ -598,7 +569,7 @@ def test_a_checkpoint_of_ours_with_another_head_goes_out_under_that_head(tmp_pat
     tuned.save_pretrained(tmp_path / "repo")
     assert convert(tmp_path / "repo", tmp_path / "again", to_official=True).parity.passed
     assert stored(tmp_path / "again") == stored(tmp_path / "out")
-    assert config_json(tmp_path / "again")["architectures"] == ["GPT2ForSequenceClassification"]
+    assert entries_of(tmp_path / "again")["architectures"] == ["GPT2ForSequenceClassification"]
 
 
 def test_heads_of_rows_are_compared_whatever_the_padding_token(tmp_path):

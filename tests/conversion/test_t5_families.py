@@ -1,11 +1,9 @@
 """T5 in all versions, mT5 and umT5: every head, both ways, and every way in which their checkpoints are written."""
 
-import json
 
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
@@ -13,7 +11,8 @@ from blockformer.conversion.families import FAMILIES, family_for
 from blockformer.conversion.kept import KEPT
 from blockformer.conversion.summary import summarize
 
-from .oracles import edit_config, fingerprint, stored
+from .oracles import edit_config, edit_tensors, entries_of, fingerprint, stored
+from .writing import WAYS_TO_WRITE, nudged, same_text
 
 SIZES = {
     "vocab_size": 97,
@@ -61,15 +60,6 @@ def official_folder(folder, *arguments, **settings):
     model = official_model(*arguments, **settings)
     model.save_pretrained(folder)
     return model
-
-
-def edit_tensors(folder, **changes):
-    """Add tensors to a folder, or take them away (None); dots are written as double underscores."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    tensors.update({name.replace("__", "."): tensor for name, tensor in changes.items()})
-    kept = {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
-    save_file(kept, path, metadata={"format": "pt"})
 
 
 def inputs(side="right", config=None):
@@ -120,7 +110,7 @@ def test_every_head_there_and_back(tmp_path, family, head):
     assert convert(dst, back, to_official=True).parity.passed
     assert fingerprint(src) == before
     assert stored(back) == stored(src)
-    assert json.loads((back / "config.json").read_text()) == json.loads((src / "config.json").read_text())
+    assert entries_of(back) == entries_of(src)
 
     ours = getattr(blockformer, head.ours).from_pretrained(dst)
     for side in ("left", "right"):
@@ -165,7 +155,7 @@ def test_a_head_of_its_own(tmp_path, family, said):
     """Stored since it differs from the embeddings; configs of today say that it is tied, older ones that it is not."""
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
     official_folder(src, family, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
-    edit_tensors(src, lm_head__weight=torch.randn(97, 48))
+    edit_tensors(src, **{"lm_head.weight": torch.randn(97, 48)})
     edit_config(src, tie_word_embeddings=said)
     model = getattr(transformers, f"{PREFIXES[family]}ForConditionalGeneration").from_pretrained(src).eval()
     assert model.lm_head.weight is not model.shared.weight
@@ -177,7 +167,7 @@ def test_a_head_of_its_own(tmp_path, family, said):
     assert_same_outputs(ours, model, "left")
     assert convert(dst, back, to_official=True).parity.passed
     assert stored(back) == stored(src)
-    assert json.loads((back / "config.json").read_text()) == json.loads((src / "config.json").read_text())
+    assert entries_of(back) == entries_of(src)
     (dst / "conversion.json").unlink()
     assert convert(dst, tmp_path / "fresh", to_official=True).parity.passed
     assert stored(tmp_path / "fresh") == stored(src)
@@ -207,7 +197,7 @@ def test_embeddings_under_several_names(tmp_path, head, names):
 
 def test_copies_that_differ_are_refused_by_name(tmp_path):
     official_folder(tmp_path / "src")
-    edit_tensors(tmp_path / "src", decoder__embed_tokens__weight=torch.randn(97, 48))
+    edit_tensors(tmp_path / "src", **{"decoder.embed_tokens.weight": torch.randn(97, 48)})
     with pytest.raises(ConversionError, match=r"shared\.weight.*decoder\.embed_tokens\.weight"):
         convert(tmp_path / "src", tmp_path / "dst")
     assert not (tmp_path / "dst").exists()
@@ -225,7 +215,7 @@ def test_what_old_checkpoints_hold(tmp_path):
     assert (dst / KEPT).exists()
     assert convert(dst, back, to_official=True).parity.passed
     assert stored(back) == stored(src)
-    assert json.loads((back / "config.json").read_text()) == json.loads((src / "config.json").read_text())
+    assert entries_of(back) == entries_of(src)
 
 
 @pytest.mark.parametrize("head", ["ForConditionalGeneration", "EncoderModel"])
@@ -242,25 +232,13 @@ def test_the_same_text_in_every_way(tmp_path, family):
     name = f"{PREFIXES[family]}ForConditionalGeneration"
     theirs = getattr(transformers, name).from_pretrained(tmp_path / "src").eval()
     ours = from_official(tmp_path / "src")
-    assistant = from_official(tmp_path / "src")
-    with torch.no_grad():
-        for parameter in assistant.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.01)
+    assistant = nudged(from_official(tmp_path / "src"))
     for side in ("left", "right"):
         source = inputs(side)
         del source["decoder_input_ids"]
-        for settings in (
-            {"do_sample": False},
-            {"do_sample": True, "temperature": 1.5, "top_k": 40},
-            {"do_sample": True, "top_p": 0.9, "num_return_sequences": 2},
-            {"num_beams": 4, "do_sample": False, "num_return_sequences": 2},
-        ):
-            texts = []
-            for model in (ours, theirs):
-                torch.manual_seed(5)
-                texts.append(model.generate(**source, max_new_tokens=20, **settings))
-            assert torch.equal(*texts), settings
-            assert len({tuple(row) for row in texts[0].tolist()}) > 1
+        for settings in WAYS_TO_WRITE:
+            text = same_text(ours, theirs, **source, max_new_tokens=20, **settings)
+            assert len({tuple(row) for row in text.tolist()}) > 1
         single = {name: tensor[:1] for name, tensor in source.items()}
         plain = theirs.generate(**single, max_new_tokens=20, do_sample=False)
         assisted = ours.generate(**single, max_new_tokens=20, do_sample=False, assistant_model=assistant)
