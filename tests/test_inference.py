@@ -11,7 +11,7 @@ from torch import nn
 
 import blockformer
 from blockformer import inference
-from blockformer.inference import PackedEmbedding, PackedLinear, PackedWeight
+from blockformer.inference import HalfCopy, PackedEmbedding, PackedLinear, PackedWeight
 
 SIZES = {
     "vocab_size": 101,
@@ -29,7 +29,7 @@ def quicker(monkeypatch):
         PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16), 8).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
-    monkeypatch.setattr(inference, "_verdict", [True])
+    monkeypatch.setattr(inference, "_verdicts", {"packed": True, "copy": True})
     monkeypatch.setattr(inference, "_TABLE_ROWS", 40)
 
 
@@ -66,6 +66,58 @@ def test_one_layer(shape, bias, strided):
         assert torch.equal(layer(states), expected)
 
 
+@pytest.fixture
+def copies():
+    """For tests of the second copy."""
+    try:
+        HalfCopy(torch.ones(8, 8))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        pytest.skip("this PyTorch has no FBGEMM here")
+
+
+def exactly(states, weight, bias):
+    """The product of float64, once rounded."""
+    product = states.double() @ weight.double().t()
+    return (product if bias is None else product + bias.double()).bfloat16()
+
+
+@pytest.mark.usefixtures("copies")
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e30], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_the_second_copy_has_the_same_numbers(size, bias, monkeypatch):
+    monkeypatch.setattr(inference, "_COPY_ROWS", 4)  # three parts
+    torch.manual_seed(0)
+    # From the largest number down to a 2^31th of it, all of them exactly; one row without any
+    weight = (torch.randn(11, 7) * 2.0 ** torch.randint(-31, 1, (11, 7)) * size).bfloat16()
+    weight[5] = 0
+    vector = torch.randn(11).bfloat16() * size if bias else None
+    for states in (torch.randn(1, 7), torch.randn(2, 2, 7), torch.randn(1, 4, 14)[..., ::2], torch.randn(0, 7)):
+        states = states.bfloat16()
+        found = HalfCopy.of(weight).product(states, vector)
+        assert found.dtype is torch.bfloat16
+        torch.testing.assert_close(found, exactly(states, weight, vector), rtol=2**-8, atol=0)
+    assert torch.equal(HalfCopy.of(weight * 0).product(states, None), torch.zeros(0, 11).bfloat16())
+
+
+@pytest.mark.usefixtures("copies")
+@torch.no_grad()
+def test_the_second_copy_is_for_few_tokens(monkeypatch):
+    weight = torch.randn(11, 7).bfloat16()
+    packed = PackedWeight(weight, 11, second_copy=True)
+    asked = []
+    monkeypatch.setattr(HalfCopy, "product", lambda self, states, bias: asked.append(states.shape))
+    for shape in ((1, 7), (1, 4, 7), (4, 1, 7), (1, 5, 7), (5, 7), (7,)):
+        packed.product(torch.randn(shape).bfloat16(), None)
+    assert asked == [(1, 7), (1, 4, 7), (4, 1, 7)]
+    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
+    packed.product(torch.randn(1, 7).bfloat16(), None)
+    assert len(asked) == 3
+    for bad in (torch.inf, torch.nan):
+        weight[3, 3] = bad
+        assert HalfCopy.of(weight) is None
+
+
 @torch.no_grad()
 def test_rows_of_a_table():
     layer = nn.Embedding(101, 16, dtype=torch.bfloat16)
@@ -83,16 +135,18 @@ def test_rows_of_a_table():
         ("t5", {"tie_word_embeddings": False}),
     ],
 )
+@pytest.mark.parametrize("second_copy", [False, True], ids=["once", "twice"])
 @torch.no_grad()
-def test_answers_files_and_the_way_back(name, settings, tmp_path):
+def test_answers_files_and_the_way_back(name, settings, second_copy, tmp_path):
     model = make(name, **settings)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     trainable = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
-    ids = torch.randint(2, 101, (2, 9))
+    ids = torch.randint(2, 101, (1, 4) if second_copy else (2, 9))
     inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})}
     expected = model(**inputs).logits
-    assert model.prepare_for_inference() is model
+    assert model.prepare_for_inference(second_copy=second_copy) is model
     found = packed_of(model)
+    assert all((layer.packed.copy is not None) == second_copy for layer in found)
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     assert found
     assert not linears
@@ -129,9 +183,10 @@ def test_it_learns_again_after_the_way_back():
     assert model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
 
 
-def test_text_of_every_kind():
+@pytest.mark.parametrize("second_copy", [False, True], ids=["once", "twice"])
+def test_text_of_every_kind(second_copy):
     model, plain = make(), make()
-    model.prepare_for_inference()
+    model.prepare_for_inference(second_copy=second_copy)
     ids = torch.randint(2, 101, (2, 9))
     for settings in ({}, {"num_beams": 3}, {"cache_implementation": "static"}):
         found, expected = (
@@ -151,15 +206,17 @@ def test_no_second_copy(name):
     assert packed + sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
-def test_a_copy_and_a_pickle():
-    model = make(tie_word_embeddings=True).prepare_for_inference()
-    ids = torch.randint(2, 101, (1, 6))
+@pytest.mark.parametrize("second_copy", [False, True], ids=["once", "twice"])
+def test_a_copy_and_a_pickle(second_copy):
+    model = make(tie_word_embeddings=True).prepare_for_inference(second_copy=second_copy)
+    ids = torch.randint(2, 101, (1, 4))
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
     for other in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
         assert len(packed_of(other)) == len(packed_of(model))
         assert other.lm_head.packed is other.model.embed_tokens.packed
+        assert (other.lm_head.packed.copy is not None) == second_copy
         assert torch.equal(other(ids).logits, model(ids).logits)
 
 
@@ -200,7 +257,7 @@ def test_what_is_left_as_it_is(monkeypatch):
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     assert not packed_of(make().prepare_for_inference())
     monkeypatch.delenv("BLOCKFORMER_FAST")
-    monkeypatch.setattr(inference, "_verdict", [False])
+    monkeypatch.setattr(inference, "_verdicts", {"packed": False})
     assert not packed_of(make().prepare_for_inference())
 
 
@@ -212,16 +269,53 @@ def test_a_packed_vocabulary_is_not_resized():
 
 
 def test_where_nothing_is_to_be_packed_nothing_is_measured(monkeypatch):
-    monkeypatch.setattr(inference, "_verdict", [])
+    monkeypatch.setattr(inference, "_verdicts", {})
     assert inference.pack_weights(make(dtype=torch.float32)) == 0
-    assert inference._verdict == []
+    assert inference._verdicts == {}
+
+
+@pytest.mark.usefixtures("copies")
+def test_a_second_copy_later(monkeypatch):
+    model = make().prepare_for_inference()
+    packed = [layer.packed for layer in packed_of(model)]
+    assert not any(weight.copy for weight in packed)
+    model.prepare_for_inference(second_copy=True)
+    copies = [weight.copy for weight in packed]
+    assert all(copies)
+    model.prepare_for_inference()  # gives nothing back; that is what prepare_for_training does
+    assert [layer.packed.copy for layer in packed_of(model)] == copies
+    monkeypatch.setitem(inference._verdicts, "copy", False)
+    again = make().prepare_for_inference(second_copy=True)
+    assert packed_of(again)
+    assert not any(layer.packed.copy for layer in packed_of(again))
+
+
+@pytest.mark.usefixtures("copies")
+def test_what_is_measured(monkeypatch):
+    ways = []
+
+    def take(work, other, rounds):
+        torch.testing.assert_close(work(), other(), rtol=0.02, atol=0.02)
+        ways.append(rounds)
+        return True
+
+    monkeypatch.setattr(inference, "_verdicts", {})
+    monkeypatch.setattr(inference, "is_quicker", take)
+    for _ in range(2):
+        make().prepare_for_inference(second_copy=True)
+    assert len(ways) == 2
+    assert inference._verdicts == {"packed": True, "copy": True}
+    monkeypatch.setattr(inference, "_verdicts", {"packed": True})
+    monkeypatch.setattr(HalfCopy, "product", lambda self, states, bias: 1.1 * torch.ones(1, 3 << 14))
+    make().prepare_for_inference(second_copy=True)
+    assert inference._verdicts["copy"] is False
 
 
 def test_without_the_private_op_nothing_is_packed(monkeypatch):
     def missing(*_):
         raise AttributeError("no such op")
 
-    monkeypatch.setattr(inference, "_verdict", [])
+    monkeypatch.setattr(inference, "_verdicts", {})
     monkeypatch.setattr(PackedWeight, "__init__", missing)
     assert inference.pack_weights(make()) == 0
-    assert inference._verdict == [False]
+    assert inference._verdicts == {"packed": False}

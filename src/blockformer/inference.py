@@ -3,6 +3,7 @@
 I inputs and O outputs of a linear layer; of one that is tied to an embedding, O is the vocabulary.
 """
 
+import math
 import weakref
 
 import torch
@@ -13,18 +14,26 @@ from .kernels import fast_paths_enabled, is_plain_linear, is_quicker
 
 # Rows of an embedding that lie together: so many are unpacked to look one up.
 _TABLE_ROWS = 2048
+# Up to so many tokens are multiplied by the second copy, where there is one.
+_FEW_TOKENS = 4
+# Rows of the second copy that are made together, by way of float32.
+_COPY_ROWS = 1 << 14
 
 
 class PackedWeight:
-    """A bfloat16 matrix [O, I] in oneDNN's own layout, `rows` by `rows`, and nowhere else."""
+    """A bfloat16 matrix [O, I] in oneDNN's own layout, `rows` by `rows`, and nowhere else but in its second copy."""
 
-    def __init__(self, weight, rows: int):
+    def __init__(self, weight, rows: int, second_copy: bool = False):
         self.rows, self.num_rows = rows, len(weight)
         self.parts = [torch.ops.mkldnn._reorder_linear_weight(part, 1) for part in weight.detach().split(rows)]
+        self.copy = HalfCopy.of(weight) if second_copy else None
         self._dense: weakref.ref | None = None
 
     def product(self, states, bias):
         """[..., I] -> [..., O]."""
+        is_for_copy = self.copy is not None and states.dim() > 1 and states.shape[:-1].numel() <= _FEW_TOKENS
+        if is_for_copy and fast_paths_enabled():
+            return self.copy.product(states, bias)
         multiply = torch.ops.mkldnn._linear_pointwise
         if len(self.parts) == 1:
             return multiply(states, self.parts[0], bias, "none", [], "")
@@ -51,7 +60,36 @@ class PackedWeight:
 
     def __reduce__(self):
         # Copied and pickled as the plain matrix: the layout belongs to the processor.
-        return type(self), (self.dense(), self.rows)
+        return type(self), (self.dense(), self.rows, self.copy is not None)
+
+
+class HalfCopy:
+    """A bfloat16 matrix [O, I] once more: float16 numbers in FBGEMM's layout, times a power of two.
+
+    One row times such a matrix takes little longer than reading it, with oneDNN's bfloat16 about twice that; with many
+    rows it is the other way round. Both add up products of float32. The power of two moves the largest number to
+    float16's upper end: only what is 2^31 times as small is rounded, by less than the sum is.
+    """
+
+    def __init__(self, weight):
+        _, exponent = math.frexp(weight.abs().max().item())
+        scale = 2.0 ** min(15 - exponent, 100)
+        pack = torch.ops.quantized.linear_prepack_fp16
+        self.parts = [pack(part.float() * scale, None) for part in weight.detach().split(_COPY_ROWS)]
+        # A vector of float32: bfloat16 states times it are float32.
+        self._unit = torch.tensor([1 / scale], dtype=torch.float32, device="cpu")
+
+    @classmethod
+    def of(cls, weight) -> "HalfCopy | None":
+        """The copy, or None where infinity or NaN is among the numbers, which the layout does not hold."""
+        return cls(weight) if weight.isfinite().all() else None
+
+    def product(self, states, bias):
+        """[T, I] or [..., T, I] -> [..., T, O]."""
+        states = states * self._unit
+        products = [torch.ops.quantized.linear_dynamic_fp16(states, part) for part in self.parts]
+        product = products[0] if len(products) == 1 else torch.cat(products, dim=-1)
+        return (product if bias is None else product + bias).to(torch.bfloat16)
 
 
 class _Packed(nn.Module):
@@ -124,20 +162,24 @@ def check_stays(model: nn.Module, fn) -> None:
             )
 
 
-def pack_weights(model: nn.Module) -> int:
+def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
     """Pack the weights of the plain bfloat16 linear layers on the CPU, one after the other; returns how many.
 
     One that is also an embedding is packed in parts. Layers with a wrapper or a hook stay as they are, and all of them
-    where the processor gains nothing.
+    where the processor gains nothing. With `second_copy` those that are packed already get one too.
     """
     places = [owners for owners in _owners_of_weights(model) if _are_packable([module for _, _, module in owners])]
-    if not places or not fast_paths_enabled() or not _packing_is_quicker():
+    packed_before = {module.packed for module in model.modules() if isinstance(module, _Packed)}
+    if not (places or packed_before) or not fast_paths_enabled() or not _is_quicker("packed"):
         return 0
+    second_copy = second_copy and _is_quicker("copy")
+    for packed in packed_before if second_copy else ():
+        packed.copy = packed.copy or HalfCopy.of(packed.dense())
     for owners in places:
         modules = {module for _, _, module in owners}
         weight = owners[0][2].weight
         is_table = any(isinstance(module, nn.Embedding) for module in modules)
-        packed = PackedWeight(weight, _TABLE_ROWS if is_table else len(weight))
+        packed = PackedWeight(weight, _TABLE_ROWS if is_table else len(weight), second_copy)
         del weight  # the layers hold the last references, and let go of them one after the other
         stand_ins = {
             module: (PackedLinear if isinstance(module, nn.Linear) else PackedEmbedding)(module, packed)
@@ -181,22 +223,33 @@ def _are_packable(modules) -> bool:
     return are_plain and any(isinstance(module, nn.Linear) for module in modules)
 
 
-_verdict: list[bool] = []
+_verdicts: dict[str, bool] = {}
 
 
 @torch.no_grad()
-def _packing_is_quicker() -> bool:
-    """Measured once in a process, in some tenths of a second: one row by a matrix that no cache holds."""
-    if not _verdict:
-        generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
+def _is_quicker(way: str) -> bool:
+    """Whether "packed" is quicker than plain weights, or a second "copy" than packed ones.
+
+    Measured once in a process, in some tenths of a second: one row by a matrix that no cache holds.
+    """
+    if way not in _verdicts:
         try:
-            with torch.device("cpu"):
-                weight = torch.randn(1 << 14, 1 << 10, generator=generator).bfloat16().repeat(3, 1)  # 96 MiB
-                states = torch.randn(1, 1 << 10, generator=generator).bfloat16()
-            packed = PackedWeight(weight, len(weight))
-            agrees = torch.allclose(packed.product(states, None), F.linear(states, weight), rtol=0.02, atol=0.02)
-            is_better = is_quicker(lambda: packed.product(states, None), lambda: F.linear(states, weight), rounds=12)
-            _verdict.append(agrees and is_better)
+            _verdicts[way] = _measure(way)
         except (AttributeError, RuntimeError, NotImplementedError):
-            _verdict.append(False)
-    return _verdict[0]
+            _verdicts[way] = False
+    return _verdicts[way]
+
+
+def _measure(way: str) -> bool:
+    generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
+    with torch.device("cpu"):
+        weight = torch.randn(1 << 14, 1 << 10, generator=generator).bfloat16().repeat(3, 1)  # 96 MiB
+        states = torch.randn(1, 1 << 10, generator=generator).bfloat16()
+
+    def plain(states, bias):
+        return F.linear(states, weight, bias)
+
+    packed = PackedWeight(weight, len(weight)).product
+    work, other = (packed, plain) if way == "packed" else (HalfCopy(weight).product, packed)
+    agrees = torch.allclose(work(states, None), plain(states, None), rtol=0.02, atol=0.02)
+    return agrees and is_quicker(lambda: work(states, None), lambda: other(states, None), rounds=12)
