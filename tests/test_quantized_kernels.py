@@ -23,7 +23,7 @@ LOW = (torch.bfloat16, torch.float16)
 class StandIn(torch.nn.Module):
     """A kernel as gptqmodel has them: integers in, made ready by `post_init`, a product out."""
 
-    made, fault, limit = 0, None, 2000
+    made, fault = 0, None
 
     def __init__(self, bits, group_size, desc_act, sym, in_features, out_features, bias, register_buffers, dtype):
         super().__init__()
@@ -34,10 +34,10 @@ class StandIn(torch.nn.Module):
         self.qweight = torch.nn.Parameter(torch.empty(in_features, out_features // 8, dtype=torch.int32), False)
         self.register_buffer("qzeros", torch.empty(groups, out_features // 8, dtype=torch.int32))
         self.register_buffer("scales", torch.empty(groups, out_features, dtype=dtype))
-        self.as_asked = (bits, desc_act, sym, bias, register_buffers) == (4, False, False, False, True)
-        assert self.as_asked
+        assert (bits, desc_act, sym, bias, register_buffers) == (4, False, False, False, True)
 
     def post_init(self):
+        assert not torch.is_grad_enabled()
         self.weight = dequantize(self.qweight, self.qzeros, self.scales, self.scales.dtype)
         if self.fault == "wrong":
             self.weight = self.weight.roll(1, 1)
@@ -45,12 +45,17 @@ class StandIn(torch.nn.Module):
             self.weight[0, 0] = torch.nan
         for tensor in (self.qweight, self.qzeros, self.scales):
             tensor.zero_()  # a kernel may do with its own what it likes
+        self.workspace = torch.zeros(1)
 
     def forward(self, states):
         assert states.dim() == 2
+        assert states.is_contiguous()
+        assert states.dtype is self.scales.dtype
+        assert not self.training
         assert not torch.is_grad_enabled()
-        if self.fault == "call" or len(states) > self.limit:
+        if self.fault == "call" or len(states) > (1024 if self.fault == "many" else 2000):
             raise RuntimeError("no such product")
+        self.workspace += 1
         with torch.inference_mode():
             return states @ self.weight.to(states.dtype)
 
@@ -98,7 +103,7 @@ def is_by_kernel(layer):
 
 def assert_right(layer, plain, dtype=torch.bfloat16, shape=(2, 5)):
     """The product is in the dtype, and as exact as it can be."""
-    states = torch.randn(*shape, layer.in_features).to(dtype)
+    states = torch.randn(*shape, 2 * layer.in_features).to(dtype)[..., ::2]
     with torch.no_grad():
         product, exact = layer(states), plain(states.float())
     assert product.dtype is dtype
@@ -147,7 +152,7 @@ def test_a_kernel_is_made_anew_with_other_weights(stand_in):
     assert_right(layer, other_plain)
 
 
-@pytest.mark.parametrize("fault", ["select", "construct", "call", "wrong", "nan"])
+@pytest.mark.parametrize("fault", ["select", "construct", "call", "many", "wrong", "nan"])
 def test_a_faulty_kernel_is_not_taken(stand_in, warnings, fault):
     stand_in.fault = fault
     layer, plain = layer_of(48, 192, 64)  # a size of groups that PyTorch's own product takes
@@ -155,7 +160,8 @@ def test_a_faulty_kernel_is_not_taken(stand_in, warnings, fault):
         assert_right(layer, plain)
     assert not is_by_kernel(layer)
     assert len(stand_in.asked) == len(warnings) == 1
-    reason = {"select": "no kernel for this", "construct": "192 inputs", "call": "no such product"}
+    reason = {"select": "no kernel for this", "construct": "192 inputs"}
+    reason |= {"call": "no such product", "many": "no such product"}
     assert reason.get(fault, "the product of Chosen is wrong by") in warnings[0]
     assert "4-bit weights on cpu" in warnings[0]
 
@@ -195,6 +201,7 @@ def test_where_no_kernel_is_asked_for(stand_in, monkeypatch):
     with torch.no_grad():
         layer(states.float())
         layer(states[:0])
+        layer(states.as_subclass(type("Other", (torch.Tensor,), {})))
         torch.func.vmap(layer)(states)
         monkeypatch.setenv("BLOCKFORMER_FAST", "0")
         layer(states)
@@ -202,6 +209,8 @@ def test_where_no_kernel_is_asked_for(stand_in, monkeypatch):
         torch.compile(layer, backend="eager", fullgraph=True)(states)
         quantized_kernels.BACKENDS.clear()
         layer(states)
+        quantized_kernels.BACKENDS["cpu"] = "auto"
+        layer.to("meta")(states)
     assert not stand_in.asked
 
 
@@ -230,10 +239,9 @@ def test_modes_of_the_first_call_do_not_matter(stand_in, warnings, is_inference)
         torch.device("meta"),
     ):
         assert layer(torch.zeros(3, 64, device="cpu")).dtype is torch.float16
-    assert is_by_kernel(layer)
-    assert_right(layer, plain)
-    assert_right(layer, plain, torch.float16)
-    assert is_by_kernel(layer)
+    for dtype in LOW[::-1]:
+        assert_right(layer, plain, dtype)
+        assert is_by_kernel(layer)
     assert not warnings
 
 

@@ -212,15 +212,13 @@ def test_the_packed_copy_follows_the_weights():
 
 @torch.no_grad()
 def test_the_packed_copy_follows_weights_that_come_to_lie_at_the_same_place():
-    layer, _ = layer_of(64, 64, 32)
-    states = torch.randn(2, 64)
-    for seed in range(1, 6):
-        other, plain = layer_of(64, 64, 32, seed=seed)
-        layer(states)
-        for name, tensor in other.state_dict().items():
-            setattr(layer, name, None)
-            setattr(layer, name, tensor.clone())
-        pairs.assert_close(layer(states), plain(states))
+    layer = QuantizedLinear(512, 1024, False, 32)
+    states = torch.randn(2, 512)
+    for _ in range(5):
+        other = torch.randint(-(2**31), 2**31, layer.qweight.shape, dtype=torch.int32)
+        layer.qweight = None
+        layer.qweight = other.clone()
+        pairs.assert_close(layer(states), states @ layer.dequantized(torch.float32), 1e-4)
 
 
 @pytest.mark.parametrize("fault", [AttributeError("no such product"), None])
@@ -271,6 +269,16 @@ def test_compiled_exported_and_mapped():
     pairs.assert_close(torch.func.vmap(layer)(states), plain(states))
     _, tangent = torch.func.jvp(layer, (states,), (torch.ones_like(states),))
     pairs.assert_close(tangent, torch.ones_like(states) @ plain.weight.t())
+
+
+@torch.no_grad()
+def test_a_replica_for_one_call_has_no_copy_of_its_weights():
+    layer, plain = layer_of(32, 64, 32)
+    replica = layer._replicate_for_data_parallel()
+    replica._parameters = dict(layer._parameters)
+    states = torch.randn(3, 64)
+    pairs.assert_close(replica(states), plain(states))
+    assert replica._packed is None
 
 
 def test_offloaded_to_disk(tmp_path):

@@ -116,10 +116,9 @@ class QuantizedLinear(nn.Linear):
 
     def _quick_product(self, states):
         """The product by a second copy of the weights, less the bias; None where there is none."""
-        # Weights that are brought for each call are gone before a copy of them has paid.
-        if _is_offloaded(self):
-            return None
         kind: tuple
+        if _is_visited(self):
+            return None
         if has_kernel(self, states):
             kind = (Kernel, states.dtype)
         elif self._is_for_packed(states):
@@ -173,10 +172,14 @@ def _state(layer) -> list:
     return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
 
 
-def _is_offloaded(layer) -> bool:
-    """Whether accelerate brings the layer's weights for each call and takes them away again."""
-    hook = vars(layer).get("_hf_hook")
-    return any(getattr(each, "offload", False) for each in getattr(hook, "hooks", [hook]))
+def _is_visited(layer) -> bool:
+    """Whether the weights are brought for each call and leave after it: accelerate's offloading, DataParallel.
+
+    A copy of them would be made at every call, and stay behind.
+    """
+    own = vars(layer)
+    hook = own.get("_hf_hook")
+    return "_is_replica" in own or any(getattr(each, "offload", False) for each in getattr(hook, "hooks", [hook]))
 
 
 class _Packed:
