@@ -1,4 +1,4 @@
-"""Text of two models that must be the same, however it is written."""
+"""What two models give that must be the same: numbers at real tokens, and text, however it is written."""
 
 import torch
 
@@ -8,6 +8,21 @@ WAYS_TO_WRITE = (
     {"do_sample": True, "top_p": 0.9, "num_return_sequences": 2},
     {"num_beams": 4, "do_sample": False, "num_return_sequences": 2},
 )
+
+
+def count_same_at(mask, found, expected, spread, tolerance=1e-5):
+    """How many outputs there are, if all are the same: at the real tokens of a mask [B, T], or of whole rows.
+
+    Each has a deviation above `spread`; numbers that are all alike would show little.
+    """
+    names = [name for name in ("last_hidden_state", "logits", "start_logits", "end_logits") if name in expected]
+    for name in names:
+        pair = (found[name], expected[name])
+        if pair[0].shape[:2] == mask.shape:
+            pair = tuple(tensor[mask] for tensor in pair)
+        torch.testing.assert_close(*pair, atol=tolerance, rtol=tolerance)
+        assert pair[1].std() > spread
+    return len(names)
 
 
 def same_text(ours, theirs, **settings):
