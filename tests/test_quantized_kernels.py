@@ -194,7 +194,7 @@ def test_memory_that_runs_out_is_the_callers_matter(stand_in, monkeypatch):
     assert is_by_kernel(layer)
 
 
-def test_where_no_kernel_is_asked_for(stand_in, monkeypatch):
+def test_where_no_kernel_is_asked_for(stand_in, warnings, monkeypatch):
     layer, _ = layer_of(32, 64, 32)
     states = torch.randn(3, 64).bfloat16()
     layer(states)  # gradients are recorded
@@ -212,6 +212,7 @@ def test_where_no_kernel_is_asked_for(stand_in, monkeypatch):
         quantized_kernels.BACKENDS["cpu"] = "auto"
         layer.to("meta")(states)
     assert not stand_in.asked
+    assert not warnings
 
 
 def test_gradients_and_adapters_go_by_plain_weights(stand_in):
