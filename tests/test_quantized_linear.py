@@ -156,14 +156,7 @@ def test_lora_learns_on_top_and_goes_away_again(tmp_path):
     ids = pairs.token_ids(2, 12)
     before = model(ids).logits.detach()
     tuned = get_peft_model(model, LoraConfig(target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"))
-    optimizer = torch.optim.SGD([p for p in tuned.parameters() if p.requires_grad], lr=0.5)
-    losses = []
-    for _ in range(8):
-        loss = tuned(ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    losses = pairs.train(tuned, ids, steps=8, rate=0.5)
     assert losses[-1] < losses[0] - 0.1
     tuned.save_pretrained(tmp_path)
     with tuned.disable_adapter():
