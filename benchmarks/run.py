@@ -183,13 +183,15 @@ def decoder_rows(
 ) -> list[workloads.Row]:
     """Decode at these contexts and batches, and prefill of these lengths, in every dtype.
 
-    In bfloat16 once as `from_pretrained` gives the model and once after `prepare_for_inference()`.
+    In bfloat16 as `from_pretrained` gives the model, after `prepare_for_inference()`, and with its second copy.
     """
     rows: list[workloads.Row] = []
     for dtype in DTYPES:
         pair = workloads.make_pair(shape, dtype)
 
-        def measure(state: str = "", pair=pair, dtype: torch.dtype = dtype) -> Iterator[workloads.Row]:
+        def measure(
+            state: str = "", pair=pair, dtype: torch.dtype = dtype, prefills: list[int] = prefills
+        ) -> Iterator[workloads.Row]:
             name = f"{shape.family} %s{state} {dtype}"
             for context, batch in track(decodes, name % "decode", console=console) if decodes else ():
                 yield workloads.decode(
@@ -202,6 +204,8 @@ def decoder_rows(
         if dtype == torch.bfloat16:
             if workloads.prepared(pair):
                 rows += measure(", prepared")
+                workloads.prepared(pair, second_copy=True)
+                rows += measure(", prepared twice", prefills=[])  # a prompt does not read the second copy
             else:
                 console.print(f"{shape.name}: no rows of prepared models, packed weights are no quicker here.")
             if shape.family == "qwen3":

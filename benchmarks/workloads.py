@@ -197,10 +197,11 @@ def interleaved(
     return mine, theirs
 
 
-def prepared(pair) -> bool:
+def prepared(pair, second_copy: bool = False) -> bool:
     """Prepare ours for inference; whether the processor gains from it, and any weight was packed."""
     ours, _ = pair
-    return any(isinstance(module, PackedLinear) for module in ours.prepare_for_inference().modules())
+    modules = ours.prepare_for_inference(second_copy=second_copy).modules()
+    return any(isinstance(module, PackedLinear) for module in modules)
 
 
 @torch.no_grad()
@@ -230,7 +231,7 @@ def in_four_bits(pair, shape: Shape) -> tuple[PreTrainedModel, PreTrainedModel]:
             peer.get_parameter(f"{name}.weight").copy_(module.dequantized(torch.float32).t())
     ids = torch.randint(0, shape.vocab_size, (1, 24))
     check_same(f"{shape.name} in 4 bits", peer.dtype, [model(ids).logits for model in (low, peer)])
-    return low.prepare_for_inference(), peer
+    return low.prepare_for_inference(second_copy=True), peer
 
 
 def weight_bytes(pair) -> int:

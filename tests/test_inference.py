@@ -46,6 +46,13 @@ def packed_of(model):
     return [module for module in model.modules() if isinstance(module, PackedLinear)]
 
 
+def are_copied(model):
+    """Of each packed layer, whether its weight is held twice, by itself or beside others."""
+    joints = [module.joint for module in model.modules() if getattr(module, "joint", None) is not None]
+    joined = {layer for joint in joints for layer in joint.layers}
+    return [layer in joined or layer.packed.copy is not None for layer in packed_of(model)]
+
+
 @pytest.mark.parametrize("shape", [(7,), (1, 1, 7), (3, 5, 7)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("strided", [True, False])
@@ -146,7 +153,7 @@ def test_answers_files_and_the_way_back(name, settings, second_copy, tmp_path):
     expected = model(**inputs).logits
     assert model.prepare_for_inference(second_copy=second_copy) is model
     found = packed_of(model)
-    assert all((layer.packed.copy is not None) == second_copy for layer in found)
+    assert set(are_copied(model)) == {second_copy}
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     assert found
     assert not linears
@@ -277,17 +284,19 @@ def test_where_nothing_is_to_be_packed_nothing_is_measured(monkeypatch):
 @pytest.mark.usefixtures("copies")
 def test_a_second_copy_later(monkeypatch):
     model = make().prepare_for_inference()
-    packed = [layer.packed for layer in packed_of(model)]
-    assert not any(weight.copy for weight in packed)
+    assert not any(are_copied(model))
     model.prepare_for_inference(second_copy=True)
-    copies = [weight.copy for weight in packed]
-    assert all(copies)
-    model.prepare_for_inference()  # gives nothing back; that is what prepare_for_training does
-    assert [layer.packed.copy for layer in packed_of(model)] == copies
+    assert all(are_copied(model))
+    attention = model.model.layers[0].self_attn
+    copies = attention.joint, attention.o_proj.packed.copy
+    for second_copy in (True, False):  # makes none anew, gives none back: that is what prepare_for_training does
+        model.prepare_for_inference(second_copy=second_copy)
+        assert (attention.joint, attention.o_proj.packed.copy) == copies
+        assert all(are_copied(model))
     monkeypatch.setitem(inference._verdicts, "copy", False)
     again = make().prepare_for_inference(second_copy=True)
     assert packed_of(again)
-    assert not any(layer.packed.copy for layer in packed_of(again))
+    assert not any(are_copied(again))
 
 
 @pytest.mark.usefixtures("copies")

@@ -9,8 +9,9 @@ from torch.nn import functional as F
 from transformers.cache_utils import EncoderDecoderCache
 
 from .compat import ALL_ATTENTION_FUNCTIONS
-from .kernels import attend_grouped, attend_in_blocks, can_attend_grouped, can_attend_in_blocks, linear
-from .normalization import make_norm
+from .joint import Joint
+from .kernels import attend_grouped, attend_in_blocks, can_attend_grouped, can_attend_in_blocks, is_bare, linear
+from .normalization import RMSNorm, make_norm, rms_norm
 from .positions import RelativeBias, RelativeKeys, rotate
 from .quantized_linear import make_linear
 
@@ -75,6 +76,7 @@ class Attention(nn.Module):
         relative = config.position_type in ("relative_key", "relative_key_query") and not is_cross_attention
         and_keys = config.position_type == "relative_key_query"
         self.relative_keys = RelativeKeys(config, and_keys) if relative else None
+        self.joint: Joint | None = None  # of the layers that `joinable` gives; set by `prepare_for_inference`
 
     def forward(
         self,
@@ -105,13 +107,12 @@ class Attention(nn.Module):
         Returns:
             States [B, T, C], and the probabilities [B, H, T, S] or None where the backend has none.
         """
-        query = self._split_heads(linear(self.q_proj, hidden_states), self.q_norm)  # [B, H, T, D]
-        if position_embeddings is not None:
-            query = rotate(query, *position_embeddings)
         if self.is_cross_attention:
+            query = self._split_heads(linear(self.q_proj, hidden_states), self.q_norm)  # [B, H, T, D]
             key, value = self._cross_keys_values(key_value_states, past_key_values)
         else:
-            key, value = self._self_keys_values(hidden_states, position_embeddings, past_key_values)
+            query, key, value = self._project(hidden_states, position_embeddings)
+            key, value = self._with_past(key, value, past_key_values)  # [B, K, S, D]
 
         if query.shape[0] != key.shape[0]:
             output, probabilities = self._attend_shared(query, key, value, attention_mask, **kwargs)
@@ -198,15 +199,42 @@ class Attention(nn.Module):
         key = self._split_heads(linear(self.k_proj, states), self.k_norm)
         return key, self._split_heads(linear(self.v_proj, states))
 
-    def _self_keys_values(self, hidden_states, position_embeddings, past_key_values):
-        key, value = self._project_keys_values(hidden_states)  # [B, K, T, D]
+    def _project(self, states, position_embeddings):
+        """Queries [B, H, T, D], keys and values [B, K, T, D] of the same states; queries and keys rotated."""
+        if self.joint is not None:
+            product = self.joint.product(states, self.joinable())
+            if product is not None:
+                return self._split_joint(product, self.joint.sizes, position_embeddings)
+        query = self._split_heads(linear(self.q_proj, states), self.q_norm)
+        key, value = self._project_keys_values(states)
         if position_embeddings is not None:
-            key = rotate(key, *position_embeddings)
+            query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
+        return query, key, value
+
+    def joinable(self) -> tuple[nn.Module, ...]:
+        """The layers that read the same states and may be one product; their norms are one then, too."""
+        are_plain = all(type(norm) is RMSNorm and is_bare(norm) for norm in self._norms())
+        return (self.q_proj, self.k_proj, self.v_proj) if are_plain and not self.is_cross_attention else ()
+
+    def _norms(self) -> list:
+        return [] if self.q_norm is None else [self.q_norm, self.k_norm]
+
+    def _split_joint(self, product, sizes, position_embeddings):
+        """`_project` from one product of `sizes`; queries and keys are normalised and rotated together."""
+        counts = [size // self.head_dim for size in sizes]  # H, K, K
+        heads = self._split_heads(product)  # [B, H + 2K, T, D]
+        turned, value = heads[:, : -counts[2]], heads[:, -counts[2] :]
+        if self.q_norm is not None:
+            weights = (norm.weight.expand(count, 1, -1) for norm, count in zip(self._norms(), counts, strict=False))
+            turned = rms_norm(turned, torch.cat(list(weights)), self.config.norm_eps)
+        if position_embeddings is not None:
+            turned = rotate(turned, *position_embeddings)
+        return turned[:, : counts[0]], turned[:, counts[0] :], value
+
+    def _with_past(self, key, value, past_key_values):
         if isinstance(past_key_values, EncoderDecoderCache):
             past_key_values = past_key_values.self_attention_cache
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)  # [B, K, S, D]
-        return key, value
+        return (key, value) if past_key_values is None else past_key_values.update(key, value, self.layer_idx)
 
     def _cross_keys_values(self, key_value_states, past_key_values):
         """Keys and values of the encoder's states; with an EncoderDecoderCache projected once and then reused."""

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
+from .joint import Joint
 from .kernels import linear
 from .quantized_linear import make_linear
 
@@ -25,6 +26,7 @@ class FeedForward(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
         self.dropout = config.activation_dropout
         self.chunk_size = config.chunk_size_feed_forward
+        self.joint: Joint | None = None  # of the layers that `joinable` gives; set by `prepare_for_inference`
 
     def forward(self, hidden_states):
         if self.chunk_size == 0:
@@ -36,10 +38,22 @@ class FeedForward(nn.Module):
         if self.gate_proj is None:
             inner = self.act_fn(linear(self.up_proj, hidden_states))
         else:
-            inner = self.act_fn(linear(self.gate_proj, hidden_states)) * linear(self.up_proj, hidden_states)
+            gate, up = self._gate_and_up(hidden_states)
+            inner = self.act_fn(gate) * up
         if self.training:
             inner = F.dropout(inner, self.dropout)
         return linear(self.down_proj, self._fitting(inner))
+
+    def joinable(self) -> tuple[nn.Module, ...]:
+        """The layers that read the same states and may be one product."""
+        return () if self.gate_proj is None else (self.gate_proj, self.up_proj)
+
+    def _gate_and_up(self, hidden_states):
+        if self.joint is not None:
+            product = self.joint.product(hidden_states, self.joinable())
+            if product is not None:
+                return product.split(self.joint.sizes, dim=-1)
+        return [linear(layer, hidden_states) for layer in self.joinable()]
 
     def _fitting(self, inner):
         """In the dtype of the down projection, which may be kept in float32; quantized weights see to it themselves."""

@@ -31,8 +31,7 @@ class PackedWeight:
 
     def product(self, states, bias):
         """[..., I] -> [..., O]."""
-        is_for_copy = self.copy is not None and states.dim() > 1 and states.shape[:-1].numel() <= _FEW_TOKENS
-        if is_for_copy and fast_paths_enabled():
+        if self.copy is not None and self.copy.takes(states) and fast_paths_enabled():
             return self.copy.product(states, bias)
         multiply = torch.ops.mkldnn._linear_pointwise
         if len(self.parts) == 1:
@@ -83,6 +82,15 @@ class HalfCopy:
     def of(cls, weight) -> "HalfCopy | None":
         """The copy, or None where infinity or NaN is among the numbers, which the layout does not hold."""
         return cls(weight) if weight.isfinite().all() else None
+
+    def is_current(self) -> bool:
+        """Whether the matrix is still what it was: packed weights do not change."""
+        return True
+
+    def takes(self, states) -> bool:
+        """Whether the states are those of a few tokens."""
+        is_few = states.dim() > 1 and states.shape[:-1].numel() <= _FEW_TOKENS
+        return is_few and states.dtype is torch.bfloat16 and states.device.type == "cpu"
 
     def product(self, states, bias):
         """[T, I] or [..., T, I] -> [..., T, O]."""
@@ -162,24 +170,20 @@ def check_stays(model: nn.Module, fn) -> None:
             )
 
 
-def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
+def pack_weights(model: nn.Module) -> int:
     """Pack the weights of the plain bfloat16 linear layers on the CPU, one after the other; returns how many.
 
     One that is also an embedding is packed in parts. Layers with a wrapper or a hook stay as they are, and all of them
-    where the processor gains nothing. With `second_copy` those that are packed already get one too.
+    where the processor gains nothing.
     """
     places = [owners for owners in _owners_of_weights(model) if _are_packable([module for _, _, module in owners])]
-    packed_before = {module.packed for module in model.modules() if isinstance(module, _Packed)}
-    if not (places or packed_before) or not fast_paths_enabled() or not _is_quicker("packed"):
+    if not places or not fast_paths_enabled() or not is_worth("packed"):
         return 0
-    second_copy = second_copy and _is_quicker("copy")
-    for packed in packed_before if second_copy else ():
-        packed.copy = packed.copy or HalfCopy.of(packed.dense())
     for owners in places:
         modules = {module for _, _, module in owners}
         weight = owners[0][2].weight
         is_table = any(isinstance(module, nn.Embedding) for module in modules)
-        packed = PackedWeight(weight, _TABLE_ROWS if is_table else len(weight), second_copy)
+        packed = PackedWeight(weight, _TABLE_ROWS if is_table else len(weight))
         del weight  # the layers hold the last references, and let go of them one after the other
         stand_ins = {
             module: (PackedLinear if isinstance(module, nn.Linear) else PackedEmbedding)(module, packed)
@@ -188,6 +192,11 @@ def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
         for parent, name, module in owners:
             setattr(parent, name, stand_ins[module])
     return len(places)
+
+
+def packed_weights(model: nn.Module) -> set[PackedWeight]:
+    """Those of all packed layers."""
+    return {module.packed for module in model.modules() if isinstance(module, _Packed)}
 
 
 def unpack_weights(model: nn.Module) -> None:
@@ -227,7 +236,7 @@ _verdicts: dict[str, bool] = {}
 
 
 @torch.no_grad()
-def _is_quicker(way: str) -> bool:
+def is_worth(way: str) -> bool:
     """Whether "packed" is quicker than plain weights, or a second "copy" than packed ones.
 
     Measured once in a process, in some tenths of a second: one row by a matrix that no cache holds.

@@ -137,8 +137,11 @@ def is_transformed() -> bool:
 
 def is_plain_linear(module) -> bool:
     """Whether calling the module would be `F.linear` with its weights and nothing else: no wrapper, no hook."""
-    if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:
-        return False
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter and is_bare(module)
+
+
+def is_bare(module) -> bool:
+    """Whether calling the module is calling its class's `forward` and nothing else: no wrapper, no hook."""
     hooked = "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks
     hooked = hooked or module._backward_hooks or module._backward_pre_hooks
     return not hooked and not nn.modules.module._has_any_global_hook()

@@ -33,6 +33,7 @@ from .heads import (
 )
 from .inference import PackedLinear  # noqa: F401
 from .inputs import check_generation
+from .joint import Joint  # noqa: F401
 from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import shifted, token_cross_entropy, without_padding

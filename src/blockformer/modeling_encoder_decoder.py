@@ -26,6 +26,7 @@ from .feed_forward import FeedForward  # noqa: F401
 from .heads import LanguageModelHead, head_dropout, last_token_states
 from .inference import PackedLinear  # noqa: F401
 from .inputs import check_target
+from .joint import Joint  # noqa: F401
 from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, sequence_loss, span_loss

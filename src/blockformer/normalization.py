@@ -24,12 +24,17 @@ class RMSNorm(nn.Module):
         return self._norm(hidden_states)
 
     def _norm(self, hidden_states):
-        states = hidden_states.float()
-        states = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * states.to(self.weight.dtype)
+        return rms_norm(hidden_states, self.weight, self.eps)
 
     def extra_repr(self):
         return f"{self.weight.numel()}, eps={self.eps}"
+
+
+def rms_norm(hidden_states, weight, eps: float):
+    """`RMSNorm`'s definition. hidden_states [..., size], a weight that fits [..., size] -> [..., size]."""
+    states = hidden_states.float()
+    states = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * states.to(weight.dtype)
 
 
 def make_norm(config, size: int) -> nn.Module:

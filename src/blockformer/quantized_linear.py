@@ -126,10 +126,10 @@ class QuantizedLinear(nn.Linear):
         else:
             return None
         copy = self._packed
-        if copy is None or not copy.is_of(self, kind):
+        if copy is None or not copy.is_of((self,), kind):
             with _lock:
-                if self._packed is None or not self._packed.is_of(self, kind):
-                    self._packed = _Copy(self, kind)
+                if self._packed is None or not self._packed.is_of((self,), kind):
+                    self._packed = _Copy((self,), kind)
                 copy = self._packed
         return copy.made.product(states)
 
@@ -150,21 +150,22 @@ class QuantizedLinear(nn.Linear):
 
 
 class _Copy:
-    """A layer's weights a second time, as a quicker product reads them.
+    """Weights of layers a second time, as a quicker product reads them.
 
     Args:
-        layer: the layer.
-        kind: a class of such products, and what its instances are made of besides the layer.
+        layers: one, or several of the same inputs whose products are to be one.
+        kind: a class of such products, and what its instances are made of besides the layers.
     """
 
-    def __init__(self, layer: QuantizedLinear, kind: tuple):
-        self.kind, self.state = kind, _state(layer)
-        self.sources = (layer.qweight, layer.qzeros, layer.scales)  # held, so that no other tensor takes their place
-        self.made = kind[0](layer, *kind[1:])
+    def __init__(self, layers: tuple[QuantizedLinear, ...], kind: tuple):
+        self.kind, self.states = kind, [_state(layer) for layer in layers]
+        # Held, so that no other tensor takes their place.
+        self.sources = [(layer.qweight, layer.qzeros, layer.scales) for layer in layers]
+        self.made = kind[0](*layers, *kind[1:])
 
-    def is_of(self, layer: QuantizedLinear, kind: tuple) -> bool:
-        """Whether it is of this kind, and the layer's integers are still those that it was made of."""
-        return self.kind == kind and self.state == _state(layer)
+    def is_of(self, layers: tuple[QuantizedLinear, ...], kind: tuple) -> bool:
+        """Whether it is of this kind, and the layers' integers are still those that it was made of."""
+        return self.kind == kind and self.states == [_state(layer) for layer in layers]
 
 
 def _state(layer) -> list:
@@ -183,15 +184,19 @@ def _is_visited(layer) -> bool:
 
 
 class _Packed:
-    """The weights of a layer as PyTorch's 4-bit product on a CPU reads them."""
+    """The weights of layers, one after the other, as PyTorch's 4-bit product on a CPU reads them."""
 
-    def __init__(self, layer: QuantizedLinear):
-        numbers = unpack(layer.qweight).t().to(torch.int32)  # [O, I]
+    def __init__(self, *layers: QuantizedLinear):
+        with torch.autocast("cpu", enabled=False):  # it does not know float16
+            numbers, zeros, scales = (
+                torch.cat([getattr(layer, name) for layer in layers], dim=1) for name in ("qweight", "qzeros", "scales")
+            )
+        numbers = unpack(numbers).t().to(torch.int32)  # [O, I]
         self.weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.contiguous(), 1)
-        self.group_size = layer.group_size
+        self.group_size = layers[0].group_size
         # The product takes each number less 8 times the scale, plus a zero term.
-        scales = layer.scales.float()
-        table = torch.stack([scales, (8 - unpack(layer.qzeros).float()) * scales], dim=-1)
+        scales = scales.float()
+        table = torch.stack([scales, (8 - unpack(zeros).float()) * scales], dim=-1)
         self._tables = {torch.float32: table}  # by the dtype of the states
 
     def product(self, states):
@@ -200,6 +205,36 @@ class _Packed:
             table = self._tables[states.dtype] = self._tables[torch.float32].to(states.dtype)
         product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, self.group_size, table)
         return product.view(*states.shape[:-1], -1)
+
+
+class JointlyPacked:
+    """The packed weights of some layers as one; the layers need none of their own then."""
+
+    def __init__(self, layers: tuple[QuantizedLinear, ...]):
+        self._layers, self._copy = layers, _Copy(layers, (_Packed,))
+        for layer in layers:
+            layer._packed = None
+
+    @staticmethod
+    def is_there_for(layers) -> bool:
+        """Whether PyTorch's 4-bit product takes these layers together."""
+        kinds = {(layer.in_features, layer.group_size, layer.qweight.device.type) for layer in layers}
+        if len(kinds) != 1 or any(map(_is_visited, layers)) or layers[0].qweight.device.type != "cpu":
+            return False
+        return _has_product(layers[0].group_size, sum(layer.out_features for layer in layers))
+
+    def is_current(self) -> bool:
+        """Whether the layers' integers are still those that were packed."""
+        return self._copy.is_of(self._layers, (_Packed,))
+
+    def takes(self, states) -> bool:
+        """Whether the states are of few rows."""
+        return states.device.type == "cpu" and 0 < states.shape[:-1].numel() <= _MOST_ROWS
+
+    def product(self, states, bias):
+        """[..., I] -> [..., O of all layers]."""
+        product = self._copy.made.product(states)
+        return product if bias is None else product + bias.to(product.dtype)
 
 
 @functools.cache

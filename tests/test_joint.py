@@ -1,0 +1,305 @@
+"""Layers that are one product in a prepared model: the same answers, and every reason to call them one by one."""
+
+import copy
+import io
+
+import pairs
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+import blockformer
+from blockformer import inference, joint
+from blockformer.inference import HalfCopy, PackedLinear
+from blockformer.joint import Joint
+from blockformer.quantized_linear import QuantizedLinear
+
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+@pytest.fixture(autouse=True)
+def quicker(monkeypatch):
+    """The second copy judged the quicker way, whatever this machine says of it."""
+    weight = torch.ones(8, 8, dtype=torch.bfloat16)
+    try:
+        inference.PackedWeight(weight, 8, second_copy=True).product(weight[:1], None)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        pytest.skip("this PyTorch has no packed bfloat16 product here, or no FBGEMM")
+    monkeypatch.setattr(inference, "_verdicts", {"packed": True, "copy": True})
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The layers of each joint product that is made."""
+    made: list[tuple] = []
+    product = Joint.product
+
+    def counted(self, states, layers):
+        found = product(self, states, layers)
+        if found is not None:
+            made.append(layers)
+        return found
+
+    monkeypatch.setattr(Joint, "product", counted)
+    return made
+
+
+def packed(name="qwen3", **settings):
+    """A model in bfloat16, prepared, and the same one as it was."""
+    torch.manual_seed(0)
+    sizes = {key: pairs.SIZES[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+    config = blockformer.preset(
+        name, **{**sizes, **TOKENS, "num_attention_heads": 4, "initializer_range": 0.2, **settings}
+    )
+    kind = "EncoderDecoderForConditionalGeneration" if config.is_encoder_decoder else "DecoderForCausalLM"
+    model = getattr(blockformer, f"Blockformer{kind}")(config).bfloat16().eval()
+    for key, parameter in model.named_parameters():
+        if key.endswith((".bias", "norm.weight")):  # drawn as zeros and ones
+            torch.nn.init.normal_(parameter, mean=float(key.endswith("weight")), std=0.3)
+    return copy.deepcopy(model).prepare_for_inference(second_copy=True), model
+
+
+def low(dtype=torch.float32, name="qwen3", **settings):
+    """A model with 4-bit weights, prepared, and the same one as it was."""
+    config = pairs.config(name, **settings, linear_bits=4, linear_group_size=32)
+    torch.manual_seed(0)
+    model = blockformer.BlockformerDecoderForCausalLM(config).to(dtype).eval()
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            for words in (module.qweight, module.qzeros):
+                words.random_(-(2**31), 2**31)
+            module.scales.uniform_(0.01, 0.03)
+            if module.bias is not None:
+                torch.nn.init.normal_(module.bias)
+    return copy.deepcopy(model).prepare_for_inference(second_copy=True), model
+
+
+def inputs(model, shape=(2, 2)):
+    ids = torch.randint(3, pairs.VOCAB, shape, generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})}
+
+
+def joints_of(model):
+    return [module.joint for module in model.modules() if getattr(module, "joint", None) is not None]
+
+
+def near(found, expected, bound):
+    """Within a share of the largest of the expected values."""
+    assert (found.float() - expected.float()).abs().max() <= bound * expected.float().abs().max()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "of_a_layer"),
+    [
+        ("qwen3", {}, 2),  # norms, rotation, grouped heads
+        ("qwen3", {"num_key_value_heads": 4, "rope_parameters": None, "position_type": "learned"}, 2),
+        ("qwen2", {}, 2),  # biases
+        ("gpt2", {}, 1),  # no gate
+        ("gpt2", {"qk_norm": True}, 0),  # LayerNorm of queries and keys
+        ("t5", {"gated_mlp": True, "decoder_start_token_id": 0}, 2),
+        ("marian", {"decoder_start_token_id": 0}, 1),
+    ],
+)
+@torch.no_grad()
+def test_the_same_logits_from_packed_weights(name, settings, of_a_layer, products):
+    model, plain = packed(name, **settings)
+    exact = copy.deepcopy(plain).float()
+    layers = model.config.num_hidden_layers * (2 if model.config.is_encoder_decoder else 1)
+    assert len(joints_of(model)) == of_a_layer * layers
+    found, expected, truth = (each(**inputs(each)).logits for each in (model, plain, exact))
+    assert len(products) == of_a_layer * layers
+    # As near to float32 as the plain model is
+    error, usual = ((logits.float() - truth).norm() / truth.norm() for logits in (found, expected))
+    assert error <= 1.3 * usual + 1e-3
+    near(found, expected, 0.06)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["qwen3", "qwen2"])
+@torch.no_grad()
+def test_the_same_logits_from_four_bits(dtype, name, products):
+    model, plain = low(dtype, name)
+    for shape in ((1, 1), (2, 2), (2, 16)):
+        products.clear()
+        found, expected = (each(**inputs(each, shape)).logits for each in (model, plain))
+        assert len(products) == 2 * model.config.num_hidden_layers
+        near(found, expected, 1e-5 if dtype is torch.float32 else 0.03)
+    products.clear()
+    near(model(**inputs(model, (2, 17))).logits, plain(**inputs(plain, (2, 17))).logits, 1e-5)
+    assert not products
+
+
+def test_four_bits_are_held_once():
+    model, _ = low()
+    with torch.no_grad():
+        model(**inputs(model))
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        apart = [attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj]
+        assert all(each._packed is None for each in apart)
+        assert attention.o_proj._packed is not None
+
+
+def test_packed_weights_are_held_twice_at_most():
+    model, _ = packed(tie_word_embeddings=True)
+    joined = {layer for each in joints_of(model) for layer in each.layers}
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            assert (module.packed.copy is None) == (module in joined)
+
+
+def test_text(products):
+    model, plain = packed()
+    ids = inputs(model, (1, 9))["input_ids"]
+    for settings in ({}, {"num_beams": 3}, {"cache_implementation": "static"}):
+        products.clear()
+        found, expected = (
+            each.generate(ids, max_new_tokens=8, do_sample=False, **settings)[0, 9:] for each in (model, plain)
+        )
+        assert products
+        assert found[:4].tolist() == expected[:4].tolist()  # later a rounding of bfloat16 may decide
+
+
+def with_grad(model):
+    embeds = torch.randn(1, 2, model.config.hidden_size, requires_grad=True)
+    model(inputs_embeds=embeds).logits.sum().backward()
+    assert embeds.grad.abs().sum() > 0
+
+
+def with_autocast(model):
+    with torch.no_grad(), torch.autocast("cpu"):
+        model(**inputs(model))
+
+
+def transformed(model):
+    model.set_attn_implementation("eager")
+    embeds = torch.randn(1, 2, model.config.hidden_size)
+    torch.func.jvp(lambda states: model(inputs_embeds=states).logits, (embeds,), (embeds,))
+
+
+@pytest.mark.parametrize("way", [with_grad, with_autocast, transformed])
+def test_what_wants_single_layers_gets_them(way, products):
+    model, _ = low()
+    way(model)
+    assert not products
+
+
+def test_without_fast_paths(products, monkeypatch):
+    model, _ = low()
+    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
+    with torch.no_grad():
+        model(**inputs(model))
+    assert not products
+    assert not joints_of(low()[0])
+
+
+@pytest.mark.parametrize("place", ["q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "gate_proj", "up_proj"])
+@pytest.mark.parametrize("make", [low, packed])
+@torch.no_grad()
+def test_a_hook_is_asked_whenever_it_comes(place, make, products):
+    model, _ = make()
+    layer = model.model.layers[1]
+    part = layer.mlp if place.startswith(("gate", "up")) else layer.self_attn
+    seen = []
+    handle = getattr(part, place).register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    model(**inputs(model))
+    assert len(seen) == 1
+    assert len(products) == 2 * model.config.num_hidden_layers - 1
+    handle.remove()
+    model(**inputs(model))
+    assert len(seen) == 1
+    assert len(products) == 4 * model.config.num_hidden_layers - 1
+    # The same before it is prepared
+    model.prepare_for_training()
+    assert not joints_of(model)
+    getattr(part, place).register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    model.prepare_for_inference(second_copy=True)
+    assert part.joint is None
+    assert len(joints_of(model)) == 2 * model.config.num_hidden_layers - 1
+    model(**inputs(model))
+    assert len(seen) == 2
+
+
+@torch.no_grad()
+def test_adapters_are_asked():
+    model, plain = low()
+    torch.manual_seed(0)
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)).eval()
+    torch.manual_seed(0)
+    expected = get_peft_model(plain, LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)).eval()
+    near(adapted(**inputs(model)).logits, expected(**inputs(model)).logits, 1e-5)
+
+
+@torch.no_grad()
+def test_weights_that_change_are_seen():
+    model, plain = low()
+    for each in (model, plain):
+        mlp = each.model.layers[0].mlp
+        mlp.up_proj.scales *= 2
+        each.model.layers[1].self_attn.q_norm.weight *= 1.5
+        each.model.layers[2].self_attn.k_proj.qweight = plain.model.layers[0].self_attn.k_proj.qweight.clone()
+    near(model(**inputs(model)).logits, plain(**inputs(plain)).logits, 1e-5)
+    assert len(joints_of(model)) == 6
+    before = {id(each) for each in joints_of(model)}
+    model.prepare_for_inference()
+    assert len({id(each) for each in joints_of(model)} - before) == 2  # made anew where the weights are others
+    near(model(**inputs(model)).logits, plain(**inputs(plain)).logits, 1e-5)
+
+
+@pytest.mark.parametrize("make", [low, packed])
+@torch.no_grad()
+def test_a_copy_and_a_pickle(make, products):
+    model, _ = make()
+    expected = model(**inputs(model)).logits
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    for other in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
+        attention = other.model.layers[0].self_attn
+        assert attention.joint.layers == (attention.q_proj, attention.k_proj, attention.v_proj)
+        products.clear()
+        assert torch.equal(other(**inputs(other)).logits, expected)
+        assert len(products) == 6
+
+
+def test_the_state_dict_knows_nothing_of_it():
+    model, plain = low()
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in plain.state_dict().items())
+    assert not joints_of(model.prepare_for_training())
+
+
+def test_what_is_not_joined():
+    some, other = (QuantizedLinear(64, 64, bias, 32) for bias in (True, False))
+    assert joint._are_joinable((other, copy.deepcopy(other)), False)
+    assert not joint._are_joinable((), True)
+    assert not joint._are_joinable((some, other), True)  # a bias in one of them
+    assert not joint._are_joinable((other, QuantizedLinear(64, 64, False, 64)), True)  # other groups
+    assert not joint._are_joinable((other, torch.nn.Linear(64, 64, bias=False)), True)
+    assert not joint._are_joinable((torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), True)
+    assert not joint._are_joinable((QuantizedLinear(48, 8, False, 16),) * 2, True)  # no product for such groups
+    meta = copy.deepcopy(other).to("meta")
+    assert not joint._are_joinable((meta, meta), True)
+    visited = copy.deepcopy(other)
+    visited._is_replica = True
+    assert not joint._are_joinable((visited, visited), True)
+    layers = [torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16) for _ in range(2)]
+    layers[1].weight.data[0, 0] = torch.inf
+    pair = tuple(PackedLinear(each, inference.PackedWeight(each.weight, 8)) for each in layers)
+    assert not joint._are_joinable(pair, True)
+    assert joint._are_joinable(pair[:1] * 2, True)
+    assert not joint._are_joinable(pair[:1] * 2, False)
+
+
+@torch.no_grad()
+def test_compiled_and_exported_graphs_have_plain_operations():
+    model, plain = low()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    near(compiled(**inputs(model)).logits, plain(**inputs(plain)).logits, 1e-5)
+
+
+def test_an_overflow_is_the_products_own():
+    """A copy's scale neither hides nor makes infinities."""
+    weight = torch.full((8, 8), 3e38, dtype=torch.bfloat16)
+    product = HalfCopy.of(weight).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
+    assert product.isinf().all()
