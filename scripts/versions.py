@@ -27,9 +27,10 @@ QUICK = (
     "tests/test_generation.py::test_greedy",
     "tests/test_modeling.py",
     "tests/test_encoder_decoder.py",
+    "tests/test_quantized_linear.py",
     "tests/conversion/test_families.py",
 )
-"""Some of each kind, for CI: remote code, generation, parity."""
+"""Some of each kind, for CI: remote code, generation, parity, offload."""
 
 
 def run_tests(version: str, python: str | Path, arguments: list[str]) -> dict[str, object]:

@@ -14,6 +14,7 @@ from peft import LoraConfig, get_peft_model
 
 import blockformer
 from blockformer import quantized_linear
+from blockformer.compat import keep_dtypes_on_disk
 from blockformer.quantized_linear import QuantizedLinear, dequantize, pack, unpack
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -274,6 +275,7 @@ def test_a_replica_for_one_call_has_no_copy_of_its_weights():
     assert replica._packed is None
 
 
+@pytest.mark.versions
 def test_offloaded_to_disk(tmp_path):
     model, _ = pair()
     model.save_pretrained(tmp_path / "m")
@@ -290,6 +292,18 @@ def test_offloaded_to_disk(tmp_path):
     assert low_of(loaded)[-1].qweight.device.type == "meta"
     # No copy of the weights stays behind where they are to leave.
     assert [module._packed is not None for module in low_of(loaded)] == [True] * 7 + [False] * 7
+
+
+def test_only_weights_of_4_bits_are_read_from_the_disk_in_their_own_dtypes():
+    model, _ = pair("qwen2")  # with biases
+    names = [name for name in model.state_dict() if ".layers.1." in name]
+    on_disk = {name: {"dtype": "bfloat16"} for name in [*names, "model.rotary_emb.inv_freq"]}
+    keep_dtypes_on_disk(model, QuantizedLinear, on_disk)
+    own = dict.fromkeys(("weight", "bias", "inv_freq"), "bfloat16")
+    own |= {"qweight": "int32", "qzeros": "int32", "scales": "float16"}
+    assert {name.rpartition(".")[2] for name in on_disk} == set(own)
+    assert on_disk == {name: {"dtype": own[name.rpartition(".")[2]]} for name in on_disk}
+    keep_dtypes_on_disk(model, QuantizedLinear, None)  # nothing is offloaded
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .attention import Attention
-from .compat import OutputRecorder
+from .compat import OutputRecorder, keep_dtypes_on_disk
 from .inference import check_stays, pack_weights, unpack_weights
 from .layer import Layer
 from .positions import ComputedPositions
@@ -55,7 +55,11 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         if not load_config.is_quantized:
             source = load_config.pretrained_model_name_or_path
             _check_kinds(model, _kinds_of(state_dict, checkpoint_files), source)
-        return PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+        info, on_disk = PreTrainedModel._load_pretrained_model(
+            model, state_dict, checkpoint_files, load_config, *args, **kwargs
+        )
+        keep_dtypes_on_disk(model, QuantizedLinear, on_disk)
+        return info, on_disk
 
     @staticmethod
     def _finalize_model_loading(model, load_config, loading_info):

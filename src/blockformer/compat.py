@@ -23,6 +23,7 @@ __all__ = [
     "causal_masks",
     "config_field_names",
     "generation_field_names",
+    "keep_dtypes_on_disk",
 ]
 
 
@@ -61,6 +62,22 @@ def tell_peft(model_type: str) -> None:
     for name, table in tables.items():
         if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and _NAMESAKE in table:
             table.setdefault(model_type, table[_NAMESAKE])
+
+
+def keep_dtypes_on_disk(model, kind: type[torch.nn.Module], on_disk: dict | None) -> None:
+    """Have the buffers of modules of a kind read from the disk in their own dtypes.
+
+    For transformers up to 5.12, which read all that lies there in the model's dtype. A buffer is cast back at each
+    call, but a word of 32 bits has been through a float32 then, which holds 24. Later releases do as this does.
+
+    Args:
+        on_disk: what accelerate is told of each tensor on the disk, by name, changed in place; None without any.
+    """
+    for name, module in model.named_modules():
+        if on_disk and isinstance(module, kind):
+            for entry, buffer in module.named_buffers(name, recurse=False):
+                if entry in on_disk:
+                    on_disk[entry]["dtype"] = str(buffer.dtype).removeprefix("torch.")
 
 
 def causal_masks(config, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
