@@ -11,7 +11,8 @@ from transformers import initialization as init
 
 from .attention import Attention
 from .compat import OutputRecorder, keep_dtypes_on_disk
-from .inference import check_stays, pack_weights, unpack_weights
+from .inference import check_stays
+from .joint import arrange_weights, separate_weights
 from .layer import Layer
 from .positions import ComputedPositions
 from .quantized_linear import QuantizedLinear
@@ -96,8 +97,8 @@ class BlockformerPreTrainedModel(PreTrainedModel):
     def prepare_for_inference(self, second_copy: bool = False):
         """Make the model quicker where it only answers: weights lie as the processor multiplies them.
 
-        That is bfloat16 on a CPU; elsewhere nothing changes. Saving still writes plain tensors. No gradients, adapters,
-        casts or moves until `prepare_for_training`.
+        That is bfloat16 on a CPU, and 4 bits; elsewhere nothing changes. Saving still writes plain tensors. No
+        gradients, adapters, casts or moves until `prepare_for_training`.
 
         Args:
             second_copy: hold the weights twice: a second layout makes steps of a token, or up to four, quicker still,
@@ -110,12 +111,12 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         if not hasattr(self, "_trainable"):
             self._trainable = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
         self.requires_grad_(False)
-        pack_weights(self, second_copy)
+        arrange_weights(self, second_copy)
         return self
 
     def prepare_for_training(self):
         """Undo `prepare_for_inference`: plain weights, which learn again if they did before. Returns the model."""
-        unpack_weights(self)
+        separate_weights(self)
         trainable = self.__dict__.pop("_trainable", ())
         for name, parameter in self.named_parameters():
             if name in trainable:
