@@ -150,7 +150,7 @@ def quicker(monkeypatch):
         torch.ops.mkldnn._linear_pointwise(torch.ones(2, 3), torch.ones(4, 3), None, "none", [], "")
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no oneDNN linear")
-    monkeypatch.setattr(kernels, "_verdict", [True])
+    monkeypatch.setattr(kernels, "_verdicts", {"onednn": True})
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -232,6 +232,34 @@ def test_layers_that_are_called_as_they_are(quicker, layer, states):
         assert torch.equal(output, layer(states))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "is_widened"), [((8, 7), True), ((2, 2, 4, 7), True), ((7, 7), False), ((7,), False)]
+)
+@torch.no_grad()
+def test_many_rows_of_float16(monkeypatch, bias, onednn, shape, is_widened):
+    widened, used = kernels._widened, []
+    monkeypatch.setattr(kernels, "_widened", lambda *args: used.append(args) or widened(*args))
+    monkeypatch.setattr(kernels, "_verdicts", {"onednn": onednn, "widened": True})
+    monkeypatch.setattr(kernels, "_WIDENED", 4 * 7)  # parts of 4, 4 and 3 outputs
+    layer, states = nn.Linear(7, 11, bias=bias).half(), torch.randn(shape).half()
+    exact = nn.functional.linear(states.double(), layer.weight.double(), layer.bias.double() if bias else None)
+    found = linear(layer, states)
+    assert found.dtype is torch.float16
+    assert bool(used) == is_widened
+    torch.testing.assert_close(found, exact.half(), rtol=2**-9, atol=2**-12)
+    used.clear()
+    with torch.enable_grad():
+        assert linear(layer, states).requires_grad
+    monkeypatch.setitem(kernels._verdicts, "widened", False)
+    linear(layer, states)
+    monkeypatch.setattr(kernels, "_verdicts", {"onednn": onednn, "widened": True})
+    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
+    linear(layer, states)
+    assert not used
+
+
 def test_transforms_see_the_plain_layer(quicker):
     layer, states = nn.Linear(4, 3), torch.randn(5, 4)
     per_row = torch.func.vmap(torch.func.grad(lambda row: linear(layer, row).square().sum()))(states)
@@ -247,20 +275,22 @@ def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
     def missing(*_):
         raise AttributeError("no such op")
 
-    monkeypatch.setattr(kernels, "_verdict", [])
+    monkeypatch.setattr(kernels, "_verdicts", {})
     monkeypatch.setattr(kernels, "_onednn", missing)
     layer, states = nn.Linear(4, 3), torch.randn(2, 4)
     assert torch.equal(linear(layer, states), layer(states))
-    assert kernels._verdict == [False]
+    assert kernels._verdicts == {"onednn": False}
 
 
+@torch.no_grad()
 def test_measuring_leaves_the_random_state_alone(monkeypatch):
-    monkeypatch.setattr(kernels, "_verdict", [])
-    monkeypatch.setattr(inference, "_verdict", [])
-    to_pack = nn.Sequential(nn.Linear(4, 3, dtype=torch.bfloat16))
+    monkeypatch.setattr(kernels, "_verdicts", {})
+    monkeypatch.setattr(inference, "_verdicts", {})
     before = torch.get_rng_state()
-    linear(nn.utils.skip_init(nn.Linear, 4, 3), torch.ones(2, 4))
-    inference.pack_weights(to_pack)
-    assert kernels._verdict
-    assert inference._verdict
+    for dtype in (torch.float16, torch.float32):  # the first one asks for the other
+        linear(nn.utils.skip_init(nn.Linear, 4, 3, dtype=dtype), torch.ones(8, 4, dtype=dtype))
+    for way in ("packed", "copy"):
+        inference.is_worth(way)
+    assert kernels._verdicts.keys() == {"onednn", "widened"}
+    assert inference._verdicts.keys() == {"packed", "copy"}
     assert torch.equal(torch.get_rng_state(), before)

@@ -54,7 +54,7 @@ def make(name, dropout=0.0):
 def few(monkeypatch):
     """So few logits at once that every model of these tests takes its loss in chunks of 3 tokens."""
     monkeypatch.setattr(losses, "MAX_LOGITS", 3 * 101 + 7)
-    monkeypatch.setattr(kernels, "_verdict", [HAS_ONEDNN])  # measuring makes tensors of its own
+    monkeypatch.setattr(kernels, "_verdicts", {"onednn": HAS_ONEDNN})  # measuring makes tensors of its own
 
 
 class Largest(TorchDispatchMode):
@@ -98,7 +98,7 @@ def test_loss_and_gradients_of_all_logits(
         handle = None if is_plain else head.register_forward_hook(lambda *_: None)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(losses, "MAX_LOGITS", max_logits)
-            patch.setattr(kernels, "_verdict", [by_onednn and HAS_ONEDNN])
+            patch.setattr(kernels, "_verdicts", {"onednn": by_onednn and HAS_ONEDNN})
             if in_chunks:
                 loss = chunked_cross_entropy(head, own, labels, items, smoothing)
             else:

@@ -216,7 +216,7 @@ def test_the_quicker_product_of_float32_is_for_the_head_alone(saved, method, mon
         seen.append(weight)
         return nn.functional.linear(states, weight, bias)
 
-    monkeypatch.setattr(kernels, "_verdict", [True])
+    monkeypatch.setattr(kernels, "_verdicts", {"onednn": True})
     monkeypatch.setattr(kernels, "_onednn", spy)
     quantized = load(saved.folder, method)
     expected = logits_of(quantized)
@@ -230,7 +230,7 @@ def test_preparing_for_inference_packs_the_head_alone(saved, method, monkeypatch
         PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16), 8).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
-    monkeypatch.setattr(inference, "_verdict", [True])
+    monkeypatch.setattr(inference, "_verdicts", {"packed": True})
     quantized = load(saved.folder, method, torch.bfloat16)
     if method.saves:
         quantized.save_pretrained(tmp_path / "plain")

@@ -51,19 +51,37 @@ def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: f
 
 
 def linear(module: nn.Module, states):
-    """`module(states)`; of a plain float32 `nn.Linear` on the CPU by oneDNN, where that is the quicker one.
+    """`module(states)`; of a plain `nn.Linear` on the CPU in the quicker one of two ways.
 
     PyTorch's float32 product leaves about half of some processors' speed unused, oneDNN's does not. Both sum in
-    float32, in another order. A wrapped, hooked, quantized, sharded or offloaded layer is called as it is.
+    float32, in another order. Many rows in float16 are multiplied in float32 where the processor has no product of
+    float16. A wrapped, hooked, quantized, sharded or offloaded layer is called as it is.
 
     Shapes: [..., I] -> [..., O].
     """
-    if not _is_plain(module, states) or not fast_paths_enabled() or not _onednn_is_quicker():
+    if not _is_plain(module, states) or not fast_paths_enabled():
         return module(states)
     weight, bias = module.weight, module.bias
-    if torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad):
-        return _OneDnnLinear.apply(states, weight, bias)
-    return _onednn(states, weight, bias)
+    learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
+    if states.dtype is torch.float16:
+        is_slow = not learns and states.shape[:-1].numel() >= _MANY_ROWS and _is_measured("widened", _measure_widened)
+        return _widened(states, weight, bias) if is_slow else module(states)
+    if not _onednn_is_quicker():
+        return module(states)
+    return _OneDnnLinear.apply(states, weight, bias) if learns else _onednn(states, weight, bias)
+
+
+# So many rows of float16 are worth the weights in float32, of which so many elements are made at a time.
+_MANY_ROWS, _WIDENED = 8, 1 << 24
+
+
+def _widened(states, weight, bias):
+    """The product of float16 by way of float32, a part of the outputs at a time."""
+    states, size = states.float(), max(1, _WIDENED // weight.shape[1])
+    parts = zip(weight.split(size), [None] * len(weight) if bias is None else bias.split(size), strict=False)
+    product = product_for(states)
+    outputs = [product(states, part.float(), each if each is None else each.float()).half() for part, each in parts]
+    return torch.cat(outputs, dim=-1)
 
 
 # Queries of one block, and the shortest text that is cut into such blocks.
@@ -148,14 +166,14 @@ def is_bare(module) -> bool:
 
 
 def _is_plain(module, states) -> bool:
-    """Whether calling the module on float32 states would be `F.linear` of dense CPU tensors and nothing else."""
-    if states.dtype is not torch.float32 or type(states) is not torch.Tensor or not is_plain_linear(module):
+    """Whether calling it on float32 or float16 states would be `F.linear` of dense CPU tensors and nothing else."""
+    if states.dtype not in (torch.float32, torch.float16) or type(states) is not torch.Tensor:
         return False
-    if is_transformed():
+    if not is_plain_linear(module) or is_transformed():
         return False
     weight = module.weight
     is_dense = states.layout == weight.layout == torch.strided and weight.is_contiguous()
-    is_on_cpu = weight.dtype is torch.float32 and states.device.type == weight.device.type == "cpu"
+    is_on_cpu = weight.dtype is states.dtype and states.device.type == weight.device.type == "cpu"
     return is_dense and is_on_cpu and states.numel() > 0 and not torch.is_autocast_enabled("cpu")
 
 
@@ -190,31 +208,46 @@ class _OneDnnLinear(torch.autograd.Function):
         return grad_states, grad_weight, rows.sum(0) if ctx.has_bias and needs_bias else None
 
 
-_lock = threading.Lock()
-_verdict: list[bool] = []
+_lock = threading.RLock()  # one measurement may ask for another
+_verdicts: dict[str, bool] = {}
+
+
+def _is_measured(name: str, measure: Callable[[], bool]) -> bool:
+    """What `measure` says, asked once in a process."""
+    if name not in _verdicts:
+        with _lock:
+            if name not in _verdicts:
+                _verdicts[name] = measure()
+    return _verdicts[name]
 
 
 def _onednn_is_quicker() -> bool:
-    """Measured once in a process, in about a tenth of a second: a product of the two, and that they agree."""
-    if not _verdict:
-        with _lock:
-            if not _verdict:
-                _verdict.append(_measure())
-    return _verdict[0]
+    return _is_measured("onednn", _measure_onednn)
 
 
 @torch.no_grad()
-def _measure() -> bool:
-    generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
+def _measure_onednn() -> bool:
+    """In about a tenth of a second: a product of the two, and that they agree."""
+    states, weight = _random_matrices(3072)
     try:
-        with torch.device("cpu"):
-            states, weight = (torch.randn(rows, 1024, generator=generator) for rows in (64, 3072))
         fast, plain = _onednn(states, weight, None), F.linear(states, weight)
         if not torch.allclose(fast, plain, rtol=1e-4, atol=1e-3):
             return False
         return is_quicker(lambda: _onednn(states, weight, None), lambda: F.linear(states, weight), rounds=12)
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
+
+
+@torch.no_grad()
+def _measure_widened() -> bool:
+    states, weight = (matrix.half() for matrix in _random_matrices(1024))
+    return is_quicker(lambda: _widened(states, weight, None), lambda: F.linear(states, weight), rounds=4)
+
+
+def _random_matrices(outputs: int):
+    generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
+    with torch.device("cpu"):
+        return [torch.randn(rows, 1024, generator=generator) for rows in (64, outputs)]
 
 
 def is_quicker(work: Callable, other: Callable, rounds: int) -> bool:
