@@ -68,7 +68,7 @@ def _llama_rows(size, limits, console: Console, folder: Path) -> Iterator[Row]:
     ours, official = workloads.make_pair(shape, torch.bfloat16)
     config, entries = ours.config, official.config.to_dict()
     gguf_model.write(path, entries, official.state_dict())
-    workloads.prepared((ours, official))
+    workloads.prepared((ours, official), second_copy=True)
     work = _Work(shape, contexts, prefills, size, limits, console)
     yield from work.beside(ours, gguf_model.GgufModel(path, room, threads), "bfloat16", "llama.cpp")
     del ours
@@ -77,7 +77,7 @@ def _llama_rows(size, limits, console: Console, folder: Path) -> Iterator[Row]:
     del official
     gguf_model.write(path, entries, weights)
     del weights
-    ours.prepare_for_inference()
+    ours.prepare_for_inference(second_copy=True)
     for peer, bfloat16_head in (("llama.cpp Q4_0, head bfloat16", True), ("llama.cpp Q4_0", False)):
         gguf_model.quantize(path, low_path, threads, bfloat16_head)
         yield from work.beside(ours, gguf_model.GgufModel(low_path, room, threads), "int4", peer)
@@ -143,7 +143,7 @@ class _Work:
                 rounds,
             )
             limit = self._bytes_of_a_token(dtype, context) / (self.limits.read_gbs * 1e9)
-            yield make_row(shape.name, "decode, prepared", dtype, context, 1, times, limit, peer=peer)
+            yield make_row(shape.name, "decode, prepared twice", dtype, context, 1, times, limit, peer=peer)
         for length in self.prefills:
             ids = self._prompt(length)
             times = interleaved(

@@ -142,6 +142,7 @@ def main() -> None:
     if "decoder" in options.only:
         rows += decoder_rows(size.decoder, size.decodes, [], size, limits, console)
         rows += decoder_rows(size.prefill, [], size.prefills, size, limits, console)
+        rows.append(half_row(size.prefill, size.prefills[0], min(size.rounds, 3), limits, console))
     if "gpt2" in options.only:
         rows += decoder_rows(size.gpt2, size.decodes[:2], [], size, limits, console)
     if "encoder" in options.only:
@@ -213,6 +214,15 @@ def decoder_rows(
                 rows += measure(", 4 bits", pair)
         del pair, measure
     return rows
+
+
+def half_row(
+    shape: workloads.Shape, length: int, rounds: int, limits: machine.Machine, console: Console
+) -> workloads.Row:
+    """Prefill in float16; its limit is that of float32, which the processor multiplies in at best."""
+    speeds = {"float16": limits.gemm_gflops["float32"]}
+    with console.status("prefill float16"):
+        return workloads.prefill(workloads.make_pair(shape, torch.float16), shape, length, rounds, speeds)
 
 
 def written(pair, name: str, size: Size, limits: machine.Machine, console: Console) -> list[workloads.Row]:

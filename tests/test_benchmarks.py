@@ -53,7 +53,7 @@ def test_every_row_on_tiny_shapes(parts, tmp_path):
         works -= {f"{work}, 4 bits" for work in WRITTEN[parts]}
     if WRITTEN[parts] & {"decode"} and "packed weights are no quicker" not in done.stdout:
         prepared = {row["work"] for row in rows if row["dtype"] == "bfloat16" and "prepared" in row["work"]}
-        assert prepared == {f"{work}, prepared" for work in WRITTEN[parts]}
+        assert prepared == {f"{work}, prepared" for work in WRITTEN[parts]} | {"decode, prepared twice"}
         works -= prepared
     assert works == WRITTEN[parts]
     for row in rows:
