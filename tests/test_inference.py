@@ -303,7 +303,7 @@ def test_a_second_copy_later(monkeypatch):
 def test_what_is_measured(monkeypatch):
     ways = []
 
-    def take(work, other, rounds):
+    def take(work, other, rounds, share):
         torch.testing.assert_close(work(), other(), rtol=0.02, atol=0.02)
         ways.append(rounds)
         return True
@@ -315,7 +315,7 @@ def test_what_is_measured(monkeypatch):
     assert len(ways) == 2
     assert inference._verdicts == {"packed": True, "copy": True}
     monkeypatch.setattr(inference, "_verdicts", {"packed": True})
-    monkeypatch.setattr(HalfCopy, "product", lambda self, states, bias: 1.1 * torch.ones(1, 3 << 14))
+    monkeypatch.setattr(HalfCopy, "product", lambda self, states, bias: 1.1 * torch.ones(1, 3072).bfloat16())
     make().prepare_for_inference(second_copy=True)
     assert inference._verdicts["copy"] is False
 

@@ -11,6 +11,7 @@ from awq_layout import quantize, state_of, tensors, words
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
 
 import blockformer
 from blockformer import quantized_linear
@@ -273,6 +274,22 @@ def test_a_replica_for_one_call_has_no_copy_of_its_weights():
     states = torch.randn(3, 64)
     pairs.assert_close(replica(states), plain(states))
     assert replica._packed is None
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.int64, torch.uint8], ids=str)
+def test_packed_weights_of_another_dtype_are_refused(tmp_path, kind):
+    model, _ = pair()
+    names = ["model.layers.0.mlp.up_proj.qweight", "model.layers.1.self_attn.k_proj.qzeros"]
+    state = {name: tensor.to(kind) if name in names else tensor for name, tensor in model.state_dict().items()}
+    model.save_pretrained(tmp_path)
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for load in (
+        lambda: type(model).from_pretrained(tmp_path),
+        lambda: type(model).from_pretrained(None, config=model.config, state_dict=state),
+    ):
+        with pytest.raises(ValueError, match="not int32") as refusal:
+            load()
+        assert all(name in str(refusal.value) for name in names)
 
 
 @pytest.mark.versions

@@ -52,7 +52,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
 
     @staticmethod
     def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
-        """Refuse integers in place of weights, which the library would cast, before any tensor is read."""
+        """Refuse integers in place of weights, and the other way round, before any tensor is read."""
         if not load_config.is_quantized:
             source = load_config.pretrained_model_name_or_path
             _check_kinds(model, _kinds_of(state_dict, checkpoint_files), source)
@@ -155,9 +155,21 @@ def _kinds_of(state_dict, checkpoint_files) -> dict:
 
 
 def _check_kinds(model, kinds, source) -> None:
-    """Refuse tensors of integers, by their dtypes in safetensors ("I32", "U8", "BOOL") or torch ("torch.int32")."""
+    """Refuse integers for weights and anything but int32 for packed ones, which the library would cast.
+
+    By their dtypes in safetensors ("I32", "U8", "BOOL") or torch ("torch.int32").
+    """
     prefix = f"{model.base_model_prefix}."
-    floats = {name.removeprefix(prefix) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    floats, packed = set(), set()
+    for name, tensor in model.state_dict().items():
+        (floats if tensor.is_floating_point() else packed).add(name.removeprefix(prefix))
+    cast = sorted(
+        f"{name} is {kind}"
+        for name, kind in kinds.items()
+        if name.removeprefix(prefix) in packed and kind not in ("I32", "torch.int32")
+    )
+    if cast:
+        raise ValueError(f"{source}: packed weights that are not int32; has something cast them?{_listed(cast)}")
     wrong = sorted(
         f"{name} is {kind}"
         for name, kind in kinds.items()

@@ -250,8 +250,8 @@ def _random_matrices(outputs: int):
         return [torch.randn(rows, 1024, generator=generator) for rows in (64, outputs)]
 
 
-def is_quicker(work: Callable, other: Callable, rounds: int) -> bool:
-    """Whether `work` takes less than 0.9 of the other's time, each at its best.
+def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9) -> bool:
+    """Whether `work` takes less than that share of the other's time, each at its best.
 
     They take turns, and the quickest round counts: what else the machine does in between decides nothing.
     """
@@ -261,4 +261,4 @@ def is_quicker(work: Callable, other: Callable, rounds: int) -> bool:
             start = time.perf_counter()
             each()
             best[index] = min(best[index], time.perf_counter() - start)
-    return best[0] < 0.9 * best[1]
+    return best[0] < share * best[1]
