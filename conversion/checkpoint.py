@@ -101,12 +101,16 @@ def _has_large_integer(value: Any) -> bool:
     return isinstance(value, int) and abs(value) >= 2**63
 
 
+_ONE_THREAD = (1 << 15) - 64
+"""Elements that PyTorch works on with one thread. Its others would wait busily after each, in the system's way."""
+
+
 def nonfinite(tensor: Tensor) -> int:
     """How many NaN or infinite elements a tensor has; 0 for integers. Takes a few MB of memory, whatever its size."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return 0
     count = 0
-    for part in tensor.detach().reshape(-1).split(1 << 20):
+    for part in tensor.detach().reshape(-1).split(_ONE_THREAD):
         wide = part.float() if part.dtype.itemsize == 1 else part  # torch cannot test float8
         if not part.is_complex() and _has_finite_sum(wide):
             continue

@@ -77,17 +77,6 @@ def memory_errors():
         raise ConversionError(f"out of memory; free some, or convert with --no-verify ({reason})") from error
 
 
-@contextmanager
-def one_thread():
-    """PyTorch's other threads wait busily after each small operation: they would only hinder the system's own work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def write_weights(
     checkpoint: Checkpoint,
     groups: list[Group],
@@ -115,8 +104,7 @@ def write_weights(
                 made = [(name, iter([tensor])) for name, tensor in group.apply(checkpoint.read)]
             for target in group.targets:
                 name, parts = made.pop(0)
-                with one_thread():
-                    writer.write_parts(name, looked_at(name, target.dtype, parts))
+                writer.write_parts(name, looked_at(name, target.dtype, parts))
                 del parts
                 done += torch.Size(target.shape).numel() * target.dtype.itemsize
                 tell("writing weights", done, total)

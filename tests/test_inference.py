@@ -89,7 +89,7 @@ def exactly(states, weight, bias):
 
 
 @pytest.mark.usefixtures("copies")
-@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e30], ids=str)
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 3e3], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
 def test_the_second_copy_has_the_same_numbers(size, bias, monkeypatch):

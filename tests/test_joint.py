@@ -298,8 +298,50 @@ def test_compiled_and_exported_graphs_have_plain_operations():
     near(compiled(**inputs(model)).logits, plain(**inputs(plain)).logits, 1e-5)
 
 
-def test_an_overflow_is_the_products_own():
-    """A copy's scale neither hides nor makes infinities."""
-    weight = torch.full((8, 8), 3e38, dtype=torch.bfloat16)
-    product = HalfCopy.of(weight).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
-    assert product.isinf().all()
+def test_numbers_that_a_copy_would_change():
+    """States are never scaled up, so that no infinity comes of it."""
+    weight = torch.full((8, 8), 2.0**15, dtype=torch.bfloat16)
+    assert HalfCopy.of(weight) is None
+    assert HalfCopy.of(weight * 0.99).product(torch.full((1, 8), 3e38, dtype=torch.bfloat16), None).isinf().all()
+
+
+def test_weights_are_held_twice_at_most_after_a_hook_too():
+    model, _ = packed()
+    model.prepare_for_training()
+    attention = model.model.layers[0].self_attn
+    handle = attention.q_proj.register_forward_hook(lambda *_: None)
+    model.prepare_for_inference(second_copy=True)
+    assert attention.k_proj.packed.copy is not None
+    model.prepare_for_training()
+    handle.remove()
+    model.prepare_for_inference(second_copy=True)
+    assert attention.joint is not None
+    assert attention.k_proj.packed.copy is None
+
+
+def test_moved_weights_leave_nothing_behind():
+    model, _ = low()
+    model.float()
+    assert len(joints_of(model)) == 6
+    model.to("meta")
+    assert not joints_of(model)
+
+
+@torch.no_grad()
+def test_float64_takes_plain_weights(products):
+    model, plain = (each.double() for each in low())
+    near(model(**inputs(model)).logits, plain(**inputs(plain)).logits, 1e-9)
+    assert not products
+
+
+def test_a_copy_where_the_layout_is_not_there(monkeypatch):
+    def missing(*_):
+        raise RuntimeError("not supported by this engine")
+
+    model, _ = packed()
+    monkeypatch.setattr(HalfCopy, "__init__", missing)
+    other = copy.deepcopy(model)
+    assert not joints_of(other)
+    assert other.lm_head.packed.copy is None
+    with torch.no_grad():
+        near(other(**inputs(other)).logits, model(**inputs(model)).logits, 0.05)

@@ -300,3 +300,22 @@ def test_a_model_by_the_package_itself(on_the_cpu, warnings, monkeypatch, backen
     kinds = {type(layer._packed.made._kernel).__module__.partition(".")[0] for layer in low_of(model)}
     assert kinds == {"gptqmodel"}
     assert not warnings
+
+
+@torch.no_grad()
+def test_a_lack_of_memory_decides_nothing(on_the_cpu, monkeypatch):
+    """It goes to the caller, and the next call asks again."""
+    layer, _ = layer_of(32, 64, 32)
+    calls = []
+
+    def fails(layer, dtype):
+        calls.append(dtype)
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(quantized_kernels, "_make", fails)
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            layer(torch.randn(1, 64).bfloat16())
+    with pytest.raises(torch.OutOfMemoryError):
+        Kernel(layer, torch.bfloat16)
+    assert len(calls) == 3

@@ -292,6 +292,16 @@ def test_packed_weights_of_another_dtype_are_refused(tmp_path, kind):
         assert all(name in str(refusal.value) for name in names)
 
 
+def test_other_integers_are_no_packed_weights(tmp_path):
+    class Counting(blockformer.BlockformerDecoderForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            self.register_buffer("steps", torch.tensor(7))
+
+    Counting(pair()[0].config).save_pretrained(tmp_path)
+    assert Counting.from_pretrained(tmp_path).steps == 7
+
+
 @pytest.mark.versions
 def test_offloaded_to_disk(tmp_path):
     model, _ = pair()

@@ -12,7 +12,7 @@ from transformers import initialization as init
 from .attention import Attention
 from .compat import OutputRecorder, keep_dtypes_on_disk
 from .inference import check_stays
-from .joint import arrange_weights, separate_weights
+from .joint import arrange_weights, drop_stale_joints, separate_weights
 from .layer import Layer
 from .positions import ComputedPositions
 from .quantized_linear import QuantizedLinear
@@ -92,17 +92,19 @@ class BlockformerPreTrainedModel(PreTrainedModel):
 
     def _apply(self, fn, recurse=True):
         check_stays(self, fn)
-        return super()._apply(fn, recurse)
+        super()._apply(fn, recurse)
+        drop_stale_joints(self)
+        return self
 
     def prepare_for_inference(self, second_copy: bool = False):
         """Make the model quicker where it only answers: weights lie as the processor multiplies them.
 
-        That is bfloat16 on a CPU, and 4 bits; elsewhere nothing changes. Saving still writes plain tensors. No
+        That is bfloat16 and 4 bits, both on a CPU; elsewhere nothing changes. Saving still writes plain tensors. No
         gradients, adapters, casts or moves until `prepare_for_training`.
 
         Args:
-            second_copy: hold the weights twice: a second layout makes steps of a token, or up to four, quicker still,
-                with the same numbers.
+            second_copy: hold bfloat16 weights twice: a second layout makes steps of a token, or up to four, quicker
+                still. Only `prepare_for_training` gives it up again.
 
         Returns:
             The model, in evaluation mode.
@@ -160,9 +162,9 @@ def _check_kinds(model, kinds, source) -> None:
     By their dtypes in safetensors ("I32", "U8", "BOOL") or torch ("torch.int32").
     """
     prefix = f"{model.base_model_prefix}."
-    floats, packed = set(), set()
-    for name, tensor in model.state_dict().items():
-        (floats if tensor.is_floating_point() else packed).add(name.removeprefix(prefix))
+    floats = {name.removeprefix(prefix) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    layers = (name for name, module in model.named_modules() if isinstance(module, QuantizedLinear))
+    packed = {f"{name.removeprefix(prefix)}.{part}" for name in layers for part in ("qweight", "qzeros")}
     cast = sorted(
         f"{name} is {kind}"
         for name, kind in kinds.items()

@@ -81,8 +81,16 @@ class HalfCopy:
 
     @classmethod
     def of(cls, weight) -> "HalfCopy | None":
-        """The copy, or None where infinity or NaN is among the numbers, which the layout does not hold."""
-        return cls(weight) if weight.isfinite().all() else None
+        """The copy, or None where the layout does not hold the numbers or this PyTorch does not have it."""
+        try:
+            return cls(weight) if cls.holds(weight) else None
+        except (AttributeError, RuntimeError, NotImplementedError):
+            return None
+
+    @staticmethod
+    def holds(weight) -> bool:
+        """Whether no number is infinite or NaN, or so large that states would have to be scaled up."""
+        return weight.abs().max().item() < 2.0**15
 
     def is_current(self) -> bool:
         """Whether the matrix is still what it was: packed weights do not change."""

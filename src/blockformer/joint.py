@@ -55,9 +55,17 @@ class Joint:
         """Whether these are the layers, with the weights that they had."""
         return layers == self.layers and self._copy.is_current()
 
+    @classmethod
+    def of(cls, layers: tuple[Any, ...]) -> "Joint | None":
+        """The joint, or None where such weights cannot be made: on another device, without FBGEMM."""
+        try:
+            return cls(layers)
+        except (AttributeError, RuntimeError, NotImplementedError):
+            return None
+
     def __reduce__(self):
         # Copied and pickled as the layers: the layout belongs to the processor.
-        return type(self), (self.layers,)
+        return Joint.of, (self.layers,)
 
 
 def arrange_weights(model: nn.Module, second_copy: bool) -> None:
@@ -65,26 +73,28 @@ def arrange_weights(model: nn.Module, second_copy: bool) -> None:
 
     Args:
         model: of modules that have a `joint` where they have layers that may be one.
-        second_copy: whether packed weights may be held twice. Those of 4 bits are not, joint or not.
+        second_copy: whether packed bfloat16 weights may be held twice. Of 4 bits there is a packed copy either way.
     """
     pack_weights(model)
     packed = packed_weights(model)
     if not fast_paths_enabled():
         return
     has_copies = bool(second_copy and packed and is_worth("copy"))
-    for module in _places(model):
-        if module.joint is not None and not module.joint.is_of(module.joinable()):
-            module.joint = None
+    drop_stale_joints(model)
     joined = [module for module in _places(model) if module.joint or _are_joinable(module.joinable(), has_copies)]
     single = packed - {layer.packed for module in joined for layer in module.joinable() if type(layer) is PackedLinear}
 
     def join(module):
         module.joint = module.joint or Joint(module.joinable())
+        for layer in module.joint.layers:
+            if isinstance(layer, PackedLinear):
+                layer.packed.copy = None
 
     def copy(weight):
         weight.copy = weight.copy or HalfCopy.of(weight.dense())
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # one thread makes 30 million weights in a second
+    # One thread makes 30 million weights in a second; more than two would hold much at a time.
+    with ThreadPoolExecutor(2 if has_copies else 1) as pool:
         list(pool.map(join, joined))
         list(pool.map(copy, single if has_copies else ()))
 
@@ -95,8 +105,15 @@ def _are_joinable(layers, has_copies: bool) -> bool:
     if len(kinds) != 1 or len({layer.bias is None for layer in layers}) != 1 or not all(map(is_bare, layers)):
         return False
     if kinds == {PackedLinear}:
-        return has_copies and all(layer.packed.dense().isfinite().all() for layer in layers)
+        return has_copies and all(HalfCopy.holds(layer.packed.dense()) for layer in layers)
     return kinds == {QuantizedLinear} and JointlyPacked.is_there_for(layers)
+
+
+def drop_stale_joints(model: nn.Module) -> None:
+    """Forget those whose layers, or whose layers' weights, are others now."""
+    for module in _places(model):
+        if module.joint is not None and not module.joint.is_of(module.joinable()):
+            module.joint = None
 
 
 def separate_weights(model: nn.Module) -> None:

@@ -48,6 +48,8 @@ class Kernel:
         self._kernel: nn.Module | None = None
         try:
             self._kernel = _make(layer, dtype)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # whatever another package raises
             _warn(error, layer.qweight.device)
 
@@ -117,6 +119,8 @@ def _agrees(layer_class, shape, backend, device, dtype) -> bool:
                 error = (_multiply(kernel, states) - exact).norm() / exact.norm()
                 if not error < _TOLERANCE:
                     raise ValueError(f"the product of {type(kernel).__name__} is wrong by {error:.2g} of it")
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # whatever another package raises
         if getattr(error, "name", None) != "gptqmodel":  # of this name: it is not installed
             _warn(error, device)

@@ -21,6 +21,8 @@ _TWO = 0x000F000F
 _ABOVE = {torch.bfloat16: (0x43004300, 128), torch.float16: (0x64006400, 1024)}
 # So many rows are multiplied by the packed weights; for more it is quicker to make plain ones of them first.
 _MOST_ROWS = 32
+# What PyTorch's 4-bit product takes.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _raised(words, dtype):
@@ -135,7 +137,7 @@ class QuantizedLinear(nn.Linear):
 
     def _is_for_packed(self, states) -> bool:
         rows = states.numel() // self.in_features
-        is_on_cpu = states.device.type == self.qweight.device.type == "cpu"
+        is_on_cpu = states.device.type == self.qweight.device.type == "cpu" and states.dtype in _DTYPES
         return is_on_cpu and 0 < rows <= _MOST_ROWS and _has_product(self.group_size, self.out_features)
 
     def _apply(self, fn, recurse=True):
@@ -158,17 +160,17 @@ class _Copy:
     """
 
     def __init__(self, layers: tuple[QuantizedLinear, ...], kind: tuple):
-        self.kind, self.states = kind, [_state(layer) for layer in layers]
+        self.kind, self.identities = kind, [_identity(layer) for layer in layers]
         # Held, so that no other tensor takes their place.
         self.sources = [(layer.qweight, layer.qzeros, layer.scales) for layer in layers]
         self.made = kind[0](*layers, *kind[1:])
 
     def is_of(self, layers: tuple[QuantizedLinear, ...], kind: tuple) -> bool:
         """Whether it is of this kind, and the layers' integers are still those that it was made of."""
-        return self.kind == kind and self.states == [_state(layer) for layer in layers]
+        return self.kind == kind and self.identities == [_identity(layer) for layer in layers]
 
 
-def _state(layer) -> list:
+def _identity(layer) -> list:
     tensors = (layer.qweight, layer.qzeros, layer.scales)
     return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
 
@@ -208,7 +210,7 @@ class _Packed:
 
 
 class JointlyPacked:
-    """The packed weights of some layers as one; the layers need none of their own then."""
+    """The packed weights of some layers as one. The layers make none of their own unless they are called alone."""
 
     def __init__(self, layers: tuple[QuantizedLinear, ...]):
         self._layers, self._copy = layers, _Copy(layers, (_Packed,))
@@ -229,7 +231,8 @@ class JointlyPacked:
 
     def takes(self, states) -> bool:
         """Whether the states are of few rows."""
-        return states.device.type == "cpu" and 0 < states.shape[:-1].numel() <= _MOST_ROWS
+        is_few = 0 < states.shape[:-1].numel() <= _MOST_ROWS
+        return is_few and states.device.type == "cpu" and states.dtype in _DTYPES
 
     def product(self, states, bias):
         """[..., I] -> [..., O of all layers]."""
