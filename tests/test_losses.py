@@ -1,19 +1,26 @@
 """The loss in chunks: that of all logits at once, with its gradients, and never all logits at once."""
 
+import copy
+import pickle
+
 import pytest
 import torch
+from accelerate.utils import convert_to_fp32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from test_training import arguments, gradients_of, uneven_rows
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from transformers import Trainer
+from transformers.modeling_outputs import MaskedLMOutput
 from transformers.trainer_pt_utils import LabelSmoother
 
 import blockformer
 from blockformer import kernels, losses
 from blockformer.losses import chunked_cross_entropy, token_cross_entropy
+from blockformer.outputs import DeferredLogits
 
 SIZES = {
     "vocab_size": 101,
@@ -138,9 +145,9 @@ def test_every_model_trains_without_its_logits(name, smoothing, few):
     with Largest() as plain:
         whole = model(**batch, return_logits=True)
         expected = gradients_of(model, whole.loss)
-    assert outputs.logits is None
-    assert whole.logits.shape == (3, 14, 101)
     assert in_chunks.elements < plain.elements == 3 * 14 * 101
+    assert torch.equal(outputs.logits, whole.logits)
+    assert whole.logits.shape == (3, 14, 101)
     torch.testing.assert_close(outputs.loss, whole.loss, atol=1e-6, rtol=1e-6)
     assert found.keys() == expected.keys()
     for key, gradient in expected.items():
@@ -197,9 +204,10 @@ def test_a_step_of_trainer_accumulated_over_batches(name, few, tmp_path, monkeyp
 def test_a_head_with_an_adapter(few):
     model, batch = make("qwen3")
     wrapped = get_peft_model(model, LoraConfig(target_modules=["lm_head", "q_proj"], init_lora_weights=False))
-    found = wrapped(**batch)
-    assert found.logits is None
-    found = gradients_of(wrapped, found.loss)
+    outputs = wrapped(**batch)
+    assert "lm_head" in wrapped.peft_config["default"].target_modules
+    assert isinstance(dict(outputs.items())["logits"], DeferredLogits)
+    found = gradients_of(wrapped, outputs.loss)
     expected = gradients_of(wrapped, wrapped(**batch, return_logits=True).loss)
     assert any("lm_head" in key for key in found)
     for key, gradient in expected.items():
@@ -211,9 +219,106 @@ def test_under_autocast(few):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         alone = model(**batch)
         whole = model(**batch, return_logits=True)
-    assert alone.logits is None
+    assert isinstance(dict(alone.items())["logits"], DeferredLogits)
     torch.testing.assert_close(alone.loss, whole.loss, atol=1e-4, rtol=1e-4)
     alone.loss.backward()
+
+
+READINGS = {
+    "attribute": lambda outputs: outputs.logits,
+    "key": lambda outputs: outputs["logits"],
+    "index": lambda outputs: outputs[1],
+    "slice": lambda outputs: outputs[:2][1],
+    "get": lambda outputs: outputs.get("logits"),
+    "tuple": lambda outputs: outputs.to_tuple()[1],
+    "getattr": lambda outputs: getattr(outputs, "logits", None),
+    "copy": lambda outputs: copy.copy(outputs).logits,
+    "mapped by accelerate": lambda outputs: convert_to_fp32(outputs).logits,
+    "pytree": lambda outputs: tree_map(lambda leaf: leaf, outputs).logits,
+}
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_logits_are_there_for_whoever_reads_them(reading, few):
+    """A batch's size does not decide what an output is: it decides when its logits are computed."""
+    model, batch = make("qwen3")
+    with Largest() as largest:
+        outputs = model(**batch)
+        assert "logits" in outputs
+        assert list(outputs.keys()) == ["loss", "logits"]
+        assert outputs["loss"] is outputs[0] is outputs.loss
+    assert largest.elements < 3 * 14 * 101
+    assert torch.equal(READINGS[reading](outputs), model(**batch, return_logits=True).logits)
+
+
+def test_a_loss_of_ones_own_learns_from_late_logits(few):
+    model, batch = make("gpt2")
+    outputs = model(**batch)
+    found = gradients_of(model, outputs.loss + outputs.logits.logsumexp(-1).mean())
+    whole = model(**batch, return_logits=True)
+    expected = gradients_of(model, whole.loss + whole.logits.logsumexp(-1).mean())
+    for key, gradient in expected.items():
+        torch.testing.assert_close(found[key], gradient, atol=1e-5, rtol=1e-5)
+
+
+def test_logits_of_weights_that_have_moved_on_are_refused(few):
+    model, batch = make("qwen3")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outputs = model(**batch)
+    outputs.loss.backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="weights have changed"):
+        outputs.logits
+
+
+def test_outputs_are_those_of_the_library(few):
+    model, batch = make("bert")
+    outputs = model(**batch)
+    assert isinstance(outputs, MaskedLMOutput)
+    assert type(outputs) is type(model.eval()(**batch))
+    assert pickle.loads(pickle.dumps(model(**batch))).logits.shape == (3, 14, 101)
+
+
+def test_gradients_of_the_head_do_not_round_at_every_chunk(monkeypatch):
+    """In bfloat16 a sum over many chunks loses what a sum in float32 keeps."""
+    torch.manual_seed(0)
+    head, states = nn.Linear(16, 64).bfloat16(), torch.randn(4096, 16).bfloat16()
+    labels = torch.randint(64, (4096,))
+    double = copy.deepcopy(head).double()
+    errors = []
+    for max_logits in (4096 * 64, 8 * 64):
+        monkeypatch.setattr(losses, "MAX_LOGITS", max_logits)
+        found = torch.autograd.grad(chunked_cross_entropy(head, states, labels), list(head.parameters()))
+        expected = torch.autograd.grad(token_cross_entropy(double(states.double()), labels), list(double.parameters()))
+        errors.append([(one - two).norm() / two.norm() for one, two in zip(found, expected, strict=True)])
+    for whole, in_chunks in zip(*errors, strict=True):
+        assert in_chunks < 1.5 * whole
+
+
+def test_no_logits_means_chunks_under_compile_too(few):
+    model, batch = make("qwen3")
+    expected = model(**batch, return_logits=True)
+    batch = {**batch, "return_logits": False}
+    step = torch.compile(lambda **inputs: model(**inputs).loss, backend="aot_eager")
+    with Largest() as largest:
+        loss = step(**batch)
+    assert largest.elements < 3 * 14 * 101
+    torch.testing.assert_close(loss, expected.loss, atol=1e-5, rtol=1e-5)
+    found, expected = gradients_of(model, loss), gradients_of(model, expected.loss)
+    for key, gradient in expected.items():
+        torch.testing.assert_close(found[key], gradient, atol=1e-5, rtol=1e-5)
+
+
+def test_tokens_without_a_label_count_for_nothing_in_a_chunk():
+    """On an accelerator they are not taken out first."""
+    torch.manual_seed(0)
+    head, states = nn.Linear(8, 40), torch.randn(30, 8, requires_grad=True)
+    labels = torch.randint(40, (30,)).masked_fill(torch.rand(30) < 0.5, -100)
+    found = chunked_cross_entropy(head, states, labels, None, 0.1)
+    expected = token_cross_entropy(head(states), labels, None, 0.1)
+    torch.testing.assert_close(found, expected)
+    leaves = [states, *head.parameters()]
+    torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(expected, leaves))
 
 
 def test_no_label_at_all(few):

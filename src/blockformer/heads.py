@@ -3,18 +3,15 @@
 A shared head is a class that goes before the topology's base class, which makes `self.model`.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
-    ModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutputWithPast,
     TokenClassifierOutput,
 )
-from transformers.utils import can_return_tuple, logging
+from transformers.utils import can_return_tuple
 
 from .base import BlockformerPreTrainedModel
 from .kernels import fast_paths_enabled, linear
@@ -28,19 +25,7 @@ from .losses import (
     without_padding,
 )
 from .normalization import make_norm
-
-logger = logging.get_logger(__name__)
-
-
-@dataclass
-class PreTrainingOutput(ModelOutput):
-    """Logits of masked tokens [B, T, V] and of the next sentence [B, 2], under the names that BERT's users know."""
-
-    loss: torch.FloatTensor | None = None
-    prediction_logits: torch.FloatTensor | None = None
-    seq_relationship_logits: torch.FloatTensor | None = None
-    hidden_states: tuple[torch.FloatTensor, ...] | None = None
-    attentions: tuple[torch.FloatTensor, ...] | None = None
+from .outputs import DeferredLogits
 
 
 class Pooler(nn.Module):
@@ -86,28 +71,33 @@ class LanguageModelHead(BlockformerPreTrainedModel):
         return linear(self.lm_head, self._before_head(hidden_states))
 
     def logits_and_loss(self, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
-        """States [..., C] and labels int [...] or None -> logits [..., V] or None, loss or None.
+        """States [..., C] and labels int [...] or None -> logits [..., V], loss or None.
+
+        A loss in chunks never holds more than `losses.MAX_LOGITS` logits at once.
 
         Args:
-            return_logits: False takes the loss in chunks and gives no logits; None does so in training where there are
-                more than `losses.MAX_LOGITS` of them.
+            return_logits: True takes the loss from the logits of all tokens, False takes it in chunks and gives no
+                logits. None takes it in chunks in training where the logits are many, and gives a `DeferredLogits`.
             num_items_in_batch, label_smoothing: see `losses.token_cross_entropy`.
         """
         if labels is None:
             return self.logits_of(hidden_states), None
-        if return_logits is None:
-            in_chunks = self.training and fast_paths_enabled() and are_many(labels.numel(), self.lm_head)
-            if in_chunks:
-                logger.warning_once("The loss is taken in chunks, without logits; return_logits=True gives both.")
-            return_logits = not in_chunks
-        if return_logits or not fast_paths_enabled():
+        is_deferred = return_logits is None and self.training and fast_paths_enabled()
+        is_deferred = is_deferred and are_many(labels.numel(), self.lm_head)
+        if return_logits is not False and not is_deferred:
             logits = self.logits_of(hidden_states)
-            loss = token_cross_entropy(logits, labels, num_items_in_batch, label_smoothing)
-            return logits if return_logits else None, loss
+            return logits, token_cross_entropy(logits, labels, num_items_in_batch, label_smoothing)
+        loss = self._loss_in_chunks(hidden_states, labels, num_items_in_batch, label_smoothing)
+        logits = DeferredLogits(lambda: self.logits_of(hidden_states), self.lm_head.weight) if is_deferred else None
+        return logits, loss
+
+    def _loss_in_chunks(self, hidden_states, labels, num_items_in_batch, label_smoothing):
         labels = labels.to(hidden_states.device)
-        labelled = labels != IGNORED
-        states = self._before_head(hidden_states[labelled])  # [N, C]
-        return None, chunked_cross_entropy(self.lm_head, states, labels[labelled], num_items_in_batch, label_smoothing)
+        if hidden_states.device.type == "cpu" and not torch.compiler.is_compiling():
+            labelled = labels != IGNORED  # elsewhere their number would be a synchronisation
+            hidden_states, labels = hidden_states[labelled], labels[labelled]
+        states = self._before_head(hidden_states).flatten(0, -2)  # [N, C]
+        return chunked_cross_entropy(self.lm_head, states, labels.flatten(), num_items_in_batch, label_smoothing)
 
     def _before_head(self, hidden_states):
         if self.lm_head_transform is not None:
@@ -129,10 +119,32 @@ class SequenceClassification(BlockformerPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, input_ids=None, attention_mask=None, labels=None, num_items_in_batch=None, **kwargs
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        past_key_values=None,
+        use_cache: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
     ) -> SequenceClassifierOutputWithPast:
-        """Tokens [B, T] to `logits` [B, num_labels]; with labels (see `losses.sequence_loss`) also `loss`."""
-        outputs = self.model(input_ids, attention_mask, **kwargs)
+        """Tokens [B, T] to `logits` [B, num_labels]; with labels (see `losses.sequence_loss`) also `loss`.
+
+        The arguments not listed are those of `Stack.forward`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )
         logits = self.score(self.dropout(self.summarise(outputs, input_ids, attention_mask)))
         loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
         return SequenceClassifierOutputWithPast(
@@ -156,10 +168,32 @@ class TokenClassification(BlockformerPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, input_ids=None, attention_mask=None, labels=None, num_items_in_batch=None, **kwargs
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        past_key_values=None,
+        use_cache: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
     ) -> TokenClassifierOutput:
-        """Tokens [B, T] to `logits` [B, T, num_labels]; with labels int [B, T] (-100: none) also `loss`."""
-        outputs = self.model(input_ids, attention_mask, **kwargs)
+        """Tokens [B, T] to `logits` [B, T, num_labels]; with labels int [B, T] (-100: none) also `loss`.
+
+        The arguments not listed are those of `Stack.forward`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )
         logits = self.score(self.dropout(outputs.last_hidden_state))
         labels = without_padding(labels, attention_mask)
         loss = None if labels is None else token_cross_entropy(logits, labels, num_items_in_batch)
@@ -180,11 +214,33 @@ class QuestionAnswering(BlockformerPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, input_ids=None, attention_mask=None, start_positions=None, end_positions=None, **kwargs
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        start_positions: torch.Tensor | None = None,
+        end_positions: torch.Tensor | None = None,
+        past_key_values=None,
+        use_cache: bool | None = None,
+        **kwargs,
     ) -> QuestionAnsweringModelOutput:
-        """Tokens [B, T] to `start_logits` and `end_logits` [B, T]; with both positions int [B] also `loss`."""
-        kwargs.pop("num_items_in_batch", None)
-        outputs = self.model(input_ids, attention_mask, **kwargs)
+        """Tokens [B, T] to `start_logits` and `end_logits` [B, T]; with both positions int [B] also `loss`.
+
+        The arguments not listed are those of `Stack.forward`.
+        """
+        kwargs.pop("num_items_in_batch", None)  # counts labels, of which there are none here
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:

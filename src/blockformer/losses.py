@@ -12,6 +12,8 @@ from .kernels import is_plain_linear, product_for
 IGNORED = -100
 # Logits that may be held at once: 128 MiB in float32.
 MAX_LOGITS = 1 << 25
+# Elements of a product that is made to be added to another dtype.
+_MAX_PRODUCT = 1 << 24
 
 
 def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing=0.0):
@@ -52,62 +54,71 @@ def are_many(num_tokens: int, head) -> bool:
 def chunked_cross_entropy(head, states, labels, num_items_in_batch=None, label_smoothing=0.0):
     """`token_cross_entropy(head(states), labels, ...)`, never with more than `MAX_LOGITS` logits at once.
 
-    The gradients of a plain linear head are taken with the loss, while a chunk's logits are there; any other head (with
-    adapters, hooks, quantized, sharded) runs once more for each chunk in the backward pass.
+    The gradients of a plain linear head are taken with the loss, while a chunk's logits are there. Any other head (with
+    adapters, hooks, quantized, sharded), and any head under `torch.compile`, runs once more for each chunk in the
+    backward pass.
 
     Args:
         head: a module from states [n, C] to logits [n, V].
-        states: [N, C], of tokens that have a label.
-        labels: int [N], each 0 to V - 1, on the device of the states.
+        states: [N, C].
+        labels: int [N], each 0 to V - 1 or -100, on the device of the states.
         num_items_in_batch, label_smoothing: see `token_cross_entropy`.
     """
     check_labels(labels, head.out_features)
     rows = max(1, MAX_LOGITS // head.out_features)
-    if torch.is_grad_enabled() and is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type):
-        total = _LinearCrossEntropy.apply(states, head.weight, head.bias, labels, label_smoothing, rows)
-    else:
-        total = torch.zeros((), device=states.device)
-        for chunk in zip(states.split(rows), labels.split(rows), strict=True):
-            total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, use_reentrant=False)
-    return total / _divisor(labels, num_items_in_batch, states.device)
+    divisor = _divisor(labels, num_items_in_batch, states.device)
+    is_plain = is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type)
+    if torch.is_grad_enabled() and is_plain and not torch.compiler.is_compiling():
+        return _LinearCrossEntropy.apply(states, head.weight, head.bias, labels, label_smoothing, rows) / divisor
+    total = torch.zeros((), device=states.device)
+    for chunk in zip(states.split(rows), labels.split(rows), strict=True):
+        total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, use_reentrant=False)
+    return total / divisor
 
 
 def _sum_of_chunk(head, states, labels, label_smoothing):
-    return F.cross_entropy(head(states).float(), labels, reduction="sum", label_smoothing=label_smoothing)
+    logits = head(states).float()
+    return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """Sum of the cross-entropies of a linear head's logits, `rows` tokens at a time, with its gradients.
 
-    A chunk's loss is `logsumexp(z) - z[label]`, its gradient `softmax(z) - onehot(label)`, both of float32 logits z.
+    A chunk's loss is `logsumexp(z) - z[label]`, its gradient `softmax(z) - onehot(label)`, both of float32 logits z. A
+    token without a label adds nothing to either. The gradients of weight and bias are summed in float32.
     """
 
     @staticmethod
     def forward(ctx, states, weight, bias, labels, label_smoothing, rows):
-        wanted = zip((states, weight, bias), ctx.needs_input_grad, strict=False)
-        grads = [torch.zeros_like(tensor) if is_needed else None for tensor, is_needed in wanted]
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_states = torch.zeros_like(states) if needs_states else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         total, product = torch.zeros((), device=states.device), product_for(states)
         for start in range(0, len(states), rows):
             chunk, own = states[start : start + rows], labels[start : start + rows, None]
+            has_label, own = own != IGNORED, own.clamp(min=0)
             logits = product(chunk, weight, bias)  # [n, V]
             scores = logits.float()
             normalizer = scores.logsumexp(-1, keepdim=True)
             expected = scores.gather(-1, own)
             if label_smoothing:
                 expected = (1 - label_smoothing) * expected + label_smoothing * scores.mean(-1, keepdim=True)
-            total += (normalizer - expected).sum()
+            total += torch.where(has_label, normalizer - expected, 0).sum()
             errors = scores.sub_(normalizer).exp_()
             if label_smoothing:
                 errors -= label_smoothing / errors.shape[-1]
             errors.scatter_add_(-1, own, errors.new_full(own.shape, label_smoothing - 1))
+            errors.masked_fill_(~has_label, 0)
             errors = errors if logits is scores else logits.copy_(errors)
-            if grads[0] is not None:
-                grads[0][start : start + rows] = product(errors, weight.t())
-            if grads[1] is not None:
-                grads[1].addmm_(errors.t(), chunk)
-            if grads[2] is not None:
-                grads[2] += errors.sum(0)
-        ctx.grads = grads
+            if grad_states is not None:
+                grad_states[start : start + rows] = product(errors, weight.t())
+            if grad_weight is not None:
+                _add_product(grad_weight, errors.t(), chunk)
+            if grad_bias is not None:
+                grad_bias += errors.sum(0, dtype=torch.float32)
+        ctx.grads = [grad_states, grad_weight, grad_bias]
+        ctx.dtype = weight.dtype
         return total
 
     @staticmethod
@@ -119,7 +130,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 "return_logits=True to go through its graph again."
             )
         grads, ctx.grads = ctx.grads, None
-        return *(None if own is None else own.mul_(grad) for own in grads), None, None, None
+        return *(None if own is None else own.mul_(grad).to(ctx.dtype) for own in grads), None, None, None
+
+
+def _add_product(total, left, right):
+    """`total += left @ right` in the float32 of the total, whatever the dtype of the two. [V, C] += [V, n] @ [n, C]."""
+    if left.dtype is total.dtype:
+        total.addmm_(left, right)
+        return
+    rows = max(1, _MAX_PRODUCT // right.shape[-1])  # so that the product in the other dtype stays small
+    for part, own in zip(total.split(rows), left.split(rows), strict=True):
+        part += own @ right
 
 
 def shifted(labels, attention_mask=None):
@@ -150,14 +171,27 @@ def sequence_loss(logits, labels, config, num_items_in_batch=None):
         logits: [B, num_labels].
         labels: int [B] (one class a row), float [B] or [B, num_labels] (regression: mean squared error), or float
             [B, num_labels] of 0 and 1 (several labels a row: binary cross-entropy).
+        num_items_in_batch: see `token_cross_entropy`; the last two forms have num_labels items a row.
     """
     labels = labels.to(logits.device)
     problem = config.problem_type or _problem_of(labels, logits.shape[-1])
-    if problem == "regression":
-        return F.mse_loss(logits.float(), labels.view_as(logits).float())
-    if problem == "multi_label_classification":
-        return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
-    return token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
+    if problem == "single_label_classification":
+        return token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
+    element_loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
+    total = element_loss(logits.float(), labels.view_as(logits).float(), reduction="sum")
+    return total / (
+        labels.numel() if num_items_in_batch is None else _divisor(labels, num_items_in_batch, total.device)
+    )
+
+
+def share_of_items(labels, num_items_in_batch):
+    """The share of an optimizer step's labels that this call has; 1 where the step is this call alone.
+
+    A loss that is averaged over something `num_items_in_batch` does not count is weighted by it.
+    """
+    if num_items_in_batch is None:
+        return 1.0
+    return (labels != IGNORED).sum() / _divisor(labels, num_items_in_batch, labels.device)
 
 
 def span_loss(start_logits, end_logits, start_positions, end_positions):

@@ -7,8 +7,6 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndCrossAttentions,
-    CausalLMOutputWithCrossAttentions,
-    MaskedLMOutput,
     MultipleChoiceModelOutput,
     NextSentencePredictorOutput,
 )
@@ -24,7 +22,6 @@ from .feed_forward import FeedForward  # noqa: F401
 from .heads import (
     LanguageModelHead,
     Pooler,
-    PreTrainingOutput,
     QuestionAnswering,
     SequenceClassification,
     TokenClassification,
@@ -36,8 +33,9 @@ from .inputs import check_generation
 from .joint import Joint  # noqa: F401
 from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401
-from .losses import shifted, token_cross_entropy, without_padding
+from .losses import share_of_items, shifted, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
+from .outputs import CausalLMOutput, EncoderLMOutput, PreTrainingOutput
 from .packing import Packing  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
 from .quantized_kernels import Kernel  # noqa: F401
@@ -85,15 +83,16 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         position_ids: torch.Tensor | None = None,
         past_key_values=None,
         inputs_embeds: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
+        token_type_ids: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs,
-    ) -> CausalLMOutputWithCrossAttentions:
+    ) -> CausalLMOutput:
         """Run the decoder and its head; the arguments not listed are those of `Stack.forward`.
 
         Args:
@@ -106,7 +105,8 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
             label_smoothing: share of the probability that is spread over the vocabulary.
 
         Returns:
-            `logits` [B, T, V] and, with labels, `loss`. In training with a large vocabulary the loss alone.
+            `logits` [B, T, V] and, with labels, `loss`. In training with many logits they are computed when they are
+            read (see `outputs.LanguageModelOutput`).
         """
         # Not in the signature: `Trainer` takes every argument with "label" in its name for a column of the data.
         shift_labels, label_smoothing = kwargs.pop("shift_labels", None), kwargs.pop("label_smoothing", 0.0)
@@ -116,6 +116,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
             position_ids=position_ids,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
             encoder_hidden_states=encoder_hidden_states,
             encoder_attention_mask=encoder_attention_mask,
             use_cache=use_cache,
@@ -129,7 +130,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
         )
-        return CausalLMOutputWithCrossAttentions(
+        return CausalLMOutput(
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
@@ -169,9 +170,25 @@ class BlockformerEncoderModel(Stack):
         self.post_init()
 
     @can_return_tuple
-    def forward(self, *args, **kwargs) -> BaseModelOutputWithPoolingAndCrossAttentions:
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPoolingAndCrossAttentions:
         """See `Stack.forward`; adds `pooler_output` [B, C], None without a pooler."""
-        outputs = super().forward(*args, return_dict=True, **kwargs)
+        outputs = super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            return_dict=True,
+            **kwargs,
+        )
         states = outputs.last_hidden_state
         return BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=states,
@@ -206,24 +223,27 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
     @can_return_tuple
     def forward(
         self,
-        input_ids=None,
-        attention_mask=None,
-        labels=None,
-        num_items_in_batch=None,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs,
-    ) -> MaskedLMOutput:
+    ) -> EncoderLMOutput:
         """Tokens [B, T] to `logits` [B, T, V]; with labels int [B, T] (-100: not masked) also `loss`.
 
         `return_logits` and `label_smoothing` are those of `LanguageModelHead.logits_and_loss`.
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
-        outputs = self.model(input_ids, attention_mask, **kwargs)
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         labels = without_padding(labels, attention_mask)
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state, labels, num_items_in_batch, return_logits, label_smoothing
         )
-        return MaskedLMOutput(
+        return EncoderLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
@@ -237,11 +257,21 @@ class BlockformerEncoderForNextSentencePrediction(BlockformerEncoderPreTrainedMo
         self.post_init()
 
     @can_return_tuple
-    def forward(self, input_ids=None, attention_mask=None, labels=None, **kwargs) -> NextSentencePredictorOutput:
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> NextSentencePredictorOutput:
         """Tokens [B, T] to `logits` [B, 2]; with labels int [B] also `loss`."""
-        outputs = self.model(input_ids, attention_mask, **kwargs)
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         logits = self.next_sentence_score(self.summarise(outputs, input_ids, attention_mask))
-        loss = None if labels is None else token_cross_entropy(logits, labels.view(-1))
+        loss = None if labels is None else token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
         return NextSentencePredictorOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
@@ -258,24 +288,31 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
     @can_return_tuple
     def forward(
         self,
-        input_ids=None,
-        attention_mask=None,
-        labels=None,
-        next_sentence_label=None,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        next_sentence_label: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs,
     ) -> PreTrainingOutput:
         """Tokens [B, T] to `prediction_logits` [B, T, V] and `seq_relationship_logits` [B, 2].
 
         With `labels` int [B, T] (-100: not masked) and `next_sentence_label` int [B] also `loss`, the sum of both.
+        `num_items_in_batch` counts the masked tokens of an optimizer step, so the next sentence's mean is weighted by
+        this call's share of them.
         """
-        outputs = self.model(input_ids, attention_mask, **kwargs)
+        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
         both = labels is not None and next_sentence_label is not None
         labels = without_padding(labels, attention_mask) if both else None
-        logits, loss = self.logits_and_loss(outputs.last_hidden_state, labels, return_logits=return_logits)
+        logits, loss = self.logits_and_loss(outputs.last_hidden_state, labels, num_items_in_batch, return_logits)
         next_logits = self.next_sentence_score(self.summarise(outputs, input_ids, attention_mask))
         if loss is not None:
-            loss = loss + token_cross_entropy(next_logits, next_sentence_label.view(-1))
+            next_loss = token_cross_entropy(next_logits, next_sentence_label.view(-1))
+            loss = loss + next_loss * share_of_items(labels, num_items_in_batch)
         return PreTrainingOutput(
             loss=loss,
             prediction_logits=logits,
@@ -296,19 +333,32 @@ class BlockformerEncoderForMultipleChoice(BlockformerEncoderPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, input_ids=None, attention_mask=None, token_type_ids=None, position_ids=None, labels=None, **kwargs
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
     ) -> MultipleChoiceModelOutput:
-        """Tokens [B, choices, T] to `logits` [B, choices]; with labels int [B] also `loss`."""
-        if input_ids is None or input_ids.dim() != 3:
-            raise ValueError("input_ids must be [batch, choices, length]: one text for each choice.")
-        choices = input_ids.shape[1]
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids)
-        ids, mask, types, positions = (None if tensor is None else tensor.flatten(0, 1) for tensor in inputs)
-        kwargs.pop("num_items_in_batch", None)
-        outputs = self.model(ids, mask, token_type_ids=types, position_ids=positions, **kwargs)
+        """Tokens [B, choices, T] to `logits` [B, choices]; with labels int [B] also `loss`.
+
+        `inputs_embeds` [B, choices, T, C] may take the place of the tokens; the other inputs are [B, choices, T].
+        """
+        inputs, form = (input_ids, 3) if inputs_embeds is None else (inputs_embeds, 4)
+        if inputs is None or inputs.dim() != form:
+            raise ValueError("input_ids (or inputs_embeds) must be [batch, choices, length]: one text for each choice.")
+        choices = inputs.shape[1]
+        ids, mask, types, positions, embeds = (
+            None if tensor is None else tensor.flatten(0, 1)
+            for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        )
+        outputs = self.model(ids, mask, types, positions, embeds, **kwargs)
         summary = self.summarise(outputs, ids, mask)  # [B * choices, C]
         logits = self.score(self.dropout(summary)).view(-1, choices)
-        loss = None if labels is None else token_cross_entropy(logits, labels)
+        loss = None if labels is None else token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import (
     BaseModelOutput,
-    Seq2SeqLMOutput,
     Seq2SeqModelOutput,
     Seq2SeqQuestionAnsweringModelOutput,
     Seq2SeqSequenceClassifierOutput,
@@ -31,6 +30,7 @@ from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, sequence_loss, span_loss
 from .normalization import RMSNorm  # noqa: F401
+from .outputs import EncoderDecoderLMOutput
 from .packing import Packing  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
 from .quantized_kernels import Kernel  # noqa: F401
@@ -134,14 +134,14 @@ class BlockformerEncoderDecoderModel(TwoStacks):
         attention_mask: torch.Tensor | None = None,
         decoder_input_ids: torch.Tensor | None = None,
         decoder_attention_mask: torch.Tensor | dict | None = None,
-        decoder_position_ids: torch.Tensor | None = None,
         encoder_outputs=None,
         past_key_values=None,
         inputs_embeds: torch.Tensor | None = None,
         decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        decoder_position_ids: torch.Tensor | None = None,
         head_mask: torch.Tensor | None = None,
         decoder_head_mask: torch.Tensor | None = None,
-        use_cache: bool | None = None,
         **kwargs,
     ) -> Seq2SeqModelOutput:
         """Run the encoder, unless its outputs are given, and the decoder.
@@ -224,6 +224,16 @@ class BlockformerEncoderDecoderPreTrainedModel(TwoStacks):
             shifted[:, :1] = labels.gather(1, last)
         return shifted.masked_fill(shifted == IGNORED, pad)
 
+    def _same_text(self, input_ids, decoder_input_ids, decoder_inputs_embeds):
+        """What the decoder of a classifier reads: what it is given or, without that, the source shifted right."""
+        if decoder_input_ids is not None or decoder_inputs_embeds is not None:
+            return decoder_input_ids
+        if input_ids is None:
+            raise ValueError(
+                "without input_ids, give decoder_input_ids or decoder_inputs_embeds: the decoder reads too."
+            )
+        return self.shift_right(input_ids)
+
     def prepare_decoder_input_ids_from_labels(self, labels):
         """What `DataCollatorForSeq2Seq` asks for."""
         return self.shift_right(labels)
@@ -240,7 +250,7 @@ def _encoder_decoder_parts(outputs) -> dict:
 
 def _end_mask(config, input_ids, attention_mask):
     """Where a row ends: [B, S] of 0 and 1 at its end tokens, or at all real tokens of a row that has none."""
-    if config.eos_token_id is None:
+    if config.eos_token_id is None or input_ids is None:
         return attention_mask
     if attention_mask is None:
         real = torch.ones_like(input_ids) if config.pad_token_id is None else input_ids != config.pad_token_id
@@ -272,19 +282,22 @@ class BlockformerEncoderDecoderForConditionalGeneration(
     @can_return_tuple
     def forward(
         self,
-        input_ids=None,
-        attention_mask=None,
-        decoder_input_ids=None,
-        decoder_attention_mask=None,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | dict | None = None,
         encoder_outputs=None,
         past_key_values=None,
-        decoder_inputs_embeds=None,
-        labels=None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        decoder_position_ids: torch.Tensor | None = None,
         logits_to_keep: int | torch.Tensor = 0,
-        num_items_in_batch=None,
+        num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs,
-    ) -> Seq2SeqLMOutput:
+    ) -> EncoderDecoderLMOutput:
         """Run the model and its head; the arguments not listed are those of `BlockformerEncoderDecoderModel.forward`.
 
         Args:
@@ -295,7 +308,8 @@ class BlockformerEncoderDecoderForConditionalGeneration(
             label_smoothing: share of the probability that is spread over the vocabulary.
 
         Returns:
-            `logits` [B, T, V] and, with labels, `loss`. In training with a large vocabulary the loss alone.
+            `logits` [B, T, V] and, with labels, `loss`. In training with many logits they are computed when they are
+            read (see `outputs.LanguageModelOutput`).
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -305,16 +319,19 @@ class BlockformerEncoderDecoderForConditionalGeneration(
             attention_mask,
             decoder_input_ids,
             decoder_attention_mask,
-            encoder_outputs=encoder_outputs,
-            past_key_values=past_key_values,
-            decoder_inputs_embeds=decoder_inputs_embeds,
+            encoder_outputs,
+            past_key_values,
+            inputs_embeds,
+            decoder_inputs_embeds,
+            use_cache,
+            decoder_position_ids,
             **kwargs,
         )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], labels, num_items_in_batch, return_logits, label_smoothing
         )
-        return Seq2SeqLMOutput(loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
+        return EncoderDecoderLMOutput(loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=True, input_ids=None, **model_kwargs):
         """Beams share the encoder's states and mask: only what belongs to the target is repeated."""
@@ -343,17 +360,30 @@ class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecod
     @can_return_tuple
     def forward(
         self,
-        input_ids=None,
-        attention_mask=None,
-        decoder_input_ids=None,
-        labels=None,
-        num_items_in_batch=None,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | dict | None = None,
+        encoder_outputs=None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> Seq2SeqSequenceClassifierOutput:
         """Tokens [B, S] to `logits` [B, num_labels]; with labels (see `losses.sequence_loss`) also `loss`."""
-        if decoder_input_ids is None:
-            decoder_input_ids = self.shift_right(input_ids)
-        outputs = self.model(input_ids, attention_mask, decoder_input_ids, **kwargs)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds),
+            decoder_attention_mask,
+            encoder_outputs,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
         ends = _end_mask(self.config, input_ids, attention_mask)
         states = last_token_states(self.config, outputs.last_hidden_state, input_ids, ends)
         logits = self.score(self.dropout(torch.tanh(self.dense(self.dropout(states)))))
@@ -372,18 +402,31 @@ class BlockformerEncoderDecoderForQuestionAnswering(BlockformerEncoderDecoderPre
     @can_return_tuple
     def forward(
         self,
-        input_ids=None,
-        attention_mask=None,
-        decoder_input_ids=None,
-        start_positions=None,
-        end_positions=None,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        decoder_input_ids: torch.Tensor | None = None,
+        decoder_attention_mask: torch.Tensor | dict | None = None,
+        encoder_outputs=None,
+        start_positions: torch.Tensor | None = None,
+        end_positions: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        decoder_inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
         **kwargs,
     ) -> Seq2SeqQuestionAnsweringModelOutput:
         """Tokens [B, S] to `start_logits` and `end_logits` [B, S]; with both positions int [B] also `loss`."""
         kwargs.pop("num_items_in_batch", None)
-        if decoder_input_ids is None:
-            decoder_input_ids = self.shift_right(input_ids)
-        outputs = self.model(input_ids, attention_mask, decoder_input_ids, **kwargs)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds),
+            decoder_attention_mask,
+            encoder_outputs,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:

@@ -1,0 +1,92 @@
+"""What a language model returns: transformers' outputs, with logits that may be computed when they are first read.
+
+B batch, T length, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers.modeling_outputs import (
+    CausalLMOutputWithCrossAttentions,
+    MaskedLMOutput,
+    ModelOutput,
+    Seq2SeqLMOutput,
+)
+
+
+class DeferredLogits:
+    """Logits that nobody has read yet. `LanguageModelOutput` puts the tensor in its place on the first read.
+
+    Args:
+        compute: returns the logits.
+        weight: the head's weight. If it changes before the logits are read, they would belong to another model.
+    """
+
+    def __init__(self, compute: Callable[[], torch.Tensor], weight: torch.Tensor):
+        self._compute, self._weight = compute, weight
+        self._seen = (weight._version, weight.shape)
+
+    def __call__(self) -> torch.Tensor:
+        """The logits [..., V].
+
+        Raises:
+            RuntimeError: the head's weight has changed (an optimizer step) or was sharded again after the forward.
+        """
+        if (self._weight._version, self._weight.shape) != self._seen:
+            raise RuntimeError(
+                "the weights have changed since this output was made: read its logits before the optimizer steps, or "
+                "call the model with return_logits=True."
+            )
+        return self._compute()
+
+
+class LanguageModelOutput(ModelOutput):
+    """Mixed into an output class: a `DeferredLogits` is computed when it is read, by name, by index or in a tuple.
+
+    `items()` and `values()` alone pass it on as it is, so that what only maps over an output (accelerate casts every
+    tensor in it to float32) does not compute it.
+    """
+
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        if isinstance(value, DeferredLogits):
+            value = value()
+            setattr(self, name, value)
+        return value
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            return getattr(self, key) if key in self.keys() else super().__getitem__(key)
+        names = list(self.keys())[key]
+        return self[names] if isinstance(names, str) else tuple(self[name] for name in names)
+
+    def get(self, key, default=None):
+        """As of a dict."""
+        return self[key] if key in self.keys() else default
+
+
+@dataclass
+class CausalLMOutput(LanguageModelOutput, CausalLMOutputWithCrossAttentions):
+    """`logits` [B, T, V] of the next token."""
+
+
+@dataclass
+class EncoderLMOutput(LanguageModelOutput, MaskedLMOutput):
+    """`logits` [B, T, V] of each token."""
+
+
+@dataclass
+class EncoderDecoderLMOutput(LanguageModelOutput, Seq2SeqLMOutput):
+    """`logits` [B, T, V] of the next target token."""
+
+
+@dataclass
+class PreTrainingOutput(LanguageModelOutput):
+    """Logits of masked tokens [B, T, V] and of the next sentence [B, 2], under the names that BERT's users know."""
+
+    loss: torch.FloatTensor | None = None
+    prediction_logits: torch.FloatTensor | None = None
+    seq_relationship_logits: torch.FloatTensor | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    attentions: tuple[torch.FloatTensor, ...] | None = None

@@ -1,0 +1,243 @@
+"""The task heads: they take what the official heads take, and learn the same from a batch whole or in pieces."""
+
+import inspect
+
+import pytest
+import torch
+import transformers
+from pairs import assert_close
+from test_training import arguments, gradients_of
+from transformers import Trainer
+from transformers.trainer_utils import set_seed
+
+import blockformer
+
+VOCAB = 61
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+}
+TOKENS = {"eos_token_id": 1, "decoder_start_token_id": 0}
+PRESETS = {"Encoder": "bert", "Decoder": "gpt2", "EncoderDecoder": "bart"}
+# Each head with the official classes of the same task.
+OFFICIAL = {
+    "EncoderModel": "BertModel RobertaModel DistilBertModel",
+    "EncoderForMaskedLM": "BertForMaskedLM RobertaForMaskedLM DistilBertForMaskedLM",
+    "EncoderForPreTraining": "BertForPreTraining",
+    "EncoderForNextSentencePrediction": "BertForNextSentencePrediction",
+    "EncoderForSequenceClassification": "BertForSequenceClassification RobertaForSequenceClassification",
+    "EncoderForTokenClassification": "BertForTokenClassification DistilBertForTokenClassification",
+    "EncoderForQuestionAnswering": "BertForQuestionAnswering RobertaForQuestionAnswering",
+    "EncoderForMultipleChoice": "BertForMultipleChoice DistilBertForMultipleChoice",
+    "DecoderModel": "Qwen3Model GPT2Model BertModel",
+    "DecoderForCausalLM": "Qwen3ForCausalLM LlamaForCausalLM GPT2LMHeadModel BertLMHeadModel",
+    "DecoderForSequenceClassification": "Qwen3ForSequenceClassification GPT2ForSequenceClassification",
+    "DecoderForTokenClassification": "Qwen3ForTokenClassification GPT2ForTokenClassification",
+    "DecoderForQuestionAnswering": "Qwen3ForQuestionAnswering GPT2ForQuestionAnswering",
+    "EncoderDecoderModel": "T5Model BartModel MarianModel",
+    "EncoderDecoderForConditionalGeneration": "T5ForConditionalGeneration BartForConditionalGeneration MarianMTModel",
+    "EncoderDecoderForSequenceClassification": "T5ForSequenceClassification BartForSequenceClassification",
+    "EncoderDecoderForQuestionAnswering": "T5ForQuestionAnswering BartForQuestionAnswering",
+}
+# An official BERT class is an encoder or a decoder, as its config says; ours of an encoder looks at no other encoder.
+OF_A_DECODER = {"encoder_hidden_states", "encoder_attention_mask", "past_key_values", "use_cache"}
+
+
+def make(name, **overrides):
+    """A small model with a head, in training mode."""
+    torch.manual_seed(0)
+    topology = next(each for each in ("EncoderDecoder", "Encoder", "Decoder") if name.startswith(each))
+    own = TOKENS if topology == "EncoderDecoder" else {"eos_token_id": 1}
+    settings = {**SIZES, **own, "num_labels": 3, **overrides}
+    if topology == "Decoder":
+        settings["bos_token_id"] = 0
+    return getattr(blockformer, f"Blockformer{name}")(blockformer.preset(PRESETS[topology], **settings)).train()
+
+
+def rows_for(name, count=8, length=9, **overrides):
+    """Rows of a batch for a head, with its labels."""
+    generator = torch.Generator().manual_seed(2)
+
+    def numbers(low, high, *shape):
+        return torch.randint(low, high, shape, generator=generator)
+
+    rows = []
+    for _ in range(count):
+        ids = numbers(2, VOCAB, *((4, length) if "Choice" in name else (length,)))
+        row = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if "LM" in name or "PreTraining" in name or "Conditional" in name:
+            row["labels"] = numbers(2, VOCAB, length)
+            row["labels"][: numbers(0, 6, 1)] = -100
+        if "PreTraining" in name:
+            row["labels"] = torch.where(torch.arange(length) < 4, numbers(2, VOCAB, length), -100)
+            row["next_sentence_label"] = numbers(0, 2, 1)[0]
+        if "NextSentence" in name:
+            row["labels"] = numbers(0, 2, 1)[0]
+        if "Choice" in name:
+            row["labels"] = numbers(0, 4, 1)[0]
+        if "QuestionAnswering" in name:
+            row |= {"start_positions": numbers(0, length, 1)[0], "end_positions": numbers(0, length, 1)[0]}
+        if "TokenClassification" in name:
+            row["labels"] = numbers(0, 3, length)
+            row["labels"][: numbers(0, 6, 1)] = -100
+        if "SequenceClassification" in name:
+            problem = overrides.get("problem_type")
+            row["labels"] = numbers(0, 3, 1)[0] if problem is None else torch.rand(3, generator=generator)
+            if problem == "multi_label_classification":
+                row["labels"] = row["labels"].round()
+        rows.append(row)
+    return rows
+
+
+def is_trained(name):
+    return not name.endswith("Model")
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_forward_names_what_the_official_classes_name(name):
+    """`Trainer` keeps the columns that it finds in the signature, and drops all others without a word."""
+    ours = inspect.signature(getattr(blockformer, f"Blockformer{name}").forward).parameters
+    for official in OFFICIAL[name].split():
+        theirs = inspect.signature(getattr(transformers, official).forward).parameters
+        named = {key for key, parameter in theirs.items() if parameter.kind is not inspect.Parameter.VAR_KEYWORD}
+        if name.startswith("Encoder") and not name.startswith("EncoderDecoder"):
+            named -= OF_A_DECODER
+        assert named <= set(ours), f"{official}: {sorted(named - set(ours))}"
+
+
+def test_every_head_is_compared():
+    heads = {name.removeprefix("Blockformer") for name in blockformer.__all__ if "Config" not in name}
+    assert {name for name in heads if name.startswith(tuple(PRESETS))} == set(OFFICIAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem_type"),
+    [(name, None) for name in OFFICIAL if is_trained(name)]
+    + [
+        (name, problem)
+        for name in OFFICIAL
+        if "SequenceClassification" in name
+        for problem in ("regression", "multi_label_classification")
+    ],
+)
+def test_an_update_does_not_depend_on_the_number_of_pieces(name, problem_type, tmp_path):
+    """8 rows at once, and 4 times 2 rows accumulated, are the same step."""
+    settings = {} if problem_type is None else {"problem_type": problem_type}
+    updates = []
+    for pieces in (1, 4):
+        model = make(name, **settings)
+        before = {key: weight.clone() for key, weight in model.state_dict().items()}
+        own = {"per_device_train_batch_size": 8 // pieces, "gradient_accumulation_steps": pieces}
+        Trainer(model, arguments(tmp_path, **own), train_dataset=rows_for(name, **settings)).train()
+        updates.append({key: weight - before[key] for key, weight in model.state_dict().items()})
+    whole, accumulated = updates
+    largest = max(change.abs().max() for change in whole.values())
+    assert largest > 1e-3
+    for key, change in whole.items():
+        torch.testing.assert_close(accumulated[key], change, rtol=0, atol=1e-5 * float(largest), msg=key)
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_embeddings_in_place_of_tokens(name):
+    model = make(name).eval()
+    batch = torch.utils.data.default_collate(rows_for(name, count=2))
+    if name.startswith("EncoderDecoder"):
+        batch["decoder_input_ids"] = batch["input_ids"]
+    expected = model(**batch)
+    embed = model.get_input_embeddings()
+    for key, place in (("input_ids", "inputs_embeds"), ("decoder_input_ids", "decoder_inputs_embeds")):
+        if key in batch:
+            batch[place] = embed(batch.pop(key))
+    found = model(**batch)
+    for key, tensor in expected.items():
+        if isinstance(tensor, torch.Tensor):
+            assert_close(found[key], tensor)
+
+
+@pytest.mark.parametrize("name", ["EncoderDecoderForSequenceClassification", "EncoderDecoderForQuestionAnswering"])
+def test_a_classifier_given_embeddings_alone_says_what_its_decoder_lacks(name):
+    model = make(name)
+    with pytest.raises(ValueError, match="decoder_inputs_embeds"):
+        model(inputs_embeds=torch.zeros(2, 5, 32))
+
+
+class Segments(torch.utils.data.Dataset):
+    """Rows whose class is the segment of one token; nothing else tells it."""
+
+    def __init__(self, count):
+        generator = torch.Generator().manual_seed(1)
+        self.rows = []
+        for label in torch.randint(2, (count,), generator=generator):
+            ids = torch.randint(3, VOCAB, (8,), generator=generator)
+            types = torch.zeros(8, dtype=torch.long)
+            types[4:] = label
+            self.rows.append({"input_ids": ids, "token_type_ids": types, "labels": label})
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index]
+
+
+def test_trainer_passes_the_segments_of_a_sentence_pair_on(tmp_path):
+    set_seed(0)
+    model = make("EncoderForSequenceClassification", num_labels=2, initializer_range=0.1)
+    settings = {"optim": "adamw_torch", "learning_rate": 3e-3, "max_steps": 60, "per_device_train_batch_size": 16}
+    trainer = Trainer(model, arguments(tmp_path, **settings), train_dataset=Segments(256))
+    trainer.train()
+    output = trainer.predict(Segments(300))
+    assert (output.predictions.argmax(-1) == output.label_ids).mean() > 0.95
+
+
+@pytest.mark.parametrize("side", ["right", "none"])
+@pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert"])
+def test_padded_question_answering_is_that_of_transformers(family, side, tmp_path):
+    """The softmax goes over padding too, so padding must have the states that it has there."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=40, initializer_range=0.3, pad_token_id=1, type_vocab_size=2,
+        dim=32, hidden_dim=48, n_layers=2, n_heads=4,
+    )  # fmt: skip
+    theirs = getattr(transformers, f"{family}ForQuestionAnswering")(config).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path).eval()
+    ids = torch.randint(3, VOCAB, (3, 11), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    if side == "right":
+        mask = (torch.arange(11) < torch.tensor([[11], [4], [7]])).long()
+        ids = ids.masked_fill(mask == 0, 1)
+    batch = {"input_ids": ids, "attention_mask": mask}
+    batch |= {"start_positions": torch.tensor([2, 1, 4]), "end_positions": torch.tensor([8, 3, 6])}
+    found, expected = ours(**batch), theirs(**batch)
+    assert_close(found.start_logits, expected.start_logits)
+    assert_close(found.loss, expected.loss)
+    mine, official = gradients_of(ours, found.loss), gradients_of(theirs, expected.loss)
+    norms = [torch.cat([each.flatten() for each in grads.values()]).norm() for grads in (mine, official)]
+    assert_close(*norms, tolerance=1e-4)
+
+
+def test_generate_takes_token_types(tmp_path):
+    """A BERT decoder's tokens after the prompt have the type of its last one."""
+    torch.manual_seed(0)
+    own = {**SIZES, "type_vocab_size": 2, "eos_token_id": None, "initializer_range": 0.5}
+    model = blockformer.BlockformerDecoderForCausalLM(blockformer.preset("bert-decoder", **own)).eval()
+    ids = torch.randint(3, VOCAB, (2, 5), generator=torch.Generator().manual_seed(0))
+    types, text = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]]), ids
+    found = model.generate(ids, token_type_ids=types, max_new_tokens=6, do_sample=False)
+    for _ in range(6):
+        logits = model(text, token_type_ids=types, use_cache=False).logits[:, -1]
+        text = torch.cat((text, logits.argmax(-1, keepdim=True)), -1)
+        types = torch.cat((types, types[:, -1:]), -1)
+    assert torch.equal(found, text)
+    assert not torch.equal(found, model.generate(ids, max_new_tokens=6, do_sample=False))
