@@ -42,7 +42,8 @@ class BlockformerConfig(PretrainedConfig):
         position_type: how the model learns of order, one of `config_checks.CHOICES`.
         max_position_embeddings: tokens of context: size of a learned table, training length of rotary positions.
         rope_parameters: for rotary positions, {"rope_type": ..., "rope_theta": ..., ...} as in transformers.
-        position_offset: rows at the head of a learned table that no token's position takes.
+        position_offset: rows at the head of a learned table, before that of position 0; padding takes the last of them
+            where a head reads its states.
         type_vocab_size: number of token types (segments); 0 means none.
         relative_attention_num_buckets: buckets of a relative bias.
         relative_attention_max_distance: distance, in tokens, beyond which all share the last bucket.

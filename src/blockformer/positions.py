@@ -13,12 +13,13 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 class LearnedPositions(nn.Embedding):
     """One trained vector for each position, as in BERT and GPT-2. position_ids [B, T] -> [B, T, C].
 
-    Some models leave the first `position_offset` rows of the table to padding.
+    The first `position_offset` rows belong to no token. Padding may take the last of them, which does not learn.
     """
 
     def __init__(self, config):
-        super().__init__(config.max_position_embeddings + config.position_offset, config.hidden_size)
-        self.offset = config.position_offset
+        self.offset = offset = config.position_offset
+        padding_idx = offset - 1 if offset else None
+        super().__init__(config.max_position_embeddings + offset, config.hidden_size, padding_idx)
 
     def forward(self, position_ids):
         return super().forward(position_ids + self.offset)

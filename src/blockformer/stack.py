@@ -37,7 +37,10 @@ class Stack(BlockformerPreTrainedModel):
         self.embedding_scale = config.embedding_scale
         self.dropout = config.hidden_dropout
 
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Padding teaches an encoder's embeddings nothing, even where a head reads its states (BERT).
+        is_encoder = not (config.is_decoder or config.is_encoder_decoder)
+        padding_idx = config.pad_token_id if is_encoder else None
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx)
         if config.embedding_scale is not None:
             self.embed_tokens.initializer_factor = 1 / config.embedding_scale
         tables = {
@@ -120,9 +123,12 @@ class Stack(BlockformerPreTrainedModel):
             packing = find_packing(self.config, attention_mask, position_ids, self.is_causal)
         if not self.is_causal and attention_mask is None and position_ids is not None:
             attention_mask = packed_mask(position_ids)
-        if position_ids is None:
+        is_counted = position_ids is None
+        if is_counted:
             position_ids = _count_positions(attention_mask, query_positions)
         check_positions(self.config, position_ids, *inputs_embeds.shape[:2])
+        if is_counted and not self.skips_padding:
+            position_ids = _place_padding(self.config, position_ids, attention_mask)
 
         inputs_embeds = self._add_token_types(inputs_embeds, token_type_ids)
         if packing is None:
@@ -215,3 +221,16 @@ def _count_positions(attention_mask, query_positions):
         return query_positions[None]
     ranks = attention_mask.long().cumsum(-1) - 1  # [B, S]
     return ranks.clamp(min=0)[:, -query_positions.shape[0] :]
+
+
+def _place_padding(config, position_ids, attention_mask):
+    """The positions [B, T] that padding has in the official models, for a head that reads its states.
+
+    The last of the `position_offset` rows before the first token's (RoBERTa) or, without any, its index (BERT).
+    """
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
+        return position_ids
+    length = position_ids.shape[1]
+    index = torch.arange(length, device=position_ids.device).clamp(max=config.max_position_embeddings - 1)
+    padding = torch.full_like(index, -1) if config.position_offset else index
+    return torch.where(attention_mask[:, -length:] != 0, position_ids, padding)
