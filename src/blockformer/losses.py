@@ -13,7 +13,7 @@ IGNORED = -100
 # Logits that may be held at once: 128 MiB in float32.
 MAX_LOGITS = 1 << 25
 # Elements of a product that is made to be added to another dtype.
-_MAX_PRODUCT = 1 << 24
+_MAX_PRODUCT = 1 << 22
 
 
 def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing=0.0):
@@ -100,12 +100,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
             has_label, own = own != IGNORED, own.clamp(min=0)
             logits = product(chunk, weight, bias)  # [n, V]
             scores = logits.float()
-            normalizer = scores.logsumexp(-1, keepdim=True)
             expected = scores.gather(-1, own)
             if label_smoothing:
                 expected = (1 - label_smoothing) * expected + label_smoothing * scores.mean(-1, keepdim=True)
-            total += torch.where(has_label, normalizer - expected, 0).sum()
-            errors = scores.sub_(normalizer).exp_()
+            largest = scores.amax(-1, keepdim=True)
+            weights = scores.sub_(largest).exp_()
+            sums = weights.sum(-1, keepdim=True)
+            total += torch.where(has_label, largest + sums.log() - expected, 0).sum()
+            errors = weights.div_(sums)
             if label_smoothing:
                 errors -= label_smoothing / errors.shape[-1]
             errors.scatter_add_(-1, own, errors.new_full(own.shape, label_smoothing - 1))
