@@ -3,17 +3,18 @@
 Their names are ours, so every rule is an identity; what differs from family to family is which settings there are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from transformers import PretrainedConfig
 
 from . import awq
+from .decoder_heads import HeadedDecoder, decoder_heads
 from .errors import ConversionError, shown
-from .family import Family, Form, Head, common_entries, token_or_none, unequal
+from .family import Form, common_entries, token_or_none, unequal
 from .mapping import Rule, RuleTable
 
-LAYER = "model.layers.{layer}."
+LAYER = "layers.{layer}."
 WEIGHTS = (
     "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
     "post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj"
@@ -21,20 +22,7 @@ WEIGHTS = (
 Q_AND_K_NORM = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 QKV_BIAS = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
 O_BIAS = ("self_attn.o_proj.bias",)
-# The weights that have 4 bits in an AWQ checkpoint.
-LINEAR_MAPS = frozenset(LAYER + name + ".weight" for name in WEIGHTS if name.endswith("_proj"))
 MLP_BIAS = tuple(f"mlp.{name}_proj.bias" for name in ("gate", "up", "down"))
-
-
-def decoder_rules(*extra: str) -> RuleTable:
-    """The shared tensors of a decoder and those `extra` ones of each layer.
-
-    The rotary frequencies that old checkpoints hold are computed, not trained, and left out.
-    """
-    outer = ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"]
-    inner = [LAYER + name + ".weight" for name in WEIGHTS] + [LAYER + name for name in extra]
-    ignored = [LAYER + "self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"]
-    return RuleTable([Rule(name, name) for name in outer + inner], ignored=ignored)
 
 
 # Official field -> ours, where all of these families agree.
@@ -153,17 +141,18 @@ class WindowByLayer(Window):
         """See `Window.difference`."""
 
 
-class DecoderFamily(Family[Head]):
+class DecoderFamily(HeadedDecoder):
     """A decoder after Llama.
 
     Args:
         name: the official `model_type`.
         prefix: what the official classes' names begin with.
-        rules: which tensors are which.
+        more: tensors of a layer beyond the shared ones, norms of queries and keys among them.
         fields: official field -> our field, or our fields that it sets together; beyond the shared ones.
         settings: our fields that this family never varies, where they differ from the shared ones.
         window: how windows are written.
         head_dim_field: whether the official class has a field `head_dim`.
+        span_root: prefix of the stack's tensors in the official class for question answering.
     """
 
     has_low_bits = True
@@ -172,14 +161,16 @@ class DecoderFamily(Family[Head]):
         self,
         name: str,
         prefix: str,
-        rules: RuleTable,
+        more: Collection[str] = (),
         fields: Mapping[str, str | tuple[str, ...]] | None = None,
         settings: Mapping[str, Any] | None = None,
         window: Window | None = None,
         head_dim_field: bool = True,
+        span_root: str = "transformer.",
     ):
-        super().__init__(name, f"{prefix}Config", [Head(f"{prefix}ForCausalLM", "BlockformerDecoderForCausalLM")])
-        self._rules = rules
+        heads = decoder_heads(prefix, "model.", span_root=span_root)
+        super().__init__(name, f"{prefix}Config", heads, ("embed_tokens.", "layers.", "norm."))
+        self.more = tuple(more)
         own = {theirs: (ours,) if isinstance(ours, str) else ours for theirs, ours in (fields or {}).items()}
         self.fields: dict[str, tuple[str, ...]] = {**{t: (o,) for t, o in SHARED_FIELDS.items()}, **own}
         varied = {name for names in self.fields.values() for name in names}
@@ -190,11 +181,26 @@ class DecoderFamily(Family[Head]):
 
     def rules_for(self, form):
         """See `Family.rules_for`."""
-        return awq.rules(self._rules, LINEAR_MAPS) if awq.TRAIT in form.traits else self._rules
+        rules, low = self._plain_rules(form)
+        return awq.rules(rules, low) if awq.TRAIT in form.traits else rules
 
-    def dequantizing_rules(self, dtype):
+    def dequantizing_rules(self, form, dtype):
         """See `Family.dequantizing_rules`."""
-        return awq.rules(self._rules, LINEAR_MAPS, dtype)
+        return awq.rules(*self._plain_rules(form), dtype)
+
+    def _plain_rules(self, form: Form) -> tuple[RuleTable, frozenset[str]]:
+        """The rules for plain weights, and the official names of those that have 4 bits in an AWQ checkpoint.
+
+        The rotary frequencies that old checkpoints hold are computed, not trained, and left out.
+        """
+        head = self.head(form)
+        inner = [LAYER + name + ".weight" for name in WEIGHTS] + [LAYER + name for name in self.more]
+        names = ["embed_tokens.weight", "norm.weight", *inner]
+        rules = [Rule(head.root + name, head.our_root + name) for name in names]
+        rules += [Rule(theirs, ours) for theirs, ours in head.tensors]
+        ignored = [head.root + LAYER + "self_attn.rotary_emb.inv_freq", head.root + "rotary_emb.inv_freq"]
+        low = frozenset(head.root + name for name in inner if name.endswith("_proj.weight"))
+        return RuleTable(rules, ignored=ignored), low
 
     def form(self, official, names=None, read=None):
         """See `Family.form`."""
@@ -228,7 +234,8 @@ class DecoderFamily(Family[Head]):
         if official.get("add_cross_attention"):
             raise ConversionError("config.json: add_cross_attention is true, which this family does not have; drop it")
         config = self.official_config(official)
-        settings = {**self.settings, **bits, "architectures": [self.head(form).ours]}
+        head = self.head(form)
+        settings = {**self.settings, **bits, "architectures": [head.ours]}
         for theirs, names in self.fields.items():
             settings.update(dict.fromkeys(names, getattr(config, theirs)))
         if settings["attention_dropout"] is None:
@@ -236,6 +243,7 @@ class DecoderFamily(Family[Head]):
         settings["pad_token_id"] = token_or_none(settings["pad_token_id"])
         settings["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         settings["rope_parameters"] = _rope(config)
+        settings["classifier_dropout"] = self.dropout_from(official, head)
         settings["sliding_window"], settings["layer_types"] = self.window.read(config)
         settings.update(common_entries(config))
         self.our_config(settings)
@@ -256,12 +264,14 @@ class DecoderFamily(Family[Head]):
     def config_to(self, config):
         """See `Family.config_to`."""
         self.check_expressible(config)
-        official: dict[str, Any] = {"architectures": [self.form_for(config).head], "model_type": self.name}
+        head = self.head(self.form_for(config))
+        official: dict[str, Any] = {"architectures": [head.official], "model_type": self.name}
         official.update({theirs: getattr(config, names[0]) for theirs, names in self.fields.items()})
         if self.head_dim_field or config.head_dim * config.num_attention_heads != config.hidden_size:
             official["head_dim"] = config.head_dim
         official["rope_parameters"] = dict(config.rope_parameters)
         official.update(self.window.write(config))
+        official.update(self.dropout_to(config, head))
         official.update(common_entries(config))
         if config.linear_bits is not None:
             official[awq.FIELD] = awq.entries_for(config)

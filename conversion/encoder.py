@@ -226,8 +226,11 @@ class EncoderFamily(Family[EncoderHead]):
         return rules
 
     def optional(self, form):
-        """See `Family.optional`."""
-        return (self.language_model.bias, self.language_model.copy) if self.language_model.copy else ()
+        """See `Family.optional`. A pooler that the head does not read may be lost in training."""
+        head = self.head(form)
+        pooler = [f"{self._root(head)}pooler.dense.{kind}" for kind in ("weight", "bias")]
+        biases = (self.language_model.bias, self.language_model.copy) if self.language_model.copy else ()
+        return (*biases, *(pooler if head.pooler == "unused" else ()))
 
     def adjust(self, shapes, form, config):
         """See `Family.adjust`."""

@@ -14,7 +14,16 @@ from .errors import ConversionError, shown
 from .generation import FILE
 from .kept import KEPT
 from .mapping import check_tied
-from .plan import MEMORY, architecture_of, expected_tensors, identity_rules, json_text, our_config, stored_pairs
+from .plan import (
+    MEMORY,
+    architecture_of,
+    expected_tensors,
+    identity_rules,
+    json_text,
+    our_config,
+    stored_pairs,
+    unread_pooler,
+)
 from .repo import ConversionReport, Progress, memory_errors, opened, write_generation_config, write_weights
 from .side_files import copy_side_files, refuse_adapters
 from .sources import Source, locate
@@ -57,7 +66,9 @@ def export_folder(
             raise ConversionError(f"{folder}: config.json: architectures names {shown(architecture)}, no class of ours")
         model_class = getattr(blockformer, architecture)
         shapes, tied, parameters = expected_tensors(model_class, config)
-        groups = identity_rules(shapes).plan(checkpoint.tensors, shapes, optional=tied)
+        pooler = unread_pooler(model_class, config)
+        shapes |= pooler
+        groups = identity_rules(shapes).plan(checkpoint.tensors, shapes, optional=[*tied, *pooler])
         report = ConversionReport(hub_id or os.fspath(src), Path(dst), "", False, notes=notes)
         report.tensors = len(groups)
         with atomic_folder(dst, force=force, sources=[folder]) as temporary:

@@ -32,6 +32,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (None, False),
     "cross_attention_hidden_size": (None,),
     "per_layer_config": (None, {}),
+    "token_classification_bias": (None, True),
 }
 ABOUT_THE_FILE = ("_name_or_path", "_commit_hash", "transformers_version")
 """Entries of a config file that say where it comes from, not what the model is."""
@@ -126,7 +127,7 @@ class Family(ABC, Generic[HeadKind]):
         What the table ignores is kept beside the weights, for the way back.
         """
 
-    def dequantizing_rules(self, dtype: torch.dtype) -> RuleTable:
+    def dequantizing_rules(self, form: Form, dtype: torch.dtype) -> RuleTable:
         """The rules that make plain weights of this dtype of a checkpoint whose linear maps have 4 bits.
 
         Raises:

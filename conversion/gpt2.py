@@ -1,31 +1,27 @@
 """GPT-2 (Radford et al., 2019): a decoder with learned positions and layer norms before each sub-layer.
 
-Its matrices are stored [inputs, outputs], those of queries, keys and values as one. A checkpoint has the prefix
-`transformer.` or, as the first ones, none, whatever its head: that is its `Form`. The first ones also hold the causal
-mask of every layer, which is computed today; it lies beside the weights for the way back.
+Its matrices are stored [inputs, outputs], those of queries, keys and values as one. The first checkpoints have no
+prefix, and hold the causal mask of every layer, which is computed today; it lies beside the weights for the way back.
 
 Two differences are about training only: ours has a dropout before the head of rows where the config asks for one, the
 official class never; and the fresh weights of ours all have one deviation. The settings `summary_*` are about a head
 that ours does not have, and are kept for the way back.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from .decoder_heads import HeadedDecoder, decoder_heads
 from .errors import ConversionError, listed, shown
-from .family import Family, Form, Head, common_entries, token_or_none, unequal
+from .family import Form, common_entries, token_or_none, unequal
 from .mapping import Rule, RuleTable, module_rules
 from .operations import Chain, Chunk, Identity, Operation, Transpose
 
 ROOT = "transformer."
 INNER = ("wte.", "wpe.", "h.", "ln_f.")
-PREFIX, NO_PREFIX = "prefix", "no prefix"
-"""Traits: names with `ROOT` where the official class of today has none, and the other way round."""
 MASK, MASKED_BIAS = "h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"
 MASKED = -1e4
 QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
@@ -70,93 +66,23 @@ SETTINGS: dict[str, Any] = {
 # Official settings that change what is computed and that ours cannot say.
 REFUSED = ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention")
 SUMMARY = tuple(f"summary_{name}" for name in "type use_proj activation proj_to_labels first_dropout".split())
-TOKEN_DROPOUT = 0.1
-"""Before the official head of tokens, where the config does not say."""
 END = 50256
 """The official class's own beginning and end; a small vocabulary does not have it."""
 
 
-@dataclass(frozen=True)
-class GPT2Head(Head):
-    """A head of this family.
-
-    Attributes:
-        tensors: official tensor -> ours, beyond the stack's.
-    """
-
-    tensors: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def bare(self) -> bool:
-        """Whether it is the stack alone: then no name of a tensor has a prefix, in both layouts."""
-        return not self.tensors
-
-
-def _both(official: str, ours: str) -> tuple[tuple[str, str], ...]:
-    return tuple((f"{official}.{kind}", f"{ours}.{kind}") for kind in ("weight", "bias"))
-
-
-OURS = "BlockformerDecoder"
-HEADS = (
-    GPT2Head("GPT2LMHeadModel", f"{OURS}ForCausalLM", (("lm_head.weight", "lm_head.weight"),)),
-    GPT2Head("GPT2Model", f"{OURS}Model"),
-    GPT2Head("GPT2ForSequenceClassification", f"{OURS}ForSequenceClassification", (("score.weight", "score.weight"),)),
-    GPT2Head("GPT2ForTokenClassification", f"{OURS}ForTokenClassification", _both("classifier", "score")),
-    GPT2Head("GPT2ForQuestionAnswering", f"{OURS}ForQuestionAnswering", _both("qa_outputs", "qa_outputs")),
-)
-
-
-class GPT2Family(Family[GPT2Head]):
+class GPT2Family(HeadedDecoder):
     """GPT-2, with the heads that Auto classes have."""
 
-    spoken = ("classifier_dropout", "hidden_dropout")
-
     def __init__(self):
-        super().__init__("gpt2", "GPT2Config", HEADS)
-
-    # The form: which head, with or without the prefix.
-
-    def form(self, official, names: Collection[str] | None = None, read=None):
-        """See `Family.form`. Without `architectures` the tensors tell."""
-        names = names or ()
-        head = self._head(official, names)
-        trait, other = (PREFIX, ROOT) if head.bare else (NO_PREFIX, INNER)
-        return Form(head.official, frozenset([trait] if any(name.startswith(other) for name in names) else []))
-
-    def _head(self, official: Mapping[str, Any], names: Collection[str]) -> GPT2Head:
-        known = {head.official for head in self.heads}
-        # Weights that were converted from another framework may still name its class.
-        old = {framework + name: name for name in known for framework in ("TF", "Flax")}
-        architectures = [old.get(name, name) for name in official.get("architectures") or []]
-        if not architectures:
-            held = [head for head in self.heads if any(theirs in names for theirs, _ in head.tensors)]
-            alone = names and official.get("tie_word_embeddings") is False
-            architectures = [head.official for head in held] or (["GPT2Model"] if alone else [])
-        return self.head(super().form({"architectures": architectures}))
-
-    def form_for(self, config, earlier: Form | None = None):
-        """See `Family.form_for`."""
-        form = super().form_for(config)
-        return earlier if earlier is not None and earlier.head == form.head else form
-
-    def canonical(self, name, form):
-        """See `Family.canonical`."""
-        if PREFIX in form.traits:
-            return name.removeprefix(ROOT)
-        return ROOT + name if NO_PREFIX in form.traits and name.startswith(INNER) else name
-
-    def stored(self, name, form):
-        """See `Family.stored`."""
-        if PREFIX in form.traits:
-            return ROOT + name if name.startswith(INNER) else name
-        return name.removeprefix(ROOT) if NO_PREFIX in form.traits else name
+        heads = decoder_heads("GPT2", ROOT, "LMHeadModel", token_score="classifier")
+        super().__init__("gpt2", "GPT2Config", heads, INNER)
 
     # The tensors.
 
     def rules_for(self, form):
         """See `Family.rules_for`."""
         head = self.head(form)
-        root, prefix = ("", "") if head.bare else (ROOT, "model.")
+        root, prefix = head.root, head.our_root
         here, there = f"{root}h.{{layer}}.", f"{prefix}layers.{{layer}}."
         rules = [
             Rule(f"{root}wte.weight", f"{prefix}embed_tokens.weight"),
@@ -201,7 +127,7 @@ class GPT2Family(Family[GPT2Head]):
         settings.update({ours: getattr(config, theirs) for theirs, ours in FIELDS.items()})
         settings["intermediate_size"] = 4 * config.n_embd if config.n_inner is None else config.n_inner
         settings["attention_scale"] = None if config.scale_attn_weights else 1.0
-        settings["classifier_dropout"] = self._dropout(official, head)
+        settings["classifier_dropout"] = self.dropout_from(official, head)
         settings["pad_token_id"] = token_or_none(settings["pad_token_id"])
         for name in ("bos_token_id", "eos_token_id"):
             if settings[name] == END and config.vocab_size <= END:
@@ -209,14 +135,6 @@ class GPT2Family(Family[GPT2Head]):
         settings.update(common_entries(config))
         self.our_config(settings)
         return settings
-
-    def _dropout(self, official: Mapping[str, Any], head: GPT2Head) -> float | None:
-        """Our `classifier_dropout`: the official head of rows has none, that of tokens looks in two places."""
-        if head.official.endswith("ForSequenceClassification"):
-            return 0.0
-        said = [official[name] for name in self.spoken if official.get(name) is not None]
-        fallback = TOKEN_DROPOUT if head.official.endswith("ForTokenClassification") else None
-        return said[0] if said else fallback
 
     def differences(self, config):
         """See `Family.differences`."""
@@ -246,12 +164,7 @@ class GPT2Family(Family[GPT2Head]):
         plain = config.intermediate_size == 4 * config.hidden_size
         official["n_inner"] = None if plain else config.intermediate_size
         official["scale_attn_weights"] = config.attention_scale is None
-        dropout = config.classifier_dropout
-        if head.official.endswith("ForTokenClassification"):
-            dropout = config.hidden_dropout if dropout is None else dropout
-            dropout = None if dropout == TOKEN_DROPOUT else dropout
-        if dropout is not None and not head.official.endswith("ForSequenceClassification"):
-            official["classifier_dropout"] = dropout
+        official.update(self.dropout_to(config, head))
         official.update(common_entries(config))
         return official
 

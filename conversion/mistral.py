@@ -1,5 +1,5 @@
 """Mistral (Jiang et al., 2023): no biases, one sliding window for every layer."""
 
-from .decoder import DecoderFamily, WindowEverywhere, decoder_rules
+from .decoder import DecoderFamily, WindowEverywhere
 
-FAMILY = DecoderFamily(name="mistral", prefix="Mistral", rules=decoder_rules(), window=WindowEverywhere())
+FAMILY = DecoderFamily(name="mistral", prefix="Mistral", window=WindowEverywhere(), span_root="model.")

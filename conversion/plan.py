@@ -94,13 +94,15 @@ def plan_in(
     if dequantized:
         if not low_bits or cast is None:
             raise ConversionError(f"{checkpoint.folder}: has no 4-bit weights; use --dtype to cast plain ones")
-        rules, official = family.dequantizing_rules(cast), awq.without(official)
+        official = awq.without(official)
         form = family.form(official, checkpoint.tensors, checkpoint.read)
+        rules = family.dequantizing_rules(form, cast)
     stored = _canonical_names(checkpoint.tensors, family, form)
     config = family.our_config(family.config_from(official, form))
     if cast is not None:
         config.dtype = cast
     shapes, tied, parameters = expected_tensors(family.our_class(form), config)
+    shapes |= unread_pooler(family.our_class(form), config)
     headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
     groups = rules.plan(headers, shapes, optional=tied, dtype=cast)
     groups = [replace(group, sources=tuple(stored[name] for name in group.sources)) for group in groups]
@@ -352,6 +354,14 @@ def expected_tensors(
     tied = dict(model.all_tied_weights_keys)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     return shapes, tied, model.num_parameters()
+
+
+def unread_pooler(model_class: type[PreTrainedModel], config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of a pooler that a repo of ours holds beside a head that does not read it: `AutoModel` does."""
+    if getattr(model_class, "reads_pooler", True) or config.pooler_act is None:
+        return {}
+    width = config.hidden_size
+    return {"model.pooler.dense.weight": (width, width), "model.pooler.dense.bias": (width,)}
 
 
 def stored_pairs(tied: Mapping[str, str], groups: list[Group]) -> list[tuple[str, str]]:

@@ -108,6 +108,17 @@ def ddp(rank, size, folder):
     return steps(DistributedDataParallel(small_model()), rank, size)
 
 
+def small_masked_lm():
+    """With a pooler in the config, which this head does not read."""
+    torch.manual_seed(0)
+    dry = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+    return blockformer.BlockformerEncoderForMaskedLM(blockformer.preset("bert", **SIZES, **dry)).train()
+
+
+def masked_lm(rank, size, folder):
+    return steps(DistributedDataParallel(small_masked_lm()), rank, size)
+
+
 def fsdp(rank, size, folder):
     """Also saves the shards of each process, as they are."""
     model = small_model()

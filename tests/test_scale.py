@@ -19,7 +19,7 @@ from pairs import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "scale.md"
-TASKS = ["ddp", "fsdp", "tensor_parallel"]
+TASKS = ["ddp", "masked_lm", "fsdp", "tensor_parallel"]
 
 
 def blocks(language):
@@ -75,6 +75,14 @@ def test_steps_of_two_processes_are_those_of_one(together, task):
     one = scale_steps.alone()
     assert one["losses"][0] != one["losses"][-1]
     for answer in together[task]:
+        assert_close(answer["losses"], one["losses"], tolerance=1e-6)
+        assert_close(answer["weights"], one["weights"])
+
+
+def test_every_weight_of_a_masked_language_model_learns_in_two_processes(together):
+    """The second step fails where a weight, of a pooler that nobody reads, got no gradient in the first."""
+    one = scale_steps.steps(scale_steps.small_masked_lm(), 0, 1)
+    for answer in together["masked_lm"]:
         assert_close(answer["losses"], one["losses"], tolerance=1e-6)
         assert_close(answer["weights"], one["weights"])
 

@@ -164,9 +164,9 @@ class BlockformerEncoderModel(Stack):
 
     config_class = BlockformerEncoderConfig
 
-    def __init__(self, config):
+    def __init__(self, config, add_pooling_layer: bool = True):
         super().__init__(config, is_causal=False)
-        self.pooler = Pooler(config) if config.pooler_act else None
+        self.pooler = Pooler(config) if config.pooler_act and add_pooling_layer else None
         self.post_init()
 
     @can_return_tuple
@@ -203,10 +203,14 @@ class BlockformerEncoderPreTrainedModel(BlockformerPreTrainedModel):
 
     config_class = BlockformerEncoderConfig
     score_bias = True
+    # A head that does not read the pooler has none: a parameter without a gradient fails in DistributedDataParallel.
+    reads_pooler = True
 
     def __init__(self, config):
         super().__init__(config)
-        self.model = BlockformerEncoderModel(config)
+        self.model = BlockformerEncoderModel(config, add_pooling_layer=self.reads_pooler)
+        if not self.reads_pooler:
+            self._keys_to_ignore_on_load_unexpected = {r"pooler\."}
 
     def summarise(self, outputs, input_ids, attention_mask):
         """A row's summary [B, C]: the pooler's or, without one, the state at the first token."""
@@ -215,6 +219,8 @@ class BlockformerEncoderPreTrainedModel(BlockformerPreTrainedModel):
 
 class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrainedModel):
     """An encoder that fills in masked tokens."""
+
+    reads_pooler = False
 
     def __init__(self, config):
         super().__init__(config)
@@ -371,9 +377,13 @@ class BlockformerEncoderForSequenceClassification(SequenceClassification, Blockf
 class BlockformerEncoderForTokenClassification(TokenClassification, BlockformerEncoderPreTrainedModel):
     """An encoder that gives one answer for each token."""
 
+    reads_pooler = False
+
 
 class BlockformerEncoderForQuestionAnswering(QuestionAnswering, BlockformerEncoderPreTrainedModel):
     """An encoder that finds the span of an answer."""
+
+    reads_pooler = False
 
 
 for _config in (BlockformerDecoderConfig, BlockformerEncoderConfig):

@@ -310,9 +310,10 @@ def test_a_model_in_the_wrong_layout_is_told_so(tmp_path):
 
 
 def test_another_task_has_no_official_layout(tmp_path):
-    config = blockformer.preset("qwen3", **SIZES_OF_OURS)
-    blockformer.BlockformerDecoderForTokenClassification(config).save_pretrained(tmp_path / "src")
-    with pytest.raises(ConversionError, match="BlockformerDecoderForTokenClassification"):
+    sizes = {name: value for name, value in SIZES_OF_OURS.items() if name != "num_key_value_heads"}
+    config = blockformer.preset("roberta", **sizes)
+    blockformer.BlockformerEncoderForNextSentencePrediction(config).save_pretrained(tmp_path / "src")
+    with pytest.raises(ConversionError, match="BlockformerEncoderForNextSentencePrediction"):
         convert(tmp_path / "src", tmp_path / "dst", to_official=True)
 
 

@@ -271,11 +271,22 @@ def test_a_pooler_that_the_class_does_not_use_is_kept(tmp_path, name):
     pooler = {f"{root}pooler.dense.weight": torch.randn(48, 48), f"{root}pooler.dense.bias": torch.randn(48)}
     edit_tensors(tmp_path / "src", lambda tensors: {**tensors, **pooler})
     assert convert(tmp_path / "src", tmp_path / "dst").parity.passed
-    ours = from_official(tmp_path / "src")
-    assert torch.equal(ours.model.pooler.dense.bias, pooler[f"{root}pooler.dense.bias"])
-    assert_same_outputs(ours, model, "left", 2 if family == "roberta" else 0)
-    convert(tmp_path / "dst", tmp_path / "back", to_official=True)
-    assert stored(tmp_path / "back") == stored(tmp_path / "src")
+    in_memory = from_official(tmp_path / "src")
+    loaded, info = type(in_memory).from_pretrained(tmp_path / "dst", output_loading_info=True)
+    assert not any(info.values())
+    for ours in (in_memory, loaded):
+        assert ours.model.pooler is None
+        assert_same_outputs(ours, model, "left", 2 if family == "roberta" else 0)
+    body = blockformer.BlockformerEncoderModel.from_pretrained(tmp_path / "dst")
+    assert torch.equal(body.pooler.dense.bias, pooler[f"{root}pooler.dense.bias"])
+    export_folder(tmp_path / "dst", tmp_path / "copy")
+    for repo in ("dst", "copy"):
+        convert(tmp_path / repo, tmp_path / f"{repo}-back", to_official=True)
+        assert stored(tmp_path / f"{repo}-back") == stored(tmp_path / "src")
+    loaded.save_pretrained(tmp_path / "dst")  # as training does: the pooler is gone
+    assert convert(tmp_path / "dst", tmp_path / "trained", to_official=True).parity.passed
+    left = {name: tensor for name, tensor in stored(tmp_path / "src").items() if name not in pooler}
+    assert stored(tmp_path / "trained") == left
 
 
 def test_a_model_without_a_pooler(tmp_path):

@@ -145,7 +145,7 @@ def test_old_rotary_frequencies_are_left_out_and_nothing_else():
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ("llama", {"rope_scaling": {"type": "mystery", "factor": 2.0}}, "mystery"),
         ("llama", {"hidden_act": "mystery"}, "mystery"),
-        ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ("llama", {"architectures": ["LlamaForMystery"]}, "LlamaForMystery"),
         ("llama", {"layer_types": ["sliding_attention"] * 2}, "layer_types"),
         ("llama", {"num_attention_heads": 5}, "LlamaConfig"),
         ("llama", {"hidden_size": "64"}, "hidden_size"),

@@ -1,0 +1,130 @@
+"""The decoders after Llama with every head, both ways, and the ways in which their checkpoints are written."""
+
+import pytest
+import torch
+import transformers
+
+import blockformer
+from blockformer.conversion import ConversionError, convert, from_official
+from blockformer.conversion.families import FAMILIES
+
+from .oracles import SIZES, SPECIAL, edit_config, edit_tensors, entries_of, stored, under_another_head
+from .outputs import count_same_at
+
+LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 5}
+HEADS = [(family, head) for family in SPECIAL for head in FAMILIES[family].heads]
+QWEN3 = [head for family, head in HEADS if family == "qwen3"]
+LENGTH = 20
+
+
+def name_of(value):
+    return getattr(value, "official", str(value))
+
+
+def official_model(family, name, **settings):
+    """A small official model; its biases and norms are random too."""
+    torch.manual_seed(0)
+    labels = next(({"num_labels": count} for ending, count in LABELS.items() if name.endswith(ending)), {})
+    config = FAMILIES[family].official_config_class(
+        **{**SIZES, **SPECIAL[family], "pad_token_id": 0, **labels, **settings}
+    )
+    model = getattr(transformers, name)(config).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("bias") or "norm" in parameter_name:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def official_folder(folder, family, name, **settings):
+    model = official_model(family, name, **settings)
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.no_grad()
+def assert_same_outputs(ours, theirs, side):
+    """At the real tokens of two rows, one of them padded on a side; of whole rows."""
+    ids = torch.randint(3, 199, (2, LENGTH), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    gap = slice(0, 7) if side == "left" else slice(LENGTH - 7, LENGTH)
+    ids[1, gap], mask[1, gap] = 0, 0
+    tensors = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    assert count_same_at(mask.bool(), ours(**tensors), theirs(**tensors), spread=0.3)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(("family", "head"), HEADS, ids=name_of)
+def test_every_head_there_and_back(tmp_path, family, head):
+    src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
+    model = official_folder(src, family, head.official)
+    assert convert(src, dst).parity.passed
+    assert convert(dst, back, to_official=True).parity.passed
+    assert stored(back) == stored(src)
+    assert entries_of(back) == entries_of(src)
+    ours = getattr(blockformer, head.ours).from_pretrained(dst)
+    for side in ("left", "right"):
+        assert_same_outputs(ours, model, side)
+    again, info = getattr(transformers, head.official).from_pretrained(back, output_loading_info=True)
+    assert not any(info.values())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
+
+    (dst / "conversion.json").unlink()
+    convert(dst, tmp_path / "fresh", to_official=True, family=family, verify=False)
+    assert stored(tmp_path / "fresh") == stored(src)
+    config_class = FAMILIES[family].official_config_class
+    before, after = (config_class.from_pretrained(tmp_path / name).to_dict() for name in ("src", "fresh"))
+    before.pop("max_window_layers", None), after.pop("max_window_layers", None)
+    assert after == before
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_a_reward_model_in_memory(tmp_path, labels):
+    model = official_folder(tmp_path, "qwen3", "Qwen3ForSequenceClassification", num_labels=labels)
+    ours = from_official(tmp_path)
+    assert type(ours) is blockformer.BlockformerDecoderForSequenceClassification
+    assert ours.config.num_labels == labels
+    assert ours.score.bias is None
+    assert_same_outputs(ours, model, "left")
+
+
+@pytest.mark.parametrize("head", QWEN3, ids=name_of)
+def test_the_other_spelling_of_every_head(tmp_path, head):
+    """As `Qwen3-Embedding`: a head whose stack has no prefix; and the stack alone with one."""
+    src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
+    model = official_folder(src, "qwen3", head.official, tie_word_embeddings=True)
+    inner = FAMILIES["qwen3"].inner
+
+    def change(tensors):
+        if head.bare:
+            return {f"model.{name}": tensor for name, tensor in tensors.items()}
+        return {name.removeprefix(head.root): tensor for name, tensor in tensors.items()}
+
+    edit_tensors(src, change)
+    assert any(name.startswith(inner) for name in stored(src)) != head.bare
+    assert convert(src, dst).parity.passed
+    assert convert(dst, back, to_official=True).parity.passed
+    assert stored(back) == stored(src)
+    assert_same_outputs(from_official(src), model, "right")
+
+
+@pytest.mark.parametrize("head", QWEN3, ids=name_of)
+def test_without_architectures_the_tensors_tell(tmp_path, head):
+    official_folder(tmp_path, "qwen3", head.official)
+    edit_config(tmp_path, architectures=...)
+    assert type(from_official(tmp_path)).__name__ == head.ours
+
+
+def test_a_checkpoint_of_ours_with_another_head_goes_out_under_that_head(tmp_path):
+    official_folder(tmp_path / "src", "qwen3", "Qwen3ForCausalLM")
+    ours, theirs = blockformer.BlockformerDecoderForSequenceClassification, transformers.Qwen3ForSequenceClassification
+    tuned, official = under_another_head(tmp_path, ours, theirs)
+    assert torch.equal(official.score.weight, tuned.score.weight)
+
+
+def test_a_head_of_tokens_without_a_bias_is_refused(tmp_path):
+    official_folder(tmp_path, "llama", "LlamaForTokenClassification")
+    edit_config(tmp_path, token_classification_bias=False)
+    with pytest.raises(ConversionError, match="token_classification_bias is 'False'"):
+        from_official(tmp_path)
