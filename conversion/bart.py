@@ -282,7 +282,7 @@ class BartFamily(Family[BartHead]):
         settings["tie_word_embeddings"] = UNTIED not in form.traits
         settings["share_embeddings"] = SEPARATE not in form.traits
         settings["decoder_vocab_size"] = config.decoder_vocab_size if OWN in form.traits else None
-        settings["lm_head_bias"] = LOGITS_BIAS in form.traits or not head.writes
+        settings["lm_head_bias"] = "fixed" if LOGITS_BIAS in form.traits or not head.writes else False
         settings.update(_with_labels(config))
         self.our_config(settings)
         return settings

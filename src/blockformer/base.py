@@ -18,6 +18,10 @@ from .positions import ComputedPositions
 from .quantized_linear import QuantizedLinear
 
 
+class WeightsError(ValueError, RuntimeError):
+    """A checkpoint's weights are not the model's. Also a RuntimeError, which is what transformers raises."""
+
+
 class BlockformerPreTrainedModel(PreTrainedModel):
     """Loading, saving and placement, from transformers; weights drawn as `initializer_range` says."""
 
@@ -68,7 +72,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         source, wrong = load_config.pretrained_model_name_or_path, loading_info.mismatched_keys
         if wrong and not load_config.ignore_mismatched_sizes:
             lines = [f"{name} is {list(theirs)}, the model's is {list(ours)}" for name, theirs, ours in sorted(wrong)]
-            raise ValueError(
+            raise WeightsError(
                 f"{source}: wrong shapes; does config.json belong to these weights? (ignore_mismatched_sizes=True "
                 f"draws them anew, a head of other labels, say):{_listed(lines)}"
             )
@@ -77,7 +81,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         if load_config.is_quantized:  # scales and the like may be made after loading
             missing = [name for name in missing if name.endswith((".weight", ".bias"))]
         if missing:
-            raise ValueError(
+            raise WeightsError(
                 f"{source}: weights of {type(model).__name__} are missing; is the checkpoint whole, and one of this "
                 "model? (To begin with random ones, build the model from its config and use "
                 f"load_state_dict(..., strict=False)):{_listed(missing)}"
@@ -171,14 +175,14 @@ def _check_kinds(model, kinds, source) -> None:
         if name.removeprefix(prefix) in packed and kind not in ("I32", "torch.int32")
     )
     if cast:
-        raise ValueError(f"{source}: packed weights that are not int32; has something cast them?{_listed(cast)}")
+        raise WeightsError(f"{source}: packed weights that are not int32; has something cast them?{_listed(cast)}")
     wrong = sorted(
         f"{name} is {kind}"
         for name, kind in kinds.items()
         if name.removeprefix(prefix) in floats and re.match(r"(torch\.)?(u?int|bool|[IU]\d|BOOL)", kind)
     )
     if wrong:
-        raise ValueError(
+        raise WeightsError(
             f"{source}: integers in place of floating-point weights; was the checkpoint quantized, and its "
             f"quantization_config lost?{_listed(wrong)}"
         )

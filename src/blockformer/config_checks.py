@@ -75,12 +75,13 @@ _VALUE_RULES = (
         "an integer above 1",
     ),
     (
-        "gated_mlp norm_bias qk_norm attention_bias attention_output_bias mlp_bias lm_head_bias embedding_norm "
+        "gated_mlp norm_bias qk_norm attention_bias attention_output_bias mlp_bias embedding_norm "
         "final_norm float32_down_proj lm_head_transform add_cross_attention is_decoder is_encoder_decoder use_cache "
         "relative_bias_per_layer share_embeddings decoder_starts_with_last_label tie_word_embeddings",
         lambda value: isinstance(value, bool),
         "true or false",
     ),
+    ("lm_head_bias", lambda value: isinstance(value, bool) or value == "fixed", "true, false or 'fixed'"),
     (
         "hidden_dropout attention_dropout activation_dropout classifier_dropout",
         lambda value: _is_number(value) and 0 <= value <= 1,

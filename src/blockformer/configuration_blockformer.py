@@ -53,7 +53,8 @@ class BlockformerConfig(PretrainedConfig):
         attention_output_bias: bias on the attention's output projection.
         mlp_bias: bias on the feed-forward projections.
         float32_down_proj: keep the down projections in float32 in a model that is loaded in float16.
-        lm_head_bias: bias on the language model head.
+        lm_head_bias: bias on the language model head; "fixed" is one that does not learn (the `final_logits_bias` of
+            BART).
         attention_scale: factor of the attention scores; None means 1/sqrt(head_dim).
         embedding_norm: a norm on the sum of the embeddings.
         embedding_scale: factor of the token embeddings; None means 1.
@@ -115,7 +116,7 @@ class BlockformerConfig(PretrainedConfig):
     attention_output_bias: bool = False
     mlp_bias: bool = False
     float32_down_proj: bool = False
-    lm_head_bias: bool = False
+    lm_head_bias: bool | str = False
     attention_scale: float | None = None
     embedding_norm: bool = False
     embedding_scale: float | None = None

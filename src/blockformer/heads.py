@@ -64,7 +64,20 @@ class LanguageModelHead(BlockformerPreTrainedModel):
         super().__init__(config)
         self.lm_head_transform = HeadTransform(config) if config.lm_head_transform else None
         vocab_size = config.get_text_config(decoder=True).vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=config.lm_head_bias)
+        self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=bool(config.lm_head_bias))
+        self._fix_bias()
+
+    def set_output_embeddings(self, new_embeddings):
+        """Replace the head, as `resize_token_embeddings` does."""
+        super().set_output_embeddings(new_embeddings)
+        self._fix_bias()
+
+    def _fix_bias(self):
+        """Make a bias that does not learn a buffer."""
+        bias = self.lm_head.bias
+        if self.config.lm_head_bias == "fixed" and isinstance(bias, nn.Parameter):
+            del self.lm_head.bias
+            self.lm_head.register_buffer("bias", bias.detach())
 
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""

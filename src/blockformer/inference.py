@@ -115,7 +115,8 @@ class _Packed(nn.Module):
     def __init__(self, module, packed: PackedWeight):
         super().__init__()
         self.packed = packed
-        self.bias = getattr(module, "bias", None)
+        bias = getattr(module, "bias", None)
+        self.bias = nn.Buffer(bias) if bias is not None and not isinstance(bias, nn.Parameter) else bias
         self._plain = [module]  # in a list: no part of the model for now
         module.weight = None
         self.train(module.training)

@@ -12,6 +12,7 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 from transformers.models.mbart.modeling_mbart import shift_tokens_right as shift_tokens_around
 
 import blockformer
+from blockformer import inference
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families import FAMILIES, family_for
 from blockformer.conversion.kept import KEPT
@@ -55,6 +56,8 @@ SHARED, ENCODER, DECODER = (
 )
 TABLES = tuple(f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder"))
 OURS = blockformer.BlockformerEncoderDecoderForConditionalGeneration
+OWN_SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "pad_token_id": 0}
+OWN_SIZES |= {"num_attention_heads": 4, "eos_token_id": 1, "decoder_start_token_id": 0}
 # What old opus-mt, BART and mBART files say of generation in their config.json.
 GENERATION = {
     "num_beams": 3,
@@ -820,3 +823,41 @@ def test_a_converted_repo_where_blockformer_is_not(tmp_path, family):
         wanted = model(ids, decoder_input_ids=ids).logits
     torch.testing.assert_close(torch.tensor(found["logits"]), wanted, atol=1e-5, rtol=1e-5)
     assert found["text"] == official_class(family).from_pretrained(tmp_path / "src").generate(ids).tolist()
+
+
+@pytest.mark.parametrize("family", PREFIXES)
+def test_the_bias_of_the_logits_does_not_learn(tmp_path, family):
+    """The official class holds it as a buffer: no gradient, no weight decay, the same bits after training."""
+    official_folder(tmp_path / "src", family)
+    convert(tmp_path / "src", tmp_path / "dst", verify=False)
+    ours = OURS.from_pretrained(tmp_path / "dst").train()
+    assert ours.config.lm_head_bias == "fixed"
+    assert dict(ours.named_buffers()).keys() >= {"lm_head.bias"}
+    before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    optimizer = blockformer.adamw(ours, learning_rate=0.1, weight_decay=0.5)
+    for return_logits in (True, False):
+        tensors = inputs(family)
+        ours(**tensors, labels=tensors["decoder_input_ids"], return_logits=return_logits).loss.backward()
+        optimizer.step()
+    after = ours.state_dict()
+    assert [name for name in after if torch.equal(after[name], before[name])] == ["lm_head.bias"]
+    ours.save_pretrained(tmp_path / "dst")
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True)
+    assert stored(tmp_path / "back")["final_logits_bias"] == stored(tmp_path / "src")["final_logits_bias"]
+
+
+def test_the_bias_of_the_logits_stays_fixed_whatever_is_done_to_the_head(monkeypatch):
+    ours = OURS(blockformer.preset("marian", **OWN_SIZES))
+    ours.lm_head.bias.normal_()
+    bias = ours.lm_head.bias.clone()
+    ours.resize_token_embeddings(OWN_SIZES["vocab_size"] + 5)
+    assert "lm_head.bias" in dict(ours.named_buffers())
+    assert torch.equal(ours.lm_head.bias[:-5], bias)
+    ours.bfloat16()
+    plain = ours.state_dict()
+    monkeypatch.setitem(inference._verdicts, "packed", True)
+    prepared = ours.prepare_for_inference().state_dict()
+    assert isinstance(ours.lm_head, inference.PackedLinear)
+    assert all(torch.equal(prepared[name], tensor) for name, tensor in plain.items())
+    ours.prepare_for_training()
+    assert "lm_head.bias" in dict(ours.named_buffers())
