@@ -27,7 +27,7 @@ LM_HEAD, LOGITS_BIAS = "lm_head.weight", "final_logits_bias"
 TABLES = tuple(f"{stack}.embed_positions.weight" for stack in ("encoder", "decoder"))
 VERSIONS = ("encoder.version", "decoder.version")
 """Numbers that the first BART checkpoints hold and that no class reads."""
-OWN, SEPARATE, UNTIED = "own vocabularies", "separate", "untied"
+OWN, SEPARATE, UNTIED, LEARNT = "own vocabularies", "separate", "untied", "learnt bias"
 SPARE, POSITIONS = "spare", "positions"
 """Traits, beside the names of the stored embeddings and of the bias. The last two come with the sizes of the tensor."""
 ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "out_proj": "o_proj"}
@@ -186,9 +186,10 @@ class BartFamily(Family[BartHead]):
         traits = set() if config.tie_word_embeddings else {UNTIED}
         traits |= {OWN} if self._has_own(config) else set()
         traits |= set() if config.share_embeddings else {SEPARATE}
-        traits |= {LOGITS_BIAS} if head.writes and config.lm_head_bias else set()
+        if head.writes and config.lm_head_bias:
+            traits |= {LOGITS_BIAS} if config.lm_head_bias == "fixed" else {LOGITS_BIAS, LEARNT}
         if earlier is not None and earlier.head == head.official:
-            meant = {OWN, SEPARATE, UNTIED, LOGITS_BIAS}
+            meant = {OWN, SEPARATE, UNTIED, LOGITS_BIAS, LEARNT}
             width = config.hidden_size
             sizes = {_sized(SPARE, (config.vocab_size, width))}
             sizes.add(_sized(POSITIONS, (config.max_position_embeddings, width)))
@@ -215,27 +216,30 @@ class BartFamily(Family[BartHead]):
         if SEPARATE in traits:
             rules.append(Rule(prefix + DECODER, prefix + DECODER))
         for stack, parts in (("encoder", ENCODER_PARTS), ("decoder", DECODER_PARTS)):
-            rules += self._stack_rules(f"{prefix}{stack}.", parts)
+            rules += self.stack_rules(f"{prefix}{stack}.", f"{prefix}{stack}.", parts)
         rules += module_rules(dict(head.modules))
         if head.writes:
             rules.append(Rule(LM_HEAD, LM_HEAD))
         if LOGITS_BIAS in traits:
-            rules.append(Rule(LOGITS_BIAS, "lm_head.bias", LeadingAxis()))
+            ours = "lm_head.bias" if LEARNT in traits else "logits_bias"
+            rules.append(Rule(LOGITS_BIAS, ours, LeadingAxis()))
         ignored = [*VERSIONS, *(TABLES if self.computes_positions else ())]
         ignored += [SHARED] if any(trait.startswith(f"{SPARE} ") for trait in traits) else []
         return RuleTable(rules, ignored=[prefix + name for name in ignored])
 
-    def _stack_rules(self, stack: str, parts: Mapping[str, tuple[str, str]]) -> list[Rule]:
-        modules = {f"{stack}layernorm_embedding": f"{stack}embedding_norm"} if self.settings["embedding_norm"] else {}
+    def stack_rules(self, theirs: str, ours: str, parts: Mapping[str, tuple[str, str]]) -> list[Rule]:
+        """The rules of a stack, whose official names begin with `theirs`; `parts` of a layer are as `DECODER_PARTS`."""
+        modules = {"layernorm_embedding": "embedding_norm"} if self.settings["embedding_norm"] else {}
         if self.settings["final_norm"]:
-            modules[f"{stack}layer_norm"] = f"{stack}norm"
-        layer = f"{stack}layers.{{layer}}."
+            modules["layer_norm"] = "norm"
+        layer = "layers.{layer}."
         for part, (attention, norm) in parts.items():
             modules |= {f"{layer}{part}.{a}": f"{layer}{attention}.{b}" for a, b in ATTENTION.items()}
             modules[f"{layer}{part}_layer_norm"] = layer + norm
-        rules = module_rules({**modules, **{layer + theirs: layer + ours for theirs, ours in REST.items()}})
-        table = f"{stack}embed_positions.weight"
-        return rules if self.computes_positions else [*rules, Rule(table, table)]
+        modules |= {layer + one: layer + other for one, other in REST.items()}
+        rules = module_rules({theirs + one: ours + other for one, other in modules.items()})
+        table = "embed_positions.weight"
+        return rules if self.computes_positions else [*rules, Rule(theirs + table, ours + table)]
 
     def adjust(self, shapes, form, config):
         """See `Family.adjust`: nobody stores the computed positions, though the official class has them."""

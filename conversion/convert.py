@@ -202,6 +202,7 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
         plan.parameters * (1 + plan.low_bits),  # plain weights are made beside the model
         lambda step: tell(step, 0, 0),
         (0, shift) if to_official else (shift, 0),
+        plan.family.counts_padding,
     )
 
 

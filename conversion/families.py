@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from . import bart, bert, distilbert, gpt2, llama, marian, mistral, qwen2, qwen3, roberta, t5, tutorials
+from . import bart, bart_decoder, bert, distilbert, gpt2, llama, marian, mistral, qwen2, qwen3, roberta, t5, tutorials
 from .errors import ConversionError, listed, shown
 from .family import Family
 from .sources import WEIGHT_FILES, Source, locate, weight_file
@@ -25,6 +25,9 @@ _KNOWN = (
     *(t5.UMT5, t5.T5, t5.MT5),
     *(marian.FAMILY, bart.MBART, bart.BART),
     gpt2.FAMILY,
+    bart_decoder.BartDecoderFamily(bart.BART, "Bart"),
+    bart_decoder.BartDecoderFamily(bart.MBART, "MBart"),
+    bart_decoder.BartDecoderFamily(marian.FAMILY, "Marian"),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _KNOWN}
 TUTORIALS: dict[str, Family] = {family.name: family for family in tutorials.FAMILIES}
@@ -87,10 +90,12 @@ def family_of(official: Mapping[str, Any]) -> Family:
     model_type = official.get("model_type")
     if not isinstance(model_type, str):
         raise ConversionError("config.json: model_type is missing; set it, or name the family")
-    if model_type not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+    alike = [family for family in FAMILIES.values() if family.model_type == model_type]
+    if not alike:
+        known = ", ".join(sorted({family.model_type for family in FAMILIES.values()}))
         raise ConversionError(f"config.json: model_type {shown(model_type)} is not supported; there are {known}")
-    return FAMILIES[model_type]
+    named = (official.get("architectures") or [None])[0]
+    return next((family for family in alike if named in {head.official for head in family.heads}), alike[0])
 
 
 def family_for(config: PretrainedConfig) -> Family:

@@ -83,7 +83,7 @@ class Family(ABC, Generic[HeadKind]):
     """One official kind of model, with its heads.
 
     Args:
-        name: the official `model_type`.
+        name: the official `model_type`; another name for a model that shares it.
         config_class: name of the official configuration class in transformers.
         heads: what its models are for; the first is taken where a config does not say.
     """
@@ -92,6 +92,10 @@ class Family(ABC, Generic[HeadKind]):
     """Entries of an official `config.json` that the family reads although the official class has dropped them."""
     has_low_bits = False
     """Whether its linear maps may have 4 bits."""
+    refused: Mapping[str, str] = {}
+    """Official classes of this `model_type` that no class of ours can be, with the reason."""
+    counts_padding = False
+    """Whether the official class counts padding among the positions, and takes no position ids."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
 
@@ -152,6 +156,11 @@ class Family(ABC, Generic[HeadKind]):
             ConversionError: `architectures` names a head that the family does not have.
         """
         architectures = official.get("architectures") or [self.heads[0].official]
+        if architectures[0] in self.refused:
+            raise ConversionError(
+                f"config.json: architectures is {shown(architectures)}, which cannot be converted: "
+                f"{self.refused[architectures[0]]}"
+            )
         if len(architectures) != 1 or architectures[0] not in {head.official for head in self.heads}:
             raise ConversionError(
                 f"config.json: architectures is {shown(architectures)}, which cannot be converted; "
@@ -250,6 +259,11 @@ class Family(ABC, Generic[HeadKind]):
     def rules(self) -> RuleTable:
         """The rules of the first head."""
         return self.rules_for(Form(self.heads[0].official))
+
+    @property
+    def model_type(self) -> str:
+        """The official `model_type`."""
+        return self.name
 
     @property
     def model_class_name(self) -> str:

@@ -73,6 +73,11 @@ END = 50256
 class GPT2Family(HeadedDecoder):
     """GPT-2, with the heads that Auto classes have."""
 
+    refused = {
+        "GPT2DoubleHeadsModel": "it has two heads at once, and the second reads the token that a caller points at; for "
+        "its language model, load it as GPT2LMHeadModel in transformers and save that"
+    }
+
     def __init__(self):
         heads = decoder_heads("GPT2", ROOT, "LMHeadModel", token_score="classifier")
         super().__init__("gpt2", "GPT2Config", heads, INNER)

@@ -108,12 +108,12 @@ class Parity:
         return "; ".join([*map(str, self.measured), *self.notes])
 
 
-def probes(config: PretrainedConfig) -> list[Probe]:
+def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe]:
     """Inputs that fit a model of ours: random, structured (a ramp, a repetition), and padded on the left.
 
     With token types, encoder states or a target where it takes them; padded on the right too where it is no decoder.
     Two stacks with positions in their embeddings are padded on the right alone: the official ones count padding too,
-    and take no position ids.
+    and take no position ids. So is one stack whose official class does: `counts_padding`.
     """
     vocabulary = config.vocab_size
     length = max(2, min(LONGEST, config.max_position_embeddings - NEW_TOKENS))
@@ -138,13 +138,13 @@ def probes(config: PretrainedConfig) -> list[Probe]:
         Probe("structured", torch.stack([ramp, repeated]), full, count, **extras),
     ]
     relative = getattr(config, "position_type", "") == "relative_bias"
-    if relative or not getattr(config, "is_encoder_decoder", False):
+    if relative or not (counts_padding or getattr(config, "is_encoder_decoder", False)):
         inputs.append(Probe("padded", random, padded, positions, **extras))
-    if not getattr(config, "is_decoder", True):
+    if counts_padding or not getattr(config, "is_decoder", True):
         inputs.append(Probe("padded on the right", random, padded.flip(-1), count, **extras))
     if relative or getattr(config, "is_encoder_decoder", False):
         return [_as_source(probe, config.eos_token_id) for probe in inputs]
-    return inputs
+    return [replace(probe, position_ids=None) for probe in inputs] if counts_padding else inputs
 
 
 def _as_source(probe: Probe, end: Any) -> Probe:
@@ -194,7 +194,8 @@ def run(
                 more.pop("position_ids", None)
             tensors, more = ({name: tensor[None] for name, tensor in part.items()} for part in (tensors, more))
         if probe.encoder_hidden_states is not None:
-            more["encoder_hidden_states"] = probe.encoder_hidden_states.to(model.dtype)
+            # Some official models get a cache of too few layers where the decoder has more than the encoder.
+            more |= {"encoder_hidden_states": probe.encoder_hidden_states.to(model.dtype), "use_cache": False}
         output = model(**tensors, **more)
         mask, names = (probe.attention_mask if target is None else torch.ones_like(target)).bool(), []
         for name in dict.fromkeys(PER_TOKEN + PER_ROW):
@@ -208,7 +209,7 @@ def run(
                 outputs.append(values.reshape(len(mask), -1)[mask[:, 0]].float())
         if writes_text and model.can_generate() and probe.encoder_hidden_states is None and probe.name != "random":
             model.generation_config = GenerationConfig()
-            # Some official models get a cache of too few layers where the decoder has more than the encoder.
+            # Without a cache, for the same reason.
             own = {} if target is None else {"decoder_start_token_id": int(target[0, 0]), "use_cache": False}
             continued: Any = model.generate(
                 **tensors, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0, **own
@@ -244,6 +245,7 @@ def verify(
     parameters: int,
     step: Callable[[str], None] = lambda text: None,
     shifts: tuple[int, int] = (0, 0),
+    counts_padding: bool = False,
 ) -> Parity:
     """Run both models and compare.
 
@@ -256,6 +258,7 @@ def verify(
         step: told what is being done.
         shifts: what is added to the position ids for the original and for the converted model: some count from another
             number than 0.
+        counts_padding: see `probes`.
 
     Raises:
         ConversionError: the models disagree.
@@ -270,7 +273,7 @@ def verify(
             name = str(skipped).removeprefix("torch.")
             need = parameters * skipped.itemsize / 2**30
             parity.notes.append(f"not compared in {name}: one model needs {need:.1f} GiB, more than is free here")
-    inputs = probes(config)
+    inputs = probes(config, counts_padding)
     results: list[list[Any]] = []
     for name, load, shift in (("original", original, shifts[0]), ("converted", converted, shifts[1])):
         results.append([])

@@ -64,24 +64,20 @@ class LanguageModelHead(BlockformerPreTrainedModel):
         super().__init__(config)
         self.lm_head_transform = HeadTransform(config) if config.lm_head_transform else None
         vocab_size = config.get_text_config(decoder=True).vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=bool(config.lm_head_bias))
-        self._fix_bias()
+        self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=config.lm_head_bias is True)
+        self.register_buffer("logits_bias", torch.zeros(vocab_size) if config.lm_head_bias == "fixed" else None)
 
     def set_output_embeddings(self, new_embeddings):
-        """Replace the head, as `resize_token_embeddings` does."""
+        """Replace the head, as `resize_token_embeddings` does; the fixed bias of new tokens is 0."""
         super().set_output_embeddings(new_embeddings)
-        self._fix_bias()
-
-    def _fix_bias(self):
-        """Make a bias that does not learn a buffer."""
-        bias = self.lm_head.bias
-        if self.config.lm_head_bias == "fixed" and isinstance(bias, nn.Parameter):
-            del self.lm_head.bias
-            self.lm_head.register_buffer("bias", bias.detach())
+        if self.logits_bias is not None:
+            more = new_embeddings.weight.shape[0] - len(self.logits_bias)
+            self.logits_bias = nn.functional.pad(self.logits_bias, (0, more))
 
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""
-        return linear(self.lm_head, self._before_head(hidden_states))
+        logits = linear(self.lm_head, self._before_head(hidden_states))
+        return logits if self.logits_bias is None else logits + self.logits_bias
 
     def logits_and_loss(self, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
         """States [..., C] and labels int [...] or None -> logits [..., V], loss or None.
@@ -110,7 +106,9 @@ class LanguageModelHead(BlockformerPreTrainedModel):
             labelled = labels != IGNORED  # elsewhere their number would be a synchronisation
             hidden_states, labels = hidden_states[labelled], labels[labelled]
         states = self._before_head(hidden_states).flatten(0, -2)  # [N, C]
-        return chunked_cross_entropy(self.lm_head, states, labels.flatten(), num_items_in_batch, label_smoothing)
+        return chunked_cross_entropy(
+            self.lm_head, states, labels.flatten(), num_items_in_batch, label_smoothing, self.logits_bias
+        )
 
     def _before_head(self, hidden_states):
         if self.lm_head_transform is not None:

@@ -115,8 +115,7 @@ class _Packed(nn.Module):
     def __init__(self, module, packed: PackedWeight):
         super().__init__()
         self.packed = packed
-        bias = getattr(module, "bias", None)
-        self.bias = nn.Buffer(bias) if bias is not None and not isinstance(bias, nn.Parameter) else bias
+        self.bias = getattr(module, "bias", None)
         self._plain = [module]  # in a list: no part of the model for now
         module.weight = None
         self.train(module.training)

@@ -51,8 +51,8 @@ def are_many(num_tokens: int, head) -> bool:
     return num_tokens * head.out_features > MAX_LOGITS
 
 
-def chunked_cross_entropy(head, states, labels, num_items_in_batch=None, label_smoothing=0.0):
-    """`token_cross_entropy(head(states), labels, ...)`, never with more than `MAX_LOGITS` logits at once.
+def chunked_cross_entropy(head, states, labels, num_items_in_batch=None, label_smoothing=0.0, logits_bias=None):
+    """`token_cross_entropy(head(states) + logits_bias, labels, ...)`, never with more than `MAX_LOGITS` logits at once.
 
     The gradients of a plain linear head are taken with the loss, while a chunk's logits are there. Any other head (with
     adapters, hooks, quantized, sharded), and any head under `torch.compile`, runs once more for each chunk in the
@@ -63,21 +63,24 @@ def chunked_cross_entropy(head, states, labels, num_items_in_batch=None, label_s
         states: [N, C].
         labels: int [N], each 0 to V - 1 or -100, on the device of the states.
         num_items_in_batch, label_smoothing: see `token_cross_entropy`.
+        logits_bias: [V], a buffer beside a head without a bias, or None.
     """
     check_labels(labels, head.out_features)
     rows = max(1, MAX_LOGITS // head.out_features)
     divisor = _divisor(labels, num_items_in_batch, states.device)
     is_plain = is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type)
     if torch.is_grad_enabled() and is_plain and not torch.compiler.is_compiling():
-        return _LinearCrossEntropy.apply(states, head.weight, head.bias, labels, label_smoothing, rows) / divisor
+        bias = head.bias if logits_bias is None else logits_bias
+        return _LinearCrossEntropy.apply(states, head.weight, bias, labels, label_smoothing, rows) / divisor
     total = torch.zeros((), device=states.device)
     for chunk in zip(states.split(rows), labels.split(rows), strict=True):
-        total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, use_reentrant=False)
+        total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, logits_bias, use_reentrant=False)
     return total / divisor
 
 
-def _sum_of_chunk(head, states, labels, label_smoothing):
-    logits = head(states).float()
+def _sum_of_chunk(head, states, labels, label_smoothing, logits_bias):
+    logits = head(states)
+    logits = (logits if logits_bias is None else logits + logits_bias).float()
     return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
 
 

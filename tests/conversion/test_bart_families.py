@@ -12,7 +12,6 @@ from transformers.models.bart.modeling_bart import shift_tokens_right
 from transformers.models.mbart.modeling_mbart import shift_tokens_right as shift_tokens_around
 
 import blockformer
-from blockformer import inference
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families import FAMILIES, family_for
 from blockformer.conversion.kept import KEPT
@@ -56,8 +55,8 @@ SHARED, ENCODER, DECODER = (
 )
 TABLES = tuple(f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder"))
 OURS = blockformer.BlockformerEncoderDecoderForConditionalGeneration
-OWN_SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "pad_token_id": 0}
-OWN_SIZES |= {"num_attention_heads": 4, "eos_token_id": 1, "decoder_start_token_id": 0}
+SMALL = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "pad_token_id": 0}
+SMALL |= {"num_attention_heads": 4, "eos_token_id": 1, "decoder_start_token_id": 0}
 # What old opus-mt, BART and mBART files say of generation in their config.json.
 GENERATION = {
     "num_beams": 3,
@@ -381,7 +380,7 @@ def test_a_model_that_has_become_another_is_written_anew(tmp_path, change):
         ours.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 48))
     else:
         ours.config.lm_head_bias = False
-        ours.lm_head.bias = None
+        ours.logits_bias = None
     ours.save_pretrained(dst)
     assert convert(dst, tmp_path / "back", to_official=True).parity.passed
     again = official_class("bart").from_pretrained(tmp_path / "back").eval()
@@ -420,7 +419,7 @@ def test_without_a_bias_of_the_logits(tmp_path, family):
     assert stored(tmp_path / "fresh") == stored(tmp_path / "src")
     ours = OURS.from_pretrained(tmp_path / "dst")
     assert not ours.config.lm_head_bias
-    assert ours.lm_head.bias is None
+    assert ours.logits_bias is None
     assert_same_outputs(ours, official_class(family).from_pretrained(tmp_path / "src").eval(), family)
 
 
@@ -578,8 +577,7 @@ def test_loss_and_gradients(tmp_path, family):
             torch.testing.assert_close(mine, gradient, atol=1e-5, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
             assert gradient.abs().max() > 0 or name.endswith("k_proj.bias")
             compared += 1
-    assert compared == len(found) - 1  # the bias of the logits is no parameter of the official class
-    assert found["lm_head.bias"].abs().max() > 0
+    assert compared == len(found)
 
 
 @pytest.mark.parametrize("family", PREFIXES)
@@ -832,7 +830,7 @@ def test_the_bias_of_the_logits_does_not_learn(tmp_path, family):
     convert(tmp_path / "src", tmp_path / "dst", verify=False)
     ours = OURS.from_pretrained(tmp_path / "dst").train()
     assert ours.config.lm_head_bias == "fixed"
-    assert dict(ours.named_buffers()).keys() >= {"lm_head.bias"}
+    assert "logits_bias" in dict(ours.named_buffers())
     before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
     optimizer = blockformer.adamw(ours, learning_rate=0.1, weight_decay=0.5)
     for return_logits in (True, False):
@@ -840,24 +838,32 @@ def test_the_bias_of_the_logits_does_not_learn(tmp_path, family):
         ours(**tensors, labels=tensors["decoder_input_ids"], return_logits=return_logits).loss.backward()
         optimizer.step()
     after = ours.state_dict()
-    assert [name for name in after if torch.equal(after[name], before[name])] == ["lm_head.bias"]
+    assert [name for name in after if torch.equal(after[name], before[name])] == ["logits_bias"]
     ours.save_pretrained(tmp_path / "dst")
     convert(tmp_path / "dst", tmp_path / "back", to_official=True)
     assert stored(tmp_path / "back")["final_logits_bias"] == stored(tmp_path / "src")["final_logits_bias"]
 
 
-def test_the_bias_of_the_logits_stays_fixed_whatever_is_done_to_the_head(monkeypatch):
-    ours = OURS(blockformer.preset("marian", **OWN_SIZES))
-    ours.lm_head.bias.normal_()
-    bias = ours.lm_head.bias.clone()
-    ours.resize_token_embeddings(OWN_SIZES["vocab_size"] + 5)
-    assert "lm_head.bias" in dict(ours.named_buffers())
-    assert torch.equal(ours.lm_head.bias[:-5], bias)
-    ours.bfloat16()
-    plain = ours.state_dict()
-    monkeypatch.setitem(inference._verdicts, "packed", True)
-    prepared = ours.prepare_for_inference().state_dict()
-    assert isinstance(ours.lm_head, inference.PackedLinear)
-    assert all(torch.equal(prepared[name], tensor) for name, tensor in plain.items())
-    ours.prepare_for_training()
-    assert "lm_head.bias" in dict(ours.named_buffers())
+def test_the_fixed_bias_grows_with_the_vocabulary():
+    """By zeros, as the official classes do it."""
+    ours = OURS(blockformer.preset("marian", **SMALL))
+    ours.logits_bias.normal_()
+    bias = ours.logits_bias.clone()
+    ours.resize_token_embeddings(69)
+    assert torch.equal(ours.logits_bias, torch.cat((bias, torch.zeros(5))))
+    assert "logits_bias" in dict(ours.named_buffers())
+    ours.resize_token_embeddings(60)
+    assert torch.equal(ours.logits_bias, bias[:60])
+    own = OURS(blockformer.preset("marian", **SMALL, decoder_vocab_size=30, share_embeddings=False))
+    own.resize_decoder_token_embeddings(33)
+    assert own(torch.ones(1, 3).long(), decoder_input_ids=torch.ones(1, 2).long()).logits.shape == (1, 2, 33)
+
+
+def test_a_bias_that_has_learnt_goes_out_too(tmp_path):
+    ours = OURS(blockformer.preset("bart", **SMALL, lm_head_bias=True))
+    with torch.no_grad():
+        ours.lm_head.bias.normal_()
+    ours.save_pretrained(tmp_path / "src")
+    assert convert(tmp_path / "src", tmp_path / "back", to_official=True).parity.passed
+    official = official_class("bart").from_pretrained(tmp_path / "back")
+    assert torch.equal(official.final_logits_bias[0], ours.lm_head.bias)
