@@ -183,7 +183,7 @@ def run(
     names: list[str] = []
     for probe in inputs:
         tensors = {"input_ids": probe.input_ids, "attention_mask": probe.attention_mask}
-        more = {} if probe.position_ids is None else {"position_ids": probe.position_ids + shift}
+        more: dict[str, Any] = {} if probe.position_ids is None else {"position_ids": probe.position_ids + shift}
         target = probe.decoder_input_ids
         if target is not None:
             more["decoder_input_ids"] = target

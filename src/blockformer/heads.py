@@ -59,6 +59,7 @@ class LanguageModelHead(BlockformerPreTrainedModel):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
+    logits_bias: torch.Tensor | None
 
     def __init__(self, config):
         super().__init__(config)
@@ -77,7 +78,7 @@ class LanguageModelHead(BlockformerPreTrainedModel):
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""
         logits = linear(self.lm_head, self._before_head(hidden_states))
-        return logits if self.logits_bias is None else logits + self.logits_bias
+        return logits if self.logits_bias is None else logits + self.logits_bias.to(logits.device)
 
     def logits_and_loss(self, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
         """States [..., C] and labels int [...] or None -> logits [..., V], loss or None.
@@ -106,9 +107,8 @@ class LanguageModelHead(BlockformerPreTrainedModel):
             labelled = labels != IGNORED  # elsewhere their number would be a synchronisation
             hidden_states, labels = hidden_states[labelled], labels[labelled]
         states = self._before_head(hidden_states).flatten(0, -2)  # [N, C]
-        return chunked_cross_entropy(
-            self.lm_head, states, labels.flatten(), num_items_in_batch, label_smoothing, self.logits_bias
-        )
+        bias = None if self.logits_bias is None else self.logits_bias.to(states.device)
+        return chunked_cross_entropy(self.lm_head, states, labels.flatten(), num_items_in_batch, label_smoothing, bias)
 
     def _before_head(self, hidden_states):
         if self.lm_head_transform is not None:
