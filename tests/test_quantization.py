@@ -247,8 +247,8 @@ def test_preparing_for_inference_packs_the_head_alone(saved, method, monkeypatch
     assert torch.equal(logits_of(quantized), expected)
 
 
-# BERT: six a layer, the pooler, the head's transform; T5: seven a layer of the encoder, eleven of the decoder.
-@pytest.mark.parametrize(("name", "linear_count"), [("bert", 2 * 6 + 2), ("t5-v1.1", 2 * 7 + 2 * 11)])
+# BERT: six a layer, the head's transform; T5: seven a layer of the encoder, eleven of the decoder.
+@pytest.mark.parametrize(("name", "linear_count"), [("bert", 2 * 6 + 1), ("t5-v1.1", 2 * 7 + 2 * 11)])
 def test_other_topologies_give_what_their_dequantized_weights_give(name, linear_count, tmp_path):
     pytest.importorskip("torchao", reason="torchao is not installed")
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
