@@ -140,3 +140,20 @@ def test_only_plain_layers_of_fresh_dynamic_caches_are_swapped(family):
     both = grow_in_place(EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config)))
     assert {type(layer) for layer in both.cross_attention_cache.layers} <= {CrossLayer, DynamicSlidingWindowLayer}
     assert grow_in_place(None) is None
+
+
+def test_an_exporter_sees_keys_and_values_alone_however_the_cache_has_grown():
+    """An exported graph takes a cache of any age: the same leaves, in the same tree."""
+    exporter = pytest.importorskip("transformers.exporters.exporter_dynamo")
+    ours, ids = model("qwen3"), token_ids(2, 9)
+    exporter.register_cache_pytrees_for_model(ours)
+    with torch.no_grad():
+        cache = ours(ids[:, :6], use_cache=True).past_key_values
+        young, tree = torch.utils._pytree.tree_flatten(cache)
+        for step in (6, 7):
+            ours(ids[:, step : step + 1], past_key_values=cache)
+        leaves, grown_tree = torch.utils._pytree.tree_flatten(cache)
+        assert len(young) == len(leaves) == 2 * ours.config.num_hidden_layers
+        assert grown_tree == tree
+        rebuilt = torch.utils._pytree.tree_unflatten(leaves, tree)
+        assert_close(ours(ids[:, 8:], past_key_values=rebuilt).logits, ours(ids).logits[:, 8:])

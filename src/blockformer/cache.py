@@ -21,9 +21,13 @@ class GrowingLayer(DynamicLayer):
     needs the past values, a graph is being traced), the library's own concatenation is used.
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._buffers: dict[str, torch.Tensor] = {}
+    # Exporters take every tensor in a layer's `__dict__` for a part of the cache; the buffers are none.
+    __slots__ = ("_buffers",)
+
+    def __new__(cls, *args, **kwargs):
+        layer = super().__new__(cls)
+        layer._buffers = {}
+        return layer
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Append keys and values [B, K, T, D]; returns all of them, [B, K, S, D]."""
