@@ -37,6 +37,11 @@ LEFT_OUT = {
     "utils/test_configuration_utils.py": "config_common_kwargs = {}\n",
 }
 """What the archive's tests import and the archive does not hold: empty stand-ins."""
+DELIBERATE = {
+    "test_model_weights_reload_no_missing_tied_weights": "a checkpoint without the weights is refused",
+    "test_model_rope_scaling_frequencies": "rotary tables are laid out for one product less",
+}
+"""Where ours fail on purpose, and why: see docs/reliability.md."""
 
 
 def fetch(version: str) -> Path:
@@ -96,13 +101,13 @@ def main() -> int:
         failed = {side: sorted(name for name, outcome in outcomes.items() if outcome == "failed")
                   for side, outcomes in (("ours", ours), ("theirs", theirs))}  # fmt: skip
         alone = [name for name in failed["ours"] if name not in failed["theirs"]]
-        notes = [f"ours alone: {', '.join(alone)}"] if alone else []
-        both = [name for name in failed["ours"] if name in failed["theirs"]]
-        notes += [f"both: {', '.join(both)}"] if both else []
+        notes = [f"{name}: {DELIBERATE.get(name, 'ours alone fails')}" for name in alone]
+        notes += [f"{name}: theirs alone fails" for name in failed["theirs"] if name not in failed["ours"]]
+        wrong = [name for name in alone if name not in DELIBERATE]
         row = {"client": "transformers test suite", "version": version, "job": KINDS[kind]}
-        row |= {"ours": counted(ours), "theirs": counted(theirs), "same": not alone, "note": "; ".join(notes)}
+        row |= {"ours": counted(ours), "theirs": counted(theirs), "same": not wrong, "note": "; ".join(notes)}
         print(json.dumps(row), flush=True)
-        worst |= bool(alone)
+        worst |= bool(wrong)
     return worst
 
 

@@ -13,16 +13,19 @@ _GROWTH = 1.5
 _LEAST_ROOM = 64
 
 
-class GrowingLayer(DynamicLayer):
+class _Buffers:
+    """A place outside of `__dict__`: exporters take every tensor in there for a part of the cache."""
+
+    __slots__ = ("_buffers",)
+
+
+class GrowingLayer(_Buffers, DynamicLayer):
     """One layer's keys and values [B, K, S, D], views of buffers [B, K, capacity, D].
 
     Whatever replaces the views (beam reordering, cropping, offloading) stays correct: an update looks whether they
     still are the head of the buffer, and moves to a fresh one if not. Where an in-place write is not allowed (autograd
     needs the past values, a graph is being traced), the library's own concatenation is used.
     """
-
-    # Exporters take every tensor in a layer's `__dict__` for a part of the cache; the buffers are none.
-    __slots__ = ("_buffers",)
 
     def __new__(cls, *args, **kwargs):
         layer = super().__new__(cls)
