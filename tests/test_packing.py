@@ -4,10 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import assert_close, model, token_ids
+from pairs import SIZES, assert_close, config, model, token_ids
+from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from blockformer import BlockformerDecoderModel
-from blockformer.packing import Packing, find_packing, packed_mask
+from blockformer import BlockformerDecoderModel, BlockformerEncoderConfig, BlockformerEncoderModel
+from blockformer.attention import eager_attention_forward
+from blockformer.compat import ALL_ATTENTION_FUNCTIONS
+from blockformer.packing import Packing, find_packing, flattened_positions, sequence_numbers
 
 POSITION_TYPES = (
     "rotary",
@@ -107,20 +111,18 @@ def test_rows_of_several_sequences():
     positions = torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]])
     assert Packing.of_positions(positions).lengths == [3, 2, 5]
     assert Packing.of_positions(torch.arange(4)[None]) is None
-    visible = packed_mask(positions)[0, 0]
-    assert visible[:3, :3].all()
-    assert visible[3:, 3:].all()
-    assert not visible[:3, 3:].any()
-    assert not visible[3:, :3].any()
+    assert torch.equal(sequence_numbers(positions), torch.tensor([[1, 1, 1, 2, 2], [1, 1, 1, 1, 1]]))
+    starts = torch.tensor([0, 3, 5, 10], dtype=torch.int32)
+    assert torch.equal(flattened_positions(starts, positions.shape), positions)
 
 
 def test_only_where_the_result_is_the_same():
     config, mask = model("qwen3").config, masked([2, 4], 4)
-    assert find_packing(config, mask, None, is_causal=True) is not None
-    assert find_packing(config, mask[:, None, None], None, is_causal=True) is None
+    assert find_packing(config, mask, None) is not None
+    assert find_packing(config, mask[:, None, None], None) is None
     config._attn_implementation = "eager"
-    assert find_packing(config, mask, None, is_causal=True) is None
-    assert find_packing(model("mistral").config, mask, None, is_causal=True) is None
+    assert find_packing(config, mask, None) is None
+    assert find_packing(model("mistral").config, mask, None) is None
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -140,3 +142,161 @@ def test_training_skips_padding_too(monkeypatch):
     packed, padded = both(ours, monkeypatch, ids, attention_mask=mask, labels=labels)
     assert packed.past_key_values is None
     assert_close(packed.loss, padded.loss)
+
+
+LENGTHS = (5, 1, 9, 3)
+ENCODER_FIELDS = (*SIZES, "position_type", "rope_parameters")
+
+
+def stack(cls, **settings):
+    """A decoder, or an encoder of the same settings."""
+    if cls is BlockformerDecoderModel:
+        return model("qwen3", cls=cls, **settings)
+    fields = {name: getattr(config(**settings), name) for name in ENCODER_FIELDS}
+    torch.manual_seed(0)
+    return cls(BlockformerEncoderConfig(**fields)).eval()
+
+
+def flattened(**settings):
+    """Four texts, and the one row that the library's collator makes of them."""
+    texts = [token_ids(1, length, seed=length)[0] for length in LENGTHS]
+    batch = DataCollatorWithFlattening(**settings)([{"input_ids": text.tolist()} for text in texts])
+    return texts, dict(batch)
+
+
+def assert_separate(ours, batch, texts):
+    """The states of the one row are those of each text by itself."""
+    states = ours(**batch).last_hidden_state[0].split(LENGTHS)
+    for text, own in zip(texts, states, strict=True):
+        assert_close(own, ours(text[None]).last_hidden_state[0])
+
+
+FLATTENED = [
+    {},
+    {"return_flash_attn_kwargs": True, "return_seq_idx": True},
+    {"return_flash_attn_kwargs": True, "return_position_ids": False},
+]
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager", "flex_attention"])
+@pytest.mark.parametrize("position_type", POSITION_TYPES)
+@pytest.mark.parametrize("cls", [BlockformerDecoderModel, BlockformerEncoderModel])
+def test_a_flattened_batch_is_separate_sequences(cls, position_type, backend, monkeypatch):
+    if backend == "flex_attention" and position_type.startswith("relative"):
+        pytest.skip("refused")
+    rope = {} if position_type == "rotary" else {"rope_parameters": None}
+    ours = stack(cls, position_type=position_type, **rope)
+    ours.set_attn_implementation(backend)
+    for fast in "10":
+        monkeypatch.setenv("BLOCKFORMER_FAST", fast)
+        texts, batch = flattened()
+        del batch["labels"]
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            assert_separate(ours, batch, texts)
+
+
+@pytest.mark.parametrize("settings", FLATTENED)
+@pytest.mark.parametrize("cls", [BlockformerDecoderModel, BlockformerEncoderModel])
+def test_whatever_the_collator_gives_along(cls, settings, monkeypatch):
+    ours = stack(cls)
+    for fast in "10":
+        monkeypatch.setenv("BLOCKFORMER_FAST", fast)
+        texts, batch = flattened(**settings)
+        del batch["labels"]
+        assert_separate(ours, batch, texts)
+
+
+def test_a_flattened_batch_with_a_window():
+    ours = model("mistral", cls=BlockformerDecoderModel, sliding_window=4)
+    texts, batch = flattened()
+    del batch["labels"]
+    assert_separate(ours, batch, texts)
+
+
+def test_positions_of_one_row_hold_for_all():
+    ours = stack(BlockformerEncoderModel)
+    ids, positions = token_ids(3, 7), torch.tensor([[0, 1, 2, 0, 1, 2, 3]])
+    states = ours(ids, position_ids=positions).last_hidden_state
+    assert_close(states[:, :3], ours(ids[:, :3]).last_hidden_state)
+    assert_close(states[:, 3:], ours(ids[:, 3:]).last_hidden_state)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_flattened_batch_has_the_loss_of_a_padded_one(training):
+    """No token is to predict the next text's first: the collator puts -100 there."""
+    ours = model("qwen3").train(training)
+    texts, batch = flattened()
+    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    mask = masked(LENGTHS, 9)
+    assert (batch["labels"] == -100).sum() == len(LENGTHS)
+    assert_close(ours(**batch).loss, ours(ids, attention_mask=mask, labels=ids).loss)
+
+
+@pytest.mark.parametrize("settings", FLATTENED)
+def test_training_on_flattened_batches(settings, tmp_path):
+    """`Trainer` ends with the weights that it has after padded batches."""
+    texts = [{"input_ids": token_ids(1, length, seed=length)[0].tolist()} for length in (5, 1, 9, 3, 7, 2)]
+
+    def pad(features):
+        ids = [torch.tensor(feature["input_ids"]) for feature in features]
+        ids, lengths = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True), [len(each) for each in ids]
+        mask = masked(lengths, max(lengths))
+        labels = ids.masked_fill(mask == 0, -100)
+        labels[:, 0] = -100  # counted by nobody, as in the flattened batch
+        return {"input_ids": ids, "labels": labels, "attention_mask": mask}
+
+    ended = []
+    for collator in (DataCollatorWithFlattening(**settings), pad):
+        ours = model("qwen3").train()
+        trainer = Trainer(
+            ours,
+            TrainingArguments(
+                tmp_path,
+                num_train_epochs=2,
+                per_device_train_batch_size=3,
+                learning_rate=1e-3,
+                optim="sgd",
+                report_to=[],
+                save_strategy="no",
+                disable_tqdm=True,
+                use_cpu=True,
+            ),
+            data_collator=collator,
+            train_dataset=texts,
+            eval_dataset=texts,
+        )
+        trainer.train()
+        ended.append((trainer.evaluate()["eval_loss"], list(ours.parameters())))
+    assert ended[0][0] == pytest.approx(ended[1][0], rel=1e-5)
+    for one, other in zip(ended[0][1], ended[1][1], strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize("cls", [BlockformerDecoderModel, BlockformerEncoderModel])
+def test_flash_attention_gets_the_lengths_and_no_mask(cls):
+    ours, seen = stack(cls), []
+
+    def attend(module, query, key, value, attention_mask, **kwargs):
+        seen.append((attention_mask, kwargs["cu_seq_lens_q"].tolist(), kwargs["max_length_k"], kwargs["position_ids"]))
+        return eager_attention_forward(module, query, key, value, None, kwargs["scaling"])
+
+    ALL_ATTENTION_FUNCTIONS.register("flash_attention_probe", attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register("flash_attention_probe", ALL_MASK_ATTENTION_FUNCTIONS["flash_attention_2"])
+    ours.config._attn_implementation = "flash_attention_probe"
+    _, batch = flattened(return_flash_attn_kwargs=True)
+    del batch["labels"]
+    ours(**batch)
+    assert len(seen) == ours.config.num_hidden_layers
+    for mask, starts, longest, positions in seen:
+        assert mask is None
+        assert starts == [0, 5, 6, 15, 18]
+        assert longest == 9
+        assert torch.equal(positions, batch["position_ids"])
+
+
+def test_cross_attention_takes_no_flattened_batch():
+    ours = model("qwen3", cls=BlockformerDecoderModel, add_cross_attention=True)
+    _, batch = flattened(return_flash_attn_kwargs=True)
+    del batch["labels"]
+    with pytest.raises(ValueError, match="cu_seq_lens_q does not go with cross-attention"):
+        ours(**batch, encoder_hidden_states=torch.randn(1, 4, 64))

@@ -86,6 +86,8 @@ def causal_masks(config, hidden_states, attention_mask, past_key_values, positio
     Args:
         hidden_states: [B, T, C], read for its shape, dtype and device.
         attention_mask: [B, S] of 0 and 1, or a ready [B, 1, T, S], or None.
+        position_ids: [B, T] where the caller gave them: rows may hold several sequences, each from position 0 on. The
+            helper reads them for that, so None where they are only counted.
     """
     arguments = {
         "config": config,
@@ -98,17 +100,25 @@ def causal_masks(config, hidden_states, attention_mask, past_key_values, positio
     return {layer_type: makers[layer_type](**arguments) for layer_type in sorted(set(config.layer_types))}
 
 
-def bidirectional_mask(config, hidden_states, attention_mask, encoder_hidden_states=None) -> torch.Tensor | None:
+def bidirectional_mask(
+    config, hidden_states, attention_mask, encoder_hidden_states=None, sequences=None
+) -> torch.Tensor | None:
     """The mask of an encoder's self-attention, or, given `encoder_hidden_states`, of a look at them.
 
     Args:
         hidden_states: [B, T, C], read for its shape, dtype and device.
         attention_mask: [B, S] of 0 and 1, or a ready [B, 1, T, S], or None.
         encoder_hidden_states: [B, S, C], read for its length.
+        sequences: [B, T], the sequence of its row that a token belongs to and alone sees; None for one sequence a row.
     """
+
+    def is_visible(row, head, query, key):
+        return sequences[row, query] == sequences[row, key]
+
     return create_bidirectional_mask(
         config=config,
         inputs_embeds=hidden_states,
         attention_mask=attention_mask,
         encoder_hidden_states=encoder_hidden_states,
+        and_mask_function=None if sequences is None else is_visible,
     )

@@ -1,7 +1,7 @@
 """Checks of a model's inputs: what would give an obscure error or, worse, a silently wrong result, is refused here.
 
-Shapes are always checked. Values are read (a synchronisation on an accelerator) only on the CPU or at the start of a
-text, and never while a graph is being traced.
+Shapes are always checked. Values are read on the CPU only, where that makes nobody wait, and never while a graph is being
+traced. `check_generation` alone reads them on an accelerator too, once before the first step.
 """
 
 import torch
@@ -53,9 +53,11 @@ def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_valu
     if token_type_ids is not None and token_type_ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"token_type_ids must be integers (int64 or int32), not {token_type_ids.dtype}.")
 
-    if torch.compiler.is_compiling() or not (inputs.device.type == "cpu" or (isinstance(past, int) and past == 0)):
+    is_readable = inputs.device.type == "cpu"
+    if torch.compiler.is_compiling():
         return
-    if inputs.device.type == "meta":
+    _check_cache_room(past_key_values, past + length if is_readable or isinstance(past, int) else length)
+    if not is_readable:
         return
     if input_ids is not None:
         _check_token_range(input_ids, config.vocab_size)
@@ -64,7 +66,6 @@ def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_valu
         _check_mask_of_static_cache(attention_mask, past_key_values, past, length)
     if token_type_ids is not None:
         _check_token_types(token_type_ids, config.type_vocab_size)
-    _check_cache_room(past_key_values, past + length)
 
 
 def check_source(config, encoder_hidden_states, encoder_attention_mask, batch: int) -> None:
@@ -94,20 +95,25 @@ def check_source(config, encoder_hidden_states, encoder_attention_mask, batch: i
         _check_mask_values(encoder_attention_mask)
 
 
-def check_positions(config, position_ids, batch: int, length: int) -> None:
+def check_positions(config, position_ids, shape, longest: int | None) -> None:
     """Refuse positions outside a learned table; warn once past the training length of rotary positions.
 
     Args:
         position_ids: int [1 or B, T].
-        batch, length: B and T.
+        shape: (B, T).
+        longest: tokens of the longest text where shapes alone tell; None reads the positions, on the CPU.
     """
+    batch, length = shape
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
         raise ValueError(f"position_ids must be [batch={batch}, length={length}], not {list(position_ids.shape)}.")
-    if torch.compiler.is_compiling() or position_ids.device.type != "cpu":
+    if torch.compiler.is_compiling() or (longest is None and position_ids.device.type != "cpu"):
         return
-    longest, limit = int(position_ids.max()) + 1, config.max_position_embeddings
-    if config.position_type == "learned" and int(position_ids.min()) < 0:
-        raise ValueError(f"position_ids holds {int(position_ids.min())}, learned positions begin at 0.")
+    if longest is None:
+        first, last = (int(bound) for bound in position_ids.aminmax())
+        if config.position_type == "learned" and first < 0:
+            raise ValueError(f"position_ids holds {first}, learned positions begin at 0.")
+        longest = last + 1
+    limit = config.max_position_embeddings
     if longest <= limit:
         return
     if config.position_type == "learned":
@@ -216,6 +222,7 @@ def check_generation(config, generation_config, attention_mask, past_key_values,
     if generation_config.num_beams < 1:
         raise ValueError(f"num_beams must be 1 or more, not {generation_config.num_beams}.")
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+        attention_mask = attention_mask.cpu()
         empty = (attention_mask == 0).all(-1).nonzero()
         if len(empty):
             raise ValueError(f"prompt {int(empty[0])} is empty: all of its attention_mask is 0; leave the row out.")

@@ -256,7 +256,8 @@ def _end_mask(config, input_ids, attention_mask):
         real = torch.ones_like(input_ids) if config.pad_token_id is None else input_ids != config.pad_token_id
     else:
         real = attention_mask
-    ends = torch.isin(input_ids, torch.tensor(config.eos_token_id, device=input_ids.device)) & (real != 0)
+    tokens = config.eos_token_id if isinstance(config.eos_token_id, list | tuple) else [config.eos_token_id]
+    ends = torch.stack([input_ids == token for token in tokens]).any(0) & (real != 0)
     return torch.where(ends.any(-1, keepdim=True), ends, real != 0)
 
 

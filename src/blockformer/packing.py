@@ -33,7 +33,6 @@ class Packing:
         lengths = real.sum(-1)
         # A row is solid when all its changes between real and padding are one start and one end.
         is_solid = (real.diff(dim=-1).sum(-1) + real[:, 0].int() + real[:, -1].int()).max() <= 2
-        # One synchronisation with the device for all of it.
         *lengths, is_dense, is_solid = torch.cat((lengths, real.all()[None], is_solid[None])).tolist()
         if is_dense or not is_solid or not any(lengths):
             return None
@@ -69,28 +68,42 @@ class Packing:
         return states.split(self.lengths, dim=2)
 
 
-def find_packing(config, attention_mask, position_ids, is_causal: bool):
+def find_packing(config, attention_mask, position_ids):
     """The packing that gives the same result with less work, or None for the plain way.
+
+    Only on the CPU: counting the real tokens would make the host wait for an accelerator.
 
     Args:
         attention_mask: [B, T] of 0 and 1, or None.
-        position_ids: [1 or B, T] as the caller gave them, or None.
+        position_ids: [B, T] as the caller gave them, or None.
     """
     if config._attn_implementation != "sdpa" or not fast_paths_enabled():
         return None
     if "sliding_attention" in config.layer_types:
         return None
-    if isinstance(attention_mask, torch.Tensor):
-        return Packing.of_mask(attention_mask) if attention_mask.dim() == 2 else None
-    if attention_mask is None and position_ids is not None and not is_causal:
-        return Packing.of_positions(position_ids)
-    return None
+    if attention_mask is None:
+        is_readable = position_ids is not None and position_ids.device.type == "cpu"
+        return Packing.of_positions(position_ids) if is_readable else None
+    is_readable = isinstance(attention_mask, torch.Tensor) and attention_mask.device.type == "cpu"
+    return Packing.of_mask(attention_mask) if is_readable and attention_mask.dim() == 2 else None
 
 
-def packed_mask(position_ids):
-    """The mask of rows that hold several sequences: a token sees its own sequence. [B, T] -> bool [B, 1, T, T]."""
-    sequence = _starts(position_ids).cumsum(-1)
-    return (sequence[:, :, None] == sequence[:, None, :])[:, None]
+def flattened_positions(cu_seq_lens, shape):
+    """Positions [B, T] in rows that hold several sequences, each counted from 0 on.
+
+    Args:
+        cu_seq_lens: int [n + 1], where each sequence starts in the flattened batch, and its end, as
+            `DataCollatorWithFlattening(return_flash_attn_kwargs=True)` gives them.
+        shape: (B, T).
+    """
+    places = torch.arange(shape.numel(), dtype=cu_seq_lens.dtype, device=cu_seq_lens.device)
+    starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, places, right=True) - 1]
+    return (places - starts).long().view(shape)
+
+
+def sequence_numbers(position_ids):
+    """Which sequence of its row a token belongs to, int64 [B, T], where rows hold several."""
+    return _starts(position_ids).cumsum(-1)
 
 
 def _starts(position_ids):

@@ -34,14 +34,17 @@ class ComputedPositions(nn.Module):
 
     inv_freq: torch.Tensor
 
-    def compute_frequencies(self, device=None) -> torch.Tensor:
-        """The frequencies in radians per token, float32."""
+    def compute_frequencies(self) -> torch.Tensor:
+        """The frequencies in radians per token, float32, on the CPU: some accelerators have no float64."""
         raise NotImplementedError
+
+    def _set_frequencies(self, device) -> None:
+        self.register_buffer("inv_freq", self.compute_frequencies().to(device), persistent=False)
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
         if self.inv_freq.dtype != torch.float32 or not self.inv_freq.is_meta:
-            self.register_buffer("inv_freq", self.compute_frequencies(self.inv_freq.device), persistent=False)
+            self._set_frequencies(self.inv_freq.device)
         return self
 
 
@@ -62,18 +65,18 @@ class SinusoidalPositions(ComputedPositions):
         super().__init__()
         self.hidden_size = config.hidden_size
         self.halves = config.position_type == "sinusoidal_halves"
-        self.register_buffer("inv_freq", self.compute_frequencies(), persistent=False)
+        self._set_frequencies(torch.get_default_device())
 
-    def compute_frequencies(self, device=None):
+    def compute_frequencies(self):
         """Turns per token, in three parts: [3, C/2], float32."""
-        even = torch.arange(0, self.hidden_size, 2, dtype=torch.float64)
+        even = torch.arange(0, self.hidden_size, 2, dtype=torch.float64, device="cpu")
         rest = torch.exp(even * (-math.log(10000.0) / self.hidden_size)) / (2 * math.pi)
         unit = 2.0 ** (torch.floor(torch.log2(rest)) + 1 - self._BITS)
         parts = []
         for _ in range(2):
             parts.append((rest / unit).floor() * unit)
             rest, unit = rest - parts[-1], unit * 2.0**-self._BITS
-        return torch.stack([*parts, rest]).float().to(device)
+        return torch.stack([*parts, rest]).float()
 
     def forward(self, position_ids):
         turns = sum((position_ids[..., None].float() * part).frac() for part in self.inv_freq)  # [B, T, C/2]
@@ -96,22 +99,35 @@ class RotaryPositions(ComputedPositions):
         self.config = config
         self.rope_type = config.rope_parameters["rope_type"]
         self.attention_scaling = 1.0
-        self.register_buffer("inv_freq", self.compute_frequencies(), persistent=False)
+        self._set_frequencies(torch.get_default_device())
 
-    def compute_frequencies(self, device=None, length=None):
+    def compute_frequencies(self):
+        """[D/2]; of "longrope" those of a text as long as in training and those of a longer one, [2, D/2]."""
         if self.rope_type == "default":
-            even = torch.arange(0, self.config.head_dim, 2, dtype=torch.int64, device=device).float()
-            return 1.0 / (self.config.rope_parameters["rope_theta"] ** (even / self.config.head_dim))
-        frequencies, self.attention_scaling = ROPE_INIT_FUNCTIONS[self.rope_type](self.config, device, seq_len=length)
+            return self._frequencies_of(self.config.rope_parameters["rope_theta"], "cpu")
+        compute = ROPE_INIT_FUNCTIONS[self.rope_type]
+        with torch.device("cpu"):
+            frequencies, self.attention_scaling = compute(self.config, torch.device("cpu"))
+            if self.rope_type == "longrope":
+                longer, _ = compute(self.config, torch.device("cpu"), seq_len=self._trained_length() + 1)
+                frequencies = torch.stack((frequencies, longer))
         return frequencies
+
+    def _trained_length(self) -> int:
+        return self.config.rope_parameters["original_max_position_embeddings"]
+
+    def _frequencies_of(self, theta, device):
+        even = torch.arange(0, self.config.head_dim, 2, dtype=torch.int64, device=device).float()
+        return 1.0 / (theta ** (even / self.config.head_dim))
 
     def _frequencies_at(self, position_ids):
         if self.rope_type == "dynamic":
-            return self.compute_frequencies(position_ids.device, length=position_ids.max() + 1)
+            rope, trained, size = self.config.rope_parameters, self.config.max_position_embeddings, self.config.head_dim
+            longer = (position_ids.max() + 1).clamp(min=trained) / trained
+            stretch = (rope["factor"] * longer - (rope["factor"] - 1)) ** (size / (size - 2))
+            return self._frequencies_of(rope["rope_theta"] * stretch, position_ids.device)
         if self.rope_type == "longrope":
-            trained = self.config.rope_parameters["original_max_position_embeddings"]
-            longer = self.compute_frequencies(position_ids.device, length=trained + 1)
-            return torch.where(position_ids.max() >= trained, longer, self.inv_freq)
+            return torch.where(position_ids.max() >= self._trained_length(), self.inv_freq[1], self.inv_freq[0])
         return self.inv_freq
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from .compat import bidirectional_mask, capture_outputs, causal_masks
 from .inputs import cached_length, check_inputs, check_positions, check_source
 from .layer import Layer
 from .normalization import make_norm
-from .packing import find_packing, packed_mask
+from .packing import find_packing, flattened_positions, sequence_numbers
 from .positions import LearnedPositions, RelativeBias, RotaryPositions, SinusoidalPositions
 
 logger = logging.get_logger(__name__)
@@ -108,34 +108,43 @@ class Stack(BlockformerPreTrainedModel):
         if encoder_hidden_states is not None:
             rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
             check_source(self.config, encoder_hidden_states, encoder_attention_mask, rows)
+            if kwargs.get("cu_seq_lens_q") is not None:
+                raise ValueError(
+                    "cu_seq_lens_q does not go with cross-attention, where each sequence would see the sources of all: "
+                    "give padded rows, one source for each."
+                )
         use_cache = self._uses_cache(use_cache)
-        if use_cache and past_key_values is None:
-            past_key_values = new_cache(self.config, for_cross_attention=encoder_hidden_states is not None)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if self.embedding_scale is not None:
             inputs_embeds = inputs_embeds * self.embedding_scale
-        past = cached_length(past_key_values)
-        query_positions = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + past
-        packing = None
-        may_pack = self.skips_padding and past_key_values is None and encoder_hidden_states is None
-        if may_pack and not self._is_recording(kwargs):
-            packing = find_packing(self.config, attention_mask, position_ids, self.is_causal)
-        if not self.is_causal and attention_mask is None and position_ids is not None:
-            attention_mask = packed_mask(position_ids)
-        is_counted = position_ids is None
-        if is_counted:
-            position_ids = _count_positions(attention_mask, query_positions)
-        check_positions(self.config, position_ids, *inputs_embeds.shape[:2])
-        if is_counted and not self.skips_padding:
+        shape, past = inputs_embeds.shape[:2], cached_length(past_key_values)
+        query_positions = torch.arange(shape[1], device=inputs_embeds.device) + past
+        if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
+            position_ids = flattened_positions(kwargs["cu_seq_lens_q"], shape)
+        is_given, longest = position_ids is not None, None
+        if position_ids is None and isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+            position_ids = _ranks(attention_mask)[:, -shape[1] :]
+        elif position_ids is None:
+            position_ids = query_positions[None]
+            longest = past + shape[1] if isinstance(past, int) else None
+        check_positions(self.config, position_ids, shape, longest)
+        given_positions = position_ids.expand(shape) if is_given else None  # their rows may hold several sequences
+        if not is_given and not self.skips_padding:
             position_ids = _place_padding(self.config, position_ids, attention_mask)
 
+        packing = None
+        may_pack = self.skips_padding and past_key_values is None and not use_cache and encoder_hidden_states is None
+        if may_pack and not self._is_recording(kwargs):
+            packing = find_packing(self.config, attention_mask, given_positions)
         inputs_embeds = self._add_token_types(inputs_embeds, token_type_ids)
         if packing is None:
-            masks = self._masks(inputs_embeds, attention_mask, past_key_values, position_ids)
+            masks = self._masks(inputs_embeds, attention_mask, past_key_values, given_positions)
         else:
             masks = dict.fromkeys(self.config.layer_types)
             inputs_embeds, position_ids = packing.pack(inputs_embeds), packing.pack(position_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = new_cache(self.config, for_cross_attention=encoder_hidden_states is not None)
         if encoder_hidden_states is not None:
             # Beams of one input share its encoder states: they count as more queries of one row.
             queries = inputs_embeds.reshape(encoder_hidden_states.shape[0], -1, inputs_embeds.shape[-1])
@@ -155,7 +164,7 @@ class Stack(BlockformerPreTrainedModel):
                 encoder_attention_mask=encoder_attention_mask,
                 position_embeddings=position_embeddings,
                 query_positions=query_positions,
-                position_ids=position_ids,
+                position_ids=given_positions,
                 past_key_values=past_key_values,
                 use_cache=use_cache,
                 head_mask=None if head_mask is None else head_mask[layer_idx],
@@ -202,7 +211,9 @@ class Stack(BlockformerPreTrainedModel):
             return attention_mask
         if self.is_causal:
             return causal_masks(self.config, hidden_states, attention_mask, past_key_values, position_ids)
-        mask = bidirectional_mask(self.config, hidden_states, attention_mask)
+        is_packed = attention_mask is None and position_ids is not None
+        sequences = sequence_numbers(position_ids) if is_packed else None
+        mask = bidirectional_mask(self.config, hidden_states, attention_mask, sequences=sequences)
         return dict.fromkeys(self.config.layer_types, mask)
 
     def _position_bias(self, query_positions, past_key_values):
@@ -215,12 +226,9 @@ class Stack(BlockformerPreTrainedModel):
         return self.relative_bias(query_positions, length)
 
 
-def _count_positions(attention_mask, query_positions):
-    """Positions [1 or B, T]: a token's rank among the real tokens of its row, or its index where no mask tells."""
-    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
-        return query_positions[None]
-    ranks = attention_mask.long().cumsum(-1) - 1  # [B, S]
-    return ranks.clamp(min=0)[:, -query_positions.shape[0] :]
+def _ranks(attention_mask):
+    """A token's rank among the real tokens of its row: mask [B, S] -> int64 [B, S]."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def _place_padding(config, position_ids, attention_mask):
