@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import torch
+
 LISTED = 20
 """How many entries of one kind an error message lists before it only counts them."""
 
@@ -18,6 +20,14 @@ class ConversionError(ValueError):
 
 class CheckpointError(ConversionError):
     """A checkpoint's files are damaged, hostile, incomplete, or changed while they were read."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out. On the CPU PyTorch says so in a plain RuntimeError, by its allocator or the system."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    words = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
 
 
 def shown(name: object, limit: int = 200) -> str:

@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from blockformer.config_checks import check_memory
+from blockformer.config_checks import check_sizes
 
 from .errors import ConversionError, listed, shown
 from .mapping import RuleTable
@@ -318,7 +318,7 @@ class Family(ABC, Generic[HeadKind]):
         settings = {name: value for name, value in official.items() if name not in ABOUT_THE_FILE + NEVER_FOLLOWED}
         layers = settings.get("num_hidden_layers")
         try:
-            check_memory(0, layers if type(layers) is int else 0, settings.get("num_labels"))  # before lists of them
+            check_sizes(0, layers if type(layers) is int else 0, settings.get("num_labels"))  # before lists of them
             return self.official_config_class(**copy.deepcopy(settings))
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__

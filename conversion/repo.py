@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from .checkpoint import Checkpoint, nonfinite
-from .errors import ConversionError, listed, shown
+from .errors import ConversionError, is_out_of_memory, listed, shown
 from .generation import FILE, settings_in
 from .mapping import Group, Identity, Reversed
 from .plan import json_text
@@ -65,16 +65,15 @@ def opened(place: Source):
 
 @contextmanager
 def memory_errors():
-    """Torch reports a lack of memory as a RuntimeError."""
+    """A lack of memory as a ConversionError; any other error as it is."""
     try:
         yield
-    except MemoryError as error:
-        raise ConversionError("out of memory; free some, or convert with --no-verify") from error
-    except RuntimeError as error:
-        if "memory" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
-        raise ConversionError(f"out of memory; free some, or convert with --no-verify ({reason})") from error
+        message = "out of memory; free some, or convert with --no-verify"
+        raise ConversionError(f"{message} ({reason})" if reason else message) from error
 
 
 def write_weights(

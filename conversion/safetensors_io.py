@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .atomic import start_writing
-from .errors import CheckpointError, ConversionError, shown
+from .errors import CheckpointError, ConversionError, is_out_of_memory, shown
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -248,6 +248,8 @@ def read_tensor(file: BinaryIO, info: TensorInfo) -> Tensor:
     try:
         tensor = torch.empty(info.shape, dtype=info.dtype)
     except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         raise CheckpointError(f"{info.file}: no memory for {shown(info.name)} ({info.nbytes} bytes)") from error
     file.seek(info.offset)
     _fill(_memory(tensor), file, info)

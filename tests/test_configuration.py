@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import typing
 
@@ -273,3 +274,17 @@ def test_num_labels_and_names():
     assert config.num_labels == 3
     named = BlockformerDecoderConfig(id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
     assert named.num_labels == 2
+
+
+@pytest.mark.parametrize("pages", [1 << 14, 1 << 34])
+def test_what_is_valid_is_the_same_on_every_machine(pages, monkeypatch):
+    """On one of 64 MiB and on one of 64 TiB."""
+    monkeypatch.setattr(os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else pages)
+    large = {"hidden_size": 16384, "intermediate_size": 65536, "num_attention_heads": 128}
+    assert BlockformerDecoderConfig(**large, num_hidden_layers=200, num_labels=100_000).num_hidden_layers == 200
+    with pytest.raises(ValueError, match="more than 1e\\+13: check vocab_size"):
+        BlockformerDecoderConfig(**large, num_hidden_layers=9_000)
+    with pytest.raises(ValueError, match=r"num_hidden_layers \(100001\) must be at most 100,000"):
+        BlockformerDecoderConfig(num_hidden_layers=100_001)
+    with pytest.raises(ValueError, match=r"num_labels \(4000001\) must be at most 4,000,000"):
+        BlockformerDecoderConfig(num_labels=4_000_001)

@@ -9,10 +9,29 @@ import pytest
 import torch
 from pairs import model, token_ids
 
+import blockformer
+
+LONG = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 64}
+NO_ROPE = {"rope_parameters": None}
 SCRIPT = Path(__file__).with_name("fake_device.py")
 EXPECTED = 73
 # A loss in chunks selects the labelled tokens, whose number it has to know.
 WAITS = "loss in chunks"
+
+
+def example(name, dtype):
+    """A small model, its labels and its other inputs."""
+    kind, settings = CONFIGS[name]
+    sizes = {"vocab_size": 199, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "pad_token_id": 0}
+    config = getattr(blockformer, f"Blockformer{kind}Config")(**sizes, num_hidden_layers=2, **settings)
+    head = {"Decoder": "ForCausalLM", "Encoder": "ForMaskedLM"}.get(kind, "ForConditionalGeneration")
+    ours = getattr(blockformer, f"Blockformer{kind}{head}")(config).to(dtype).eval()
+    ids, mask = token_ids(2, 10), torch.ones(2, 10, dtype=torch.long)
+    mask[1, 7:] = 0
+    batch = {"input_ids": ids, "attention_mask": mask}
+    if kind == "EncoderDecoder":
+        batch["decoder_input_ids"] = ids
+    return ours, {"labels": ids}, batch
 
 
 def complaints(*arguments):
@@ -27,3 +46,55 @@ def test_nothing_waits_for_an_accelerator():
     assert len(found) == EXPECTED
     wrong = {case: what for case, what in found.items() if what and WAITS not in case}
     assert not wrong, json.dumps(wrong, indent=1)
+
+
+CONFIGS = {
+    "decoder": ("Decoder", {"position_type": "rotary", "num_key_value_heads": 2}),
+    "longrope": ("Decoder", {"rope_parameters": {"rope_type": "longrope", **LONG}, "max_position_embeddings": 128}),
+    "yarn": ("Decoder", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}),
+    "relative": ("Decoder", {"position_type": "relative_bias"}),
+    "encoder": ("Encoder", {"position_type": "relative_key_query", "type_vocab_size": 2}),
+    "sinusoidal": ("Encoder", {"position_type": "sinusoidal"}),
+    "encoder-decoder": ("EncoderDecoder", {"position_type": "learned", "decoder_start_token_id": 0}),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_another_default_device(name, dtype):
+    """A model on the CPU stays there; "meta" for a GPU, since its tensors do not mix with others either."""
+    ours, labels, batch = example(name, dtype)
+
+    def step():
+        ours.zero_grad()
+        outputs = ours(**batch, **labels)
+        outputs.loss.backward()
+        return outputs.logits.detach(), [parameter.grad.clone() for parameter in ours.parameters()]
+
+    expected = step()
+    with torch.device("meta"):
+        logits, gradients = step()
+    assert torch.equal(logits, expected[0])
+    assert all(map(torch.equal, gradients, expected[1]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_prepared_model_with_another_default_device(name):
+    ours, _, batch = example(name, torch.bfloat16)
+    ours.prepare_for_inference()
+    batch["input_ids"] = batch["input_ids"].repeat(1, 40)  # long enough for attention in blocks
+    del batch["attention_mask"]
+    if "decoder_input_ids" in batch:
+        batch["decoder_input_ids"] = batch["input_ids"]
+    expected = ours(**batch).logits
+    with torch.device("meta"):
+        assert torch.equal(ours(**batch).logits, expected)
+        assert ours.to("cpu") is ours
+
+
+@pytest.mark.parametrize("position_type", ["sinusoidal", "rotary"])
+def test_a_model_is_built_on_the_default_device(position_type):
+    with torch.device("meta"):
+        ours = model("qwen3", position_type=position_type, **({} if position_type == "rotary" else NO_ROPE))
+    assert {tensor.device.type for tensor in (*ours.parameters(), *ours.buffers())} == {"meta"}

@@ -130,6 +130,24 @@ def assert_close(found, expected, tolerance=1e-5):
 # Generation
 
 
+@torch.no_grad()
+@pytest.mark.versions
+@pytest.mark.parametrize("make", [t5, modern])
+def test_the_cache_that_beams_leave_has_a_row_for_each(make):
+    """As the library's: whoever goes on from it has an encoder state for each beam too."""
+    model, inputs = make(), source()
+    written = model.generate(**inputs, max_new_tokens=5, num_beams=4, do_sample=False, return_dict_in_generate=True)
+    cache = written.past_key_values
+    for layers in (cache.self_attention_cache.layers, cache.cross_attention_cache.layers):
+        assert {layer.keys.shape[0] for layer in layers} == {12}
+        assert {layer.values.shape[0] for layer in layers} == {12}
+    mask = inputs["attention_mask"].repeat_interleave(4, 0)
+    states = model.get_encoder()(**inputs).last_hidden_state.repeat_interleave(4, 0)
+    with_cross = EncoderDecoderCache(DynamicCache(), cache.cross_attention_cache)
+    given = {"encoder_outputs": (states,), "attention_mask": mask, "decoder_input_ids": target(rows=12)}
+    assert_close(model(**given, past_key_values=with_cross).logits, model(**given, use_cache=False).logits)
+
+
 @pytest.mark.versions
 @pytest.mark.parametrize("make", [t5, modern])
 def test_the_encoder_runs_once_and_cross_keys_are_projected_once_and_held_once(make):

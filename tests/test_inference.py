@@ -2,6 +2,8 @@
 
 import copy
 import io
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import blockformer
-from blockformer import inference
+from blockformer import inference, kernels
 from blockformer.inference import HalfCopy, PackedEmbedding, PackedLinear, PackedWeight
 
 SIZES = {
@@ -29,7 +31,7 @@ def quicker(monkeypatch):
         PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16), 8).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
-    monkeypatch.setattr(inference, "_verdicts", {"packed": True, "copy": True})
+    monkeypatch.setattr(kernels, "_verdicts", {**kernels._verdicts, "packed": True, "copy": True})
     monkeypatch.setattr(inference, "_TABLE_ROWS", 40)
 
 
@@ -264,7 +266,7 @@ def test_what_is_left_as_it_is(monkeypatch):
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     assert not packed_of(make().prepare_for_inference())
     monkeypatch.delenv("BLOCKFORMER_FAST")
-    monkeypatch.setattr(inference, "_verdicts", {"packed": False})
+    monkeypatch.setattr(kernels, "_verdicts", {"packed": False})
     assert not packed_of(make().prepare_for_inference())
 
 
@@ -276,9 +278,9 @@ def test_a_packed_vocabulary_is_not_resized():
 
 
 def test_where_nothing_is_to_be_packed_nothing_is_measured(monkeypatch):
-    monkeypatch.setattr(inference, "_verdicts", {})
+    monkeypatch.setattr(kernels, "_verdicts", {})
     assert inference.pack_weights(make(dtype=torch.float32)) == 0
-    assert inference._verdicts == {}
+    assert kernels._verdicts == {}
 
 
 @pytest.mark.usefixtures("copies")
@@ -293,7 +295,7 @@ def test_a_second_copy_later(monkeypatch):
         model.prepare_for_inference(second_copy=second_copy)
         assert (attention.joint, attention.o_proj.packed.copy) == copies
         assert all(are_copied(model))
-    monkeypatch.setitem(inference._verdicts, "copy", False)
+    monkeypatch.setitem(kernels._verdicts, "copy", False)
     again = make().prepare_for_inference(second_copy=True)
     assert packed_of(again)
     assert not any(are_copied(again))
@@ -308,23 +310,59 @@ def test_what_is_measured(monkeypatch):
         ways.append(rounds)
         return True
 
-    monkeypatch.setattr(inference, "_verdicts", {})
+    monkeypatch.setattr(kernels, "_verdicts", {})
     monkeypatch.setattr(inference, "is_quicker", take)
     for _ in range(2):
         make().prepare_for_inference(second_copy=True)
     assert len(ways) == 2
-    assert inference._verdicts == {"packed": True, "copy": True}
-    monkeypatch.setattr(inference, "_verdicts", {"packed": True})
+    assert kernels._verdicts == {"packed": True, "copy": True}
+    monkeypatch.setattr(kernels, "_verdicts", {"packed": True})
     monkeypatch.setattr(HalfCopy, "product", lambda self, states, bias: 1.1 * torch.ones(1, 3072).bfloat16())
     make().prepare_for_inference(second_copy=True)
-    assert inference._verdicts["copy"] is False
+    assert kernels._verdicts["copy"] is False
 
 
 def test_without_the_private_op_nothing_is_packed(monkeypatch):
     def missing(*_):
         raise AttributeError("no such op")
 
-    monkeypatch.setattr(inference, "_verdicts", {})
+    monkeypatch.setattr(kernels, "_verdicts", {})
     monkeypatch.setattr(PackedWeight, "__init__", missing)
     assert inference.pack_weights(make()) == 0
-    assert inference._verdicts == {"packed": False}
+    assert kernels._verdicts == {"packed": False}
+
+
+@pytest.mark.usefixtures("copies")
+def test_a_lack_of_memory_is_no_missing_layout(monkeypatch):
+    """The second copy was left out without a word; and a verdict is not made of it."""
+    words = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"
+
+    def full(*_):
+        raise RuntimeError(words)
+
+    assert HalfCopy.is_there()
+    monkeypatch.setattr(HalfCopy, "__init__", full)
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        HalfCopy.of(torch.ones(8, 8, dtype=torch.bfloat16))
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        make().prepare_for_inference(second_copy=True)
+    monkeypatch.setattr(kernels, "_verdicts", {"packed": True})
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
+        inference.is_worth("copy")
+    assert kernels._verdicts == {"packed": True}
+
+
+def test_threads_measure_once(monkeypatch):
+    seen = []
+
+    def measure(way):
+        seen.append(way)
+        time.sleep(0.05)
+        return True
+
+    monkeypatch.setattr(kernels, "_verdicts", {})
+    monkeypatch.setattr(inference, "_can_pack", lambda: True)
+    monkeypatch.setattr(inference, "_measure", measure)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(inference.is_worth, ["packed"] * 4))
+    assert seen == ["packed"]

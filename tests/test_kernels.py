@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pairs import assert_close, model, token_ids
 from torch import nn
 
-from blockformer import attention, inference, kernels
+from blockformer import attention, inference, joint, kernels, quantized_linear
 from blockformer.attention import eager_attention_forward
 from blockformer.kernels import attend_grouped, can_attend_grouped, linear
 from blockformer.normalization import RMSNorm
@@ -285,12 +285,24 @@ def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
 @torch.no_grad()
 def test_measuring_leaves_the_random_state_alone(monkeypatch):
     monkeypatch.setattr(kernels, "_verdicts", {})
-    monkeypatch.setattr(inference, "_verdicts", {})
     before = torch.get_rng_state()
     for dtype in (torch.float16, torch.float32):  # the first one asks for the other
         linear(nn.utils.skip_init(nn.Linear, 4, 3, dtype=dtype), torch.ones(8, 4, dtype=dtype))
     for way in ("packed", "copy"):
         inference.is_worth(way)
-    assert kernels._verdicts.keys() == {"onednn", "widened"}
-    assert inference._verdicts.keys() == {"packed", "copy"}
+    assert kernels._verdicts.keys() == {"onednn", "widened", "packed", "copy"}
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_switch_comes_before_private_interfaces(monkeypatch):
+    """BLOCKFORMER_FAST=0 is the way out when one of them is gone."""
+
+    def gone():
+        raise AttributeError("no such thing in this PyTorch")
+
+    for module in (kernels, quantized_linear, joint):
+        monkeypatch.setattr(module, "is_transformed", gone)
+    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
+    layer, states = nn.Linear(64, 32), torch.randn(2, 64)
+    assert torch.equal(linear(layer, states), layer(states))
+    assert quantized_linear.QuantizedLinear(64, 32, False, 64)(states).shape == (2, 32)

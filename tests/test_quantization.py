@@ -230,7 +230,7 @@ def test_preparing_for_inference_packs_the_head_alone(saved, method, monkeypatch
         PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16), 8).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
-    monkeypatch.setattr(inference, "_verdicts", {"packed": True})
+    monkeypatch.setattr(kernels, "_verdicts", {"packed": True})
     quantized = load(saved.folder, method, torch.bfloat16)
     if method.saves:
         quantized.save_pretrained(tmp_path / "plain")

@@ -5,6 +5,8 @@ new ones into a buffer with room to spare and, when the room is used up, moves t
 copying per token is then constant on average, whatever the length.
 """
 
+import functools
+
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.generation import GenerationMixin
@@ -131,6 +133,18 @@ def new_cache(config, for_cross_attention: bool = False):
 
 class GrowingGenerationMixin(GenerationMixin):
     """`generate()` with the growing cache as its default."""
+
+    @functools.wraps(GenerationMixin.generate)
+    def generate(self, *args, **kwargs):
+        outputs = super().generate(*args, **kwargs)
+        cache = getattr(outputs, "past_key_values", None)
+        if isinstance(cache, EncoderDecoderCache):
+            # While it ran, the beams of an input shared a row. The caller gets a row a beam, as from any model.
+            beams = cache.self_attention_cache.layers[0].keys.shape[0]
+            for layer in cache.cross_attention_cache.layers:
+                if isinstance(layer, DynamicLayer) and layer.keys.shape[0] < beams:
+                    layer.batch_repeat_interleave(beams // layer.keys.shape[0])
+        return outputs
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
         supplied = model_kwargs.get("past_key_values")

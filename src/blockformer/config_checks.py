@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import os
 import sys
 
 from transformers.activations import ACT2FN
@@ -104,8 +103,9 @@ _INHERITED_ARGUMENTS = frozenset(
     "per_layer_config quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
 )
 
-# Weights that in bfloat16 would pass this many times the machine's memory are taken for a slip of the keyboard.
-_MEMORY_MULTIPLE = 256
+# More is taken for a slip of the keyboard, on every machine alike: several times the largest published models, and
+# what their names and lists still take little memory for.
+_MOST_PARAMETERS, _MOST_LAYERS, _MOST_LABELS = 10**13, 100_000, 4_000_000
 
 
 def check_names(config_class, names) -> None:
@@ -264,26 +264,23 @@ def _check_buckets(config) -> None:
         )
 
 
-def check_memory(num_parameters: int, num_layers: int, num_labels: int | None) -> None:
-    """Refuse sizes far beyond this machine; a model that merely does not fit may still be inspected or offloaded.
+def check_sizes(num_parameters: int, num_layers: int, num_labels: int | None) -> None:
+    """Refuse sizes that no machine holds; a model that does not fit this one may still be inspected or offloaded.
 
-    Layers and labels are also counted by what each takes in Python (a module's objects, a name): the library makes
-    lists and dicts of them at once.
+    Layers and labels have bounds of their own: the library makes lists and dicts of them at once.
     """
     if num_labels is not None and not (_is_integer(num_labels) and num_labels > 0):
         raise ValueError(f"num_labels must be a positive integer, not {num_labels!r}.")
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return
-    for name, count, nbytes in (("num_hidden_layers", num_layers, 1 << 15), ("num_labels", num_labels or 0, 1 << 10)):
-        if count * nbytes > memory:
-            raise ValueError(f"{name} ({count}) is more than this machine ({memory >> 30} GiB) can hold.")
-    needed = 2 * num_parameters
-    if needed > _MEMORY_MULTIPLE * memory:
+    for name, count, most in (
+        ("num_hidden_layers", num_layers, _MOST_LAYERS),
+        ("num_labels", num_labels or 0, _MOST_LABELS),
+    ):
+        if count > most:
+            raise ValueError(f"{name} ({count}) must be at most {most:,}.")
+    if num_parameters > _MOST_PARAMETERS:
         raise ValueError(
-            f"these sizes need about {needed >> 40:,} TiB in bfloat16, the machine has {memory >> 30:,} GiB: "
-            "check vocab_size, hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings."
+            f"these sizes make {num_parameters:.1e} parameters, more than {_MOST_PARAMETERS:.0e}: check vocab_size, "
+            "hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings."
         )
 
 

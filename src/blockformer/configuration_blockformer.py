@@ -14,7 +14,7 @@ from .compat import tell_peft
 from .config_checks import (
     check_combination,
     check_dtype,
-    check_memory,
+    check_sizes,
     check_names,
     check_rope,
     check_values,
@@ -79,7 +79,7 @@ class BlockformerConfig(PretrainedConfig):
 
     Raises:
         ValueError: an unknown field (with the nearest known name), a value out of range, fields that contradict each
-            other, or sizes far beyond the machine's memory.
+            other, or sizes that no machine holds.
     """
 
     keys_to_ignore_at_inference = ["past_key_values"]
@@ -148,7 +148,7 @@ class BlockformerConfig(PretrainedConfig):
         if self.head_dim is None:
             self.head_dim = self._whole_head_dim()
         deepest = max(self.num_hidden_layers, getattr(self, "decoder_layers", 0))
-        check_memory(self.num_parameters_estimate(), deepest, kwargs.get("num_labels"))
+        check_sizes(self.num_parameters_estimate(), deepest, kwargs.get("num_labels"))
         if self.norm_bias is None:
             self.norm_bias = self.norm_type == "layer_norm"
         if self.final_norm is None:

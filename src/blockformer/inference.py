@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .kernels import fast_paths_enabled, is_plain_linear, is_quicker
+from .kernels import fast_paths_enabled, is_measured, is_plain_linear, is_quicker
 
 # Rows of an embedding that lie together: so many are unpacked to look one up.
 _TABLE_ROWS = 2048
@@ -43,7 +43,7 @@ class PackedWeight:
 
     def look_up(self, rows):
         """Row numbers, int64 [N] -> [N, I]."""
-        found = torch.empty(len(rows), self.parts[0].shape[-1], dtype=torch.bfloat16)
+        found = torch.empty(len(rows), self.parts[0].shape[-1], dtype=torch.bfloat16, device="cpu")
         places = rows // self.rows
         for place in places.unique().tolist():
             here = places == place
@@ -82,10 +82,19 @@ class HalfCopy:
     @classmethod
     def of(cls, weight) -> "HalfCopy | None":
         """The copy, or None where the layout does not hold the numbers or this PyTorch does not have it."""
+        return cls(weight) if cls.is_there() and cls.holds(weight) else None
+
+    @staticmethod
+    @functools.cache
+    @torch.no_grad()
+    def is_there() -> bool:
+        """Whether this PyTorch packs and multiplies so, asked with a matrix for which there is always memory."""
         try:
-            return cls(weight) if cls.holds(weight) else None
+            weight = torch.ones(8, 8, dtype=torch.bfloat16, device="cpu")
+            HalfCopy(weight).product(weight[:1], None)
         except (AttributeError, RuntimeError, NotImplementedError):
-            return None
+            return False
+        return True
 
     @staticmethod
     def holds(weight) -> bool:
@@ -171,7 +180,7 @@ def check_stays(model: nn.Module, fn) -> None:
         RuntimeError: it changes the dtype or the device.
     """
     if any(isinstance(module, _Packed) for module in model.modules()):
-        changed = fn(torch.empty(0, dtype=torch.bfloat16))
+        changed = fn(torch.empty(0, dtype=torch.bfloat16, device="cpu"))
         if changed.dtype is not torch.bfloat16 or changed.device.type != "cpu":
             raise RuntimeError(
                 "the model is prepared for inference in bfloat16 on the CPU: call prepare_for_training() before it is "
@@ -241,23 +250,26 @@ def _are_packable(modules) -> bool:
     return are_plain and any(isinstance(module, nn.Linear) for module in modules)
 
 
-_verdicts: dict[str, bool] = {}
-
-
-@torch.no_grad()
 def is_worth(way: str) -> bool:
     """Whether "packed" is quicker than plain weights, or a second "copy" than packed ones.
 
     Measured once in a process, in some tenths of a second: one row by matrices that no cache holds.
     """
-    if way not in _verdicts:
-        try:
-            _verdicts[way] = _measure(way)
-        except (AttributeError, RuntimeError, NotImplementedError):
-            _verdicts[way] = False
-    return _verdicts[way]
+    return is_measured(way, lambda: _can_pack() and (way == "packed" or HalfCopy.is_there()) and _measure(way))
 
 
+@torch.no_grad()
+def _can_pack() -> bool:
+    """Whether this PyTorch has oneDNN's layout, asked with a matrix for which there is always memory."""
+    try:
+        weight = torch.ones(8, 8, dtype=torch.bfloat16, device="cpu")
+        PackedWeight(weight, 8).product(weight, None)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+@torch.no_grad()
 def _measure(way: str) -> bool:
     generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
     with torch.device("cpu"):

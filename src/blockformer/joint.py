@@ -58,10 +58,8 @@ class Joint:
     @classmethod
     def of(cls, layers: tuple[Any, ...]) -> "Joint | None":
         """The joint, or None where such weights cannot be made: on another device, without FBGEMM."""
-        try:
-            return cls(layers)
-        except (AttributeError, RuntimeError, NotImplementedError):
-            return None
+        is_packed = isinstance(layers[0], PackedLinear)
+        return cls(layers) if (HalfCopy.is_there() if is_packed else JointlyPacked.is_there_for(layers)) else None
 
     def __reduce__(self):
         # Copied and pickled as the layers: the layout belongs to the processor.

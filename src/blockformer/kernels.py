@@ -59,12 +59,12 @@ def linear(module: nn.Module, states):
 
     Shapes: [..., I] -> [..., O].
     """
-    if not _is_plain(module, states) or not fast_paths_enabled():
+    if not fast_paths_enabled() or not _is_plain(module, states):
         return module(states)
     weight, bias = module.weight, module.bias
     learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
     if states.dtype is torch.float16:
-        is_slow = not learns and states.shape[:-1].numel() >= _MANY_ROWS and _is_measured("widened", _measure_widened)
+        is_slow = not learns and states.shape[:-1].numel() >= _MANY_ROWS and is_measured("widened", _measure_widened)
         return _widened(states, weight, bias) if is_slow else module(states)
     if not _onednn_is_quicker():
         return module(states)
@@ -113,7 +113,7 @@ def attend_in_blocks(query, key, value, scaling: float):
     batch, heads, length, size = query.shape
     rows = batch * key.shape[1]  # B * K; the H / K heads of a key are more queries
     keys, values = key.reshape(rows, length, size).transpose(1, 2), value.reshape(rows, length, size)
-    future = torch.ones(_BLOCK, _BLOCK, dtype=torch.bool).triu(1)
+    future = torch.ones(_BLOCK, _BLOCK, dtype=torch.bool, device=query.device).triu(1)
     output, zero = query.new_empty(batch, length, heads, size), query.new_zeros(())
     for start in range(0, length, _BLOCK):
         stop = min(start + _BLOCK, length)
@@ -212,7 +212,7 @@ _lock = threading.RLock()  # one measurement may ask for another
 _verdicts: dict[str, bool] = {}
 
 
-def _is_measured(name: str, measure: Callable[[], bool]) -> bool:
+def is_measured(name: str, measure: Callable[[], bool]) -> bool:
     """What `measure` says, asked once in a process."""
     if name not in _verdicts:
         with _lock:
@@ -222,7 +222,7 @@ def _is_measured(name: str, measure: Callable[[], bool]) -> bool:
 
 
 def _onednn_is_quicker() -> bool:
-    return _is_measured("onednn", _measure_onednn)
+    return is_measured("onednn", _measure_onednn)
 
 
 @torch.no_grad()

@@ -93,7 +93,7 @@ class QuantizedLinear(nn.Linear):
     def forward(self, states):
         if torch.is_autocast_enabled(states.device.type):
             states = states.to(torch.get_autocast_dtype(states.device.type))
-        if is_transformed() or not fast_paths_enabled():
+        if not fast_paths_enabled() or is_transformed():
             return self._plain_product(states)
         if torch.is_grad_enabled() and states.requires_grad:
             return _Product.apply(states, self.bias, self)

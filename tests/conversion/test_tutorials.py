@@ -474,7 +474,7 @@ def test_tutorials_are_taken_by_name_alone(tmp_path):
             {"eos_token_id": 61},
             "the config of 'article-gpt': eos_token_id must be a token from 0 to 60, not 61",
         ),
-        ("article-gpt", {"n_layers": 2**62}, "more than this machine"),
+        ("article-gpt", {"n_layers": 2**62}, "must be at most"),
         ("article-gpt", {"decoder_start_token_id": 1}, "'decoder_start_token_id' is not known"),
         ("article-encoder-decoder", {"eps": 0}, "'eps' must be a number above 0"),
         ("article-encoder-decoder", {"h": 3}, r"d_model \(32\) is not a multiple of h \(3\)"),
