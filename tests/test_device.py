@@ -36,7 +36,9 @@ def example(name, dtype):
 
 def complaints(*arguments):
     """What `fake_device.py` finds wrong, by case."""
-    run = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=900)
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments], check=False, capture_output=True, text=True, timeout=900
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     return json.loads(run.stdout)
 

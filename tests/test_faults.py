@@ -84,7 +84,11 @@ def ones(*shape):
         ("decoder", {"num_labels": 10**10}, "num_labels"),
         ("encoder", {"type_vocab_size": 10**15}, "parameters, more than 1e+13"),
         ("encoder", {"position_type": "learned", "position_offset": 10**15}, "parameters, more than 1e+13"),
-        ("decoder", {"position_type": "relative_key", "max_position_embeddings": 10**15}, "parameters, more than 1e+13"),
+        (
+            "decoder",
+            {"position_type": "relative_key", "max_position_embeddings": 10**15},
+            "parameters, more than 1e+13",
+        ),
         (
             "decoder",
             {

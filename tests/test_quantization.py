@@ -22,7 +22,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig, Qwen3ForCausalLM, TorchAoConfig
 
 import blockformer
-from blockformer import inference, kernels
+from blockformer import kernels
 from blockformer.inference import PackedLinear, PackedWeight
 
 # Multiples of 32 rows and of 64 columns, as bitsandbytes' 4-bit product for AVX-512 wants them.

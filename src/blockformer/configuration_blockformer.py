@@ -14,9 +14,9 @@ from .compat import tell_peft
 from .config_checks import (
     check_combination,
     check_dtype,
-    check_sizes,
     check_names,
     check_rope,
+    check_sizes,
     check_values,
     parse_config_json,
 )

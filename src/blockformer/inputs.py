@@ -1,7 +1,7 @@
 """Checks of a model's inputs: what would give an obscure error or, worse, a silently wrong result, is refused here.
 
-Shapes are always checked. Values are read on the CPU only, where that makes nobody wait, and never while a graph is being
-traced. `check_generation` alone reads them on an accelerator too, once before the first step.
+Shapes are always checked. Values are read on the CPU only, where nothing has to wait for it, and never while a graph is
+being traced. Only `check_generation` reads them on an accelerator too, once before the first step.
 """
 
 import torch
