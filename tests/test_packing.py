@@ -8,7 +8,13 @@ from pairs import SIZES, assert_close, config, model, token_ids
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from blockformer import BlockformerDecoderModel, BlockformerEncoderConfig, BlockformerEncoderModel
+from blockformer import (
+    BlockformerDecoderModel,
+    BlockformerEncoderConfig,
+    BlockformerEncoderDecoderConfig,
+    BlockformerEncoderDecoderForConditionalGeneration,
+    BlockformerEncoderModel,
+)
 from blockformer.attention import eager_attention_forward
 from blockformer.compat import ALL_ATTENTION_FUNCTIONS
 from blockformer.packing import Packing, find_packing, flattened_positions, sequence_numbers
@@ -300,3 +306,15 @@ def test_cross_attention_takes_no_flattened_batch():
     del batch["labels"]
     with pytest.raises(ValueError, match="cu_seq_lens_q does not go with cross-attention"):
         ours(**batch, encoder_hidden_states=torch.randn(1, 4, 64))
+
+
+@pytest.mark.parametrize("settings", FLATTENED)
+def test_an_encoder_decoder_takes_no_flattened_batch(settings):
+    """It would have to know which target belongs to which source."""
+    small = {"vocab_size": 199, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "pad_token_id": 0}
+    ours = BlockformerEncoderDecoderForConditionalGeneration(
+        BlockformerEncoderDecoderConfig(**small, decoder_start_token_id=0)
+    )
+    _, batch = flattened(**settings)
+    with pytest.raises(ValueError, match="does not go with an encoder-decoder: .* give padded rows"):
+        ours(**batch)

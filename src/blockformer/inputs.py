@@ -239,11 +239,17 @@ def check_generation(config, generation_config, attention_mask, past_key_values,
         )
 
 
-def check_target(decoder_input_ids, decoder_inputs_embeds) -> None:
-    """Refuse an encoder-decoder's call that gives the decoder nothing to read.
+def check_target(decoder_input_ids, decoder_inputs_embeds, kwargs) -> None:
+    """Refuse an encoder-decoder's call that gives the decoder nothing to read, or flattened rows.
 
     Raises:
-        ValueError: neither of the two, or both.
+        ValueError: neither of the two, or both; or the positions or lengths of rows that hold several sequences.
     """
+    for name in ("position_ids", "cu_seq_lens_q"):
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"{name} does not go with an encoder-decoder: nothing says which target belongs to which source of a "
+                "row, so give padded rows (DataCollatorForSeq2Seq); decoder_position_ids are the target's."
+            )
     if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
         raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds, or labels instead.")

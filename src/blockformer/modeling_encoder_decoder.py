@@ -160,6 +160,7 @@ class BlockformerEncoderDecoderModel(TwoStacks):
             head_mask: [layers, H] for the encoder; `decoder_head_mask` for the decoder's self-attention.
             use_cache: see `Stack.forward`.
         """
+        check_target(decoder_input_ids, decoder_inputs_embeds, kwargs)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,
@@ -172,7 +173,6 @@ class BlockformerEncoderDecoderModel(TwoStacks):
         elif not isinstance(encoder_outputs, dict):
             names = ("last_hidden_state", "hidden_states", "attentions")
             encoder_outputs = BaseModelOutput(**dict(zip(names, encoder_outputs, strict=False)))
-        check_target(decoder_input_ids, decoder_inputs_embeds)
         outputs = self.decoder(
             input_ids=decoder_input_ids,
             attention_mask=decoder_attention_mask,
