@@ -220,7 +220,11 @@ def arguments(mode, topology, inputs, labels):
         lengths = whole(3, dtype=torch.int32)
         given |= {"cu_seq_lens_q": lengths, "cu_seq_lens_k": lengths, "max_length_q": 8, "max_length_k": 8}
         given["seq_idx"] = whole(BATCH, LENGTH, dtype=torch.int32)
-    if topology in ("sliding decoder", "cross decoder", "encoder-decoder"):  # the library's caches make an empty tensor of a list
+    if topology in (
+        "sliding decoder",
+        "cross decoder",
+        "encoder-decoder",
+    ):  # the library's caches make an empty tensor of a list
         given["use_cache"] = False
     if topology == "cross decoder":
         given["encoder_hidden_states"] = whole(BATCH, 5, SIZES["hidden_size"], dtype=torch.float32)

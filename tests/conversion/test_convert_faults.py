@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from blockformer.conversion import ConversionError, convert
+from blockformer.conversion.errors import is_out_of_memory
+from blockformer.conversion.repo import memory_errors
 from blockformer.conversion.sources import locate
 
 from .oracles import edit_config, fingerprint, official_folder
@@ -399,3 +401,31 @@ def test_nothing_of_the_source_is_run_and_nothing_written_elsewhere(tmp_path, so
     text = (tmp_path / "dst/config.json").read_text()
     assert "evil" not in text
     assert "somebody" not in text
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lack"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+            True,
+        ),
+        (RuntimeError("could not create a memory object"), False),
+        (RuntimeError("expected a tensor with contiguous memory format"), False),
+        (OSError(2, "no such file in memory"), False),
+    ],
+)
+def test_only_a_lack_of_memory_is_called_one(error, is_lack):
+    expected = ConversionError if is_lack else type(error)
+    with pytest.raises(expected) as caught, memory_errors():
+        raise error
+    assert ("out of memory; free some" in str(caught.value)) == is_lack
+    assert caught.value is error or is_lack
+
+
+def test_pytorch_says_so_in_the_words_that_are_looked_for():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 50)
+    assert is_out_of_memory(caught.value)
