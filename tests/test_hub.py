@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hub_server import Hub
+from pairs import assert_close
 from repos import REFUSAL, SIZES
 
 from blockformer.export import code_files
@@ -459,9 +460,7 @@ except ConversionError as error:
 def test_conversion_takes_a_hub_id_and_leaves_its_code_there(published):
     start = len(published.hub.requests)
     said = published.clients.run(CONVERT, elsewhere=False, token=ANN)
-    torch.testing.assert_close(
-        torch.load(published.folder / "official.pt", weights_only=True), published.logits[2], atol=1e-5, rtol=1e-5
-    )
+    assert_close(torch.load(published.folder / "official.pt", weights_only=True), published.logits[2])
     assert "ann/secret" in said
     assert "your access to it" in said
     assert not (published.folder / "nothing").exists()

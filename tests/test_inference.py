@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from pairs import assert_close
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch import nn
@@ -68,7 +69,7 @@ def test_one_layer(shape, bias, strided):
         weight = nn.Parameter(before["weight"].clone())
         layer.weight = weight
         packed = PackedLinear(layer, PackedWeight(weight, rows))
-        torch.testing.assert_close(packed(states), expected, rtol=0.02, atol=0.02)
+        assert_close(packed(states), expected, 0.02)
         assert packed.state_dict().keys() == before.keys()
         assert all(torch.equal(value, before[name]) for name, value in packed.state_dict().items())
         assert packed.unpack(nn.Parameter(packed.packed.dense())) is layer
@@ -306,7 +307,7 @@ def test_what_is_measured(monkeypatch):
     ways = []
 
     def take(work, other, rounds, share):
-        torch.testing.assert_close(work(), other(), rtol=0.02, atol=0.02)
+        assert_close(work(), other(), 0.02)
         ways.append(rounds)
         return True
 

@@ -8,6 +8,7 @@ import torch
 from accelerate.utils import convert_to_fp32
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairs import assert_close, assert_gradients_close
 from peft import LoraConfig, get_peft_model
 from test_training import arguments, gradients_of, uneven_rows
 from torch import nn
@@ -114,9 +115,9 @@ def test_loss_and_gradients_of_all_logits(
             handle.remove()
         leaves = [leaf for leaf in leaves if leaf.requires_grad]
         results.append([loss, *torch.autograd.grad(loss * 3, leaves)] if leaves else [loss])
-    torch.testing.assert_close(results[0][0], results[1][0], atol=1e-6, rtol=1e-6)
+    assert_close(results[0][0], results[1][0], 1e-6)
     for found, expected in zip(results[0][1:], results[1][1:], strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        assert_close(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -129,9 +130,9 @@ def test_in_half_precision(dtype, few):
         for loss in (chunked_cross_entropy(head, states, labels), token_cross_entropy(head(states), labels))
     )
     assert [tensor.dtype for tensor in found] == [torch.float32, dtype, dtype, dtype]
-    torch.testing.assert_close(found[0], expected[0], atol=1e-6, rtol=1e-6)
+    assert_close(found[0], expected[0], 1e-6)
     for one, other in zip(found[1:], expected[1:], strict=True):
-        torch.testing.assert_close(one, other, atol=3e-4, rtol=2e-2)
+        assert_close(one, other, 3 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -148,17 +149,15 @@ def test_every_model_trains_without_its_logits(name, smoothing, few):
     assert in_chunks.elements < plain.elements == 3 * 14 * 101
     assert torch.equal(outputs.logits, whole.logits)
     assert whole.logits.shape == (3, 14, 101)
-    torch.testing.assert_close(outputs.loss, whole.loss, atol=1e-6, rtol=1e-6)
-    assert found.keys() == expected.keys()
-    for key, gradient in expected.items():
-        torch.testing.assert_close(found[key], gradient, atol=1e-5, rtol=1e-5)
+    assert_close(outputs.loss, whole.loss, 1e-6)
+    assert_gradients_close(found, expected)
 
 
 def test_label_smoothing_is_that_of_the_trainer():
     model, batch = make("qwen3")
     found = model(**batch, label_smoothing=0.2).loss
     expected = LabelSmoother(epsilon=0.2)(model(**batch), batch["labels"], shift_labels=True)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    assert_close(found, expected, 1e-6)
 
 
 def test_evaluation_gives_logits_unless_they_are_not_wanted(few):
@@ -170,7 +169,7 @@ def test_evaluation_gives_logits_unless_they_are_not_wanted(few):
         alone = model(**batch, return_logits=False)
     assert alone.logits is None
     assert largest.elements < 3 * 14 * 101
-    torch.testing.assert_close(alone.loss, whole.loss, atol=1e-6, rtol=1e-6)
+    assert_close(alone.loss, whole.loss, 1e-6)
 
 
 def test_fast_paths_off_keeps_the_logits(few, monkeypatch):
@@ -197,8 +196,7 @@ def test_a_step_of_trainer_accumulated_over_batches(name, few, tmp_path, monkeyp
 
     (in_chunks, loss), (plain, plain_loss) = step(200), step(1 << 25)
     assert loss == pytest.approx(plain_loss, rel=1e-5)
-    for found, expected in zip(in_chunks.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert_gradients_close(in_chunks.state_dict(), plain.state_dict())
 
 
 def test_a_head_with_an_adapter(few):
@@ -210,8 +208,7 @@ def test_a_head_with_an_adapter(few):
     found = gradients_of(wrapped, outputs.loss)
     expected = gradients_of(wrapped, wrapped(**batch, return_logits=True).loss)
     assert any("lm_head" in key for key in found)
-    for key, gradient in expected.items():
-        torch.testing.assert_close(found[key], gradient, atol=1e-5, rtol=1e-5)
+    assert_gradients_close(found, expected)
 
 
 def test_under_autocast(few):
@@ -220,7 +217,7 @@ def test_under_autocast(few):
         alone = model(**batch)
         whole = model(**batch, return_logits=True)
     assert isinstance(dict(alone.items())["logits"], DeferredLogits)
-    torch.testing.assert_close(alone.loss, whole.loss, atol=1e-4, rtol=1e-4)
+    assert_close(alone.loss, whole.loss, 1e-4)
     alone.loss.backward()
 
 

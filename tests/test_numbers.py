@@ -14,7 +14,7 @@ import torch
 import transformers
 from hypothesis import strategies as st
 from pairs import FAMILIES as FAMILY_PAIRS
-from pairs import model, pair, token_ids
+from pairs import assert_close, assert_gradients_close, model, pair, token_ids
 from safetensors.torch import load_file
 from strategies import ABSOLUTE, BOOLEANS, VOCAB, WRITERS, Mix, Subject, mixes, property_test, rows_of
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
@@ -29,10 +29,6 @@ from blockformer.feed_forward import FeedForward
 AUTO = (AutoModelForMaskedLM, AutoModelForCausalLM, AutoModelForSeq2SeqLM)
 LENGTH = 16
 LENGTHS = st.lists(st.integers(1, LENGTH), min_size=2, max_size=3)
-
-
-def assert_close(found, expected, tolerance=1e-5):
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 @property_test(
@@ -153,12 +149,8 @@ def test_the_loss_in_chunks(mix, lengths, room):
         patch.setattr(losses, "MAX_LOGITS", room * subject.decoder_config.vocab_size)
         loss, gradients = learn(subject, ids, mask, source, return_logits=True)
         in_chunks, found = learn(subject, ids, mask, source, return_logits=False)
-    torch.testing.assert_close(in_chunks, loss, rtol=1e-6, atol=1e-6)
-    assert found.keys() == gradients.keys()
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(
-            found[name], gradient, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
+    assert_close(in_chunks, loss, 1e-6)
+    assert_gradients_close(found, gradients)
 
 
 @property_test(10, 300, mix=mixes(), lengths=LENGTHS, dropout=st.sampled_from([0.0, 0.2]))

@@ -238,7 +238,7 @@ def test_preparing_for_inference_packs_the_head_alone(saved, method, monkeypatch
     quantized.prepare_for_inference()
     assert linears(quantized) == before
     assert [name for name, part in quantized.named_modules() if isinstance(part, PackedLinear)] == ["lm_head"]
-    torch.testing.assert_close(logits_of(quantized), expected, rtol=0.02, atol=0.02)
+    assert_close(logits_of(quantized), expected, 0.02)
     assert greedy(quantized).shape == (2, 17)
     if method.saves and method.package == "torchao":
         quantized.save_pretrained(tmp_path / "packed")

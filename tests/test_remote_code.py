@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from pairs import assert_close
 from repos import REFUSAL, SIZES
 
 import blockformer
@@ -166,7 +167,7 @@ def check(found, wanted):
     found = json.loads(found)
     assert found["ids"] == wanted["ids"]
     assert found["text"] == wanted["text"]
-    torch.testing.assert_close(torch.tensor(found["logits"]), wanted["logits"], atol=1e-6, rtol=1e-6)
+    assert_close(torch.tensor(found["logits"]), wanted["logits"], 1e-6)
 
 
 @pytest.mark.parametrize("name", ["blockformer", "conversion"])
@@ -228,7 +229,7 @@ def test_an_encoder_decoder_where_blockformer_is_not(tmp_path, way):
     written = [model.generate(ids, max_new_tokens=9, do_sample=False, num_beams=n).tolist() for n in (1, 3)]
     found = json.loads(fresh(SEQ2SEQ, tmp_path / "repo", tmp_path / "again", json.dumps(ids.tolist()), folder=tmp_path))
     assert found["written"] == written
-    torch.testing.assert_close(torch.tensor(found["logits"]), wanted, atol=1e-5, rtol=1e-5)
+    assert_close(torch.tensor(found["logits"]), wanted)
     names = {path.name for path in (tmp_path / "again").iterdir()}
     assert {path.name for path in code_files(config)} <= names
     entries = json.loads((tmp_path / "again/config.json").read_text())

@@ -1,6 +1,7 @@
 """What two models give that must be the same: numbers at real tokens, and text, however it is written."""
 
 import torch
+from pairs import assert_close
 
 WAYS_TO_WRITE = (
     {"do_sample": False},
@@ -20,7 +21,7 @@ def count_same_at(mask, found, expected, spread, tolerance=1e-5):
         pair = (found[name], expected[name])
         if pair[0].shape[:2] == mask.shape:
             pair = tuple(tensor[mask] for tensor in pair)
-        torch.testing.assert_close(*pair, atol=tolerance, rtol=tolerance)
+        assert_close(*pair, tolerance)
         assert pair[1].std() > spread
     return len(names)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from awq_layout import ENTRIES, ORDER, state_of
 from example_files import load
+from pairs import assert_close
 from safetensors.torch import load_file, save_file
 
 import blockformer
@@ -45,7 +46,7 @@ def awq_folder(folder, family="qwen3", group=32, entries=ENTRIES, tokenizer=None
 @torch.no_grad()
 def assert_same(model, plain, tolerance=1e-5):
     ours, theirs = model.float()(IDS).logits, plain(IDS).logits
-    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * max(1.0, theirs.abs().max().item()))
+    assert_close(ours, theirs, tolerance)
     texts = [m.generate(IDS, max_new_tokens=8, do_sample=False, pad_token_id=0) for m in (model, plain)]
     assert torch.equal(*texts)
 

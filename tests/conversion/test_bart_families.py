@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from pairs import assert_close
 from safetensors.torch import load_file
 from test_remote_code import fresh
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
@@ -124,7 +125,7 @@ def assert_same_outputs(ours, theirs, family, tolerance=1e-5):
     found, expected = ours(**tensors), theirs(**tensors)
     assert count_same_at(mask, found, expected, spread=0.1, tolerance=tolerance)
     pair = (found.encoder_last_hidden_state[source], expected.encoder_last_hidden_state[source])
-    torch.testing.assert_close(*pair, atol=tolerance, rtol=tolerance)
+    assert_close(*pair, tolerance)
 
 
 def there_and_back(tmp_path, family, fresh_config=True):
@@ -561,7 +562,7 @@ def test_loss_and_gradients(tmp_path, family):
     ours = from_official(tmp_path / "src").train()
     batch = labelled(family)
     losses = [m(**batch).loss for m in (ours, model)]
-    torch.testing.assert_close(*losses, atol=1e-5, rtol=1e-5)
+    assert_close(*losses)
     for loss in losses:
         loss.backward()
     found = {name: parameter.grad for name, parameter in ours.named_parameters()}
@@ -574,7 +575,7 @@ def test_loss_and_gradients(tmp_path, family):
             if name == "model.encoder.embed_tokens.weight":  # the official row of padding learns from the head alone
                 rows = torch.arange(VOCAB) != TOKENS[family]["pad_token_id"]
                 mine, gradient = mine[rows], gradient[rows]
-            torch.testing.assert_close(mine, gradient, atol=1e-5, rtol=1e-4, msg=lambda text, n=name: f"{n}: {text}")
+            assert_close(mine, gradient, name=name)
             assert gradient.abs().max() > 0 or name.endswith("k_proj.bias")
             compared += 1
     assert compared == len(found)
@@ -819,7 +820,7 @@ def test_a_converted_repo_where_blockformer_is_not(tmp_path, family):
     found = json.loads(fresh(SCRIPT, tmp_path / "dst", json.dumps(ids.tolist()), folder=tmp_path))
     with torch.no_grad():
         wanted = model(ids, decoder_input_ids=ids).logits
-    torch.testing.assert_close(torch.tensor(found["logits"]), wanted, atol=1e-5, rtol=1e-5)
+    assert_close(torch.tensor(found["logits"]), wanted)
     assert found["text"] == official_class(family).from_pretrained(tmp_path / "src").generate(ids).tolist()
 
 

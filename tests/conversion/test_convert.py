@@ -6,6 +6,7 @@ import stat
 
 import pytest
 import torch
+from pairs import assert_close
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -68,7 +69,7 @@ def test_there_and_back_every_bit_is_the_same(tmp_path, family, tied, dtype, sha
         assert torch.equal(again.state_dict()[name], tensor)
     assert torch.equal(logits(again), logits(expected))
     if dtype == "float32":
-        torch.testing.assert_close(logits(ours), logits(expected), atol=1e-5, rtol=1e-5)
+        assert_close(logits(ours), logits(expected))
         assert text(ours) == text(expected)
         assert text(ours)[0] != text(ours)[1]
 
@@ -255,7 +256,7 @@ def test_a_native_model_needs_no_memory_to_become_official(tmp_path, family):
     report = convert(tmp_path / "native", tmp_path / "back", to_official=True)
     assert report.family == family
     official = FAMILIES[family].official_model_class.from_pretrained(tmp_path / "back")
-    torch.testing.assert_close(logits(ours), logits(official), atol=1e-5, rtol=1e-5)
+    assert_close(logits(ours), logits(official))
 
 
 def test_another_family_can_be_asked_for_and_is_checked(tmp_path):
@@ -281,7 +282,7 @@ def test_from_official_gives_the_model_and_writes_nothing(tmp_path, family, tied
     assert type(ours) is blockformer.BlockformerDecoderForCausalLM
     assert not ours.training
     assert (ours.lm_head.weight is ours.model.embed_tokens.weight) == tied
-    torch.testing.assert_close(logits(ours), logits(model), atol=1e-5, rtol=1e-5)
+    assert_close(logits(ours), logits(model))
     assert text(ours) == text(model)
     half = blockformer.from_official(str(tmp_path / "src"), dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from pairs import assert_close
 from safetensors.torch import load_file
 
 import blockformer
@@ -114,13 +115,13 @@ def assert_same_outputs(ours, theirs, side, shift=0):
     compared = 0
     for name in ("last_hidden_state", "logits", "prediction_logits", "start_logits", "end_logits"):
         if name in expected and expected[name].shape[:2] == mask.shape:
-            torch.testing.assert_close(found[name][mask], expected[name][mask], atol=1e-5, rtol=1e-5)
+            assert_close(found[name][mask], expected[name][mask])
             assert expected[name][mask].std() > 0.3
             compared += 1
     for name in ("pooler_output", "logits", "seq_relationship_logits"):
         if expected.get(name) is not None and expected[name].shape[:2] != mask.shape:
             rows = mask[:, 0] if "MultipleChoice" not in type(ours).__name__ else mask[None, :, 0]
-            torch.testing.assert_close(found[name][rows], expected[name][rows], atol=1e-5, rtol=1e-5)
+            assert_close(found[name][rows], expected[name][rows])
             compared += 1
     assert compared == sum(
         name not in ("past_key_values", "loss") for name, value in expected.items() if value is not None
@@ -189,7 +190,7 @@ def test_as_a_decoder(tmp_path, family, head, cross):
     with torch.no_grad():
         found = ours(ids, position_ids=positions, **more)[0]
         expected = model(ids, position_ids=positions + ours.config.position_offset, **more)[0]
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert_close(found, expected)
     (dst / "conversion.json").unlink()
     convert(dst, tmp_path / "fresh", to_official=True, family=family, verify=False)
     bare = {name: value for name, value in stored(src).items() if "pooler" not in name}

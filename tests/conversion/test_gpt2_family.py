@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+from pairs import assert_close
 from safetensors.torch import load_file
 from test_remote_code import fresh
 
@@ -348,7 +349,7 @@ def test_loss_and_gradients(tmp_path, head, side):
         else:
             losses.append(model(**tensors, **targets(head, tensors)).loss)
         losses[-1].backward()
-    torch.testing.assert_close(*losses, atol=1e-5, rtol=1e-5)
+    assert_close(*losses)
     gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
     found = {}
     for group in GPT2.rules_for(Form(head.official)).plan(gradients, reverse=True):
@@ -356,7 +357,7 @@ def test_loss_and_gradients(tmp_path, head, side):
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=1e-5, msg=lambda text, name=name: name + text)
+        assert_close(found[name], gradient, name=name)
         # What moves the logits of all positions alike changes no softmax over positions.
         alike = head.official.endswith("QuestionAnswering") and name in ("transformer.ln_f.bias", "qa_outputs.bias")
         assert alike or gradient.abs().max() > 1e-4, name
@@ -633,7 +634,7 @@ def test_a_converted_repo_where_blockformer_is_not(tmp_path):
     ids = torch.randint(5, 97, (2, 9))
     found = json.loads(fresh(LOADED, tmp_path / "repo", tmp_path / "again", json.dumps(ids.tolist()), folder=tmp_path))
     with torch.no_grad():
-        torch.testing.assert_close(torch.tensor(found["logits"]), theirs(ids).logits, atol=1e-5, rtol=1e-5)
+        assert_close(torch.tensor(found["logits"]), theirs(ids).logits)
     mask = torch.ones_like(ids)
     assert found["written"] == [
         theirs.generate(ids, attention_mask=mask, max_new_tokens=9, do_sample=False, num_beams=n).tolist()

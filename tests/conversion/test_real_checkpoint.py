@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from pairs import assert_close
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertModel
 
@@ -53,10 +54,6 @@ def texts():
 def official():
     """transformers' own model and tokenizer."""
     return BertModel.from_pretrained(FOLDER).eval(), AutoTokenizer.from_pretrained(FOLDER)
-
-
-def assert_close(ours, theirs):
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_embeddings_are_those_of_transformers_alone_and_in_one_batch(repo, texts, official):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from pairs import assert_close
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
@@ -84,7 +85,7 @@ def assert_same_outputs(ours, theirs, side):
     if ours.config.is_encoder_decoder:
         source = tensors["attention_mask"].bool()
         pair = (found.encoder_last_hidden_state[source], expected.encoder_last_hidden_state[source])
-        torch.testing.assert_close(*pair, atol=1e-5, rtol=1e-5)
+        assert_close(*pair)
 
 
 @pytest.mark.versions

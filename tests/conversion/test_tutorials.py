@@ -5,8 +5,8 @@ import os
 
 import pytest
 import torch
+from pairs import assert_close
 from safetensors.torch import save_file
-from torch.testing import assert_close
 from transformers import GPT2LMHeadModel
 from tutorial_modules import GPT, LATER, EncoderDecoder, Transformer, sinusoid
 
@@ -55,7 +55,6 @@ MODELS = {
     "article-encoder-decoder": (EncoderDecoder, PAIR_CONFIG),
     "article-transformer": (Transformer, WHOLE_CONFIG),
 }
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def write(folder, value, config, name="weights.pt"):
@@ -98,10 +97,10 @@ def compare_pair(ours, module, source_size, target_size):
     """Logits with padding on both sides, and without."""
     source, target = tokens(source_size, 3, 11), tokens(target_size, 3, 9)
     mask, target_mask = padding(11, 7, 2), padding(9, 4, 8)
-    assert_close(ours(source, decoder_input_ids=target).logits, module(source, target), **CLOSE)
+    assert_close(ours(source, decoder_input_ids=target).logits, module(source, target))
     got = ours(source, mask, target, target_mask).logits
     want = module(source, target, mask, target_mask)
-    assert_close(got[target_mask.bool()], want[target_mask.bool()], **CLOSE)
+    assert_close(got[target_mask.bool()], want[target_mask.bool()])
     assert (module(source, target) - want).abs().max() > 0.1  # the masks matter
 
 
@@ -125,7 +124,7 @@ def test_the_gpt_of_the_second_article(tmp_path, names, qkv_bias, out_bias):
     assert (ours.config.attention_bias, ours.config.attention_output_bias) == (qkv_bias, out_bias)
     with torch.no_grad():
         rows = tokens(61, 3, 24)
-        assert_close(ours(rows).logits, module(rows), **CLOSE)
+        assert_close(ours(rows).logits, module(rows))
 
 
 @pytest.mark.parametrize("form", [*LATER, None])
@@ -138,7 +137,7 @@ def test_a_causal_mask_among_the_tensors_is_left_out(tmp_path, form, name):
     ours = from_official(path, family="article-gpt", config=settings)
     rows = tokens(61, 2, 5)
     with torch.no_grad():
-        assert_close(ours(rows).logits, module(rows), **CLOSE)
+        assert_close(ours(rows).logits, module(rows))
 
 
 @pytest.mark.parametrize("alpha", [True, False])
@@ -169,7 +168,7 @@ def test_the_norm_of_the_third_article_becomes_a_layer_norm(tmp_path):
     with torch.no_grad():
         for scale in (1000.0, 1.0, 0.3):
             states = torch.randn(50, 32, generator=torch.Generator().manual_seed(0)) * scale
-            assert_close(ours(states), norm(states), **CLOSE)
+            assert_close(ours(states), norm(states))
 
 
 @pytest.mark.parametrize("alpha", [True, False])
@@ -293,7 +292,7 @@ def test_a_gpt_with_all_its_biases_goes_on_to_the_layout_of_gpt2(tmp_path):
     report = convert(tmp_path / "ours", tmp_path / "official", to_official=True)
     assert report.family == "gpt2"
     rows = tokens(61, 2, 9)
-    assert_close(GPT2LMHeadModel.from_pretrained(tmp_path / "official")(rows).logits, module(rows), **CLOSE)
+    assert_close(GPT2LMHeadModel.from_pretrained(tmp_path / "official")(rows).logits, module(rows))
 
 
 def test_the_weights_are_those_of_the_file_bit_for_bit(tmp_path):
