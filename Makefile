@@ -6,9 +6,12 @@ READY := $(VENV)/.ready
 TESTS ?= tests
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+ATEN ?= avx2
+ONEDNN ?= AVX2
+MKL ?= AVX2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test exhaustive check lint format bench bench-full versions quantization wheel smoke clean
+.PHONY: help setup demo test portable exhaustive check lint format bench bench-full versions quantization wheel smoke clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -27,6 +30,10 @@ demo: $(READY) ## the main job: train, publish, reload and convert a small model
 
 test: $(READY) ## run the tests, up to four at a time (TESTS=tests/cli to run some)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 $(TESTS)
+
+portable: $(READY) ## the tests that compare numbers, as a processor without AVX-512 computes them
+	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ONEDNN) MKL_ENABLE_INSTRUCTIONS=$(MKL) \
+	  $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --margins 10 -m "portable and not exhaustive" $(TESTS)
 
 exhaustive: $(READY) ## the tests that take minutes: fuzzing with 50,000 cases, large checkpoints
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m exhaustive --durations=0 --timeout=3600 $(TESTS)

@@ -1,8 +1,8 @@
 """Random configs of every topology, with weights that say something of float32, and one way to call them all.
 
 The weights have deviations of 1/sqrt(inputs), embeddings of 1: the text depends on the prompt, and float32 rounds to
-about a third of the bound of 1e-5 (`test_numbers.py` measures both). Larger ones blow rounding up beyond the bound, in
-transformers' models too, so that a test of them could only widen it.
+about a third of the bound of 1e-5 (`test_numbers.py` measures both). Larger ones blow rounding up, in the models of
+transformers too, so that a test of them could only widen the bound.
 """
 
 import dataclasses

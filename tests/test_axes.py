@@ -50,6 +50,7 @@ def gpt2_weights(theirs):
     return weights
 
 
+@pytest.mark.portable
 def test_learned_positions_layer_norm_plain_mlp_and_biases_are_gpt2():
     theirs = randomise(
         GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=WIDTH, n_head=HEADS, n_layer=LAYERS, n_positions=64))
@@ -136,6 +137,7 @@ def bert_decoders():
     return load(BlockformerDecoderModel(config), bert_weights(theirs)), theirs
 
 
+@pytest.mark.portable
 def test_post_norm_embedding_norm_and_cross_attention_are_a_bert_decoder(bert_decoders):
     ours, theirs = bert_decoders
     ids, states = token_ids(2, 12, vocab=VOCAB), torch.randn(2, 9, WIDTH)
@@ -145,6 +147,7 @@ def test_post_norm_embedding_norm_and_cross_attention_are_a_bert_decoder(bert_de
     assert_close(ours(ids, **arguments).last_hidden_state, theirs(ids, **arguments).last_hidden_state)
 
 
+@pytest.mark.portable
 def test_cross_keys_are_projected_once_and_reused(bert_decoders):
     ours, _ = bert_decoders
     ids, states = token_ids(2, 12, vocab=VOCAB), torch.randn(2, 9, WIDTH)
@@ -158,6 +161,7 @@ def test_cross_keys_are_projected_once_and_reused(bert_decoders):
     assert len(calls) == LAYERS
 
 
+@pytest.mark.portable
 def test_self_and_cross_attentions_are_captured_apart(bert_decoders):
     ours, theirs = bert_decoders
     for model in (ours, theirs):
@@ -198,6 +202,7 @@ def t5_weights(theirs):
     return weights
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 def test_relative_bias_unscaled_scores_and_gated_gelu_are_a_t5_decoder(backend):
     theirs = randomise(
@@ -242,6 +247,7 @@ def test_relative_bias_unscaled_scores_and_gated_gelu_are_a_t5_decoder(backend):
     assert_close(rest.last_hidden_state, whole[:, 11:])
 
 
+@pytest.mark.portable
 def test_scales_and_head_bias():
     """embedding_scale, logit_scale and lm_head_bias act where they say."""
     shared = {**SIZES, "num_hidden_layers": 1}
@@ -257,6 +263,7 @@ def test_scales_and_head_bias():
     assert_close(scaled(ids).logits, 0.5 * doubled + bias)
 
 
+@pytest.mark.portable
 def test_head_mask_silences_a_head_on_every_backend():
     model = BlockformerDecoderModel(BlockformerDecoderConfig(**SIZES, initializer_range=0.3)).eval()
     ids, head_mask = token_ids(2, 9, vocab=VOCAB), torch.ones(LAYERS, HEADS)

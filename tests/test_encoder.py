@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from pairs import assert_close, token_ids
+from pairs import assert_close, assert_gradients_close, token_ids
 from test_packing import both, masked
 from transformers import AutoModelForMaskedLM, EncoderDecoderModel
 
@@ -43,6 +43,7 @@ def ids(batch, length, seed=0):
     return token_ids(batch, length, seed, vocab=VOCAB)
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("position_type", ["relative_key", "relative_key_query"])
 def test_relative_keys_in_a_whole_layer_follow_the_formula(position_type):
     """softmax((q k + q e[t - s] (+ k e[t - s])) / sqrt(D)) v, written out for one post-norm layer."""
@@ -70,6 +71,7 @@ def test_relative_keys_in_a_whole_layer_follow_the_formula(position_type):
     assert_close(ours(tokens).last_hidden_state, expected)
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("chunk", [1, 4, 7, 100])
 @pytest.mark.parametrize("gated", [False, True])
 def test_chunked_feed_forward(chunk, gated):
@@ -79,6 +81,7 @@ def test_chunked_feed_forward(chunk, gated):
     assert_close(chunked(tokens).last_hidden_state, whole(tokens).last_hidden_state, tolerance=1e-6)
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 def test_head_mask_silences_a_head(backend):
     ours, head_mask = encoder(), torch.ones(2, 4)
@@ -116,6 +119,7 @@ def test_every_token_sees_the_whole_text():
     assert not torch.allclose(first, ours(changed).last_hidden_state[0, 0])
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("position_type", ["learned", "rotary", "relative_bias", "relative_key"])
 def test_padded_batches_equal_single_runs(position_type, side, monkeypatch):
@@ -131,6 +135,7 @@ def test_padded_batches_equal_single_runs(position_type, side, monkeypatch):
         assert_close(padded.last_hidden_state[row, real], single)
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("fast", ["0", "1"])
 @pytest.mark.parametrize("position_type", ["learned", "relative_bias"])
 def test_several_sequences_in_a_row_do_not_see_each_other(position_type, fast, monkeypatch):
@@ -150,9 +155,9 @@ def test_training_on_a_padded_batch_gives_the_padded_gradients(monkeypatch):
     tokens = ids(3, 10)
     labels = tokens.masked_fill(mask == 0, -100)
     losses = both(ours, monkeypatch, tokens, mask, labels=labels)
-    gradients = [torch.autograd.grad(outputs.loss, list(ours.model.layers.parameters())) for outputs in losses]
-    for one, other in zip(*gradients, strict=True):
-        assert_close(one, other)
+    names, parameters = zip(*ours.model.layers.named_parameters(), strict=True)
+    gradients = [dict(zip(names, torch.autograd.grad(outputs.loss, parameters), strict=True)) for outputs in losses]
+    assert_gradients_close(*gradients)
 
 
 def test_token_types_choose_their_vector():
@@ -201,6 +206,7 @@ def test_masked_lm_head_is_tied_and_has_its_own_bias(tmp_path):
     assert torch.equal(again(tokens).logits, ours(tokens).logits)
 
 
+@pytest.mark.portable
 def test_pre_training_is_the_sum_of_its_two_tasks():
     ours = encoder(BlockformerEncoderForPreTraining)
     masked_lm, next_sentence = (
@@ -215,6 +221,7 @@ def test_pre_training_is_the_sum_of_its_two_tasks():
     assert outputs.seq_relationship_logits.shape == (3, 2)
 
 
+@pytest.mark.portable
 def test_multiple_choice_scores_each_choice_by_itself():
     ours = encoder(BlockformerEncoderForMultipleChoice)
     tokens = torch.stack([ids(3, 6, seed) for seed in (0, 1)])  # [2, 3, 6]
@@ -225,6 +232,7 @@ def test_multiple_choice_scores_each_choice_by_itself():
     outputs.loss.backward()
 
 
+@pytest.mark.portable
 def test_without_a_pooler_the_first_token_is_the_summary():
     ours = encoder(BlockformerEncoderForSequenceClassification, pooler_act=None, num_labels=3)
     assert ours.model.pooler is None

@@ -174,6 +174,7 @@ def test_the_encoder_runs_once_and_cross_keys_are_projected_once_and_held_once(m
     }
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("make", [t5, modern, lambda: t5(name="umt5")], ids=["t5", "modern", "umt5"])
 def test_with_and_without_a_cache_step_by_step(make):
     model, given, ids = make(), source("left"), target()
@@ -211,6 +212,7 @@ def test_every_cache_writes_the_same(make, beams):
     assert len({tuple(row) for row in wanted.tolist()}) > 1
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("make", [t5, modern])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_padded_batch_is_its_single_rows(make, side):
@@ -278,6 +280,7 @@ def test_a_step_compiles_as_one_graph_with_a_static_cache(name, backend):
 # T5's numbers
 
 
+@pytest.mark.portable
 def test_gradients_are_those_of_t5(pair):
     ours, theirs = (copy.deepcopy(model).train() for model in pair)
     labels = target().masked_fill(torch.arange(7) > torch.tensor([[6], [3], [4]]), -100)
@@ -297,6 +300,7 @@ def test_gradients_are_those_of_t5(pair):
         assert_close(ours.get_submodule(mine).weight.grad, theirs.get_submodule(other).weight.grad)
 
 
+@pytest.mark.portable
 @pytest.mark.versions
 def test_captured_states_and_attentions_are_those_of_t5(pair):
     given = {**source("left"), "decoder_input_ids": target()}
@@ -455,6 +459,7 @@ def test_it_learns_to_write_backwards_and_the_trainer_judges_by_what_is_written(
     assert "eval_loss" in trainer.evaluate()
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", ["t5", "umt5"])
 def test_gradient_checkpointing_changes_nothing(name, reentrant):

@@ -35,6 +35,7 @@ def assert_same_text(ours, theirs, ids, mask=None, **settings):
     return written
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy(family):
     assert_same_text(*pair(family), *left_padded(3, 9))
@@ -112,6 +113,7 @@ CACHES = {
 }
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("windows", WINDOWS)
 @pytest.mark.parametrize("cache", CACHES)
 def test_every_cache_gives_the_logits_of_transformers(cache, windows):
@@ -169,6 +171,7 @@ def test_two_questions_share_the_cache_of_one_prompt():
     assert prefix.get_seq_length() == 9
 
 
+@pytest.mark.portable
 def test_a_left_padded_row_reads_like_a_single_one():
     ours = model()
     ids, mask = left_padded(3, 9)
@@ -238,6 +241,7 @@ def test_the_config_may_list_several_ends():
     assert ours.generation_config.eos_token_id == [2, 5]
 
 
+@pytest.mark.portable
 def test_captured_states_of_a_generation():
     ours, theirs = pair()
     for a_model in (ours, theirs):

@@ -78,6 +78,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
+@pytest.mark.portable
 @settings(max_examples=60, deadline=None)
 @given(
     tokens=st.integers(0, 23),
@@ -135,6 +136,7 @@ def test_in_half_precision(dtype, few):
         assert_close(one, other, 3 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_every_model_trains_without_its_logits(name, smoothing, few):

@@ -23,6 +23,8 @@ from blockformer import (
     BlockformerDecoderModel,
 )
 
+pytestmark = pytest.mark.portable
+
 
 @pytest.mark.versions
 @pytest.mark.parametrize("tied", [False, True])

@@ -14,7 +14,7 @@ import torch
 import transformers
 from hypothesis import strategies as st
 from pairs import FAMILIES as FAMILY_PAIRS
-from pairs import assert_close, assert_gradients_close, model, pair, token_ids
+from pairs import assert_close, assert_gradients_close, in_float64, largest, model, pair, token_ids
 from safetensors.torch import load_file
 from strategies import ABSOLUTE, BOOLEANS, VOCAB, WRITERS, Mix, Subject, mixes, property_test, rows_of
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
@@ -25,6 +25,8 @@ from blockformer.config_checks import CHOICES
 from blockformer.conversion import convert, from_official
 from blockformer.conversion.families import FAMILIES
 from blockformer.feed_forward import FeedForward
+
+pytestmark = pytest.mark.portable
 
 AUTO = (AutoModelForMaskedLM, AutoModelForCausalLM, AutoModelForSeq2SeqLM)
 LENGTH = 16
@@ -322,7 +324,7 @@ def test_ours_is_the_official_implementation_and_converts_there_and_back_exactly
         assert any(one.dtype == "float32" for one in measured), name
         for one in measured:
             assert one.finite
-            assert one.dtype != "float32" or one.max_difference <= 1e-5, str(one)
+            assert one.dtype != "float32" or one.max_difference <= 1e-5 * one.max_logit, str(one)
             assert one.dtype != "float32" or one.same_text in (True, None), str(one)
         convert(dst, back, to_official=True, verify=False)
         assert stored(back) == stored(src)
@@ -437,7 +439,7 @@ def test_float16_stays_finite_where_activations_are_large(mix, size):
 
 @pytest.mark.parametrize("seeds", [8, pytest.param(300, marks=pytest.mark.exhaustive)])
 @torch.no_grad()
-def test_the_draw_is_peaky_and_float32_rounds_below_the_bound(seeds, monkeypatch):
+def test_the_draw_is_peaky_and_float32_rounds_below_the_bound(seeds):
     """Against float64 throughout: norms, positions and softmax, which are float32 in the models, widened too."""
     noise, differs = [], []
     for seed in range(seeds):
@@ -448,11 +450,9 @@ def test_the_draw_is_peaky_and_float32_rounds_below_the_bound(seeds, monkeypatch
         written = subject.write(ids, torch.ones_like(ids), {}, tokens=8)
         differs.append(not torch.equal(*written))
         found = subject(ids).logits
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "float", torch.Tensor.double)
-            subject.model.double()
+        with in_float64(subject.model) as subject.model:
             expected = subject(ids, use_cache=False).logits
-        noise.append(((found - expected).abs() / (1e-5 + 1e-5 * expected.abs())).max().item())
+        noise.append(largest(found - expected) / (1e-5 * largest(expected)))
     print(
         f"shares of the bound: median {sorted(noise)[seeds // 2]:.2f}, largest {max(noise):.2f}; texts differ {differs}"
     )

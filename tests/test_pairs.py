@@ -10,6 +10,8 @@ from torch import nn
 
 from blockformer.conversion import from_official
 
+pytestmark = pytest.mark.portable
+
 VOCAB = 97
 DECODER = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 TARGET = {**DECODER, "decoder_start_token_id": 2, "forced_eos_token_id": 2}

@@ -51,6 +51,7 @@ def assert_same(model, plain, tolerance=1e-5):
     assert torch.equal(*texts)
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize(
     ("family", "group", "settings"),
     [

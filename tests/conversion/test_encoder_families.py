@@ -128,6 +128,7 @@ def assert_same_outputs(ours, theirs, side, shift=0):
     )
 
 
+@pytest.mark.portable
 @pytest.mark.versions
 @pytest.mark.parametrize(("family", "head"), HEADS, ids=name_of)
 def test_every_head_there_and_back(tmp_path, family, head):
@@ -169,6 +170,7 @@ def test_without_its_memory_a_repo_goes_back_too(tmp_path, family, head):
     assert after == before
 
 
+@pytest.mark.portable
 @pytest.mark.versions
 @pytest.mark.parametrize(("family", "head", "cross"), DECODERS, ids=name_of)
 def test_as_a_decoder(tmp_path, family, head, cross):

@@ -88,6 +88,7 @@ def assert_same_outputs(ours, theirs, side):
         assert_close(*pair)
 
 
+@pytest.mark.portable
 @pytest.mark.versions
 @pytest.mark.parametrize(("family", "head"), HEADS, ids=name_of)
 def test_every_head_there_and_back(tmp_path, family, head):

@@ -114,6 +114,7 @@ SPELLINGS = [
 ]
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("names", SPELLINGS, ids="-".join)
 @pytest.mark.parametrize(("qkv_bias", "out_bias"), [(False, True), (True, False)])
 def test_the_gpt_of_the_second_article(tmp_path, names, qkv_bias, out_bias):
@@ -140,6 +141,7 @@ def test_a_causal_mask_among_the_tensors_is_left_out(tmp_path, form, name):
         assert_close(ours(rows).logits, module(rows))
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("alpha", [True, False])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("out_bias", "mlp_bias", "head_bias"), [(False, True, True), (True, False, False)])
@@ -180,6 +182,7 @@ def test_the_small_number_of_the_norm_can_be_named(tmp_path, alpha):
     assert ours.config.norm_eps == pytest.approx(1e-12 if alpha else 1e-5)
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("buffer", [False, True])
 def test_the_transformer_of_the_fourth_article(tmp_path, bias, buffer):
