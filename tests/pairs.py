@@ -141,7 +141,7 @@ def assert_close(ours, theirs, tolerance=1e-5, at_least=0.0, name=""):
 
     Args:
         ours: a tensor or number, or a list, tuple or dict of them.
-        theirs: what is expected, of the same structure, dtypes and shapes.
+        theirs: what is expected, of the same structure, dtypes and shapes; whole numbers must be equal.
         tolerance: the share; 1e-5 is 84 times the machine epsilon of float32.
         at_least: the size of the terms, where they cancel and the result may be anything down to 0.
         name: said in the error.
@@ -150,15 +150,15 @@ def assert_close(ours, theirs, tolerance=1e-5, at_least=0.0, name=""):
         AssertionError: they differ by more.
     """
     if isinstance(theirs, Mapping):
-        assert ours.keys() == theirs.keys()
+        assert ours.keys() == theirs.keys(), f"{name}only one has {sorted(ours.keys() ^ theirs.keys())}"
         for key, expected in theirs.items():
             assert_close(ours[key], expected, tolerance, at_least, f"{name}{key} ")
     elif isinstance(theirs, list | tuple):
-        assert len(ours) == len(theirs)
+        assert len(ours) == len(theirs), f"{name}{len(ours)} instead of {len(theirs)}"
         for place, expected in enumerate(theirs):
             assert_close(ours[place], expected, tolerance, at_least, f"{name}{place} ")
     else:
-        bound = tolerance * max(largest(theirs), at_least)
+        bound = tolerance * max(largest(theirs), at_least) if torch.as_tensor(theirs).is_floating_point() else 0
         torch.testing.assert_close(ours, theirs, rtol=0, atol=bound, msg=lambda text: name + text)
         if bound > 0:
             margins.append(largest(torch.as_tensor(ours) - torch.as_tensor(theirs)) / bound)
@@ -200,6 +200,6 @@ def in_float64(model):
 
 def largest(values):
     """The largest finite absolute value; 0 if there is none."""
-    values = torch.as_tensor(values).detach()
+    values = torch.as_tensor(values).detach().double()
     values = values[values.isfinite()].abs()
     return values.max().item() if values.numel() else 0.0

@@ -236,6 +236,8 @@ def test_a_zero_is_held_to_the_values_beside_it():
         torch.tensor([1.0, torch.inf]),
         torch.tensor([1.0]),
         torch.tensor([1.0, 2.0], dtype=torch.float64),
+        torch.tensor([1, 2]),
+        torch.tensor([True, True]),
     ],
 )
 def test_what_is_no_number_of_the_right_kind_does_not_pass(found):
@@ -245,6 +247,8 @@ def test_what_is_no_number_of_the_right_kind_does_not_pass(found):
             assert_close(*pair_of)
     with pytest.raises(AssertionError):
         assert_close([expected], [expected, expected])
+    with pytest.raises(AssertionError):
+        assert_close(torch.tensor([10**6]), torch.tensor([10**6 + 1]))
     with pytest.raises(AssertionError):
         assert_close({"a": expected}, {"a": expected, "b": expected})
 

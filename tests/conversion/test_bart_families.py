@@ -561,7 +561,7 @@ def labelled(family):
 @pytest.mark.parametrize("family", PREFIXES)
 def test_loss_and_gradients(tmp_path, family):
     """Also where the target starts with each row's own last label (mBART)."""
-    model = official_folder(tmp_path / "src", family, **DRY).train()
+    model = official_folder(tmp_path / "src", family, **DRY, init_std=0.15).train()  # more would multiply rounding
     ours = from_official(tmp_path / "src").train()
     batch = labelled(family)
     losses = [m(**batch).loss for m in (ours, model)]
