@@ -85,7 +85,7 @@ def joints_of(model):
 
 def near(found, expected, bound):
     """Within a share of the largest of the expected values."""
-    assert (found.float() - expected.float()).abs().max() <= bound * expected.float().abs().max()
+    pairs.assert_close(found.float(), expected.float(), bound)
 
 
 @pytest.mark.parametrize(

@@ -256,8 +256,7 @@ def test_a_loss_of_ones_own_learns_from_late_logits(few):
     found = gradients_of(model, outputs.loss + outputs.logits.logsumexp(-1).mean())
     whole = model(**batch, return_logits=True)
     expected = gradients_of(model, whole.loss + whole.logits.logsumexp(-1).mean())
-    for key, gradient in expected.items():
-        torch.testing.assert_close(found[key], gradient, atol=1e-5, rtol=1e-5)
+    assert_gradients_close(found, expected)
 
 
 def test_logits_of_weights_that_have_moved_on_are_refused(few):
@@ -302,10 +301,9 @@ def test_no_logits_means_chunks_under_compile_too(few):
     with Largest() as largest:
         loss = step(**batch)
     assert largest.elements < 3 * 14 * 101
-    torch.testing.assert_close(loss, expected.loss, atol=1e-5, rtol=1e-5)
+    assert_close(loss, expected.loss)
     found, expected = gradients_of(model, loss), gradients_of(model, expected.loss)
-    for key, gradient in expected.items():
-        torch.testing.assert_close(found[key], gradient, atol=1e-5, rtol=1e-5)
+    assert_gradients_close(found, expected)
 
 
 def test_tokens_without_a_label_count_for_nothing_in_a_chunk():
@@ -315,9 +313,9 @@ def test_tokens_without_a_label_count_for_nothing_in_a_chunk():
     labels = torch.randint(40, (30,)).masked_fill(torch.rand(30) < 0.5, -100)
     found = chunked_cross_entropy(head, states, labels, None, 0.1)
     expected = token_cross_entropy(head(states), labels, None, 0.1)
-    torch.testing.assert_close(found, expected)
+    assert_close(found, expected)
     leaves = [states, *head.parameters()]
-    torch.testing.assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(expected, leaves))
+    assert_close(torch.autograd.grad(found, leaves), torch.autograd.grad(expected, leaves))
 
 
 def test_no_label_at_all(few):

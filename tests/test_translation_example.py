@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from example_files import load
+from pairs import assert_close
 from transformers import DataCollatorForSeq2Seq
 
 import blockformer
@@ -176,7 +177,7 @@ def test_the_attention_shown_is_that_of_the_step_that_wrote_each_token(untrained
     attention = picture.cross_attention(untrained, tokenizer, text, max_new_tokens=6)
     assert attention.read == ["march", "5", "th", ",", "2", "0", "2", "1", "end"]
     assert attention.weights.shape == (2, 4, len(attention.written), len(attention.read))
-    torch.testing.assert_close(attention.weights.sum(-1), torch.ones(attention.weights.shape[:3]))
+    assert_close(attention.weights.sum(-1), torch.ones(attention.weights.shape[:3]))
     assert untrained.config._attn_implementation == "sdpa"
     inputs = tokenizer(text, return_tensors="pt")
     written = untrained.generate(**inputs, max_new_tokens=6, do_sample=False)
@@ -188,8 +189,8 @@ def test_the_attention_shown_is_that_of_the_step_that_wrote_each_token(untrained
             outputs = untrained(**inputs, decoder_input_ids=so_far, output_attentions=True, use_cache=False)
             assert outputs.logits[0, -1].argmax() == written[0, step + 1]
             for layer, weights in enumerate(outputs.cross_attentions):
-                torch.testing.assert_close(attention.weights[layer, :, step], weights[0, :, -1])
-                torch.testing.assert_close(attention.layer(layer)[step], weights[0, :, -1].mean(0))
+                assert_close(attention.weights[layer, :, step], weights[0, :, -1])
+                assert_close(attention.layer(layer)[step], weights[0, :, -1].mean(0))
     finally:
         untrained.set_attn_implementation("sdpa")
 
