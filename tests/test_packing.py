@@ -4,13 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-<<<<<<< HEAD
-from pairs import SIZES, assert_close, config, model, token_ids
+from pairs import SIZES, assert_close, assert_gradients_close, config, model, token_ids
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-=======
-from pairs import assert_close, assert_gradients_close, model, token_ids
->>>>>>> 0f09ce4 (make portable: the tests that compare numbers, with the instructions of AVX2 alone; CI runs it)
 
 from blockformer import (
     BlockformerDecoderModel,
@@ -323,5 +319,5 @@ def test_an_encoder_decoder_takes_no_flattened_batch(settings):
         BlockformerEncoderDecoderConfig(**small, decoder_start_token_id=0)
     )
     _, batch = flattened(**settings)
-    with pytest.raises(ValueError, match="does not go with an encoder-decoder: .* give padded rows"):
+    with pytest.raises(ValueError, match=r"does not go with an encoder-decoder: .* give padded rows"):
         ours(**batch)
