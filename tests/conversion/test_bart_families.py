@@ -34,7 +34,7 @@ SIZES = {
     "encoder_ffn_dim": 80,
     "decoder_ffn_dim": 80,
     "max_position_embeddings": 64,
-    "init_std": 0.3,
+    "init_std": 0.2,
 }
 TOKENS = {
     "marian": {"pad_token_id": 60, "eos_token_id": 0, "forced_eos_token_id": 0, "decoder_start_token_id": 60},
