@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from pairs import assert_close
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
@@ -42,7 +43,7 @@ def assert_same_outputs(ours, theirs):
     for more in ({}, {"encoder_hidden_states": states}):
         given = {"input_ids": ids, "attention_mask": mask, "use_cache": False, **more}
         found, expected = (model(**given).logits[mask.bool()] for model in (ours, theirs))
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        assert_close(found, expected)
         assert expected.std() > 0.3
 
 
@@ -81,7 +82,7 @@ def test_a_decoder_in_memory_learns_as_the_official_one(tmp_path, family):
     ids = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(3))
     shifted = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)  # the official class does not shift
     losses = ours(ids, labels=ids).loss, model(ids, labels=shifted, use_cache=False).loss
-    torch.testing.assert_close(*losses, atol=1e-5, rtol=1e-5)
+    assert_close(*losses)
 
 
 def test_what_does_not_fit_is_named(tmp_path):
