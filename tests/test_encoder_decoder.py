@@ -755,3 +755,15 @@ def test_lora(tmp_path, targets):
 def test_every_public_name():
     for target_class in BlockformerEncoderDecoderConfig.auto_classes.values():
         assert hasattr(blockformer, target_class.rpartition(".")[2])
+
+
+def test_a_head_on_a_checkpoint_without_one_starts_with_a_fixed_bias_of_zero(tmp_path):
+    """The bias is a buffer: what is not drawn anew after loading is whatever the memory held."""
+    settings = {name: value for name, value in SMALL.items() if not name.startswith("relative")}
+    BlockformerEncoderDecoderModel(preset("bart", **settings)).save_pretrained(tmp_path)
+    torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
+    try:
+        ours = BlockformerEncoderDecoderForConditionalGeneration.from_pretrained(tmp_path)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(ours.logits_bias, torch.zeros(VOCAB))

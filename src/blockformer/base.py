@@ -142,6 +142,8 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         if isinstance(module, ComputedPositions):
             # Not in a checkpoint, so it must be computed anew after the model was built on the meta device.
             init.copy_(module.inv_freq, module.compute_frequencies())
+        if getattr(module, "logits_bias", None) is not None:
+            init.zeros_(module.logits_bias)
 
 
 def _kinds_of(state_dict, checkpoint_files) -> dict:
