@@ -69,7 +69,7 @@ SETTINGS: dict[str, Any] = {
     "mlp_bias": True,
     "float32_down_proj": False,
     "attention_scale": None,
-    "logit_scale": None,
+    "logit_scale": 1.0,
     "type_vocab_size": 0,
     "lm_head_transform": False,
     "pooler_act": None,

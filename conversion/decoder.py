@@ -53,7 +53,7 @@ SHARED_SETTINGS: dict[str, Any] = {
     "attention_scale": None,
     "embedding_norm": False,
     "embedding_scale": None,
-    "logit_scale": None,
+    "logit_scale": 1.0,
     "final_norm": True,
     "position_offset": 0,
     "type_vocab_size": 0,

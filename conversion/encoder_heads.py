@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {
     "embedding_scale": None,
     "lm_head_transform": True,
     "lm_head_bias": True,
-    "logit_scale": None,
+    "logit_scale": 1.0,
     "final_norm": False,
     "sliding_window": None,
     "activation_dropout": 0.0,

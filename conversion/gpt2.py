@@ -57,7 +57,7 @@ SETTINGS: dict[str, Any] = {
     "lm_head_transform": False,
     "embedding_norm": False,
     "embedding_scale": None,
-    "logit_scale": None,
+    "logit_scale": 1.0,
     "final_norm": True,
     "sliding_window": None,
     "add_cross_attention": False,

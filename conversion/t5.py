@@ -240,7 +240,7 @@ class T5Family(Family[T5Head]):
         settings["num_key_value_heads"] = config.num_heads
         settings["initializer_range"] = None
         scaled = config.scale_decoder_outputs if self.scales is None else self.scales
-        settings["logit_scale"] = config.d_model**-0.5 if scaled else None
+        settings["logit_scale"] = config.d_model**-0.5 if scaled else 1.0
         settings["tie_word_embeddings"] = "untied" not in form.traits
         if len(head.stacks) > 1:
             settings["decoder_layers"] = config.num_decoder_layers
@@ -262,7 +262,7 @@ class T5Family(Family[T5Head]):
         if not getattr(config, "share_embeddings", True):
             lines.append("share_embeddings must be True, not False")
         scale = config.hidden_size**-0.5
-        allowed = {None: (None, scale), True: (scale,), False: (None,)}[self.scales]
+        allowed = {None: (1.0, scale), True: (scale,), False: (1.0,)}[self.scales]
         if heads[0].writes and config.logit_scale not in allowed:
             lines.append(f"logit_scale must be {' or '.join(map(str, allowed))}, not {config.logit_scale}")
         return lines
@@ -284,7 +284,7 @@ class T5Family(Family[T5Head]):
         # Once read, the official class knows only the second of these; older ones know only the first.
         official["tie_word_embeddings"] = config.tie_word_embeddings
         if self.scales is None:
-            official["scale_decoder_outputs"] = config.logit_scale is not None
+            official["scale_decoder_outputs"] = config.logit_scale != 1
         if len(head.stacks) > 1:
             official["num_decoder_layers"] = config.decoder_layers
             if config.decoder_start_token_id is not None:

@@ -167,6 +167,8 @@ def axis_cell(config, field, words):
         return "1/√inputs"
     if field in ("embedding_scale", "logit_scale") and value in (width**0.5, width**-0.5):
         return "√C" if value > 1 else "1/√C"
+    if field == "logit_scale" and value == 1:
+        return ""
     if isinstance(value, bool):
         return words["yes"] if value else ""
     if isinstance(value, str):

@@ -99,8 +99,8 @@ def test_a_long_prompt_in_bfloat16(monkeypatch):
     ours, ids = model("qwen3", max_position_embeddings=512), token_ids(2, 300)
     exact, ours = ours(ids).logits.argmax(-1), ours.bfloat16()
     calls = []
-    attend = attention.attend_in_blocks
-    monkeypatch.setattr(attention, "attend_in_blocks", lambda *args: calls.append(1) or attend(*args))
+    attend = kernels.attend_in_blocks
+    monkeypatch.setattr(kernels, "attend_in_blocks", lambda *args: calls.append(1) or attend(*args))
     fast = (ours(ids).logits.argmax(-1) == exact).float().mean()
     assert len(calls) == ours.config.num_hidden_layers
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")

@@ -6,14 +6,18 @@ B batch, T query length, S key length, H heads, K key/value heads, D head size, 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import AttentionInterface
 from transformers.cache_utils import EncoderDecoderCache
 
-from .compat import ALL_ATTENTION_FUNCTIONS
 from .joint import Joint
-from .kernels import attend_grouped, attend_in_blocks, can_attend_grouped, can_attend_in_blocks, is_bare, linear
+from .kernels import is_bare, linear, quick_products, sdpa_attention
 from .normalization import RMSNorm, make_norm, rms_norm
 from .positions import RelativeBias, RelativeKeys, rotate
 from .quantized_linear import make_linear
+
+# This model's own table: what is registered for all models is in it too.
+ALL_ATTENTION_FUNCTIONS = AttentionInterface()
+ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
@@ -58,6 +62,7 @@ class Attention(nn.Module):
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.dropout = config.attention_dropout
+        self.has_relative_terms = config.position_type.startswith("relative") and not is_cross_attention
         sliding = not is_cross_attention and config.layer_types[layer_idx] == "sliding_attention"
         self.sliding_window = config.sliding_window if sliding else None
 
@@ -108,80 +113,40 @@ class Attention(nn.Module):
             States [B, T, C], and the probabilities [B, H, T, S] or None where the backend has none.
         """
         if self.is_cross_attention:
-            query = self._split_heads(linear(self.q_proj, hidden_states), self.q_norm)  # [B, H, T, D]
-            key, value = self._cross_keys_values(key_value_states, past_key_values)
+            query, key, value = self._cross_states(hidden_states, key_value_states, past_key_values)
         else:
-            query, key, value = self._project(hidden_states, position_embeddings)
+            states = self._quick_states(hidden_states, position_embeddings)
+            if states is None:
+                # vLLM makes one product of these calls where they stand in this source, each once.
+                q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+                states = self._split_states(q, k, v, position_embeddings)
+            query, key, value = states
             key, value = self._with_past(key, value, past_key_values)  # [B, K, S, D]
+        if self.has_relative_terms:
+            attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions, packing)
+        if packing is not None:
+            kwargs["packing"] = packing  # for "sdpa" alone
 
-        if query.shape[0] != key.shape[0]:
-            output, probabilities = self._attend_shared(query, key, value, attention_mask, **kwargs)
-        elif packing is None:
-            output, probabilities = self._attend(
-                query, key, value, attention_mask, position_bias, query_positions, **kwargs
-            )
-        else:
-            output, probabilities = self._attend_packed(query, key, value, position_bias, packing, **kwargs)
-        if head_mask is not None:
-            output = output.reshape(*hidden_states.shape[:2], -1, self.head_dim)
-            output = output * self._own_heads(head_mask, -1, output.shape[2])[..., None, :, None]
-        output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
-        return linear(self.o_proj, output), probabilities
-
-    def _attend(self, query, key, value, attention_mask, position_bias, query_positions, **kwargs):
-        """Scores and weighted sum: the output [B, T, H, D] and the probabilities, if the backend has them."""
-        if self.relative_bias is not None:
-            position_bias = self.relative_bias(query_positions, key.shape[2])
-        if self.relative_keys is not None:
-            position_bias = self.relative_keys(query, key, query_positions) * self.scaling
-        if position_bias is not None:
-            position_bias = self._own_heads(position_bias, 1, query.shape[1])
-            attention_mask = self._with_bias(attention_mask, position_bias, query_positions, key.shape[2])
-        implementation, dropout = self.config._attn_implementation, self.dropout if self.training else 0.0
-        if implementation == "sdpa" and can_attend_grouped(query, key, kwargs):
-            return attend_grouped(query, key, value, attention_mask, self.scaling, dropout), None
-        if implementation == "sdpa" and can_attend_in_blocks(
-            query, key, value, attention_mask, self.is_causal, dropout, kwargs
-        ):
-            return attend_in_blocks(query, key, value, self.scaling), None
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
-        return attend(
+        # vLLM and transformers read this source, too: one look-up and one call of what it finds.
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        output, probabilities = attend(
             self,
             query,
             key,
             value,
             attention_mask,
             scaling=self.scaling,
-            dropout=dropout,
+            dropout=self.dropout if self.training else 0.0,
             sliding_window=self.sliding_window,
             **kwargs,
         )
-
-    def _attend_packed(self, query, key, value, position_bias, packing, **kwargs):
-        """`_attend`, each sequence of a packed row by itself: there is nothing to mask but the future."""
-        outputs = []
-        for parts in zip(packing.split(query), packing.split(key), packing.split(value), strict=True):
-            length = parts[0].shape[2]
-            if length:
-                bias = None if position_bias is None else position_bias[..., :length, :length]
-                places = torch.arange(length, device=query.device)
-                outputs.append(self._attend(*parts, None, bias, places, **kwargs)[0])
-        return torch.cat(outputs, dim=1), None
-
-    def _attend_shared(self, query, key, value, attention_mask, **kwargs):
-        """`_attend` for beams that look at the same encoder states, without copying keys and values for each beam.
-
-        The n beams of a row become n * T queries: query [B * n, H, T, D], key and value [B, K, S, D], mask
-        [B, 1, n * T, S] or None.
-        """
-        rows, beams = key.shape[0], query.shape[0] // key.shape[0]
-        heads, length = query.shape[1:3]
-        folded = query.view(rows, beams, heads, length, -1).transpose(1, 2).flatten(2, 3)  # [B, H, n * T, D]
-        output, probabilities = self._attend(folded, key, value, attention_mask, None, None, **kwargs)
-        output = output.reshape(rows * beams, length, heads, -1)
-        if probabilities is not None:
-            probabilities = probabilities.unflatten(2, (beams, length)).transpose(1, 2).flatten(0, 1)
-        return output, probabilities
+        if head_mask is not None:
+            output = output.reshape(*hidden_states.shape[:2], -1, self.head_dim)
+            output = output * self._own_heads(head_mask, -1, output.shape[2])[..., None, :, None]
+        output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
+        if probabilities is not None and len(probabilities) != len(hidden_states):
+            probabilities = probabilities.unflatten(2, (-1, hidden_states.shape[1])).transpose(1, 2).flatten(0, 1)
+        return linear(self.o_proj, output), probabilities
 
     def _own_heads(self, terms, dim: int, heads: int):
         """Of a term for each head, H along `dim`, this process's: all, but under tensor parallelism."""
@@ -199,28 +164,38 @@ class Attention(nn.Module):
         key = self._split_heads(linear(self.k_proj, states), self.k_norm)
         return key, self._split_heads(linear(self.v_proj, states))
 
-    def _project(self, states, position_embeddings):
-        """Queries [B, H, T, D], keys and values [B, K, T, D] of the same states; queries and keys rotated."""
+    def _split_states(self, query, key, value, position_embeddings):
+        """Products [B, T, heads * D] -> queries [B, H, T, D], keys and values [B, K, T, D]; queries and keys rotated."""
+        query, key = self._split_heads(query, self.q_norm), self._split_heads(key, self.k_norm)
+        if position_embeddings is not None:
+            cos, sin = position_embeddings
+            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        return query, key, self._split_heads(value)
+
+    def _quick_states(self, states, position_embeddings):
+        """Queries, keys and values by quicker products than those of the layers' own, or None where there are none."""
         if self.joint is not None:
             product = self.joint.product(states, self.joinable())
             if product is not None:
                 return self._split_joint(product, self.joint.sizes, position_embeddings)
-        query = self._split_heads(linear(self.q_proj, states), self.q_norm)
-        key, value = self._project_keys_values(states)
-        if position_embeddings is not None:
-            query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
-        return query, key, value
+        products = quick_products(self._projections(), states)
+        return None if products is None else self._split_states(*products, position_embeddings)
+
+    def _projections(self) -> tuple[nn.Module, ...]:
+        """The layers that read the same states; none where an engine has put one layer in their place."""
+        layers = [self._modules.get(name) for name in ("q_proj", "k_proj", "v_proj")]
+        return () if None in layers else tuple(layers)
 
     def joinable(self) -> tuple[nn.Module, ...]:
         """The layers that read the same states and may be one product; their norms are one then, too."""
         are_plain = all(type(norm) is RMSNorm and is_bare(norm) for norm in self._norms())
-        return (self.q_proj, self.k_proj, self.v_proj) if are_plain and not self.is_cross_attention else ()
+        return self._projections() if are_plain and not self.is_cross_attention else ()
 
     def _norms(self) -> list:
         return [] if self.q_norm is None else [self.q_norm, self.k_norm]
 
     def _split_joint(self, product, sizes, position_embeddings):
-        """`_project` from one product of `sizes`; queries and keys are normalised and rotated together."""
+        """`_split_states` of one product of `sizes`; queries and keys are normalised and rotated together."""
         counts = [size // self.head_dim for size in sizes]  # H, K, K
         heads = self._split_heads(product)  # [B, H + 2K, T, D]
         turned, value = heads[:, : -counts[2]], heads[:, -counts[2] :]
@@ -236,6 +211,17 @@ class Attention(nn.Module):
             past_key_values = past_key_values.self_attention_cache
         return (key, value) if past_key_values is None else past_key_values.update(key, value, self.layer_idx)
 
+    def _cross_states(self, hidden_states, key_value_states, past_key_values):
+        """Queries of these states, keys and values of the encoder's; beams of an input share its keys and values.
+
+        The n beams of a row are n * T queries then: [B * n, H, T, D] becomes [B, H, n * T, D], beside keys [B, K, S, D].
+        """
+        query = self._split_heads(linear(self.q_proj, hidden_states), self.q_norm)
+        key, value = self._cross_keys_values(key_value_states, past_key_values)
+        if query.shape[0] != key.shape[0]:
+            query = query.unflatten(0, (key.shape[0], -1)).transpose(1, 2).flatten(2, 3)
+        return query, key, value
+
     def _cross_keys_values(self, key_value_states, past_key_values):
         """Keys and values of the encoder's states; with an EncoderDecoderCache projected once and then reused."""
         if not isinstance(past_key_values, EncoderDecoderCache):
@@ -243,8 +229,26 @@ class Attention(nn.Module):
         cache = past_key_values.cross_attention_cache
         if past_key_values.is_updated.get(self.layer_idx):
             return cache.layers[self.layer_idx].keys, cache.layers[self.layer_idx].values
-        past_key_values.is_updated[self.layer_idx] = True
-        return cache.update(*self._project_keys_values(key_value_states), self.layer_idx)
+        keys_values = cache.update(*self._project_keys_values(key_value_states), self.layer_idx)
+        past_key_values.is_updated[self.layer_idx] = True  # last: what fails before leaves no hole
+        return keys_values
+
+    def _relative_mask(self, query, key, attention_mask, position_bias, query_positions, packing):
+        """The mask with the relative terms in it; of a packed row one mask for each sequence, made when it is due."""
+        if packing is not None:
+            return self._relative_masks(query, key, position_bias, packing)
+        if self.relative_bias is not None:
+            position_bias = self.relative_bias(query_positions, key.shape[2])
+        if self.relative_keys is not None:
+            position_bias = self.relative_keys(query, key, query_positions) * self.scaling
+        position_bias = self._own_heads(position_bias, 1, query.shape[1])
+        return self._with_bias(attention_mask, position_bias, query_positions, key.shape[2])
+
+    def _relative_masks(self, query, key, position_bias, packing):
+        for parts in zip(packing.split(query), packing.split(key), strict=True):
+            length = parts[0].shape[2]
+            bias = None if position_bias is None else position_bias[..., :length, :length]
+            yield self._relative_mask(*parts, None, bias, torch.arange(length, device=query.device), None)
 
     def _with_bias(self, attention_mask, bias, query_positions, key_length):
         """Mask and bias as one additive mask [B, H, T, S], causal where the backend was left to be so by itself."""

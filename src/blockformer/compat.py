@@ -10,12 +10,10 @@ from transformers.masking_utils import (
     create_causal_mask,
     create_sliding_window_causal_mask,
 )
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 __all__ = [
-    "ALL_ATTENTION_FUNCTIONS",
     "OutputRecorder",
     "announce_causal_lm",
     "bidirectional_mask",

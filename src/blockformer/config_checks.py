@@ -94,7 +94,7 @@ _VALUE_RULES = (
 )
 _NONE_ALLOWED = frozenset(
     "num_key_value_heads head_dim norm_bias final_norm classifier_dropout sliding_window attention_scale "
-    "embedding_scale logit_scale initializer_range decoder_vocab_size linear_bits".split()
+    "embedding_scale initializer_range decoder_vocab_size linear_bits".split()
 )
 
 # What the base class or the loading code understands beyond the declared fields.

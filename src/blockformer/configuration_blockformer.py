@@ -60,7 +60,7 @@ class BlockformerConfig(PretrainedConfig):
         embedding_scale: factor of the token embeddings; None means 1.
         lm_head_transform: norm(act(dense(x))) before the language model head.
         pooler_act: activation of an encoder's pooler, a linear layer on the first token's state; None means no pooler.
-        logit_scale: factor of the states that enter the language model head; None means 1.
+        logit_scale: factor of the states that enter the language model head; a config file's null is read as 1.
         final_norm: a norm after the last layer; None means yes for "pre" and no for "post".
         sliding_window: tokens that a layer of type "sliding_attention" looks back, itself included; 2 or more, in a
             decoder alone.
@@ -122,7 +122,7 @@ class BlockformerConfig(PretrainedConfig):
     embedding_scale: float | None = None
     lm_head_transform: bool = False
     pooler_act: str | None = None
-    logit_scale: float | None = None
+    logit_scale: float = 1.0
     final_norm: bool | None = None
     sliding_window: int | None = None
     layer_types: list | None = None
@@ -142,6 +142,8 @@ class BlockformerConfig(PretrainedConfig):
 
     def __post_init__(self, **kwargs):
         check_names(type(self), kwargs)
+        if self.logit_scale is None:  # of older repos; vLLM multiplies by it
+            self.logit_scale = 1.0
         check_values(self)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads

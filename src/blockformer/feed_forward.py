@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from .joint import Joint
-from .kernels import linear
+from .kernels import linear, quick_products
 from .quantized_linear import make_linear
 
 
@@ -25,38 +25,43 @@ class FeedForward(nn.Module):
         self.down_proj = make_linear(config, inner, width, bias)
         self.act_fn = ACT2FN[config.hidden_act]
         self.dropout = config.activation_dropout
+        self.float32_down_proj = config.float32_down_proj
         self.chunk_size = config.chunk_size_feed_forward
         self.joint: Joint | None = None  # of the layers that `joinable` gives; set by `prepare_for_inference`
 
     def forward(self, hidden_states):
-        if self.chunk_size == 0:
-            return self._transform(hidden_states)
-        chunks = hidden_states.split(self.chunk_size, dim=1)
-        return torch.cat([self._transform(chunk) for chunk in chunks], dim=1)
-
-    def _transform(self, hidden_states):
+        if 0 < self.chunk_size < hidden_states.shape[1]:
+            return torch.cat([self.forward(chunk) for chunk in hidden_states.split(self.chunk_size, dim=1)], dim=1)
         if self.gate_proj is None:
-            inner = self.act_fn(linear(self.up_proj, hidden_states))
-        else:
-            gate, up = self._gate_and_up(hidden_states)
-            inner = self.act_fn(gate) * up
+            inner = self._plain_inner(hidden_states)
+        elif (inner := self._quick_inner(hidden_states)) is None:
+            # vLLM makes one product of these calls where they stand in this source, each once.
+            inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
         if self.training:
             inner = F.dropout(inner, self.dropout)
-        return linear(self.down_proj, self._fitting(inner))
+        return linear(self.down_proj, self._fitting(inner) if self.float32_down_proj else inner)
 
     def joinable(self) -> tuple[nn.Module, ...]:
-        """The layers that read the same states and may be one product."""
-        return () if self.gate_proj is None else (self.gate_proj, self.up_proj)
+        """The layers that read the same states and may be one product; none where an engine has replaced them."""
+        layers = [self._modules.get(name) for name in ("gate_proj", "up_proj")]
+        return () if None in layers else tuple(layers)
 
-    def _gate_and_up(self, hidden_states):
-        if self.joint is not None:
-            product = self.joint.product(hidden_states, self.joinable())
-            if product is not None:
-                return product.split(self.joint.sizes, dim=-1)
-        return [linear(layer, hidden_states) for layer in self.joinable()]
+    def _plain_inner(self, hidden_states):
+        return self.act_fn(linear(self.up_proj, hidden_states))
+
+    def _quick_inner(self, hidden_states):
+        """The gated inner states by quicker products than those of the layers' own, or None where there are none."""
+        layers = self.joinable()
+        product = None if self.joint is None else self.joint.product(hidden_states, layers)
+        if product is not None:
+            products = product.split(self.joint.sizes, dim=-1)
+        elif (products := quick_products(layers, hidden_states)) is None:
+            return None
+        gate, up = products
+        return self.act_fn(gate) * up
 
     def _fitting(self, inner):
-        """In the dtype of the down projection, which may be kept in float32; quantized weights see to it themselves."""
+        """In the dtype of the down projection; quantized weights see to it themselves."""
         weight = getattr(self.down_proj, "weight", None)
         fits = weight is None or not weight.is_floating_point() or weight.dtype == inner.dtype
         return inner if fits or torch.is_autocast_enabled(inner.device.type) else inner.to(weight.dtype)

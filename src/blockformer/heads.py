@@ -113,7 +113,7 @@ class LanguageModelHead(BlockformerPreTrainedModel):
     def _before_head(self, hidden_states):
         if self.lm_head_transform is not None:
             hidden_states = self.lm_head_transform(hidden_states)
-        if self.config.logit_scale is not None:
+        if self.config.logit_scale != 1:
             hidden_states = hidden_states * self.config.logit_scale
         return hidden_states
 

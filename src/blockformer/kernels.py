@@ -4,21 +4,52 @@ B batch, T query length, S key length, H heads, K key/value heads, D head size, 
 layer.
 """
 
+import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
+from transformers import AttentionInterface
 
 
 def fast_paths_enabled() -> bool:
     """Whether fast paths may be taken: not where a graph is traced, and not with BLOCKFORMER_FAST=0."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return os.environ.get("BLOCKFORMER_FAST", "1") != "0" and not is_traced
+
+
+def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, packing=None, **kwargs):
+    """The library's attention function "sdpa" or, on a CPU, what is quicker for these inputs and gives the same.
+
+    Args:
+        query: [B, H, T, D].
+        key, value: [B, K, S, D].
+        attention_mask: as the library's; with a packing one for each sequence, or None.
+        packing: where the sequences of a packed row [1, H, N, D] lie; each attends to itself alone.
+
+    Returns:
+        The weighted values [B, T, H, D], and None for the probabilities.
+    """
+    if packing is not None:
+        masks = itertools.repeat(None) if attention_mask is None else attention_mask
+        sequences = zip(packing.split(query), packing.split(key), packing.split(value), masks, strict=False)
+        outputs = [
+            sdpa_attention(module, *sequence, scaling, dropout, **kwargs)[0]
+            for sequence in sequences
+            if sequence[0].shape[2]
+        ]
+        return torch.cat(outputs, dim=1), None
+    if can_attend_grouped(query, key, kwargs):
+        return attend_grouped(query, key, value, attention_mask, scaling, dropout), None
+    if can_attend_in_blocks(query, key, value, attention_mask, module.is_causal, dropout, kwargs):
+        return attend_in_blocks(query, key, value, scaling), None
+    attend = AttentionInterface()["sdpa"]
+    return attend(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 
 
 def can_attend_grouped(query, key, kwargs: dict) -> bool:
@@ -51,24 +82,41 @@ def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: f
 
 
 def linear(module: nn.Module, states):
-    """`module(states)`; of a plain `nn.Linear` on the CPU in the quicker one of two ways.
+    """`module(states)`, by a quicker product where there is one. Shapes: [..., I] -> [..., O]."""
+    product = _quick_product(module, states)
+    return module(states) if product is None else product(states, module.weight, module.bias)
 
-    PyTorch's float32 product leaves about half of some processors' speed unused, oneDNN's does not. Both sum in
-    float32, in another order. Many rows in float16 are multiplied in float32 where the processor has no product of
-    float16. A wrapped, hooked, quantized, sharded or offloaded layer is called as it is.
 
-    Shapes: [..., I] -> [..., O].
+def quick_products(modules: Sequence, states) -> list | None:
+    """`[module(states) for module in modules]` by quicker products; None where a module has none, or there is none.
+
+    Shapes: [..., I] -> [..., O] each.
     """
+    products = [_quick_product(module, states) for module in modules]
+    if None in products or not products:
+        return None
+    return [product(states, each.weight, each.bias) for product, each in zip(products, modules, strict=True)]
+
+
+def _quick_product(module: nn.Module, states) -> Callable | None:
+    """What multiplies quicker than a call of the module, as a function of the states, its weight and its bias.
+
+    Only a plain `nn.Linear` on the CPU has it. PyTorch's float32 product leaves about half of some processors' speed
+    unused, oneDNN's does not. Both sum in float32, in another order. Many rows in float16 are multiplied in float32
+    where the processor has no product of float16.
+    """
+    if type(states) is not torch.Tensor or states.dtype not in (torch.float32, torch.float16):
+        return None
     if not fast_paths_enabled() or not _is_plain(module, states):
-        return module(states)
-    weight, bias = module.weight, module.bias
+        return None
+    weight = module.weight
     learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
     if states.dtype is torch.float16:
         is_slow = not learns and states.shape[:-1].numel() >= _MANY_ROWS and is_measured("widened", _measure_widened)
-        return _widened(states, weight, bias) if is_slow else module(states)
+        return _widened if is_slow else None
     if not _onednn_is_quicker():
-        return module(states)
-    return _OneDnnLinear.apply(states, weight, bias) if learns else _onednn(states, weight, bias)
+        return None
+    return _OneDnnLinear.apply if learns else _onednn
 
 
 # So many rows of float16 are worth the weights in float32, of which so many elements are made at a time.
@@ -132,10 +180,10 @@ _PIECE = 1 << 18
 
 def can_norm_in_pieces(states, weight) -> bool:
     """Whether `norm_in_pieces` takes these: many contiguous states on the CPU, with nothing to learn."""
-    if states.numel() < 4 * _PIECE or states.device.type != "cpu" or not states.is_contiguous():
+    if type(states) is not torch.Tensor or states.numel() < 4 * _PIECE or not states.is_contiguous():
         return False
     learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
-    return not learns and states.dtype is weight.dtype and fast_paths_enabled()
+    return not learns and states.device.type == "cpu" and states.dtype is weight.dtype and fast_paths_enabled()
 
 
 def norm_in_pieces(norm: Callable, states):
@@ -166,9 +214,7 @@ def is_bare(module) -> bool:
 
 
 def _is_plain(module, states) -> bool:
-    """Whether calling it on float32 or float16 states would be `F.linear` of dense CPU tensors and nothing else."""
-    if states.dtype not in (torch.float32, torch.float16) or type(states) is not torch.Tensor:
-        return False
+    """Whether calling it would be `F.linear` of dense CPU tensors and nothing else."""
     if not is_plain_linear(module) or is_transformed():
         return False
     weight = module.weight

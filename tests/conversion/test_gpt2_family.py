@@ -475,7 +475,7 @@ def test_settings_that_ours_cannot_express_are_named(changes, named):
         ({"lm_head_transform": True}, "lm_head_transform must be False"),
         ({"embedding_norm": True}, "embedding_norm must be False"),
         ({"embedding_scale": 2.0}, "embedding_scale must be None"),
-        ({"logit_scale": 2.0}, "logit_scale must be None"),
+        ({"logit_scale": 2.0}, "logit_scale must be 1.0"),
         ({"attention_scale": 0.5}, "attention_scale must be None or 1.0, not 0.5"),
         ({"sliding_window": 8}, "sliding_window must be None"),
         ({"add_cross_attention": True}, "add_cross_attention must be False"),

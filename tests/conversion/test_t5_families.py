@@ -132,7 +132,7 @@ def test_versions_and_dtypes(tmp_path, version, dtype):
     convert(dst, back, to_official=True, verify=False)
     assert stored(back) == stored(src)
     wide = from_official(src, dtype="float32")
-    assert wide.config.logit_scale == (None if version == "v1.1" else 48**-0.5)
+    assert wide.config.logit_scale == (1.0 if version == "v1.1" else 48**-0.5)
     assert wide.config.gated_mlp is (version != "t5")
     assert wide.config.decoder_layers == (3 if version == "silu" else 2)
     assert wide.config.tie_word_embeddings
@@ -264,10 +264,10 @@ def test_every_setting_there_and_back(family, changes):
         ("t5", {"attention_scale": None}, "attention_scale must be 1.0"),
         ("t5", {"hidden_dropout": 0.2}, "must be the same"),
         ("t5", {"share_embeddings": False}, "share_embeddings must be True"),
-        ("t5", {"logit_scale": 0.5}, "logit_scale must be None or"),
+        ("t5", {"logit_scale": 0.5}, "logit_scale must be 1.0 or"),
         ("t5", {"num_key_value_heads": 2}, "num_key_value_heads must be 4"),
         ("t5", {"relative_bias_per_layer": True}, "relative_bias_per_layer must be False"),
-        ("mt5", {"logit_scale": 48**-0.5}, "logit_scale must be None"),
+        ("mt5", {"logit_scale": 48**-0.5}, "logit_scale must be 1.0"),
         ("umt5", {"relative_bias_per_layer": False}, "relative_bias_per_layer must be True"),
         ("t5", {"architectures": ["BlockformerDecoderForCausalLM"]}, "architectures must be one of"),
     ],
