@@ -174,6 +174,24 @@ def test_the_encoder_runs_once_and_cross_keys_are_projected_once_and_held_once(m
     }
 
 
+@torch.no_grad()
+def test_a_projection_that_fails_leaves_no_hole_in_the_cross_cache():
+    model = modern()
+    encoded = model.model.encoder(torch.tensor([[5, 6, 7]])).last_hidden_state
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    settings = {"encoder_hidden_states": encoded, "past_key_values": cache}
+    broken = model.model.decoder.layers[0].cross_attn.v_proj
+    handle = broken.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("as on a GPU")))
+    with pytest.raises(torch.OutOfMemoryError):
+        model.model.decoder(torch.tensor([[2, 8]]), **settings)
+    handle.remove()
+    cache.self_attention_cache.reset()
+    assert not any(cache.is_updated.values())
+    found = model.model.decoder(torch.tensor([[2, 8]]), **settings).last_hidden_state
+    expected = model.model.decoder(torch.tensor([[2, 8]]), encoder_hidden_states=encoded).last_hidden_state
+    assert_close(found, expected)
+
+
 @pytest.mark.portable
 @pytest.mark.parametrize("make", [t5, modern, lambda: t5(name="umt5")], ids=["t5", "modern", "umt5"])
 def test_with_and_without_a_cache_step_by_step(make):

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairs import assert_close, model, token_ids
 from torch import nn
+from transformers import AttentionInterface
 
 from blockformer import attention, inference, joint, kernels, quantized_linear
 from blockformer.attention import eager_attention_forward
@@ -196,6 +197,29 @@ def test_only_what_is_needed_is_computed(quicker, frozen):
     linear(layer, states).sum().backward()
     assert (states.grad is None) == (frozen == "states")
     assert (layer.weight.grad is None) == (frozen == "weight")
+
+
+def test_several_layers_by_the_quicker_product_or_none(quicker):
+    layers, states = [nn.Linear(7, size) for size in (3, 5)], torch.randn(2, 4, 7)
+    for product, layer in zip(kernels.quick_products(layers, states), layers, strict=True):
+        assert "OneDnn" in type(product.grad_fn).__name__
+        assert_close(product, layer(states))
+    layers[1].register_forward_hook(lambda module, inputs, output: output)
+    assert kernels.quick_products(layers, states) is None
+    assert kernels.quick_products((), states) is None
+    assert kernels.quick_products(layers[:1], states.double()) is None
+
+
+@torch.no_grad()
+def test_other_models_keep_the_attention_of_the_library():
+    query, key = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 5, 8)
+    library = AttentionInterface()["sdpa"]
+    assert library is not kernels.sdpa_attention
+    assert attention.ALL_ATTENTION_FUNCTIONS["sdpa"] is kernels.sdpa_attention
+    assert attention.ALL_ATTENTION_FUNCTIONS["flex_attention"] is AttentionInterface()["flex_attention"]
+    ours = model("qwen3").model.layers[0].self_attn
+    outputs = [attend(ours, query, key, key, None, scaling=0.3)[0] for attend in (kernels.sdpa_attention, library)]
+    assert_close(*outputs)
 
 
 def plain_cases():

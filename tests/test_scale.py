@@ -3,19 +3,27 @@
 One world of two processes does all tasks of `scale_steps.py`; they are forks of a process that has imported everything.
 """
 
+import ast
+import inspect
 import json
 import multiprocessing
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 import scale_steps
 import torch
 import torch.distributed.checkpoint as checkpoint
-from pairs import assert_close, assert_gradients_close
+from pairs import assert_close, assert_gradients_close, config
+
+import blockformer
+from blockformer.attention import Attention
+from blockformer.feed_forward import FeedForward
+from blockformer.normalization import RMSNorm
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "scale.md"
@@ -310,10 +318,86 @@ def test_relative_positions_are_refused_where_they_would_be_overlooked(engine):
         model(scale_steps.token_ids(1, 4), attention_instances={})
 
 
-def test_a_logit_scale_of_one_changes_no_bit():
-    torch.manual_seed(0)
-    model, ids = scale_steps.MODELS["grouped heads, q/k norm"]().eval(), scale_steps.token_ids(2, 7)
-    with torch.no_grad():
-        plain = model(ids).logits
-        model.config.logit_scale = 1.0
-        assert torch.equal(model(ids).logits, plain)
+def source_of(kind):
+    """The syntax tree of a module's `forward`."""
+    return ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
+
+
+def test_attention_is_looked_up_once_and_called_once():
+    """As vLLM finds it, in the source: a name for what ALL_ATTENTION_FUNCTIONS gives, and one call of that name."""
+    nodes = list(ast.walk(source_of(Attention)))
+    assigned = [node for node in nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+    looked_up = [node for node in assigned if ast.unparse(node.value.func).startswith("ALL_ATTENTION_FUNCTIONS.")]
+    assert len(looked_up) == 1
+    (name,) = looked_up[0].targets
+    (call,) = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == name.id]
+    assert {word.arg: ast.unparse(word.value) for word in call.keywords}["scaling"] == "self.scaling"
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [(Attention, ["q_proj", "k_proj", "v_proj"]), (FeedForward, ["gate_proj", "up_proj", "act_fn"])],
+)
+def test_layers_that_become_one_stand_once_in_the_source(kind, names):
+    """vLLM rewrites these calls, and may: no layer is named again, but to ask whether it is there."""
+    tree = source_of(kind)
+    calls, guards = {}, []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+            calls.setdefault(ast.unparse(node.func), []).append(node.args[0])
+        if isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]) == "None":
+            guards.append(node.left)
+    for name in names:
+        uses = [node for node in ast.walk(tree) if ast.unparse(node) == f"self.{name}" and node not in guards]
+        assert len(uses) == len(calls[f"self.{name}"]) == 1
+    arguments = {ast.unparse(calls[f"self.{name}"][0]) for name in names if name != "act_fn"}
+    assert arguments == {"hidden_states"}
+
+
+class LeafTracer(torch.fx.Tracer):
+    def is_leaf_module(self, module, name):
+        return True
+
+
+def test_what_a_symbolic_trace_sees():
+    """No question is asked of the states on the way to the products, and none in a norm."""
+    model = blockformer.BlockformerDecoderModel(config()).eval()
+    tracer = LeafTracer()
+    with pytest.raises(torch.fx.proxy.TraceError):  # without shapes it gets no further than the heads
+        tracer.trace(model.layers[0].self_attn)
+    assert [node.target for node in tracer.graph.nodes if node.op == "call_module"] == ["q_proj", "k_proj", "v_proj"]
+    called = [node.target for node in LeafTracer().trace(model.layers[0].mlp).nodes if node.op == "call_module"]
+    assert called == ["gate_proj", "act_fn", "up_proj", "down_proj"]
+    called = [getattr(node.target, "__name__", node.target) for node in LeafTracer().trace(RMSNorm(4, 1e-6)).nodes]
+    assert {"pow", "mean", "rsqrt", "mul"} <= set(called)
+
+
+def test_layers_that_an_engine_has_put_together_are_not_looked_for():
+    model = blockformer.BlockformerDecoderModel(config()).eval()
+    attention, mlp, states = model.layers[0].self_attn, model.layers[0].mlp, torch.randn(1, 3, 64)
+    for module, names in ((attention, ("q_proj", "k_proj", "v_proj")), (mlp, ("gate_proj", "up_proj"))):
+        for name in names:
+            delattr(module, name)
+        assert module.joinable() == ()
+    assert attention._quick_states(states, None) is None
+    assert mlp._quick_inner(states) is None
+
+
+@pytest.mark.parametrize("name", scale_steps.MODELS)
+def test_layers_are_of_no_class_of_ours(name):
+    """bitsandbytes, GGUF, FP8 and GLoRA take `nn.Linear` alone, and none of its subclasses."""
+    with torch.device("meta"):
+        model = scale_steps.MODELS[name]()
+    kinds = {type(module) for module in model.modules() if isinstance(module, torch.nn.Linear)}
+    assert kinds == {torch.nn.Linear}
+
+
+def test_the_factor_of_the_logits_is_a_number(tmp_path):
+    """vLLM multiplies by it. In repos of earlier versions it is null."""
+    scales = [blockformer.preset(name).logit_scale for name in blockformer.PRESETS]
+    assert all(isinstance(scale, float) for scale in scales)
+    config().save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert fields["logit_scale"] == 1.0
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "logit_scale": None}))
+    assert blockformer.BlockformerDecoderConfig.from_pretrained(tmp_path).logit_scale == 1.0

@@ -165,7 +165,7 @@ class Attention(nn.Module):
         return key, self._split_heads(linear(self.v_proj, states))
 
     def _split_states(self, query, key, value, position_embeddings):
-        """Products [B, T, heads * D] -> queries [B, H, T, D], keys and values [B, K, T, D]; queries and keys rotated."""
+        """Products [B, T, heads * D] -> queries [B, H, T, D], keys, values [B, K, T, D]; queries and keys rotated."""
         query, key = self._split_heads(query, self.q_norm), self._split_heads(key, self.k_norm)
         if position_embeddings is not None:
             cos, sin = position_embeddings
@@ -179,12 +179,15 @@ class Attention(nn.Module):
             if product is not None:
                 return self._split_joint(product, self.joint.sizes, position_embeddings)
         products = quick_products(self._projections(), states)
-        return None if products is None else self._split_states(*products, position_embeddings)
+        if products is None:
+            return None
+        query, key, value = products
+        return self._split_states(query, key, value, position_embeddings)
 
     def _projections(self) -> tuple[nn.Module, ...]:
         """The layers that read the same states; none where an engine has put one layer in their place."""
-        layers = [self._modules.get(name) for name in ("q_proj", "k_proj", "v_proj")]
-        return () if None in layers else tuple(layers)
+        names = ("q_proj", "k_proj", "v_proj")
+        return tuple(getattr(self, name) for name in names) if "q_proj" in self._modules else ()
 
     def joinable(self) -> tuple[nn.Module, ...]:
         """The layers that read the same states and may be one product; their norms are one then, too."""
@@ -214,7 +217,7 @@ class Attention(nn.Module):
     def _cross_states(self, hidden_states, key_value_states, past_key_values):
         """Queries of these states, keys and values of the encoder's; beams of an input share its keys and values.
 
-        The n beams of a row are n * T queries then: [B * n, H, T, D] becomes [B, H, n * T, D], beside keys [B, K, S, D].
+        The n beams of a row are n * T queries then: [B * n, H, T, D] becomes [B, H, n * T, D], beside [B, K, S, D].
         """
         query = self._split_heads(linear(self.q_proj, hidden_states), self.q_norm)
         key, value = self._cross_keys_values(key_value_states, past_key_values)

@@ -122,7 +122,7 @@ class BlockformerConfig(PretrainedConfig):
     embedding_scale: float | None = None
     lm_head_transform: bool = False
     pooler_act: str | None = None
-    logit_scale: float = 1.0
+    logit_scale: float | None = 1.0
     final_norm: bool | None = None
     sliding_window: int | None = None
     layer_types: list | None = None

@@ -43,8 +43,8 @@ class FeedForward(nn.Module):
 
     def joinable(self) -> tuple[nn.Module, ...]:
         """The layers that read the same states and may be one product; none where an engine has replaced them."""
-        layers = [self._modules.get(name) for name in ("gate_proj", "up_proj")]
-        return () if None in layers else tuple(layers)
+        gate = self._modules.get("gate_proj")
+        return () if gate is None else (gate, self.up_proj)
 
     def _plain_inner(self, hidden_states):
         return self.act_fn(linear(self.up_proj, hidden_states))

@@ -92,8 +92,12 @@ def quick_products(modules: Sequence, states) -> list | None:
 
     Shapes: [..., I] -> [..., O] each.
     """
-    products = [_quick_product(module, states) for module in modules]
-    if None in products or not products:
+    products = []
+    for module in modules:
+        if (product := _quick_product(module, states)) is None:
+            return None
+        products.append(product)
+    if not products:
         return None
     return [product(states, each.weight, each.bias) for product, each in zip(products, modules, strict=True)]
 
