@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import transformers
-from pairs import assert_as_exact, assert_close, assert_gradients_close, in_float64, largest, left_padded, pair
+from pairs import assert_as_exact, assert_close, assert_gradients_close, in_float64, largest, left_padded, margins, pair
 from torch import nn
 
 from blockformer.conversion import from_official
@@ -227,6 +227,7 @@ def test_a_zero_is_held_to_the_values_beside_it():
     assert_close({"loss": [1e-9, 2.0]}, {"loss": [1e-9 * (1 + 1e-6), 2.0]})
     with pytest.raises(AssertionError, match="loss 0 Scalars are not close"):
         assert_close({"loss": [1e-9, 2.0]}, {"loss": [1.1e-9, 2.0]})
+    margins.clear()  # near on purpose
 
 
 @pytest.mark.parametrize(
@@ -258,3 +259,4 @@ def test_a_gradient_that_vanishes_is_held_to_the_largest_of_all():
     assert_gradients_close({**expected, "bias": torch.tensor([-1e-9, 1.9e-6])}, expected)
     with pytest.raises(AssertionError, match="bias"):
         assert_gradients_close({**expected, "bias": torch.tensor([0.0, 2.1e-6])}, expected)
+    margins.clear()  # near on purpose

@@ -121,7 +121,8 @@ def assert_same_outputs(ours, theirs, side, shift=0):
     for name in ("pooler_output", "logits", "seq_relationship_logits"):
         if expected.get(name) is not None and expected[name].shape[:2] != mask.shape:
             rows = mask[:, 0] if "MultipleChoice" not in type(ours).__name__ else mask[None, :, 0]
-            assert_close(found[name][rows], expected[name][rows])
+            # Of a choice one number alone, a sum of terms of about 1 that may cancel.
+            assert_close(found[name][rows], expected[name][rows], at_least=1.0)
             compared += 1
     assert compared == sum(
         name not in ("past_key_values", "loss") for name, value in expected.items() if value is not None
