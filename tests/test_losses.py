@@ -237,6 +237,7 @@ READINGS = {
 }
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("reading", READINGS)
 def test_logits_are_there_for_whoever_reads_them(reading, few):
     """A batch's size does not decide what an output is: it decides when its logits are computed."""

@@ -210,7 +210,7 @@ class BlockformerEncoderPreTrainedModel(BlockformerPreTrainedModel):
         super().__init__(config)
         self.model = BlockformerEncoderModel(config, add_pooling_layer=self.reads_pooler)
         if not self.reads_pooler:
-            self._keys_to_ignore_on_load_unexpected = {r"pooler\."}
+            self._keys_to_ignore_on_load_unexpected = [r"pooler\."]
 
     def summarise(self, outputs, input_ids, attention_mask):
         """A row's summary [B, C]: the pooler's or, without one, the state at the first token."""

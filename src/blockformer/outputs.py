@@ -48,9 +48,13 @@ class LanguageModelOutput(ModelOutput):
     tensor in it to float32) does not compute it.
     """
 
+    def __post_init__(self):
+        super().__post_init__()  # older versions of the library read every field there
+        self.is_complete = True
+
     def __getattribute__(self, name):
         value = super().__getattribute__(name)
-        if isinstance(value, DeferredLogits):
+        if isinstance(value, DeferredLogits) and "is_complete" in self.__dict__:
             value = value()
             setattr(self, name, value)
         return value
