@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairs import SIZES, assert_close, assert_gradients_close, config, model, token_ids
-from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
+from transformers import AttentionInterface, DataCollatorWithFlattening, Trainer, TrainingArguments
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from blockformer import (
@@ -16,7 +16,6 @@ from blockformer import (
     BlockformerEncoderModel,
 )
 from blockformer.attention import eager_attention_forward
-from blockformer.compat import ALL_ATTENTION_FUNCTIONS
 from blockformer.packing import Packing, find_packing, flattened_positions, sequence_numbers
 
 pytestmark = pytest.mark.portable
@@ -289,7 +288,7 @@ def test_flash_attention_gets_the_lengths_and_no_mask(cls):
         seen.append((attention_mask, kwargs["cu_seq_lens_q"].tolist(), kwargs["max_length_k"], kwargs["position_ids"]))
         return eager_attention_forward(module, query, key, value, None, kwargs["scaling"])
 
-    ALL_ATTENTION_FUNCTIONS.register("flash_attention_probe", attend)
+    AttentionInterface.register("flash_attention_probe", attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register("flash_attention_probe", ALL_MASK_ATTENTION_FUNCTIONS["flash_attention_2"])
     ours.config._attn_implementation = "flash_attention_probe"
     _, batch = flattened(return_flash_attn_kwargs=True)
