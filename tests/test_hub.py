@@ -230,6 +230,27 @@ def test_card_code_and_tokenizer_arrive(published, tiny_tokenizer):
     assert text[0].startswith("import heapq")
 
 
+CONFIG_ALONE = r"""
+import json, os, shutil
+from huggingface_hub import constants, hf_hub_download
+from transformers import AutoConfig, AutoModelForCausalLM
+again = os.path.join(arguments["folder"], "again")
+AutoConfig.from_pretrained("ann/small", revision="v1", trust_remote_code=True).save_pretrained(again)
+shutil.copy(hf_hub_download("ann/small", "model.safetensors", revision="v1"), again)
+model = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True).eval()
+with torch.no_grad():
+    torch.save(model(torch.tensor(arguments["ids"])).logits, arguments["save"])
+print(json.dumps(None))
+"""
+
+
+@pytest.mark.versions
+def test_a_config_that_is_saved_alone_brings_the_code_of_its_models(published):
+    path = published.folder / "again.pt"
+    published.clients.run(CONFIG_ALONE, save=str(path))
+    assert torch.equal(torch.load(path, weights_only=True), published.logits[1])
+
+
 def test_large_files_come_in_parts_and_no_token_goes_to_their_store(published):
     stored = [request for request in published.hub.requests if request[0] == "PUT"]
     assert {path.rpartition("/")[2] for _, path, _, _ in stored} >= {"1", "2", "3"}

@@ -86,6 +86,29 @@ assert "blockformer" not in sys.modules
 print(json.dumps(first))
 """
 
+CONFIG_ALONE = r"""
+import json, os, shutil
+import transformers
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
+repo, again, auto_class = sys.argv[1:4]
+config = transformers.AutoConfig.from_pretrained(repo, trust_remote_code=True)
+lists = [config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+         config.model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES]
+assert not [name for name in sys.modules if ".modeling_" in name and name.startswith("transformers_modules.")]
+config.save_pretrained(again)
+code = {name for name in os.listdir(repo) if name.endswith(".py")}
+assert code == {name for name in os.listdir(again) if name.endswith(".py")}
+shutil.copy(os.path.join(repo, "model.safetensors"), again)
+shutil.rmtree(repo)
+model = getattr(transformers, auto_class).from_pretrained(again, trust_remote_code=True)
+assert type(model).__name__ == config.architectures[0]
+assert "blockformer" not in sys.modules
+print(json.dumps(lists))
+"""
+
 REFUSED = r"""
 import os, threading
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
@@ -201,7 +224,7 @@ def test_a_plainly_saved_and_a_converted_model_load_just_as_well(tmp_path, model
 def test_nothing_of_a_repo_runs_without_trust(tmp_path, model, tiny_tokenizer):
     blockformer.export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer)
     planted = tmp_path / "PLANTED"
-    for name in ("configuration_blockformer.py", "modeling_blockformer.py"):
+    for name in ("configuration_decoder.py", "modeling_blockformer.py"):
         path = tmp_path / "repo" / name
         path.write_text(f"open({str(planted)!r}, 'w').close()\n" + path.read_text())
     config = tmp_path / "repo/config.json"
@@ -234,3 +257,22 @@ def test_an_encoder_decoder_where_blockformer_is_not(tmp_path, way):
     assert {path.name for path in code_files(config)} <= names
     entries = json.loads((tmp_path / "again/config.json").read_text())
     assert entries["auto_map"] == blockformer.BlockformerEncoderDecoderConfig.auto_classes
+
+
+@pytest.mark.parametrize(
+    ("preset", "model_class", "auto_class", "lists"),
+    [
+        ("qwen3", "BlockformerDecoderForCausalLM", "AutoModelForCausalLM", [True, False]),
+        ("bert", "BlockformerEncoderForMaskedLM", "AutoModelForMaskedLM", [False, False]),
+        ("t5", "BlockformerEncoderDecoderForConditionalGeneration", "AutoModelForSeq2SeqLM", [False, True]),
+    ],
+)
+def test_a_config_alone_brings_the_code_of_its_models_and_says_what_they_are(
+    tmp_path, preset, model_class, auto_class, lists
+):
+    """mergekit saves a config beside merged weights; lm-eval decides by the library's lists before it loads a model."""
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    model = getattr(blockformer, model_class)(blockformer.preset(preset, num_attention_heads=2, **sizes))
+    blockformer.export_model(model, tmp_path / "repo")
+    found = fresh(CONFIG_ALONE, tmp_path / "repo", tmp_path / "again", auto_class, folder=tmp_path)
+    assert json.loads(found) == lists

@@ -7,11 +7,9 @@ import transformers
 
 from . import modeling_blockformer, modeling_encoder_decoder
 from .base import BlockformerPreTrainedModel
-from .configuration_blockformer import (
-    BlockformerDecoderConfig,
-    BlockformerEncoderConfig,
-    BlockformerEncoderDecoderConfig,
-)
+from .configuration_decoder import BlockformerDecoderConfig
+from .configuration_encoder import BlockformerEncoderConfig
+from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .modeling_blockformer import (
     BlockformerDecoderForCausalLM,
     BlockformerDecoderForQuestionAnswering,

@@ -10,12 +10,15 @@ from transformers.masking_utils import (
     create_causal_mask,
     create_sliding_window_causal_mask,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 __all__ = [
     "OutputRecorder",
-    "announce_causal_lm",
+    "announce_language_model",
     "bidirectional_mask",
     "capture_outputs",
     "causal_masks",
@@ -36,13 +39,22 @@ def generation_field_names() -> set:
     return set(defaults() if defaults is not None else GenerationConfig().to_dict())
 
 
-def announce_causal_lm(model_type: str, class_name: str) -> None:
-    """Enter a class into the library's list of causal language models by name.
+# The library's lists of language models by name, to which registering with the Auto classes adds nothing.
+_LANGUAGE_MODELS = {
+    "AutoModelForCausalLM": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    "AutoModelForSeq2SeqLM": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+}
 
-    Registering with the Auto classes does not do it, and `Trainer` reads the list: without the entry its label
-    smoothing compares each token with itself instead of with the next one.
+
+def announce_language_model(config_class) -> None:
+    """Enter the language model of a topology into the library's list of its kind.
+
+    `Trainer` shifts smoothed labels only for the causal ones; other tools (lm-eval) tell causal from
+    sequence-to-sequence models by these lists when they have loaded nothing but the config.
     """
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type] = class_name
+    for auto_class, names in _LANGUAGE_MODELS.items():
+        if auto_class in config_class.auto_classes:
+            names[config_class.model_type] = config_class.auto_classes[auto_class].rpartition(".")[2]
 
 
 # The model type of PEFT's tables whose modules bear the names of ours.

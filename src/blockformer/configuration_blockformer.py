@@ -1,10 +1,9 @@
-"""The configuration: one base whose fields are the axes of the core, one class for each topology.
+"""The configuration: one base whose fields are the axes of the core; each topology has a class in a file of its own.
 
 A field is checked when the config is made, before any memory is taken. No field names a model family: a family is a
 choice of values (see `presets.py`).
 """
 
-import copy
 import os
 from typing import ClassVar
 
@@ -244,120 +243,3 @@ class BlockformerConfig(PretrainedConfig):
         relative_keys = self.position_type in ("relative_key", "relative_key_query")
         positions = 2 * self.max_position_embeddings * self.head_dim if relative_keys else 0
         return attention * (2 if has_cross_attention else 1) + mlp + positions
-
-
-class BlockformerEncoderConfig(BlockformerConfig):
-    """An encoder: each token sees the whole text.
-
-    Takes the fields of `BlockformerConfig`. The defaults are a modern encoder (rotary positions, RMS norm, gated
-    feed-forward); `preset("bert")` has BERT's settings.
-
-    Raises:
-        ValueError: also for cross-attention, which only a decoder has.
-    """
-
-    model_type = "blockformer_encoder"
-    is_decoder: bool = False
-    auto_classes = {
-        "AutoConfig": "configuration_blockformer.BlockformerEncoderConfig",
-        "AutoModel": "modeling_blockformer.BlockformerEncoderModel",
-        "AutoModelForMaskedLM": "modeling_blockformer.BlockformerEncoderForMaskedLM",
-        "AutoModelForPreTraining": "modeling_blockformer.BlockformerEncoderForPreTraining",
-        "AutoModelForNextSentencePrediction": "modeling_blockformer.BlockformerEncoderForNextSentencePrediction",
-        "AutoModelForSequenceClassification": "modeling_blockformer.BlockformerEncoderForSequenceClassification",
-        "AutoModelForMultipleChoice": "modeling_blockformer.BlockformerEncoderForMultipleChoice",
-        "AutoModelForTokenClassification": "modeling_blockformer.BlockformerEncoderForTokenClassification",
-        "AutoModelForQuestionAnswering": "modeling_blockformer.BlockformerEncoderForQuestionAnswering",
-    }
-
-
-class BlockformerDecoderConfig(BlockformerConfig):
-    """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
-
-    Takes the fields of `BlockformerConfig`. The defaults are a small Llama-style model.
-
-    Example:
-        >>> config = BlockformerDecoderConfig(hidden_size=256, num_attention_heads=4, qk_norm=True)
-        >>> config.head_dim
-        64
-    """
-
-    model_type = "blockformer_decoder"
-    is_decoder: bool = True
-    auto_classes = {
-        "AutoConfig": "configuration_blockformer.BlockformerDecoderConfig",
-        "AutoModel": "modeling_blockformer.BlockformerDecoderModel",
-        "AutoModelForCausalLM": "modeling_blockformer.BlockformerDecoderForCausalLM",
-        "AutoModelForSequenceClassification": "modeling_blockformer.BlockformerDecoderForSequenceClassification",
-        "AutoModelForTokenClassification": "modeling_blockformer.BlockformerDecoderForTokenClassification",
-        "AutoModelForQuestionAnswering": "modeling_blockformer.BlockformerDecoderForQuestionAnswering",
-    }
-
-
-class BlockformerEncoderDecoderConfig(BlockformerConfig):
-    """An encoder and a decoder that looks at its states, both with the fields of `BlockformerConfig`.
-
-    `num_hidden_layers` counts the encoder's layers. Sliding windows are a decoder's alone and not supported here.
-
-    Args:
-        decoder_layers: the decoder's layers; None means as many as the encoder has.
-        decoder_vocab_size: tokens of a target vocabulary of its own; None means that `vocab_size` counts both sides'.
-        share_embeddings: one embedding matrix for both sides.
-        decoder_start_token_id: the token that the decoder reads first.
-        decoder_starts_with_last_label: in training the decoder reads each row's last label first, the language code
-            of some translators, instead of `decoder_start_token_id`.
-    """
-
-    model_type = "blockformer_encoder_decoder"
-    is_encoder_decoder: bool = True
-    is_decoder: bool = False
-    decoder_layers: int | None = None
-    decoder_vocab_size: int | None = None
-    share_embeddings: bool = True
-    decoder_start_token_id: int | None = None
-    decoder_starts_with_last_label: bool = False
-    auto_classes = {
-        "AutoConfig": "configuration_blockformer.BlockformerEncoderDecoderConfig",
-        "AutoModel": "modeling_encoder_decoder.BlockformerEncoderDecoderModel",
-        "AutoModelForSeq2SeqLM": "modeling_encoder_decoder.BlockformerEncoderDecoderForConditionalGeneration",
-        "AutoModelForSequenceClassification": (
-            "modeling_encoder_decoder.BlockformerEncoderDecoderForSequenceClassification"
-        ),
-        "AutoModelForQuestionAnswering": "modeling_encoder_decoder.BlockformerEncoderDecoderForQuestionAnswering",
-    }
-    base_model_pp_plan: ClassVar[dict] = {}
-
-    def __post_init__(self, **kwargs):
-        if self.decoder_layers is None:
-            self.decoder_layers = self.num_hidden_layers
-        super().__post_init__(**kwargs)
-        stacks = {"encoder": self._tensor_parallel_plan(False), "decoder": self._tensor_parallel_plan(True)}
-        self.base_model_tp_plan = {
-            f"{stack}.{name}": style
-            for stack, plan in stacks.items()
-            for name, style in {"embed_tokens": "embedding_rowwise", **plan}.items()
-        }
-
-    def num_parameters_estimate(self) -> int:
-        """Weights of both stacks' matrices; see the base class."""
-        decoder = self.decoder_layers * self._layer_estimate(has_cross_attention=True)
-        embeddings = 0 if self.share_embeddings else (self.decoder_vocab_size or self.vocab_size) * self.hidden_size
-        return super().num_parameters_estimate() + decoder + embeddings
-
-    def get_text_config(self, decoder=None, encoder=None):
-        """The config itself; for the decoder alone, which the library asks for to size a cache, `decoder_side()`."""
-        return self.decoder_side() if decoder and not encoder else self
-
-    def encoder_side(self) -> "BlockformerEncoderDecoderConfig":
-        """The settings of the encoder's stack."""
-        side = copy.deepcopy(self)
-        side.use_cache = False
-        return side
-
-    def decoder_side(self) -> "BlockformerEncoderDecoderConfig":
-        """The settings of the decoder's stack: its own number of layers and its vocabulary."""
-        side = copy.deepcopy(self)
-        side.num_hidden_layers = self.decoder_layers or self.num_hidden_layers
-        side.layer_types = ["full_attention"] * side.num_hidden_layers
-        side.vocab_size = self.decoder_vocab_size or self.vocab_size
-        return side

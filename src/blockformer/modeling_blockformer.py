@@ -15,9 +15,9 @@ from transformers.utils import can_return_tuple
 from .attention import Attention  # noqa: F401
 from .base import BlockformerPreTrainedModel
 from .cache import GrowingGenerationMixin
-from .compat import announce_causal_lm
 from .config_checks import check_names  # noqa: F401
-from .configuration_blockformer import BlockformerDecoderConfig, BlockformerEncoderConfig
+from .configuration_decoder import BlockformerDecoderConfig
+from .configuration_encoder import BlockformerEncoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .heads import (
     LanguageModelHead,
@@ -391,4 +391,3 @@ for _config in (BlockformerDecoderConfig, BlockformerEncoderConfig):
     for _auto_class, _target in _config.auto_classes.items():
         if _auto_class != "AutoConfig":
             globals()[_target.rpartition(".")[2]].register_for_auto_class(_auto_class)
-announce_causal_lm(BlockformerDecoderConfig.model_type, "BlockformerDecoderForCausalLM")

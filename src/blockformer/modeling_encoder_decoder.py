@@ -20,7 +20,7 @@ from .base import BlockformerPreTrainedModel
 from .cache import GrowingGenerationMixin
 from .compat import causal_masks  # noqa: F401
 from .config_checks import check_names  # noqa: F401
-from .configuration_blockformer import BlockformerEncoderDecoderConfig
+from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .heads import LanguageModelHead, head_dropout, last_token_states
 from .inference import PackedLinear  # noqa: F401

@@ -5,12 +5,10 @@ Presets know the config, not the other way round, so they stay out of exported r
 
 import difflib
 
-from .configuration_blockformer import (
-    BlockformerConfig,
-    BlockformerDecoderConfig,
-    BlockformerEncoderConfig,
-    BlockformerEncoderDecoderConfig,
-)
+from .configuration_blockformer import BlockformerConfig
+from .configuration_decoder import BlockformerDecoderConfig
+from .configuration_encoder import BlockformerEncoderConfig
+from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 
 _LLAMA_STYLE = {
     "norm_type": "rms_norm",

@@ -1,0 +1,84 @@
+"""The configuration of an encoder-decoder."""
+
+import copy
+from typing import TYPE_CHECKING, ClassVar
+
+from .compat import announce_language_model
+from .configuration_blockformer import BlockformerConfig
+
+if TYPE_CHECKING:
+    # Never run. The loader of remote code reads it as an import: a config that is loaded and saved alone brings the
+    # models' code along.
+    from .modeling_encoder_decoder import BlockformerEncoderDecoderModel  # noqa: F401
+
+
+class BlockformerEncoderDecoderConfig(BlockformerConfig):
+    """An encoder and a decoder that looks at its states, both with the fields of `BlockformerConfig`.
+
+    `num_hidden_layers` counts the encoder's layers. Sliding windows are a decoder's alone and not supported here.
+
+    Args:
+        decoder_layers: the decoder's layers; None means as many as the encoder has.
+        decoder_vocab_size: tokens of a target vocabulary of its own; None means that `vocab_size` counts both sides'.
+        share_embeddings: one embedding matrix for both sides.
+        decoder_start_token_id: the token that the decoder reads first.
+        decoder_starts_with_last_label: in training the decoder reads each row's last label first, the language code
+            of some translators, instead of `decoder_start_token_id`.
+    """
+
+    model_type = "blockformer_encoder_decoder"
+    is_encoder_decoder: bool = True
+    is_decoder: bool = False
+    decoder_layers: int | None = None
+    decoder_vocab_size: int | None = None
+    share_embeddings: bool = True
+    decoder_start_token_id: int | None = None
+    decoder_starts_with_last_label: bool = False
+    auto_classes = {
+        "AutoConfig": "configuration_encoder_decoder.BlockformerEncoderDecoderConfig",
+        "AutoModel": "modeling_encoder_decoder.BlockformerEncoderDecoderModel",
+        "AutoModelForSeq2SeqLM": "modeling_encoder_decoder.BlockformerEncoderDecoderForConditionalGeneration",
+        "AutoModelForSequenceClassification": (
+            "modeling_encoder_decoder.BlockformerEncoderDecoderForSequenceClassification"
+        ),
+        "AutoModelForQuestionAnswering": "modeling_encoder_decoder.BlockformerEncoderDecoderForQuestionAnswering",
+    }
+    base_model_pp_plan: ClassVar[dict] = {}
+
+    def __post_init__(self, **kwargs):
+        if self.decoder_layers is None:
+            self.decoder_layers = self.num_hidden_layers
+        super().__post_init__(**kwargs)
+        stacks = {"encoder": self._tensor_parallel_plan(False), "decoder": self._tensor_parallel_plan(True)}
+        self.base_model_tp_plan = {
+            f"{stack}.{name}": style
+            for stack, plan in stacks.items()
+            for name, style in {"embed_tokens": "embedding_rowwise", **plan}.items()
+        }
+
+    def num_parameters_estimate(self) -> int:
+        """Weights of both stacks' matrices; see the base class."""
+        decoder = self.decoder_layers * self._layer_estimate(has_cross_attention=True)
+        embeddings = 0 if self.share_embeddings else (self.decoder_vocab_size or self.vocab_size) * self.hidden_size
+        return super().num_parameters_estimate() + decoder + embeddings
+
+    def get_text_config(self, decoder=None, encoder=None):
+        """The config itself; for the decoder alone, which the library asks for to size a cache, `decoder_side()`."""
+        return self.decoder_side() if decoder and not encoder else self
+
+    def encoder_side(self) -> "BlockformerEncoderDecoderConfig":
+        """The settings of the encoder's stack."""
+        side = copy.deepcopy(self)
+        side.use_cache = False
+        return side
+
+    def decoder_side(self) -> "BlockformerEncoderDecoderConfig":
+        """The settings of the decoder's stack: its own number of layers and its vocabulary."""
+        side = copy.deepcopy(self)
+        side.num_hidden_layers = self.decoder_layers or self.num_hidden_layers
+        side.layer_types = ["full_attention"] * side.num_hidden_layers
+        side.vocab_size = self.decoder_vocab_size or self.vocab_size
+        return side
+
+
+announce_language_model(BlockformerEncoderDecoderConfig)
