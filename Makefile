@@ -6,12 +6,13 @@ READY := $(VENV)/.ready
 TESTS ?= tests
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+CLIENTS ?=
 ATEN ?= avx2
 ONEDNN ?= AVX2
 MKL ?= AVX2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test portable exhaustive check lint format bench bench-full versions quantization wheel smoke clean
+.PHONY: help setup demo test portable exhaustive check lint format bench bench-full versions clients quantization wheel smoke clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -58,6 +59,9 @@ bench-full: $(READY) ## the same with every size and context
 
 versions: $(READY) ## the parity, generation and remote-code tests on transformers 5.5, 5.10.4 and the newest
 	$(BIN)/python scripts/versions.py
+
+clients: $(READY) ## other people's tools on our models and on transformers' own (CLIENTS="peft onnx" for some)
+	$(BIN)/python scripts/clients $(CLIENTS)
 
 quantization: $(READY) ## the tests of the low-bit libraries, in an environment of their own
 	$(BIN)/python scripts/quantization.py
