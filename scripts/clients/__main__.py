@@ -50,6 +50,7 @@ CLIENTS = {
     "sentence-transformers": Client("with_sentence_transformers.py", ["trl==1.16.0"], quick=[]),
     "onnx": Client("with_onnx.py", ["onnx", "onnxruntime", "onnxscript"], quick=["bert-encoder", "t5"]),
     "mergekit": Client("with_mergekit.py", ["mergekit==0.1.5"], quick=[]),
+    "vllm": Client("with_vllm.py"),  # makes an environment of its own, without ours
     "lm-eval": Client("with_lm_eval.py", ["lm-eval==0.4.13"]),
     "mteb": Client("with_mteb.py", ["mteb==2.26.24"]),
     "nnsight": Client("with_nnsight.py", ["nnsight==0.8.1"]),

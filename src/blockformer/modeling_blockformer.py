@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndCrossAttentions,
+    CausalLMOutputWithCrossAttentions,
+    MaskedLMOutput,
     MultipleChoiceModelOutput,
     NextSentencePredictorOutput,
 )
@@ -35,7 +37,7 @@ from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import share_of_items, shifted, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
-from .outputs import CausalLMOutput, EncoderLMOutput, PreTrainingOutput
+from .outputs import PreTrainingOutput, make_output
 from .packing import Packing  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
 from .quantized_kernels import Kernel  # noqa: F401
@@ -92,7 +94,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs,
-    ) -> CausalLMOutput:
+    ) -> CausalLMOutputWithCrossAttentions:
         """Run the decoder and its head; the arguments not listed are those of `Stack.forward`.
 
         Args:
@@ -106,7 +108,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
 
         Returns:
             `logits` [B, T, V] and, with labels, `loss`. In training with many logits they are computed when they are
-            read (see `outputs.LanguageModelOutput`).
+            read (see `outputs.LateOutput`).
         """
         # Not in the signature: `Trainer` takes every argument with "label" in its name for a column of the data.
         shift_labels, label_smoothing = kwargs.pop("shift_labels", None), kwargs.pop("label_smoothing", 0.0)
@@ -130,7 +132,8 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
         )
-        return CausalLMOutput(
+        return make_output(
+            CausalLMOutputWithCrossAttentions,
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
@@ -238,7 +241,7 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs,
-    ) -> EncoderLMOutput:
+    ) -> MaskedLMOutput:
         """Tokens [B, T] to `logits` [B, T, V]; with labels int [B, T] (-100: not masked) also `loss`.
 
         `return_logits` and `label_smoothing` are those of `LanguageModelHead.logits_and_loss`.
@@ -249,9 +252,8 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state, labels, num_items_in_batch, return_logits, label_smoothing
         )
-        return EncoderLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        parts = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+        return make_output(MaskedLMOutput, loss=loss, logits=logits, **parts)
 
 
 class BlockformerEncoderForNextSentencePrediction(BlockformerEncoderPreTrainedModel):
@@ -319,7 +321,8 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
         if loss is not None:
             next_loss = token_cross_entropy(next_logits, next_sentence_label.view(-1))
             loss = loss + next_loss * share_of_items(labels, num_items_in_batch)
-        return PreTrainingOutput(
+        return make_output(
+            PreTrainingOutput,
             loss=loss,
             prediction_logits=logits,
             seq_relationship_logits=next_logits,

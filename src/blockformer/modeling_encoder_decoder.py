@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import (
     BaseModelOutput,
+    Seq2SeqLMOutput,
     Seq2SeqModelOutput,
     Seq2SeqQuestionAnsweringModelOutput,
     Seq2SeqSequenceClassifierOutput,
@@ -30,7 +31,7 @@ from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, sequence_loss, span_loss
 from .normalization import RMSNorm  # noqa: F401
-from .outputs import EncoderDecoderLMOutput
+from .outputs import make_output
 from .packing import Packing  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
 from .quantized_kernels import Kernel  # noqa: F401
@@ -298,7 +299,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs,
-    ) -> EncoderDecoderLMOutput:
+    ) -> Seq2SeqLMOutput:
         """Run the model and its head; the arguments not listed are those of `BlockformerEncoderDecoderModel.forward`.
 
         Args:
@@ -310,7 +311,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
 
         Returns:
             `logits` [B, T, V] and, with labels, `loss`. In training with many logits they are computed when they are
-            read (see `outputs.LanguageModelOutput`).
+            read (see `outputs.LateOutput`).
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -332,7 +333,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], labels, num_items_in_batch, return_logits, label_smoothing
         )
-        return EncoderDecoderLMOutput(loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
+        return make_output(Seq2SeqLMOutput, loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=True, input_ids=None, **model_kwargs):
         """Beams share the encoder's states and mask: only what belongs to the target is repeated."""

@@ -16,7 +16,7 @@ from transformers.modeling_outputs import (
 
 
 class DeferredLogits:
-    """Logits that nobody has read yet. `LanguageModelOutput` puts the tensor in its place on the first read.
+    """Logits that nobody has read yet. `LateOutput` puts the tensor in its place on the first read.
 
     Args:
         compute: returns the logits.
@@ -41,7 +41,7 @@ class DeferredLogits:
         return self._compute()
 
 
-class LanguageModelOutput(ModelOutput):
+class LateOutput(ModelOutput):
     """Mixed into an output class: a `DeferredLogits` is computed when it is read, by name, by index or in a tuple.
 
     `items()` and `values()` alone pass it on as it is, so that what only maps over an output (accelerate casts every
@@ -71,22 +71,7 @@ class LanguageModelOutput(ModelOutput):
 
 
 @dataclass
-class CausalLMOutput(LanguageModelOutput, CausalLMOutputWithCrossAttentions):
-    """`logits` [B, T, V] of the next token."""
-
-
-@dataclass
-class EncoderLMOutput(LanguageModelOutput, MaskedLMOutput):
-    """`logits` [B, T, V] of each token."""
-
-
-@dataclass
-class EncoderDecoderLMOutput(LanguageModelOutput, Seq2SeqLMOutput):
-    """`logits` [B, T, V] of the next target token."""
-
-
-@dataclass
-class PreTrainingOutput(LanguageModelOutput):
+class PreTrainingOutput(ModelOutput):
     """Logits of masked tokens [B, T, V] and of the next sentence [B, 2], under the names that BERT's users know."""
 
     loss: torch.FloatTensor | None = None
@@ -94,3 +79,40 @@ class PreTrainingOutput(LanguageModelOutput):
     seq_relationship_logits: torch.FloatTensor | None = None
     hidden_states: tuple[torch.FloatTensor, ...] | None = None
     attentions: tuple[torch.FloatTensor, ...] | None = None
+
+
+@dataclass
+class LateCausalLMOutput(LateOutput, CausalLMOutputWithCrossAttentions):
+    """`logits` [B, T, V] of the next token."""
+
+
+@dataclass
+class LateMaskedLMOutput(LateOutput, MaskedLMOutput):
+    """`logits` [B, T, V] of each token."""
+
+
+@dataclass
+class LateSeq2SeqLMOutput(LateOutput, Seq2SeqLMOutput):
+    """`logits` [B, T, V] of the next target token."""
+
+
+@dataclass
+class LatePreTrainingOutput(LateOutput, PreTrainingOutput):
+    """`prediction_logits` [B, T, V] and `seq_relationship_logits` [B, 2]."""
+
+
+_LATE = {
+    CausalLMOutputWithCrossAttentions: LateCausalLMOutput,
+    MaskedLMOutput: LateMaskedLMOutput,
+    Seq2SeqLMOutput: LateSeq2SeqLMOutput,
+    PreTrainingOutput: LatePreTrainingOutput,
+}
+
+
+def make_output(output_class, **fields):
+    """An output of this class; where one of its fields is a `DeferredLogits`, of the class that computes it when read.
+
+    The compiler traces the library's own classes alone, and under it no logits are deferred.
+    """
+    is_late = any(isinstance(value, DeferredLogits) for value in fields.values())
+    return (_LATE[output_class] if is_late else output_class)(**fields)
