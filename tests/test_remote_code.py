@@ -19,6 +19,14 @@ pytestmark = pytest.mark.versions
 
 WORDS = ["def heap(x):", "import textwrap as t"]
 
+# Two folders are two copies of the code, and each measures for itself which product is the quicker one here.
+CLOSE = r"""
+def close(found, expected):
+    import torch
+    found, expected = torch.as_tensor(found), torch.as_tensor(expected)
+    return (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+"""
+
 LOADED = r"""
 import json, torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
@@ -35,7 +43,7 @@ def results(folder):
     with torch.no_grad():
         logits = model(**batch).logits
         states = base(**batch).last_hidden_state
-    assert torch.equal(model.lm_head(states), logits)
+    assert close(model.lm_head(states), logits)
     ids = model.generate(**batch, max_new_tokens=8, do_sample=False)
     assert config.model_type == "blockformer_decoder"
     assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
@@ -47,7 +55,8 @@ model.save_pretrained(again)
 tokenizer.save_pretrained(again)
 base.save_pretrained(again + "-base")
 _, _, _, second = results(again)
-assert second == first
+assert close(second.pop("logits"), first["logits"])
+assert {**second, "logits": first["logits"]} == first
 AutoModel.from_pretrained(again + "-base", **trust)
 classifier = AutoModelForSequenceClassification.from_pretrained(repo, num_labels=3, **trust)
 assert classifier.score.weight.shape == (3, model.config.hidden_size)
@@ -68,14 +77,15 @@ def results(folder):
     base = AutoModel.from_pretrained(folder, **trust).eval()
     with torch.no_grad():
         outputs = model(ids, decoder_input_ids=ids)
-        assert torch.equal(model.logits_of(base(ids, decoder_input_ids=ids).last_hidden_state), outputs.logits)
+        assert close(model.logits_of(base(ids, decoder_input_ids=ids).last_hidden_state), outputs.logits)
     written = [model.generate(ids, max_new_tokens=9, do_sample=False, num_beams=n).tolist() for n in (1, 3)]
     return model, {"logits": outputs.logits.tolist(), "written": written}
 
 model, first = results(repo)
 model.save_pretrained(again)
 second = results(again)[1]
-assert second == first
+assert close(second.pop("logits"), first["logits"])
+assert {**second, "logits": first["logits"]} == first
 classifier = AutoModelForSequenceClassification.from_pretrained(repo, num_labels=3, **trust)
 assert classifier(ids).logits.shape == (2, 3)
 fresh = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(repo, **trust), **trust)
@@ -158,7 +168,7 @@ def fresh(script, *arguments, folder):
         "TRANSFORMERS_OFFLINE": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-I", "-c", REFUSAL + "refuse_this_package()\n" + script, *map(str, arguments)],
+        [sys.executable, "-I", "-c", REFUSAL + "refuse_this_package()\n" + CLOSE + script, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=280,
@@ -190,7 +200,7 @@ def check(found, wanted):
     found = json.loads(found)
     assert found["ids"] == wanted["ids"]
     assert found["text"] == wanted["text"]
-    assert_close(torch.tensor(found["logits"]), wanted["logits"], 1e-6)
+    assert_close(torch.tensor(found["logits"]), wanted["logits"])
 
 
 @pytest.mark.parametrize("name", ["blockformer", "conversion"])
