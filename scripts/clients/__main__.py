@@ -101,7 +101,7 @@ def table(rows: list[dict]) -> str:
     lines: dict[tuple, list[str]] = {}
     for row in rows:
         job, _, model = row["job"].partition(": ")
-        note = row["note"].partition(" (largest")[0]
+        note = row["note"]
         if row["same"]:
             note = "the same" if not note or note.startswith("largest") else f"the same, but {note}"
         lines.setdefault((job, row["ours"], row["theirs"], note), []).append(model)

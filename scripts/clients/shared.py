@@ -86,7 +86,7 @@ def compare(
             unequal = f"{str(ours)[:60]} / {str(theirs)[:60]}"
     same = worst <= tolerance and not unequal
     found = unequal or f"largest difference {worst:.1e}"
-    report(client, f"{job}: {model}", *said, same, found if same or not note else f"{note} ({found})")
+    report(client, f"{job}: {model}", *said, same, note if note and not same else found)
 
 
 def _said(result: object) -> str:

@@ -46,7 +46,7 @@ def run(name: str, method: str, folder: str) -> list:
         return [model.eval()(ids, **extra).logits]
 
 
-FUSED = "GPT-2 of transformers has queries, keys and values in one tensor, and this method is not linear"
+FUSED = "transformers: its GPT-2 has queries, keys and values in one tensor, and this method is not linear"
 
 
 if __name__ == "__main__":
