@@ -29,7 +29,9 @@ def run(name: str, folder: str) -> dict:
     return found
 
 
-POSITIONS = "transformers: its BART gives padding positions; ours says what it says of a text alone (padded on the left)"
+POSITIONS = (
+    "transformers: its BART gives padding positions; ours says what it says of a text alone (padded on the left)"
+)
 
 if __name__ == "__main__":
     for name in BACKENDS:
