@@ -92,7 +92,7 @@ def test_every_weight_of_a_masked_language_model_learns_in_two_processes(togethe
     one = scale_steps.steps(scale_steps.small_masked_lm(), 0, 1)
     for answer in together["masked_lm"]:
         assert_close(answer["losses"], one["losses"], tolerance=1e-6)
-        assert_close(answer["weights"], one["weights"])
+        assert_gradients_close(answer["weights"], one["weights"])
 
 
 def test_a_sharded_checkpoint_is_loaded_by_one_process(together, folder):

@@ -17,7 +17,9 @@ from transformers.utils import can_return_tuple
 from .attention import Attention  # noqa: F401
 from .base import BlockformerPreTrainedModel
 from .cache import GrowingGenerationMixin
+from .compat import causal_masks  # noqa: F401
 from .config_checks import check_names  # noqa: F401
+from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
 from .configuration_encoder import BlockformerEncoderConfig
 from .feed_forward import FeedForward  # noqa: F401
