@@ -7,9 +7,29 @@ from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
 
 if TYPE_CHECKING:
-    # Never run. The loader of remote code reads it as an import: a config that is loaded and saved alone brings the
-    # models' code along.
+    # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
+    # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
+    from .attention import eager_attention_forward  # noqa: F401
+    from .base import WeightsError  # noqa: F401
+    from .cache import GrowingLayer  # noqa: F401
+    from .config_checks import check_names  # noqa: F401
+    from .feed_forward import FeedForward  # noqa: F401
+    from .heads import Pooler  # noqa: F401
+    from .inference import PackedWeight  # noqa: F401
+    from .inputs import cached_length  # noqa: F401
+    from .joint import Joint  # noqa: F401
+    from .kernels import fast_paths_enabled  # noqa: F401
+    from .layer import Layer  # noqa: F401
+    from .losses import token_cross_entropy  # noqa: F401
     from .modeling_encoder_decoder import BlockformerEncoderDecoderModel  # noqa: F401
+    from .normalization import RMSNorm  # noqa: F401
+    from .outputs import DeferredLogits  # noqa: F401
+    from .packing import Packing  # noqa: F401
+    from .positions import LearnedPositions  # noqa: F401
+    from .quantized_kernels import has_kernel  # noqa: F401
+    from .quantized_linear import unpack  # noqa: F401
+    from .stack import Stack  # noqa: F401
+    from .two_stacks import TwoStacks  # noqa: F401
 
 
 class BlockformerEncoderDecoderConfig(BlockformerConfig):
