@@ -245,10 +245,10 @@ class Recorder:
         self.outcomes: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report):
-        name = report.nodeid.rpartition("::")[2]
+        name, is_subtest = report.nodeid.rpartition("::")[2], hasattr(report, "context")
         if report.failed:
             self.outcomes[name] = "failed"
-        elif report.when == "call" or report.skipped:
+        elif not is_subtest and (report.when == "call" or report.skipped):
             self.outcomes.setdefault(name, report.outcome)
 
     def pytest_sessionfinish(self):
