@@ -14,8 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen3Conf
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import blockformer
+from blockformer.awq_linear import QuantizedLinear, pack
 from blockformer.inference import PackedLinear
-from blockformer.quantized_linear import QuantizedLinear, pack
 
 
 @dataclass(frozen=True)

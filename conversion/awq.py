@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from blockformer.quantized_linear import dequantize
+from blockformer.awq_linear import dequantize
 
 from .checkpoint import Checkpoint
 from .errors import ConversionError, listed, shown

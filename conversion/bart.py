@@ -31,10 +31,10 @@ OWN, SEPARATE, UNTIED, LEARNT = "own vocabularies", "separate", "untied", "learn
 SPARE, POSITIONS = "spare", "positions"
 """Traits, beside the names of the stored embeddings and of the bias. The last two come with the sizes of the tensor."""
 ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "out_proj": "o_proj"}
-# Official part of a layer -> our attention and its norm.
-ENCODER_PARTS = {"self_attn": ("self_attn", "input_layernorm")}
-DECODER_PARTS = {**ENCODER_PARTS, "encoder_attn": ("cross_attn", "cross_attn_layernorm")}
-REST = {"fc1": "mlp.up_proj", "fc2": "mlp.down_proj", "final_layer_norm": "post_attention_layernorm"}
+# Official part of a layer -> our attention.
+ENCODER_PARTS = {"self_attn": "self_attn"}
+DECODER_PARTS = {**ENCODER_PARTS, "encoder_attn": "cross_attn"}
+MLP = {"fc1": "mlp.up_proj", "fc2": "mlp.down_proj"}
 FIELDS = {
     "vocab_size": "vocab_size",
     "d_model": "hidden_size",
@@ -227,16 +227,17 @@ class BartFamily(Family[BartHead]):
         ignored += [SHARED] if any(trait.startswith(f"{SPARE} ") for trait in traits) else []
         return RuleTable(rules, ignored=[prefix + name for name in ignored])
 
-    def stack_rules(self, theirs: str, ours: str, parts: Mapping[str, tuple[str, str]]) -> list[Rule]:
+    def stack_rules(self, theirs: str, ours: str, parts: Mapping[str, str]) -> list[Rule]:
         """The rules of a stack, whose official names begin with `theirs`; `parts` of a layer are as `DECODER_PARTS`."""
         modules = {"layernorm_embedding": "embedding_norm"} if self.settings["embedding_norm"] else {}
         if self.settings["final_norm"]:
             modules["layer_norm"] = "norm"
-        layer = "layers.{layer}."
-        for part, (attention, norm) in parts.items():
+        layer, norm = "layers.{layer}.", f"_{self.settings['norm_placement']}_norm"
+        for part, attention in parts.items():
             modules |= {f"{layer}{part}.{a}": f"{layer}{attention}.{b}" for a, b in ATTENTION.items()}
-            modules[f"{layer}{part}_layer_norm"] = layer + norm
-        modules |= {layer + one: layer + other for one, other in REST.items()}
+            modules[f"{layer}{part}_layer_norm"] = layer + attention + norm
+        modules |= {layer + one: layer + other for one, other in MLP.items()}
+        modules[f"{layer}final_layer_norm"] = f"{layer}mlp{norm}"
         rules = module_rules({theirs + one: ours + other for one, other in modules.items()})
         table = "embed_positions.weight"
         return rules if self.computes_positions else [*rules, Rule(theirs + table, ours + table)]

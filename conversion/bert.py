@@ -6,13 +6,13 @@ from .encoder_heads import LanguageModelNames, fields, standard_heads
 LAYER = {
     **{f"attention.self.{name}": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
     "attention.output.dense": "self_attn.o_proj",
-    "attention.output.LayerNorm": "input_layernorm",
+    "attention.output.LayerNorm": "self_attn_post_norm",
     **{f"crossattention.self.{name}": f"cross_attn.{name[0]}_proj" for name in ("query", "key", "value")},
     "crossattention.output.dense": "cross_attn.o_proj",
-    "crossattention.output.LayerNorm": "cross_attn_layernorm",
+    "crossattention.output.LayerNorm": "cross_attn_post_norm",
     "intermediate.dense": "mlp.up_proj",
     "output.dense": "mlp.down_proj",
-    "output.LayerNorm": "post_attention_layernorm",
+    "output.LayerNorm": "mlp_post_norm",
 }
 EMBEDDINGS = {
     "embeddings.word_embeddings": "embed_tokens",

@@ -1,6 +1,6 @@
 """What the decoders after Llama share: the names of their tensors and most of their settings.
 
-Their names are ours, so every rule is an identity; what differs from family to family is which settings there are.
+Their names are ours, but for the norms, so every rule is an identity; what differs is which settings there are.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,9 +16,9 @@ from .mapping import Rule, RuleTable
 
 LAYER = "layers.{layer}."
 WEIGHTS = (
-    "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
-    "post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj"
+    "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj mlp.gate_proj mlp.up_proj mlp.down_proj"
 ).split()
+NORMS = {"input_layernorm": "self_attn_pre_norm", "post_attention_layernorm": "mlp_pre_norm"}
 Q_AND_K_NORM = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 QKV_BIAS = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
 O_BIAS = ("self_attn.o_proj.bias",)
@@ -197,6 +197,8 @@ class DecoderFamily(HeadedDecoder):
         inner = [LAYER + name + ".weight" for name in WEIGHTS] + [LAYER + name for name in self.more]
         names = ["embed_tokens.weight", "norm.weight", *inner]
         rules = [Rule(head.root + name, head.our_root + name) for name in names]
+        here, there = head.root + LAYER, head.our_root + LAYER
+        rules += [Rule(f"{here}{theirs}.weight", f"{there}{ours}.weight") for theirs, ours in NORMS.items()]
         rules += [Rule(theirs, ours) for theirs, ours in head.tensors]
         ignored = [head.root + LAYER + "self_attn.rotary_emb.inv_freq", head.root + "rotary_emb.inv_freq"]
         low = frozenset(head.root + name for name in inner if name.endswith("_proj.weight"))

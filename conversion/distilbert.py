@@ -52,10 +52,10 @@ FAMILY = DistilBertFamily(
     modules={
         **{f"attention.{name}_lin": f"self_attn.{name}_proj" for name in "qkv"},
         "attention.out_lin": "self_attn.o_proj",
-        "sa_layer_norm": "input_layernorm",
+        "sa_layer_norm": "self_attn_post_norm",
         "ffn.lin1": "mlp.up_proj",
         "ffn.lin2": "mlp.down_proj",
-        "output_layer_norm": "post_attention_layernorm",
+        "output_layer_norm": "mlp_post_norm",
     },
     language_model=LanguageModelNames(
         dense="vocab_transform", norm="vocab_layer_norm", weight="vocab_projector.weight", bias="vocab_projector.bias"

@@ -26,7 +26,7 @@ MASK, MASKED_BIAS = "h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"
 MASKED = -1e4
 QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
 LINEAR = {"attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}
-NORMS = {"ln_1": "input_layernorm", "ln_2": "post_attention_layernorm"}
+NORMS = {"ln_1": "self_attn_pre_norm", "ln_2": "mlp_pre_norm"}
 SAME = "vocab_size initializer_range use_cache tie_word_embeddings pad_token_id bos_token_id eos_token_id".split()
 FIELDS = {
     **{name: name for name in SAME},

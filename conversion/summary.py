@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from blockformer.quantized_linear import QuantizedLinear
+from blockformer.awq_linear import QuantizedLinear
 
 from .awq import PARTS
 from .checkpoint import read_json

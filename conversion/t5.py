@@ -30,9 +30,9 @@ STACKS = {
 }
 # Official part of a layer -> our module and the norm before it.
 PARTS = {
-    "SelfAttention": ("self_attn", "input_layernorm"),
-    "EncDecAttention": ("cross_attn", "cross_attn_layernorm"),
-    "DenseReluDense": ("mlp", "post_attention_layernorm"),
+    "SelfAttention": ("self_attn", "self_attn_pre_norm"),
+    "EncDecAttention": ("cross_attn", "cross_attn_pre_norm"),
+    "DenseReluDense": ("mlp", "mlp_pre_norm"),
 }
 ATTENTION = {name: f"{name}_proj" for name in "qkvo"}
 PLAIN = {"wi": "up_proj", "wo": "down_proj"}

@@ -36,8 +36,8 @@ QUERIES_KEYS_VALUES = (
 OUTPUTS = (("out_proj",), ("o_proj",), ("W_o",), ("proj",))
 MASKS = ("mask", "mask_matrix")
 OURS = ("q_proj", "k_proj", "v_proj")
-SELF, CROSS = ("self_attn", "input_layernorm"), ("cross_attn", "cross_attn_layernorm")
-MLP = ("mlp", "post_attention_layernorm")
+SELF, CROSS = ("self_attn", "self_attn_pre_norm"), ("cross_attn", "cross_attn_pre_norm")
+MLP = ("mlp", "mlp_pre_norm")
 SUBLAYERS = {"encoder": (SELF, MLP), "decoder": (SELF, CROSS, MLP)}
 """Our parts of a layer, each with its norm, in the order in which they run."""
 PLAIN_PRE_NORM = {
@@ -140,8 +140,8 @@ class ArticleGPT(TutorialFamily):
             f"mha.{out}": "self_attn.o_proj",
             "ffn.layers.0": "mlp.up_proj",
             "ffn.layers.2": "mlp.down_proj",
-            "norm_1": "input_layernorm",
-            "norm_2": "post_attention_layernorm",
+            "norm_1": "self_attn_pre_norm",
+            "norm_2": "mlp_pre_norm",
         }
         rules += [rule for theirs, ours in modules.items() for rule in both(block + theirs, layer + ours)]
         return RuleTable(rules, ignored=[self.mha + name for name in MASKS])

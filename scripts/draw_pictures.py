@@ -180,8 +180,8 @@ def transformer() -> str:
         left,
         -1,
         [
-            ("Multi-head attention", "attention.py · Attention", ORANGE, attention, "Layer.input_layernorm"),
-            ("Feed forward", "feed_forward.py · FeedForward", BLUE, mlp, "Layer.post_attention_layernorm"),
+            ("Multi-head attention", "attention.py · Attention", ORANGE, attention, "Layer.self_attn_post_norm"),
+            ("Feed forward", "feed_forward.py · FeedForward", BLUE, mlp, "Layer.mlp_post_norm"),
         ],
         700,
     )
@@ -190,9 +190,9 @@ def transformer() -> str:
         right,
         1,
         [
-            ("Masked multi-head attention", "Layer.self_attn", ORANGE, attention, "Layer.input_layernorm"),
-            ("Multi-head attention", "Layer.cross_attn", ORANGE, cross, "Layer.cross_attn_layernorm"),
-            ("Feed forward", "Layer.mlp", BLUE, mlp, "Layer.post_attention_layernorm"),
+            ("Masked multi-head attention", "Layer.self_attn", ORANGE, attention, "Layer.self_attn_post_norm"),
+            ("Multi-head attention", "Layer.cross_attn", ORANGE, cross, "Layer.cross_attn_post_norm"),
+            ("Feed forward", "Layer.mlp", BLUE, mlp, "Layer.mlp_post_norm"),
         ],
         700,
     )
@@ -257,8 +257,8 @@ def add_and_norm() -> str:
         y = 484.0
         canvas.line([(middle, 510), (middle, y)])
         for sublayer, code, norm_code, fill in (
-            ("Attention", "self_attn", "input_layernorm", ORANGE),
-            ("Feed forward", "mlp", "post_attention_layernorm", BLUE),
+            ("Attention", "self_attn", "self_attn_pre_norm", ORANGE),
+            ("Feed forward", "mlp", "mlp_pre_norm", BLUE),
         ):
             canvas.line([(middle, y), (middle, y - 16)])
             boxes = {"norm": ("norm", norm_code, YELLOW), "f": (sublayer, code, fill)}

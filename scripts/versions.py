@@ -27,7 +27,7 @@ QUICK = (
     "tests/test_generation.py::test_greedy",
     "tests/test_modeling.py",
     "tests/test_encoder_decoder.py",
-    "tests/test_quantized_linear.py",
+    "tests/test_awq_linear.py",
     "tests/conversion/test_families.py",
 )
 """Some of each kind, for CI: remote code, generation, parity, offload."""

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import blockformer
-from blockformer.cache import new_cache
 from blockformer.config_checks import CHOICES
+from blockformer.growing_cache import new_cache
 
 VOCAB = 61
 SIZES = {

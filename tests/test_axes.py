@@ -38,8 +38,8 @@ def gpt2_weights(theirs):
         weights[f"model.norm.{kind}"] = state[f"transformer.ln_f.{kind}"]
         for layer in range(LAYERS):
             old, new = f"transformer.h.{layer}.", f"model.layers.{layer}."
-            weights[f"{new}input_layernorm.{kind}"] = state[f"{old}ln_1.{kind}"]
-            weights[f"{new}post_attention_layernorm.{kind}"] = state[f"{old}ln_2.{kind}"]
+            weights[f"{new}self_attn_pre_norm.{kind}"] = state[f"{old}ln_1.{kind}"]
+            weights[f"{new}mlp_pre_norm.{kind}"] = state[f"{old}ln_2.{kind}"]
             fused = state[f"{old}attn.c_attn.{kind}"].split(WIDTH, dim=-1)
             linears = dict(zip("qkv", fused, strict=True)) | {"o": state[f"{old}attn.c_proj.{kind}"]}
             for name, tensor in linears.items():
@@ -91,8 +91,8 @@ def bert_weights(theirs):
         for layer in range(LAYERS):
             old, new = f"encoder.layer.{layer}.", f"layers.{layer}."
             for theirs_name, ours_name, norm in (
-                ("attention", "self_attn", "input_layernorm"),
-                ("crossattention", "cross_attn", "cross_attn_layernorm"),
+                ("attention", "self_attn", "self_attn_post_norm"),
+                ("crossattention", "cross_attn", "cross_attn_post_norm"),
             ):
                 linears = {"q": "self.query", "k": "self.key", "v": "self.value", "o": "output.dense"}
                 for name, source in linears.items():
@@ -100,7 +100,7 @@ def bert_weights(theirs):
                 weights[f"{new}{norm}.{kind}"] = state[f"{old}{theirs_name}.output.LayerNorm.{kind}"]
             weights[f"{new}mlp.up_proj.{kind}"] = state[f"{old}intermediate.dense.{kind}"]
             weights[f"{new}mlp.down_proj.{kind}"] = state[f"{old}output.dense.{kind}"]
-            weights[f"{new}post_attention_layernorm.{kind}"] = state[f"{old}output.LayerNorm.{kind}"]
+            weights[f"{new}mlp_post_norm.{kind}"] = state[f"{old}output.LayerNorm.{kind}"]
     return weights
 
 
@@ -190,15 +190,15 @@ def t5_weights(theirs):
     for layer in range(LAYERS):
         old, new = f"block.{layer}.layer.", f"layers.{layer}."
         for index, attention, ours_name, norm in (
-            (0, "SelfAttention", "self_attn", "input_layernorm"),
-            (1, "EncDecAttention", "cross_attn", "cross_attn_layernorm"),
+            (0, "SelfAttention", "self_attn", "self_attn_pre_norm"),
+            (1, "EncDecAttention", "cross_attn", "cross_attn_pre_norm"),
         ):
             for name in "qkvo":
                 weights[f"{new}{ours_name}.{name}_proj.weight"] = state[f"{old}{index}.{attention}.{name}.weight"]
             weights[f"{new}{norm}.weight"] = state[f"{old}{index}.layer_norm.weight"]
         for name, source in (("gate", "wi_0"), ("up", "wi_1"), ("down", "wo")):
             weights[f"{new}mlp.{name}_proj.weight"] = state[f"{old}2.DenseReluDense.{source}.weight"]
-        weights[f"{new}post_attention_layernorm.weight"] = state[f"{old}2.layer_norm.weight"]
+        weights[f"{new}mlp_pre_norm.weight"] = state[f"{old}2.layer_norm.weight"]
     return weights
 
 

@@ -238,7 +238,7 @@ def test_every_field_is_written_to_the_file(tmp_path):
     config = BlockformerDecoderConfig()
     for name in ("hidden_act", "norm_eps", "qk_norm", "position_type", "layer_types", "final_norm", "logit_scale"):
         assert written[name] == getattr(config, name)
-    assert written["auto_map"]["AutoModelForCausalLM"] == "modeling_blockformer.BlockformerDecoderForCausalLM"
+    assert written["auto_map"]["AutoModelForCausalLM"] == "modeling_decoder.BlockformerDecoderForCausalLM"
     assert set(written["auto_map"]) == set(BlockformerDecoderConfig.auto_classes)
 
 

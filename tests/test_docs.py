@@ -224,7 +224,7 @@ def test_parameters_are_counted_right(page):
 def test_shares_and_sizes_in_the_text():
     base = on_meta(blockformer.preset("transformer-base"))
     layers = [*base.model.encoder.layers, *base.model.decoder.layers]
-    cross = [module for layer in base.model.decoder.layers for module in (layer.cross_attn, layer.cross_attn_layernorm)]
+    cross = [module for layer in base.model.decoder.layers for module in (layer.cross_attn, layer.cross_attn_post_norm)]
 
     def count(modules):
         return sum(parameter.numel() for module in modules for parameter in module.parameters())

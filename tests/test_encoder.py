@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from pairs import assert_close, assert_gradients_close, token_ids
-from test_packing import both, masked
+from test_unpadding import both, masked
 from transformers import AutoModelForMaskedLM, EncoderDecoderModel
 
 import blockformer
@@ -65,9 +65,9 @@ def test_relative_keys_in_a_whole_layer_follow_the_formula(position_type):
                 scores[:, :, t, s] += key[:, :, s] @ vector
     context = (scores / math.sqrt(size)).softmax(-1) @ value
     context = context.transpose(1, 2).reshape(2, 9, 48)
-    states = layer.input_layernorm(states + attention.o_proj(context))
+    states = layer.self_attn_post_norm(states + attention.o_proj(context))
     inner = layer.mlp.down_proj(torch.nn.functional.gelu(layer.mlp.up_proj(states)))
-    expected = layer.post_attention_layernorm(states + inner)
+    expected = layer.mlp_post_norm(states + inner)
     assert_close(ours(tokens).last_hidden_state, expected)
 
 

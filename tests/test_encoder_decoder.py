@@ -29,7 +29,7 @@ from blockformer import (
     from_official,
     preset,
 )
-from blockformer.cache import CrossLayer, GrowingLayer
+from blockformer.growing_cache import CrossLayer, GrowingLayer
 
 VOCAB = 97
 SMALL = {
@@ -312,7 +312,7 @@ def test_gradients_are_those_of_t5(pair):
         "model.decoder.relative_bias.embedding": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias",
         "model.decoder.layers.1.cross_attn.k_proj": "decoder.block.1.layer.1.EncDecAttention.k",
         "model.encoder.layers.0.mlp.down_proj": "encoder.block.0.layer.1.DenseReluDense.wo",
-        "model.decoder.layers.0.cross_attn_layernorm": "decoder.block.0.layer.1.layer_norm",
+        "model.decoder.layers.0.cross_attn_pre_norm": "decoder.block.0.layer.1.layer_norm",
     }
     for mine, other in pairs.items():
         assert_close(ours.get_submodule(mine).weight.grad, theirs.get_submodule(other).weight.grad)

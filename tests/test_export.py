@@ -144,7 +144,7 @@ def test_a_core_that_a_repo_could_not_carry_is_refused(tmp_path, monkeypatch):
         ("from .sub.part import x\n", "only `from .name import x` works"),
         ("from ..up import x\n", "only `from .name import x` works"),
     ):
-        (tmp_path / "modeling_blockformer.py").write_text(text)
+        (tmp_path / "modeling_decoder.py").write_text(text)
         (tmp_path / "configuration_decoder.py").write_text("")
         monkeypatch.setattr("blockformer.export.CORE", tmp_path)
         with pytest.raises(RuntimeError, match=message):

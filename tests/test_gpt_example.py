@@ -246,7 +246,7 @@ def test_a_gpt_is_trained_drawn_published_and_reloaded(example, preset, tmp_path
     assert figures["steps"] == 12
     assert figures["scores"]["trained model"]["loss"] < figures["scores"]["untrained model"]["loss"]
     assert (folder / "samples.txt").read_text().count("0003 ") >= 3
-    assert (folder / "modeling_blockformer.py").exists()
+    assert (folder / "modeling_decoder.py").exists()
     if preset == "gpt2":
         assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
     else:

@@ -209,7 +209,7 @@ def test_each_revision_has_its_own_weights_elsewhere(published):
     for name, seed in wanted.items():
         assert torch.equal(found[name], published.logits[seed]), name
     assert not torch.equal(published.logits[1], published.logits[2])
-    code = {path.relative_to(published.home).parts[-2] for path in published.home.rglob("modeling_blockformer.py")}
+    code = {path.relative_to(published.home).parts[-2] for path in published.home.rglob("modeling_decoder.py")}
     assert {commits["first"], commits["second"], commits["third"]} <= code
 
 

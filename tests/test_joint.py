@@ -10,9 +10,9 @@ from peft import LoraConfig, get_peft_model
 
 import blockformer
 from blockformer import inference, joint, kernels
+from blockformer.awq_linear import QuantizedLinear
 from blockformer.inference import HalfCopy, PackedLinear
 from blockformer.joint import Joint
-from blockformer.quantized_linear import QuantizedLinear
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 

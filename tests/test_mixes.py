@@ -7,8 +7,8 @@ import pytest
 import torch
 from example_files import load
 from pairs import assert_close
-from test_packing import both
 from test_remote_code import fresh
+from test_unpadding import both
 from tokenizers import AddedToken
 from transformers import (
     DataCollatorForLanguageModeling,

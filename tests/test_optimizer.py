@@ -13,7 +13,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 import blockformer
-from blockformer import adamw, modeling_blockformer, modeling_encoder_decoder, optimizer_groups
+from blockformer import adamw, optimizer_groups
 from blockformer.presets import PRESETS
 
 TINY = {
@@ -42,7 +42,7 @@ def models_of(a_config):
     names = sorted({target for auto, target in type(a_config).auto_classes.items() if auto != "AutoConfig"})
     for name in names:
         module, _, cls = name.rpartition(".")
-        home = modeling_blockformer if module == "modeling_blockformer" else modeling_encoder_decoder
+        home = getattr(blockformer, module)
         yield getattr(home, cls)(a_config)
 
 

@@ -306,7 +306,7 @@ def test_an_exported_repo_is_quantized_and_saved_where_blockformer_is_not(saved,
     run_elsewhere = load_example("elsewhere").run_elsewhere
     found = run_elsewhere(REMOTE, tmp_path / "repo", tmp_path / "again", library, json.dumps(IDS.tolist()))
     assert_close(torch.tensor(found), logits_of(load(saved.folder, METHODS[f"{library}-int8"])))
-    assert (tmp_path / "again/modeling_blockformer.py").exists()
+    assert (tmp_path / "again/modeling_decoder.py").exists()
 
 
 @pytest.mark.slow

@@ -11,11 +11,11 @@ import types
 import pairs
 import pytest
 import torch
-from test_quantized_linear import layer_of, low_of, pair
+from test_awq_linear import layer_of, low_of, pair
 
 from blockformer import quantized_kernels
+from blockformer.awq_linear import dequantize
 from blockformer.quantized_kernels import Kernel
-from blockformer.quantized_linear import dequantize
 
 LOW = (torch.bfloat16, torch.float16)
 

@@ -91,7 +91,7 @@ assert classifier(ids).logits.shape == (2, 3)
 fresh = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(repo, **trust), **trust)
 q_proj = fresh.model.encoder.layers[0].self_attn.q_proj.weight
 assert abs(q_proj.std().item() * (48 * 16) ** 0.5 - 1) < 0.1  # drawn as T5 draws it, in remote code too
-assert not os.path.exists(os.path.join(again, "modeling_blockformer.py"))
+assert not os.path.exists(os.path.join(again, "modeling_decoder.py"))
 assert "blockformer" not in sys.modules
 print(json.dumps(first))
 """
@@ -234,7 +234,7 @@ def test_a_plainly_saved_and_a_converted_model_load_just_as_well(tmp_path, model
 def test_nothing_of_a_repo_runs_without_trust(tmp_path, model, tiny_tokenizer):
     blockformer.export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer)
     planted = tmp_path / "PLANTED"
-    for name in ("configuration_decoder.py", "modeling_blockformer.py"):
+    for name in ("configuration_decoder.py", "modeling_decoder.py"):
         path = tmp_path / "repo" / name
         path.write_text(f"open({str(planted)!r}, 'w').close()\n" + path.read_text())
     config = tmp_path / "repo/config.json"

@@ -38,7 +38,7 @@ TASKS = {
 }
 # The same modules by their names here and there: for LoRA, for IA3 (and which of these are fed forward), the norms.
 OURS = (["q_proj", "v_proj"], ["k_proj", "v_proj", "down_proj"], ["down_proj"])
-NORMS = ["input_layernorm", "post_attention_layernorm", "cross_attn_layernorm", "norm"]
+NORMS = ["self_attn_pre_norm", "mlp_pre_norm", "cross_attn_pre_norm", "norm"]
 OFFICIAL = {
     "llama": (*OURS, ["input_layernorm", "post_attention_layernorm", "norm"]),
     "gpt2": (["c_proj"], ["attn.c_proj", "mlp.c_proj"], ["mlp.c_proj"], ["ln_1", "ln_2", "ln_f"]),

@@ -5,17 +5,18 @@ Importing this package registers its models with the Auto classes of transformer
 
 import transformers
 
-from . import modeling_blockformer, modeling_encoder_decoder
-from .base import BlockformerPreTrainedModel
+from . import modeling_decoder, modeling_encoder, modeling_encoder_decoder
 from .configuration_decoder import BlockformerDecoderConfig
 from .configuration_encoder import BlockformerEncoderConfig
 from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
-from .modeling_blockformer import (
+from .modeling_decoder import (
     BlockformerDecoderForCausalLM,
     BlockformerDecoderForQuestionAnswering,
     BlockformerDecoderForSequenceClassification,
     BlockformerDecoderForTokenClassification,
     BlockformerDecoderModel,
+)
+from .modeling_encoder import (
     BlockformerEncoderForMaskedLM,
     BlockformerEncoderForMultipleChoice,
     BlockformerEncoderForNextSentencePrediction,
@@ -33,6 +34,7 @@ from .modeling_encoder_decoder import (
 )
 from .optimizer import adamw, optimizer_groups
 from .presets import PRESETS, preset
+from .pretrained_model import BlockformerPreTrainedModel
 
 __version__ = "0.1.0"
 
@@ -67,13 +69,15 @@ __all__ = [
     "preset",
 ]
 
-for _config in (BlockformerDecoderConfig, BlockformerEncoderConfig, BlockformerEncoderDecoderConfig):
+for _config, _models in (
+    (BlockformerDecoderConfig, modeling_decoder),
+    (BlockformerEncoderConfig, modeling_encoder),
+    (BlockformerEncoderDecoderConfig, modeling_encoder_decoder),
+):
     transformers.AutoConfig.register(_config.model_type, _config)
     for _auto_class, _target in _config.auto_classes.items():
-        _module, _, _name = _target.rpartition(".")
         if _auto_class != "AutoConfig":
-            _home = modeling_blockformer if _module == "modeling_blockformer" else modeling_encoder_decoder
-            getattr(transformers, _auto_class).register(_config, getattr(_home, _name))
+            getattr(transformers, _auto_class).register(_config, getattr(_models, _target.rpartition(".")[2]))
 
 
 def _upload(*args, **options):

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.cache_utils import EncoderDecoderCache
 
+from .awq_linear import make_linear
 from .joint import Joint
 from .kernels import is_bare, linear, quick_products, sdpa_attention
 from .normalization import RMSNorm, make_norm, rms_norm
 from .positions import RelativeBias, RelativeKeys, rotate
-from .quantized_linear import make_linear
 
 # This model's own table: what is registered for all models is in it too.
 ALL_ATTENTION_FUNCTIONS = AttentionInterface()
@@ -93,7 +93,7 @@ class Attention(nn.Module):
         key_value_states=None,
         past_key_values=None,
         head_mask=None,
-        packing=None,
+        unpadding=None,
         **kwargs,
     ):
         """Attend.
@@ -107,7 +107,7 @@ class Attention(nn.Module):
             key_value_states: [B, S, C], the source of keys and values; None means `hidden_states`.
             past_key_values: the cache, or None.
             head_mask: [H] or [B, H], multiplies each head's output.
-            packing: where the sequences of a packed batch lie ([B, T] is then [1, N]), or None.
+            unpadding: where the sequences of a packed batch lie ([B, T] is then [1, N]), or None.
 
         Returns:
             States [B, T, C], and the probabilities [B, H, T, S] or None where the backend has none.
@@ -123,9 +123,9 @@ class Attention(nn.Module):
             query, key, value = states
             key, value = self._with_past(key, value, past_key_values)  # [B, K, S, D]
         if self.has_relative_terms:
-            attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions, packing)
-        if packing is not None:
-            kwargs["packing"] = packing  # for "sdpa" alone
+            attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions, unpadding)
+        if unpadding is not None:
+            kwargs["unpadding"] = unpadding  # for "sdpa" alone
 
         # vLLM and transformers read this source, too: one look-up and one call of what it finds.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
@@ -236,10 +236,10 @@ class Attention(nn.Module):
         past_key_values.is_updated[self.layer_idx] = True  # last: what fails before leaves no hole
         return keys_values
 
-    def _relative_mask(self, query, key, attention_mask, position_bias, query_positions, packing):
+    def _relative_mask(self, query, key, attention_mask, position_bias, query_positions, unpadding):
         """The mask with the relative terms in it; of a packed row one mask for each sequence, made when it is due."""
-        if packing is not None:
-            return self._relative_masks(query, key, position_bias, packing)
+        if unpadding is not None:
+            return self._relative_masks(query, key, position_bias, unpadding)
         if self.relative_bias is not None:
             position_bias = self.relative_bias(query_positions, key.shape[2])
         if self.relative_keys is not None:
@@ -247,8 +247,8 @@ class Attention(nn.Module):
         position_bias = self._own_heads(position_bias, 1, query.shape[1])
         return self._with_bias(attention_mask, position_bias, query_positions, key.shape[2])
 
-    def _relative_masks(self, query, key, position_bias, packing):
-        for parts in zip(packing.split(query), packing.split(key), strict=True):
+    def _relative_masks(self, query, key, position_bias, unpadding):
+        for parts in zip(unpadding.split(query), unpadding.split(key), strict=True):
             length = parts[0].shape[2]
             bias = None if position_bias is None else position_bias[..., :length, :length]
             yield self._relative_mask(*parts, None, bias, torch.arange(length, device=query.device), None)

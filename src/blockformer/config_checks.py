@@ -28,7 +28,7 @@ _ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 CHOICES = {
     "norm_type": ("layer_norm", "rms_norm"),
-    "norm_placement": ("pre", "post"),
+    "norm_placement": ("pre", "post", "output", "pre_output"),
     "position_type": (
         "learned",
         "sinusoidal",

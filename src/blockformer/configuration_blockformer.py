@@ -153,7 +153,7 @@ class BlockformerConfig(PretrainedConfig):
         if self.norm_bias is None:
             self.norm_bias = self.norm_type == "layer_norm"
         if self.final_norm is None:
-            self.final_norm = self.norm_placement == "pre"
+            self.final_norm = self.norm_placement != "post"
         if self.layer_types is None:
             layer_type = "sliding_attention" if self.sliding_window else "full_attention"
             self.layer_types = [layer_type] * self.num_hidden_layers

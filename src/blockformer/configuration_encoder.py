@@ -8,27 +8,26 @@ if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
-    from .base import WeightsError  # noqa: F401
-    from .cache import GrowingLayer  # noqa: F401
+    from .awq_linear import unpack  # noqa: F401
     from .compat import config_field_names  # noqa: F401
     from .config_checks import check_names  # noqa: F401
-    from .configuration_decoder import BlockformerDecoderConfig  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
-    from .heads import Pooler  # noqa: F401
+    from .growing_cache import GrowingLayer  # noqa: F401
     from .inference import PackedWeight  # noqa: F401
-    from .inputs import cached_length  # noqa: F401
+    from .input_checks import cached_length  # noqa: F401
     from .joint import Joint  # noqa: F401
     from .kernels import fast_paths_enabled  # noqa: F401
     from .layer import Layer  # noqa: F401
     from .losses import token_cross_entropy  # noqa: F401
-    from .modeling_blockformer import BlockformerDecoderModel  # noqa: F401
+    from .modeling_encoder import BlockformerEncoderModel  # noqa: F401
     from .normalization import RMSNorm  # noqa: F401
     from .outputs import DeferredLogits  # noqa: F401
-    from .packing import Packing  # noqa: F401
     from .positions import LearnedPositions  # noqa: F401
+    from .pretrained_model import WeightsError  # noqa: F401
     from .quantized_kernels import has_kernel  # noqa: F401
-    from .quantized_linear import unpack  # noqa: F401
     from .stack import Stack  # noqa: F401
+    from .task_heads import Pooler  # noqa: F401
+    from .unpadding import Unpadding  # noqa: F401
 
 
 class BlockformerEncoderConfig(BlockformerConfig):
@@ -45,12 +44,12 @@ class BlockformerEncoderConfig(BlockformerConfig):
     is_decoder: bool = False
     auto_classes = {
         "AutoConfig": "configuration_encoder.BlockformerEncoderConfig",
-        "AutoModel": "modeling_blockformer.BlockformerEncoderModel",
-        "AutoModelForMaskedLM": "modeling_blockformer.BlockformerEncoderForMaskedLM",
-        "AutoModelForPreTraining": "modeling_blockformer.BlockformerEncoderForPreTraining",
-        "AutoModelForNextSentencePrediction": "modeling_blockformer.BlockformerEncoderForNextSentencePrediction",
-        "AutoModelForSequenceClassification": "modeling_blockformer.BlockformerEncoderForSequenceClassification",
-        "AutoModelForMultipleChoice": "modeling_blockformer.BlockformerEncoderForMultipleChoice",
-        "AutoModelForTokenClassification": "modeling_blockformer.BlockformerEncoderForTokenClassification",
-        "AutoModelForQuestionAnswering": "modeling_blockformer.BlockformerEncoderForQuestionAnswering",
+        "AutoModel": "modeling_encoder.BlockformerEncoderModel",
+        "AutoModelForMaskedLM": "modeling_encoder.BlockformerEncoderForMaskedLM",
+        "AutoModelForPreTraining": "modeling_encoder.BlockformerEncoderForPreTraining",
+        "AutoModelForNextSentencePrediction": "modeling_encoder.BlockformerEncoderForNextSentencePrediction",
+        "AutoModelForSequenceClassification": "modeling_encoder.BlockformerEncoderForSequenceClassification",
+        "AutoModelForMultipleChoice": "modeling_encoder.BlockformerEncoderForMultipleChoice",
+        "AutoModelForTokenClassification": "modeling_encoder.BlockformerEncoderForTokenClassification",
+        "AutoModelForQuestionAnswering": "modeling_encoder.BlockformerEncoderForQuestionAnswering",
     }

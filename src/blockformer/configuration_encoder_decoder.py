@@ -10,13 +10,12 @@ if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
-    from .base import WeightsError  # noqa: F401
-    from .cache import GrowingLayer  # noqa: F401
+    from .awq_linear import unpack  # noqa: F401
     from .config_checks import check_names  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
-    from .heads import Pooler  # noqa: F401
+    from .growing_cache import GrowingLayer  # noqa: F401
     from .inference import PackedWeight  # noqa: F401
-    from .inputs import cached_length  # noqa: F401
+    from .input_checks import cached_length  # noqa: F401
     from .joint import Joint  # noqa: F401
     from .kernels import fast_paths_enabled  # noqa: F401
     from .layer import Layer  # noqa: F401
@@ -24,12 +23,13 @@ if TYPE_CHECKING:
     from .modeling_encoder_decoder import BlockformerEncoderDecoderModel  # noqa: F401
     from .normalization import RMSNorm  # noqa: F401
     from .outputs import DeferredLogits  # noqa: F401
-    from .packing import Packing  # noqa: F401
     from .positions import LearnedPositions  # noqa: F401
+    from .pretrained_model import WeightsError  # noqa: F401
     from .quantized_kernels import has_kernel  # noqa: F401
-    from .quantized_linear import unpack  # noqa: F401
     from .stack import Stack  # noqa: F401
+    from .task_heads import Pooler  # noqa: F401
     from .two_stacks import TwoStacks  # noqa: F401
+    from .unpadding import Unpadding  # noqa: F401
 
 
 class BlockformerEncoderDecoderConfig(BlockformerConfig):

@@ -5,9 +5,9 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
+from .awq_linear import make_linear
 from .joint import Joint
 from .kernels import linear, quick_products
-from .quantized_linear import make_linear
 
 
 class FeedForward(nn.Module):

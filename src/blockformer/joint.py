@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from .awq_linear import JointlyPacked, QuantizedLinear
 from .inference import HalfCopy, PackedLinear, is_worth, pack_weights, packed_weights, unpack_weights
 from .kernels import fast_paths_enabled, is_bare, is_transformed
-from .quantized_linear import JointlyPacked, QuantizedLinear
 
 
 class Joint:

@@ -23,21 +23,21 @@ def fast_paths_enabled() -> bool:
     return os.environ.get("BLOCKFORMER_FAST", "1") != "0" and not is_traced
 
 
-def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, packing=None, **kwargs):
+def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, unpadding=None, **kwargs):
     """The library's attention function "sdpa" or, on a CPU, what is quicker for these inputs and gives the same.
 
     Args:
         query: [B, H, T, D].
         key, value: [B, K, S, D].
-        attention_mask: as the library's; with a packing one for each sequence, or None.
-        packing: where the sequences of a packed row [1, H, N, D] lie; each attends to itself alone.
+        attention_mask: as the library's; with a unpadding one for each sequence, or None.
+        unpadding: where the sequences of a packed row [1, H, N, D] lie; each attends to itself alone.
 
     Returns:
         The weighted values [B, T, H, D], and None for the probabilities.
     """
-    if packing is not None:
+    if unpadding is not None:
         masks = itertools.repeat(None) if attention_mask is None else attention_mask
-        sequences = zip(packing.split(query), packing.split(key), packing.split(value), masks, strict=False)
+        sequences = zip(unpadding.split(query), unpadding.split(key), unpadding.split(value), masks, strict=False)
         outputs = [
             sdpa_attention(module, *sequence, scaling, dropout, **kwargs)[0]
             for sequence in sequences

@@ -1,43 +1,43 @@
-"""One layer: attention and feed-forward, each inside a residual step with its norm."""
+"""One layer: attention and feed-forward, each inside a residual step with its norms."""
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import Attention
 from .feed_forward import FeedForward
-from .normalization import make_norm
+from .normalization import make_norm, norm_slots
 
 
 class Layer(GradientCheckpointingLayer):
     """Self-attention, optionally cross-attention, feed-forward.
 
-    Each norm belongs to one sub-layer and keeps its Llama name in both placements: `input_layernorm` to
-    self-attention, `post_attention_layernorm` to the feed-forward network. With "pre" it comes before its sub-layer,
-    with "post" after it.
+    Each sub-layer has a norm in each slot that `norm_placement` names: `self_attn_pre_norm`, `mlp_post_norm` and so on.
     """
 
     def __init__(self, config, layer_idx: int, is_causal: bool, has_cross_attention: bool):
         super().__init__()
-        self.pre_norm = config.norm_placement == "pre"
         self.dropout = config.hidden_dropout
         self.self_attn = Attention(config, layer_idx, is_causal)
-        self.input_layernorm = make_norm(config, config.hidden_size)
         self.has_cross_attention = has_cross_attention
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
-            self.cross_attn_layernorm = make_norm(config, config.hidden_size)
         self.mlp = FeedForward(config)
-        self.post_attention_layernorm = make_norm(config, config.hidden_size)
+        for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
+            for slot in norm_slots(config):
+                self.add_module(f"{sublayer}_{slot}_norm", make_norm(config, config.hidden_size))
 
-    def _residual(self, hidden_states, norm: nn.Module, sublayer):
-        """x + f(norm(x)) or norm(x + f(x)): the one place where the placement of the norm matters."""
-        change = sublayer(norm(hidden_states) if self.pre_norm else hidden_states)
+    def _residual(self, hidden_states, name: str, sublayer):
+        """post(x + output(f(pre(x)))): the one place where the placement of a norm matters."""
+        change = sublayer(self._norm(name, "pre", hidden_states))
+        change = self._norm(name, "output", change)
         if self.training:
             change = F.dropout(change, self.dropout)
-        hidden_states = _hold_finite(hidden_states + change)
-        return hidden_states if self.pre_norm else norm(hidden_states)
+        return self._norm(name, "post", _hold_finite(hidden_states + change))
+
+    def _norm(self, sublayer: str, slot: str, states):
+        norm = self._modules.get(f"{sublayer}_{slot}_norm")
+        return states if norm is None else norm(states)
 
     def forward(
         self,
@@ -50,7 +50,7 @@ class Layer(GradientCheckpointingLayer):
         query_positions=None,
         past_key_values=None,
         head_mask=None,
-        packing=None,
+        unpadding=None,
         **kwargs,
     ):
         """hidden_states [B, T, C] -> [B, T, C]; the other arguments are those of `Attention.forward`.
@@ -67,7 +67,7 @@ class Layer(GradientCheckpointingLayer):
                 query_positions=query_positions,
                 past_key_values=past_key_values,
                 head_mask=head_mask,
-                packing=packing,
+                unpadding=unpadding,
                 **kwargs,
             )[0]
 
@@ -80,10 +80,10 @@ class Layer(GradientCheckpointingLayer):
                 **kwargs,
             )[0]
 
-        hidden_states = self._residual(hidden_states, self.input_layernorm, attend)
+        hidden_states = self._residual(hidden_states, "self_attn", attend)
         if self.has_cross_attention and encoder_hidden_states is not None:
-            hidden_states = self._residual(hidden_states, self.cross_attn_layernorm, attend_to_encoder)
-        return self._residual(hidden_states, self.post_attention_layernorm, self.mlp)
+            hidden_states = self._residual(hidden_states, "cross_attn", attend_to_encoder)
+        return self._residual(hidden_states, "mlp", self.mlp)
 
 
 def _hold_finite(states):

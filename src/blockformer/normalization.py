@@ -42,3 +42,12 @@ def make_norm(config, size: int) -> nn.Module:
     if config.norm_type == "rms_norm":
         return RMSNorm(size, config.norm_eps)
     return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
+
+
+# Where a sub-layer f has norms: post(x + output(f(pre(x)))).
+NORM_SLOTS = {"pre": ("pre",), "post": ("post",), "output": ("output",), "pre_output": ("pre", "output")}
+
+
+def norm_slots(config) -> tuple[str, ...]:
+    """The slots of each sub-layer that hold a norm: "pre", "output", "post"."""
+    return NORM_SLOTS[config.norm_placement]

@@ -9,14 +9,14 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 
-from .base import BlockformerPreTrainedModel
-from .cache import new_cache
 from .compat import bidirectional_mask, capture_outputs, causal_masks
-from .inputs import cached_length, check_inputs, check_positions, check_source
+from .growing_cache import new_cache
+from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Layer
 from .normalization import make_norm
-from .packing import find_packing, flattened_positions, sequence_numbers
 from .positions import LearnedPositions, RelativeBias, RotaryPositions, SinusoidalPositions
+from .pretrained_model import BlockformerPreTrainedModel
+from .unpadding import find_unpadding, flattened_positions, sequence_numbers
 
 logger = logging.get_logger(__name__)
 
@@ -98,7 +98,7 @@ class Stack(BlockformerPreTrainedModel):
             layer's input and the final state) and `output_attentions` (needs the eager backend).
 
         Raises:
-            ValueError: see `inputs.py`; and encoder states for a stack without cross-attention.
+            ValueError: see `input_checks.py`; and encoder states for a stack without cross-attention.
         """
         check_inputs(self.config, input_ids, inputs_embeds, attention_mask, past_key_values, token_type_ids)
         if encoder_hidden_states is not None and not self.has_cross_attention:
@@ -133,16 +133,16 @@ class Stack(BlockformerPreTrainedModel):
         if not is_given and not self.skips_padding:
             position_ids = _place_padding(self.config, position_ids, attention_mask)
 
-        packing = None
-        may_pack = self.skips_padding and past_key_values is None and not use_cache and encoder_hidden_states is None
-        if may_pack and not self._is_recording(kwargs):
-            packing = find_packing(self.config, attention_mask, given_positions)
+        unpadding = None
+        may_unpad = self.skips_padding and past_key_values is None and not use_cache and encoder_hidden_states is None
+        if may_unpad and not self._is_recording(kwargs):
+            unpadding = find_unpadding(self.config, attention_mask, given_positions)
         inputs_embeds = self._add_token_types(inputs_embeds, token_type_ids)
-        if packing is None:
+        if unpadding is None:
             masks = self._masks(inputs_embeds, attention_mask, past_key_values, given_positions)
         else:
             masks = dict.fromkeys(self.config.layer_types)
-            inputs_embeds, position_ids = packing.pack(inputs_embeds), packing.pack(position_ids)
+            inputs_embeds, position_ids = unpadding.gather(inputs_embeds), unpadding.gather(position_ids)
         if use_cache and past_key_values is None:
             past_key_values = new_cache(self.config, for_cross_attention=encoder_hidden_states is not None)
         if encoder_hidden_states is not None:
@@ -168,13 +168,13 @@ class Stack(BlockformerPreTrainedModel):
                 past_key_values=past_key_values,
                 use_cache=use_cache,
                 head_mask=None if head_mask is None else head_mask[layer_idx],
-                packing=packing,
+                unpadding=unpadding,
                 **kwargs,
             )
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
-        if packing is not None:
-            hidden_states = packing.unpack(hidden_states)
+        if unpadding is not None:
+            hidden_states = unpadding.scatter(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
         )

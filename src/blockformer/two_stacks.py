@@ -1,7 +1,7 @@
 """What every encoder-decoder has, with a head or without: its two sides, and how their vocabularies are resized."""
 
-from .base import BlockformerPreTrainedModel
 from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
+from .pretrained_model import BlockformerPreTrainedModel
 
 
 class TwoStacks(BlockformerPreTrainedModel):

@@ -136,7 +136,7 @@ def test_export_makes_a_repo_of_a_saved_model(capsys, tmp_path):
     call("export", tmp_path / "checkpoint", tmp_path / "repo")
     assert "a self-contained repo" in capsys.readouterr().out
     assert (tmp_path / "repo/README.md").exists()
-    assert (tmp_path / "repo/modeling_blockformer.py").exists()
+    assert (tmp_path / "repo/modeling_decoder.py").exists()
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_the_whole_demo(tmp_path):
     if "left out" not in result.output:
         words = " ".join(result.output.split())
         assert re.search(r"embeddings differ from those of transformers' BertModel by at most \d", words)
-        assert (output / demo.ENCODER / "modeling_blockformer.py").is_file()
-    for name in (f"{demo.MODEL}/modeling_blockformer.py", f"{demo.OFFICIAL}/config.json", demo.PICTURE, demo.FIGURES):
+        assert (output / demo.ENCODER / "modeling_decoder.py").is_file()
+    for name in (f"{demo.MODEL}/modeling_decoder.py", f"{demo.OFFICIAL}/config.json", demo.PICTURE, demo.FIGURES):
         assert (output / name).is_file(), name
     assert not list((output / demo.OFFICIAL).glob("*.py"))

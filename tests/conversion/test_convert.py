@@ -155,7 +155,7 @@ def test_the_repo_is_complete(tmp_path, source):
         "conversion.json",
         "generation_config.json",
         "model.safetensors",
-        "modeling_blockformer.py",
+        "modeling_decoder.py",
         "tokenizer.json",
         "tokenizer_config.json",
     } <= names
@@ -349,7 +349,7 @@ def test_a_saved_model_of_any_task_becomes_a_repo(tmp_path, name, tiny_tokenizer
     assert report.tensors == len(stored(tmp_path / "dst"))
     assert stored(tmp_path / "dst") == stored(tmp_path / "src")
     assert len(list((tmp_path / "dst").glob("*.safetensors"))) > 1
-    assert (tmp_path / "dst/modeling_blockformer.py").exists()
+    assert (tmp_path / "dst/modeling_decoder.py").exists()
     assert (tmp_path / "dst/README.md").read_text().count(name) >= 1
     again = getattr(blockformer, name).from_pretrained(tmp_path / "dst")
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))

@@ -164,7 +164,7 @@ def test_the_norm_of_the_third_article_becomes_a_layer_norm(tmp_path):
     assert ours.config.norm_eps == pytest.approx(1e-12)
     norm, ours = (
         module.decoder.layers[1].residual_connections[1].norm,
-        ours.model.decoder.layers[1].cross_attn_layernorm,
+        ours.model.decoder.layers[1].cross_attn_pre_norm,
     )
     assert torch.equal(ours.weight, (norm.alpha.double() * (31 / 32) ** 0.5).float())
     with torch.no_grad():

@@ -13,7 +13,6 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
-from .base import BlockformerPreTrainedModel
 from .kernels import fast_paths_enabled, linear
 from .losses import (
     IGNORED,
@@ -26,6 +25,7 @@ from .losses import (
 )
 from .normalization import make_norm
 from .outputs import DeferredLogits
+from .pretrained_model import BlockformerPreTrainedModel
 
 
 class Pooler(nn.Module):

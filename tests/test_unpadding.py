@@ -16,7 +16,7 @@ from blockformer import (
     BlockformerEncoderModel,
 )
 from blockformer.attention import eager_attention_forward
-from blockformer.packing import Packing, find_packing, flattened_positions, sequence_numbers
+from blockformer.unpadding import Unpadding, find_unpadding, flattened_positions, sequence_numbers
 
 pytestmark = pytest.mark.portable
 
@@ -97,28 +97,28 @@ def test_the_padded_form_is_kept_where_the_caller_sees_it(keywords):
     ],
 )
 def test_when_a_mask_is_packed(mask, packs):
-    assert (Packing.of_mask(torch.tensor(mask)) is not None) == packs
+    assert (Unpadding.of_mask(torch.tensor(mask)) is not None) == packs
 
 
 @settings(max_examples=50, deadline=None)
 @given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5), left=st.booleans())
 def test_unpack_undoes_pack(lengths, left):
     mask = masked(lengths, 7, "left" if left else "right")
-    packing = Packing.of_mask(mask)
-    if packing is None:
+    unpadding = Unpadding.of_mask(mask)
+    if unpadding is None:
         assert set(lengths) in ({0}, {7})
         return
     states = torch.randn(len(lengths), 7, 3)
-    packed = packing.pack(states)
+    packed = unpadding.gather(states)
     assert packed.shape == (1, sum(lengths), 3)
-    assert torch.equal(packing.unpack(packed), states * mask[..., None])
-    assert [part.shape[2] for part in packing.split(packed[:, None])] == lengths
+    assert torch.equal(unpadding.scatter(packed), states * mask[..., None])
+    assert [part.shape[2] for part in unpadding.split(packed[:, None])] == lengths
 
 
 def test_rows_of_several_sequences():
     positions = torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]])
-    assert Packing.of_positions(positions).lengths == [3, 2, 5]
-    assert Packing.of_positions(torch.arange(4)[None]) is None
+    assert Unpadding.of_positions(positions).lengths == [3, 2, 5]
+    assert Unpadding.of_positions(torch.arange(4)[None]) is None
     assert torch.equal(sequence_numbers(positions), torch.tensor([[1, 1, 1, 2, 2], [1, 1, 1, 1, 1]]))
     starts = torch.tensor([0, 3, 5, 10], dtype=torch.int32)
     assert torch.equal(flattened_positions(starts, positions.shape), positions)
@@ -126,11 +126,11 @@ def test_rows_of_several_sequences():
 
 def test_only_where_the_result_is_the_same():
     config, mask = model("qwen3").config, masked([2, 4], 4)
-    assert find_packing(config, mask, None) is not None
-    assert find_packing(config, mask[:, None, None], None) is None
+    assert find_unpadding(config, mask, None) is not None
+    assert find_unpadding(config, mask[:, None, None], None) is None
     config._attn_implementation = "eager"
-    assert find_packing(config, mask, None) is None
-    assert find_packing(model("mistral").config, mask, None) is None
+    assert find_unpadding(config, mask, None) is None
+    assert find_unpadding(model("mistral").config, mask, None) is None
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

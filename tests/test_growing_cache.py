@@ -11,7 +11,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from blockformer import preset
-from blockformer.cache import CrossLayer, GrowingLayer, grow_in_place, new_cache
+from blockformer.growing_cache import CrossLayer, GrowingLayer, grow_in_place, new_cache
 
 
 def states(length, batch=2):

@@ -15,9 +15,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 
 import blockformer
-from blockformer import quantized_linear
+from blockformer.awq_linear import QuantizedLinear, dequantize, pack, unpack
 from blockformer.compat import keep_dtypes_on_disk
-from blockformer.quantized_linear import QuantizedLinear, dequantize, pack, unpack
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -100,7 +99,7 @@ def test_in_bfloat16_as_exact_as_a_plain_layer(rows):
 def test_under_autocast_it_computes_in_the_smaller_dtype(bias):
     layer, plain = layer_of(32, 64, 32, bias)
     states = torch.randn(3, 64)
-    quantized_linear._has_product.cache_clear()
+    blockformer.awq_linear._has_product.cache_clear()
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(states).dtype == plain(states).dtype == torch.bfloat16
     assert layer._packed is not None
@@ -225,8 +224,8 @@ def test_where_pytorch_has_no_such_product_or_another_one(monkeypatch, fault):
             raise fault
         return torch.zeros(len(states), 16)
 
-    monkeypatch.setattr(quantized_linear._Packed, "product", product)
-    quantized_linear._has_product.cache_clear()
+    monkeypatch.setattr(blockformer.awq_linear._Packed, "product", product)
+    blockformer.awq_linear._has_product.cache_clear()
     try:
         layer, plain = layer_of(48, 192, 32)
         with torch.no_grad():
@@ -234,7 +233,7 @@ def test_where_pytorch_has_no_such_product_or_another_one(monkeypatch, fault):
             pairs.assert_close(layer(states), plain(states))
         assert layer._packed is None
     finally:
-        quantized_linear._has_product.cache_clear()
+        blockformer.awq_linear._has_product.cache_clear()
 
 
 def test_threads_share_a_model():

@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .attention import Attention
+from .awq_linear import QuantizedLinear
 from .compat import OutputRecorder, keep_dtypes_on_disk
 from .inference import check_stays
 from .joint import arrange_weights, drop_stale_joints, separate_weights
 from .layer import Layer
 from .positions import ComputedPositions
-from .quantized_linear import QuantizedLinear
 
 
 class WeightsError(ValueError, RuntimeError):

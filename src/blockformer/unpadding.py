@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from .kernels import fast_paths_enabled
 
 
-class Packing:
+class Unpadding:
     """Which tokens of [B, T] are real, and where each sequence lies in the packed row.
 
     Args:
@@ -28,7 +28,7 @@ class Packing:
 
     @classmethod
     def of_mask(cls, attention_mask):
-        """The packing of a batch with a mask [B, T] of 0 and 1; None where all is real or a row has holes inside."""
+        """The unpadding of a batch with a mask [B, T] of 0 and 1; None where all is real or a row has holes inside."""
         real = attention_mask != 0
         lengths = real.sum(-1)
         # A row is solid when all its changes between real and padding are one start and one end.
@@ -40,7 +40,7 @@ class Packing:
 
     @classmethod
     def of_positions(cls, position_ids):
-        """The packing of rows that hold several sequences, each counted from 0 on; None where each row is one sequence.
+        """The unpadding of rows that hold several sequences, each counted from 0; None where each row is one sequence.
 
         Args:
             position_ids: int [B, T].
@@ -52,12 +52,12 @@ class Packing:
         lengths = F.pad(starts.flatten().nonzero().flatten(), (0, 1), value=total).diff().tolist()
         return cls(starts.shape, torch.arange(total, device=starts.device), lengths)
 
-    def pack(self, states):
+    def gather(self, states):
         """[B, T, ...] -> [1, N, ...]; a batch dimension of 1 is taken for all rows."""
         states = states.expand(*self.shape, *states.shape[2:])
         return states.flatten(0, 1).index_select(0, self.indices)[None]
 
-    def unpack(self, states):
+    def scatter(self, states):
         """[1, N, C] -> [B, T, C], zeros at the padding."""
         batch, length = self.shape
         flat = states.new_zeros(batch * length, states.shape[-1]).index_copy(0, self.indices, states[0])
@@ -68,8 +68,8 @@ class Packing:
         return states.split(self.lengths, dim=2)
 
 
-def find_packing(config, attention_mask, position_ids):
-    """The packing that gives the same result with less work, or None for the plain way.
+def find_unpadding(config, attention_mask, position_ids):
+    """The unpadding that gives the same result with less work, or None for the plain way.
 
     Only on the CPU: counting the real tokens would make the host wait for an accelerator.
 
@@ -83,9 +83,9 @@ def find_packing(config, attention_mask, position_ids):
         return None
     if attention_mask is None:
         is_readable = position_ids is not None and position_ids.device.type == "cpu"
-        return Packing.of_positions(position_ids) if is_readable else None
+        return Unpadding.of_positions(position_ids) if is_readable else None
     is_readable = isinstance(attention_mask, torch.Tensor) and attention_mask.device.type == "cpu"
-    return Packing.of_mask(attention_mask) if is_readable and attention_mask.dim() == 2 else None
+    return Unpadding.of_mask(attention_mask) if is_readable and attention_mask.dim() == 2 else None
 
 
 def flattened_positions(cu_seq_lens, shape):
