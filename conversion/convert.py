@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from blockformer.export import copy_code, write_card
+from blockformer.publishing import copy_code, write_card
 
 from .atomic import atomic_folder
 from .awq import load_plain, low_bit_weights

@@ -6,7 +6,7 @@ import time
 from os import PathLike
 from pathlib import Path
 
-from blockformer.export import copy_code, write_card
+from blockformer.publishing import copy_code, write_card
 
 from .atomic import atomic_folder
 from .checkpoint import read_json

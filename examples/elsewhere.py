@@ -7,7 +7,7 @@ import sys
 import tempfile
 from inspect import getsource
 
-from blockformer.cli.fresh import Refuse
+from blockformer.demo.fresh import Refuse
 
 PREAMBLE = f"import sys\n\n{getsource(Refuse)}\nsys.meta_path.insert(0, Refuse('blockformer'))\n"
 

@@ -32,9 +32,9 @@ from transformers import (
 )
 
 import blockformer
-from blockformer.cli.corpus import gather
-from blockformer.cli.search import embed, encoder_folder
 from blockformer.conversion import convert
+from blockformer.demo.corpus import gather
+from blockformer.demo.search import embed, encoder_folder
 
 PACKAGES = ("asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "wsgiref", "xml")
 MAX_LENGTH = 64

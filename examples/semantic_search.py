@@ -15,7 +15,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 import blockformer
-from blockformer.cli.search import QUESTIONS, docstrings, embed, encoder_folder, first_line, search
+from blockformer.demo.search import QUESTIONS, docstrings, embed, encoder_folder, first_line, search
 
 
 def main() -> None:

@@ -28,7 +28,9 @@ from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 from transformers.utils import logging
 
 import blockformer
-from blockformer.cli.corpus import (
+from blockformer.conversion import ConversionError
+from blockformer.conversion.atomic import atomic_folder
+from blockformer.demo.corpus import (
     Blocks,
     Corpus,
     CorpusError,
@@ -39,15 +41,13 @@ from blockformer.cli.corpus import (
     train_tokenizer,
     unigram_score,
 )
-from blockformer.cli.training import (
+from blockformer.demo.training_run import (
     Budget,
     BudgetCallback,
     learning_rate_factor,
     quickest_threads,
     with_threads,
 )
-from blockformer.conversion import ConversionError
-from blockformer.conversion.atomic import atomic_folder
 
 DECODERS = sorted(
     name for name, (kind, _) in blockformer.PRESETS.items() if kind is blockformer.BlockformerDecoderConfig

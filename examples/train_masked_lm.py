@@ -23,7 +23,7 @@ from tokenizers import AddedToken
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast, Trainer, TrainingArguments, set_seed
 
 import blockformer
-from blockformer.cli.corpus import Blocks, encode, gather, train_tokenizer
+from blockformer.demo.corpus import Blocks, encode, gather, train_tokenizer
 
 MIX = {
     "position_type": "rotary",

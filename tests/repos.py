@@ -2,7 +2,7 @@
 
 from inspect import getsource
 
-from blockformer.cli.fresh import Refuse
+from blockformer.demo.fresh import Refuse
 
 SIZES = {
     "vocab_size": 512,

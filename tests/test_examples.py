@@ -9,7 +9,7 @@ import torch
 from example_files import EXAMPLES, load
 
 import blockformer
-from blockformer.cli.search import EncoderMissing, encoder_folder
+from blockformer.demo.search import EncoderMissing, encoder_folder
 
 try:
     encoder_folder()

@@ -1,13 +1,15 @@
 import ast
 import json
 import os
+import re
 import stat
+from pathlib import Path
 
 import pytest
 import torch
 
 import blockformer
-from blockformer.export import code_files, copy_code, export_model, full_auto_map, save_tokenizer, write_card
+from blockformer.publishing import code_files, copy_code, export_model, full_auto_map, save_tokenizer, write_card
 
 SIZES = {
     "vocab_size": 512,
@@ -64,7 +66,7 @@ def test_an_export_is_whole_or_not_there(tmp_path, model, monkeypatch):
     export_model(model, tmp_path / "repo", card="first")
     with pytest.raises(ValueError, match="exists already"):
         export_model(model, tmp_path / "repo", card="second")
-    monkeypatch.setattr("blockformer.export.copy_code", lambda folder, config: 1 / 0)
+    monkeypatch.setattr("blockformer.publishing.export.copy_code", lambda folder, config: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export_model(model, tmp_path / "repo", card="second", force=True)
     assert (tmp_path / "repo/README.md").read_text() == "first"
@@ -87,6 +89,19 @@ def test_public_names_are_found_late():
     assert blockformer.from_official.__name__ == "from_official"
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = blockformer.nonsense
+    assert set(blockformer.__all__) <= set(dir(blockformer))
+
+
+def test_the_wheel_carries_every_package():
+    """`packages` in pyproject.toml is written by hand: a folder that it forgets is missing from the wheel alone."""
+    root = Path(__file__).parents[1]
+    listed = re.search(r"^packages = \[(.*?)\]", (root / "pyproject.toml").read_text(), re.M | re.S)[1]
+    wanted = {"blockformer", "blockformer.conversion", "blockformer.model_cards"}
+    for path in (root / "src").rglob("__init__.py"):
+        wanted.add(".".join(path.parent.relative_to(root / "src").parts))
+    for path in (root / "conversion").rglob("__init__.py"):
+        wanted.add(".".join(("blockformer", *path.parent.relative_to(root).parts)))
+    assert wanted == set(re.findall(r'"(.*?)"', listed))
 
 
 @pytest.mark.versions
@@ -108,7 +123,7 @@ def test_the_code_of_a_repo_is_closed_and_has_no_side_effects(tmp_path, name):
     names = {path.stem for path in copied}
     (main,) = {target.partition(".")[0] for key, target in full_auto_map(config).items() if key != "AutoConfig"}
     assert main in names
-    assert not names & {"presets", "export", "__init__", "cli"}
+    assert not names & {"presets", "publishing", "training", "__init__", "cli"}
     # Old loaders follow the entry file's own imports only, whether they begin with the model or with the config.
     for entry in (main, full_auto_map(config)["AutoConfig"].partition(".")[0]):
         tree = ast.parse((tmp_path / f"{entry}.py").read_text())
@@ -146,7 +161,7 @@ def test_a_core_that_a_repo_could_not_carry_is_refused(tmp_path, monkeypatch):
     ):
         (tmp_path / "modeling_decoder.py").write_text(text)
         (tmp_path / "configuration_decoder.py").write_text("")
-        monkeypatch.setattr("blockformer.export.CORE", tmp_path)
+        monkeypatch.setattr("blockformer.publishing.repo_code.CORE", tmp_path)
         with pytest.raises(RuntimeError, match=message):
             code_files(blockformer.preset("qwen3"))
 

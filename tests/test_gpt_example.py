@@ -10,7 +10,7 @@ from pairs import model, token_ids
 
 import blockformer
 from blockformer import kernels
-from blockformer.cli.training import Curve
+from blockformer.demo.training_run import Curve
 
 LEARNED = {"position_type": "learned", "rope_parameters": None}
 

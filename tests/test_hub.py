@@ -17,8 +17,8 @@ from hub_server import Hub
 from pairs import assert_close
 from repos import REFUSAL, SIZES
 
-from blockformer.export import code_files
 from blockformer.presets import preset
+from blockformer.publishing import code_files
 
 HELPER = (
     REFUSAL

@@ -20,10 +20,10 @@ from strategies import ABSOLUTE, BOOLEANS, VOCAB, WRITERS, Mix, Subject, mixes, 
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from blockformer import losses
-from blockformer.cli.search import EncoderMissing, docstrings, embed, encoder_folder
 from blockformer.config_checks import CHOICES
 from blockformer.conversion import convert, from_official
 from blockformer.conversion.families import FAMILIES
+from blockformer.demo.search import EncoderMissing, docstrings, embed, encoder_folder
 from blockformer.feed_forward import FeedForward
 
 pytestmark = pytest.mark.portable

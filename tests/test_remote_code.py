@@ -13,7 +13,7 @@ from repos import REFUSAL, SIZES
 
 import blockformer
 from blockformer.conversion import convert
-from blockformer.export import code_files
+from blockformer.publishing import code_files
 
 pytestmark = pytest.mark.versions
 

@@ -3,6 +3,8 @@
 Importing this package registers its models with the Auto classes of transformers.
 """
 
+import importlib
+
 import transformers
 
 from . import modeling_decoder, modeling_encoder, modeling_encoder_decoder
@@ -32,9 +34,9 @@ from .modeling_encoder_decoder import (
     BlockformerEncoderDecoderForSequenceClassification,
     BlockformerEncoderDecoderModel,
 )
-from .optimizer import adamw, optimizer_groups
 from .presets import PRESETS, preset
 from .pretrained_model import BlockformerPreTrainedModel
+from .training.optimizer import adamw, optimizer_groups
 
 __version__ = "0.1.0"
 
@@ -81,8 +83,8 @@ for _config, _models in (
 
 
 def _upload(*args, **options):
-    """`export.upload_model`, imported when first used: it stands above the core."""
-    from .export import upload_model
+    """`upload_model`, imported when first used."""
+    from .publishing.upload import upload_model
 
     return upload_model(*args, **options)
 
@@ -90,18 +92,20 @@ def _upload(*args, **options):
 BlockformerPreTrainedModel.uploader = _upload
 
 
+# Public names that are imported when first used, each with its module.
+_LAZY = {
+    "StopOnNonFiniteLoss": ".training.callbacks",
+    "export_model": ".publishing.export",
+    "from_official": ".conversion",
+    "last_complete_checkpoint": ".training.callbacks",
+}
+
+
 def __getattr__(name):
-    """What stands above the core, or imports `Trainer`: imported when first used."""
-    if name in ("StopOnNonFiniteLoss", "last_complete_checkpoint"):
-        from . import callbacks
-
-        return getattr(callbacks, name)
-    if name == "export_model":
-        from .export import export_model
-
-        return export_model
-    if name == "from_official":
-        from .conversion import from_official
-
-        return from_official
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name], __name__), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__():
+    return sorted({*globals(), *_LAZY})

@@ -11,9 +11,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-import blockformer.cli.demo as demo  # `from blockformer.cli import demo` is the command, not the module
 from blockformer import BlockformerDecoderForCausalLM
-from blockformer.cli import corpus, roundtrip, training
+from blockformer.demo import corpus, roundtrip, steps, training_run
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ def test_unigram_score_by_hand():
 
 
 def test_learning_rate_follows_the_budget():
-    factors = [training.learning_rate_factor(used / 100) for used in range(101)]
+    factors = [training_run.learning_rate_factor(used / 100) for used in range(101)]
     assert max(factors) == pytest.approx(factors[5]) == pytest.approx(1.0)
     assert factors[:6] == sorted(factors[:6])
     assert factors[5:] == sorted(factors[5:], reverse=True)
@@ -118,19 +117,19 @@ def test_learning_rate_follows_the_budget():
 
 def test_budget_ends_by_steps_or_by_time(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
-    budget = training.Budget(seconds=10, max_steps=100)
+    monkeypatch.setattr(training_run.time, "perf_counter", lambda: now[0])
+    budget = training_run.Budget(seconds=10, max_steps=100)
     assert budget.used(0) == 0
     assert budget.used(25) == 0.25
     now[0] += 5
     assert budget.used(25) == 0.5
     now[0] += 100
     assert budget.used(25) == 1.0
-    assert training.Budget(seconds=10, max_steps=100).used(250) == 1.0
+    assert training_run.Budget(seconds=10, max_steps=100).used(250) == 1.0
 
 
 def test_quickest_threads_measures_and_restores(monkeypatch):
-    monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(training_run.time, "perf_counter", lambda: now[0])
     now, before = [0.0], torch.get_num_threads()
     torch.set_num_threads(4)
     try:
@@ -138,19 +137,19 @@ def test_quickest_threads_measures_and_restores(monkeypatch):
         def step():
             now[0] += {1: 3.0, 2: 1.0, 4: 2.0}[torch.get_num_threads()]
 
-        assert training.quickest_threads(step) == 2
+        assert training_run.quickest_threads(step) == 2
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)
 
 
 def test_training_learns_and_draws(tmp_path):
-    sizes = demo.QUICK
+    sizes = steps.QUICK
     model = BlockformerDecoderForCausalLM(sizes.config(end=0, pad=1))
     ids = torch.arange(2, 18).repeat(400)
     blocks = corpus.Blocks(ids, 64)
-    run = training.train(
-        model, blocks, corpus.Blocks(ids, 64, limit=4), training.Budget(120, 30), Console(quiet=True),
+    run = training_run.train(
+        model, blocks, corpus.Blocks(ids, 64, limit=4), training_run.Budget(120, 30), Console(quiet=True),
         batch=4, block_length=64, learning_rate=1e-2,
     )  # fmt: skip
     assert (run.steps, run.tokens) == (30, 30 * 4 * 64)
@@ -159,53 +158,53 @@ def test_training_learns_and_draws(tmp_path):
     assert [tokens for tokens, _ in run.curve.train] == sorted(tokens for tokens, _ in run.curve.train)
     assert not model.training
     assert model.config.use_cache
-    training.draw(run.curve, 4.0, tmp_path / "loss.png")
+    training_run.draw(run.curve, 4.0, tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_divergence_is_an_error():
-    model = BlockformerDecoderForCausalLM(demo.QUICK.config(end=0, pad=1))
+    model = BlockformerDecoderForCausalLM(steps.QUICK.config(end=0, pad=1))
     with torch.no_grad():
         model.get_input_embeddings().weight.fill_(float("nan"))
     blocks = corpus.Blocks(torch.arange(2, 18).repeat(40), 64)
     with pytest.raises(FloatingPointError, match="diverged"):
-        training.train(
-            model, blocks, blocks, training.Budget(60, 2), Console(quiet=True),
+        training_run.train(
+            model, blocks, blocks, training_run.Budget(60, 2), Console(quiet=True),
             batch=2, block_length=64, learning_rate=1e-3,
         )  # fmt: skip
 
 
 def test_a_strange_folder_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(demo.DemoError, match="choose another --output"):
-        demo.prepare(tmp_path, force=False)
+    with pytest.raises(steps.DemoError, match="choose another --output"):
+        steps.prepare(tmp_path, force=False)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
-    with pytest.raises(demo.DemoError, match="is not a folder"):
-        demo.prepare(tmp_path / "thesis.txt", force=True)
-    demo.prepare(tmp_path, force=True)
+    with pytest.raises(steps.DemoError, match="is not a folder"):
+        steps.prepare(tmp_path / "thesis.txt", force=True)
+    steps.prepare(tmp_path, force=True)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
 def test_its_own_folder_is_emptied_of_its_own_files(tmp_path):
-    demo.prepare(tmp_path / "out", force=False)
-    (tmp_path / "out" / demo.MODEL).mkdir()
-    (tmp_path / "out" / demo.FIGURES).write_text("{}")
+    steps.prepare(tmp_path / "out", force=False)
+    (tmp_path / "out" / steps.MODEL).mkdir()
+    (tmp_path / "out" / steps.FIGURES).write_text("{}")
     (tmp_path / "out" / "notes.txt").write_text("kept")
-    demo.prepare(tmp_path / "out", force=False)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [demo.MARKER, "notes.txt"]
+    steps.prepare(tmp_path / "out", force=False)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [steps.MARKER, "notes.txt"]
 
 
 def test_reloading_finds_a_changed_weight(tmp_path, tiny_tokenizer):
     from blockformer import export_model
 
-    model = BlockformerDecoderForCausalLM(demo.QUICK.config(end=0, pad=1)).eval()
+    model = BlockformerDecoderForCausalLM(steps.QUICK.config(end=0, pad=1)).eval()
     expected = roundtrip.expectation(model, torch.randint(2, 512, (200,)))
     with torch.no_grad():
         model.model.norm.weight[3] += 0.01
     export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer)
-    with pytest.raises(demo.DemoError, match="logits differ"):
+    with pytest.raises(roundtrip.RoundTripError, match="logits differ"):
         roundtrip.reload_elsewhere(tmp_path / "repo", expected, Console(quiet=True), new_tokens=4)
-    with pytest.raises(demo.DemoError, match="Qwen3ForCausalLM gives other logits"):
+    with pytest.raises(roundtrip.RoundTripError, match="Qwen3ForCausalLM gives other logits"):
         roundtrip.convert_and_compare(tmp_path / "repo", tmp_path / "official", expected)
 
 
@@ -222,7 +221,7 @@ def test_the_whole_demo(tmp_path):
     if "left out" not in result.output:
         words = " ".join(result.output.split())
         assert re.search(r"embeddings differ from those of transformers' BertModel by at most \d", words)
-        assert (output / demo.ENCODER / "modeling_decoder.py").is_file()
-    for name in (f"{demo.MODEL}/modeling_decoder.py", f"{demo.OFFICIAL}/config.json", demo.PICTURE, demo.FIGURES):
+        assert (output / steps.ENCODER / "modeling_encoder.py").is_file()
+    for name in (f"{steps.MODEL}/modeling_decoder.py", f"{steps.OFFICIAL}/config.json", steps.PICTURE, steps.FIGURES):
         assert (output / name).is_file(), name
-    assert not list((output / demo.OFFICIAL).glob("*.py"))
+    assert not list((output / steps.OFFICIAL).glob("*.py"))

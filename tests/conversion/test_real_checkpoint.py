@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertModel
 
 import blockformer
-from blockformer.cli.search import EncoderMissing, docstrings, embed, encoder_folder, first_line
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.kept import KEPT
+from blockformer.demo.search import EncoderMissing, docstrings, embed, encoder_folder, first_line
 
 from .oracles import fingerprint, stored
 

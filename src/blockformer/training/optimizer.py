@@ -1,4 +1,4 @@
-"""Parameter groups for any optimizer of torch, and AdamW over them. Not part of an exported repo."""
+"""Parameter groups for any optimizer of torch, and AdamW over them."""
 
 import math
 

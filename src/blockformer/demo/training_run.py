@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from ..callbacks import StopOnNonFiniteLoss
+from ..training.callbacks import StopOnNonFiniteLoss
 from .corpus import Blocks
 
 

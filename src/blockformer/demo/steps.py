@@ -1,7 +1,7 @@
-"""`blockformer demo`: the whole road on real text, offline.
+"""`blockformer demo`: a model's whole life on real text, offline.
 
-Text, tokenizer, model, training, publishing, reloading elsewhere, converting to the official layout; any step that
-fails ends the command with an error.
+Text, tokenizer, model, training, publishing, reloading in another process, converting to the official layout. A step
+that fails ends the command with an error.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -75,21 +74,6 @@ QUICK = Sizes(
 )
 
 
-def demo(
-    output: Annotated[Path, typer.Option(help="The folder to make.")] = Path("blockformer-demo"),
-    minutes: Annotated[float, typer.Option(min=0.01, help="How long to train, at most.")] = 2.0,
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and 40 steps: only shows the road.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write into OUTPUT even if the demo did not make it.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the order of the text.")] = 0,
-) -> None:
-    """Train a small model on real text, publish it, reload it elsewhere, convert it: the whole road, offline.
-
-    Example: blockformer demo --output blockformer-demo
-    """
-    prepare(output, force)
-    run(output, QUICK if quick else Sizes(), minutes * 60, seed, Console())
-
-
 def prepare(output: Path, force: bool) -> None:
     """Make the output folder, or empty it of what an earlier demo left; nothing else in it is touched.
 
@@ -108,14 +92,14 @@ def prepare(output: Path, force: bool) -> None:
         (output / name).unlink(missing_ok=True)
 
 
-def run(output: Path, sizes: Sizes, seconds: float, seed: int, console: Console) -> None:
+def run_demo(output: Path, sizes: Sizes, seconds: float, seed: int, console: Console) -> None:
     """All steps, in order."""
     _be_quiet_and_offline()
     import torch
 
     from blockformer import BlockformerDecoderForCausalLM, export_model
 
-    from . import corpus, roundtrip, training
+    from . import corpus, roundtrip, training_run
 
     start = time.perf_counter()
     figures: dict[str, Any] = {"sizes": asdict(sizes), "seed": seed}
@@ -142,11 +126,11 @@ def run(output: Path, sizes: Sizes, seconds: float, seed: int, console: Console)
         "unigram baseline": corpus.unigram_score(train_ids, *scored, sizes.vocab_size),
     }
     console.print(f"  {model.num_parameters():,} parameters, at most {seconds / 60:.1f} minutes")
-    outcome = training.train(
+    outcome = training_run.train(
         model,
         corpus.Blocks(train_ids, sizes.block_length),
         corpus.Blocks(held_out_ids, sizes.block_length, limit=32),
-        training.Budget(seconds, sizes.max_steps),
+        training_run.Budget(seconds, sizes.max_steps),
         console,
         batch=sizes.batch,
         block_length=sizes.block_length,
@@ -156,7 +140,7 @@ def run(output: Path, sizes: Sizes, seconds: float, seed: int, console: Console)
     scores["trained model"] = corpus.model_score(model, *scored, sizes.block_length)
     if not scores["trained model"].loss < scores["untrained model"].loss:
         raise DemoError(f"training did not help: held-out loss {scores['trained model'].loss:.3f} nats per token")
-    training.draw(outcome.curve, scores["unigram baseline"].loss, output / PICTURE)
+    training_run.draw(outcome.curve, scores["unigram baseline"].loss, output / PICTURE)
     console.print(_score_table(scores))
 
     _step(console, 4, f"published as a self-contained repo: {output / MODEL}")

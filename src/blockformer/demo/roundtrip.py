@@ -12,11 +12,13 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
-from .demo import DemoError
-
 PROMPT = 'def read_lines(path, encoding="utf-8"):\n    """'
 TOLERANCE = 1e-5
 """Of logits, relative to the largest: the same weights in float32, computed in another order."""
+
+
+class RoundTripError(ValueError):
+    """A published or converted model gives other results than the trained one."""
 
 
 def expectation(model: PreTrainedModel, held_out_ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -32,7 +34,7 @@ def reload_elsewhere(repo: Path, expected: dict[str, torch.Tensor], console: Con
     """Run fresh.py on the repo in a process of its own, passing its text on as it comes.
 
     Raises:
-        DemoError: it ended with anything but 0; the message has its last lines.
+        RoundTripError: it ended with anything but 0; the message has its last lines.
     """
     with tempfile.TemporaryDirectory() as scratch:
         torch.save(expected, Path(scratch) / "expected.pt")
@@ -53,7 +55,7 @@ def reload_elsewhere(repo: Path, expected: dict[str, torch.Tensor], console: Con
             errors.seek(0)
             said = errors.read().strip().splitlines()[-12:]
     if code:
-        raise DemoError("the published repo failed in a fresh process:\n" + "\n".join(said))
+        raise RoundTripError("the published repo failed in a fresh process:\n" + "\n".join(said))
 
 
 def convert_and_compare(repo: Path, official_folder: Path, expected: dict[str, torch.Tensor]) -> float:
@@ -63,7 +65,7 @@ def convert_and_compare(repo: Path, official_folder: Path, expected: dict[str, t
         The largest difference of two logits.
 
     Raises:
-        DemoError: logits or greedy text differ.
+        RoundTripError: logits or greedy text differ.
     """
     from blockformer.conversion import convert
 
@@ -74,7 +76,7 @@ def convert_and_compare(repo: Path, official_folder: Path, expected: dict[str, t
         generated = official.generate(expected["input_ids"], do_sample=False, max_new_tokens=16, min_new_tokens=16)
     difference = (logits - expected["logits"]).abs().max().item()
     if difference > TOLERANCE * max(1.0, expected["logits"].abs().max().item()):
-        raise DemoError(f"Qwen3ForCausalLM gives other logits: they differ by {difference:.3g}")
+        raise RoundTripError(f"Qwen3ForCausalLM gives other logits: they differ by {difference:.3g}")
     if not torch.equal(generated, expected["generated"]):
-        raise DemoError("Qwen3ForCausalLM gives another greedy text")
+        raise RoundTripError("Qwen3ForCausalLM gives another greedy text")
     return difference

@@ -1,7 +1,4 @@
-"""Training with `Trainer` that stops at a loss that is no number, and goes on from a whole checkpoint only.
-
-Not part of an exported repo.
-"""
+"""Callbacks for `Trainer`: stop at a loss that is not finite, and resume only from a complete checkpoint."""
 
 import json
 import math

@@ -1,0 +1,213 @@
+"""The commands: `blockformer convert | inspect | export | demo`.
+
+Errors are one sentence on stderr, with exit status 1 (2: a wrong command line, 130: Ctrl-C); `--debug`, before or after
+the command, shows the traceback. The module that does a command's work is imported when the command runs.
+"""
+
+import functools
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="blockformer",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Source = Annotated[str, typer.Argument(metavar="SRC", help="A folder or a Hub id.", show_default=False)]
+Target = Annotated[str, typer.Argument(metavar="DST", help="The folder to make.", show_default=False)]
+ShardSize = Annotated[str, typer.Option(metavar="SIZE", help="Size after which a new weight file begins.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a model folder that is there already.")]
+StrictFinite = Annotated[
+    bool, typer.Option("--strict-finite", help="Refuse NaN and infinite weights instead of reporting them.")
+]
+
+
+class Interrupted(SystemExit):
+    """Ctrl-C, after everything unfinished was removed."""
+
+
+def interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Ctrl-C end a command with status 130, as shells expect it."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise Interrupted(130) from None
+
+    return run
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import blockformer
+
+        print(blockformer.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    debug: Annotated[bool, typer.Option("--debug", help="Show an error's traceback; also after the command.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Every classic Transformer, from one small set of blocks: convert, inspect and publish."""
+
+
+@app.command(
+    "convert",
+    epilog="Example: [bold]blockformer convert Qwen/Qwen3-0.6B qwen3 --dtype bfloat16[/bold]\n\n"
+    "A tutorial's weights: [bold]blockformer convert weights.pt gpt --family article-gpt --config settings.json[/bold]",
+)
+@interruptible
+def convert(
+    src: Annotated[
+        str, typer.Argument(metavar="SRC", help="A folder, a Hub id, or a tutorial's weight file.", show_default=False)
+    ],
+    dst: Target,
+    to: Annotated[str, typer.Option(metavar="LAYOUT", help="'blockformer', or 'official': the way back.")] = (
+        "blockformer"
+    ),
+    family: Annotated[
+        str | None,
+        typer.Option(
+            help="The official family; it is found out if not given. For a weight file: "
+            "article-gpt, article-encoder-decoder or article-transformer.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The settings of a weight file, as JSON; with --family.", show_default=False),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.", show_default=False)
+    ] = None,
+    dequantize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE",
+            help="Write plain weights of this dtype for those of 4 bits, which are kept otherwise.",
+            show_default=False,
+        ),
+    ] = None,
+    max_shard_size: ShardSize = "5GB",
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Run both models on the same input and compare.")
+    ] = True,
+    force: Force = False,
+    strict_finite: StrictFinite = False,
+) -> None:
+    """Convert an official checkpoint into a self-contained repo, or such a repo back.
+
+    The target appears whole or not at all. Nothing of the source is ever run.
+    """
+    from .checkpoints import run_convert
+
+    run_convert(
+        src,
+        dst,
+        to=to,
+        family=family,
+        config=config,
+        dtype=dtype,
+        dequantize=dequantize,
+        max_shard_size=max_shard_size,
+        verify=verify,
+        force=force,
+        strict_finite=strict_finite,
+    )
+
+
+@app.command("inspect", epilog="Example: [bold]blockformer inspect Qwen/Qwen3-14B[/bold]")
+@interruptible
+def inspect(
+    src: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="A folder, a Hub id, a config.json or a preset.", show_default=False),
+    ],
+) -> None:
+    """Show settings, layers, parameters, memory and cache size of a model. No weights are read."""
+    from .inspect import run_inspect
+
+    run_inspect(src)
+
+
+@app.command("export", epilog="Example: [bold]blockformer export trainer-output/checkpoint-500 my-repo[/bold]")
+@interruptible
+def export(
+    src: Source,
+    dst: Target,
+    max_shard_size: ShardSize = "5GB",
+    force: Force = False,
+    strict_finite: StrictFinite = False,
+) -> None:
+    """Make a self-contained repo of a saved Blockformer model, such as a Trainer checkpoint.
+
+    Anyone loads it with trust_remote_code=True and nothing but transformers installed.
+    """
+    from .checkpoints import run_export
+
+    run_export(src, dst, max_shard_size=max_shard_size, force=force, strict_finite=strict_finite)
+
+
+@app.command("demo", epilog="Example: [bold]blockformer demo --output blockformer-demo[/bold]")
+@interruptible
+def demo(
+    output: Annotated[Path, typer.Option(help="The folder to make.")] = Path("blockformer-demo"),
+    minutes: Annotated[float, typer.Option(min=0.01, help="How long to train, at most.")] = 2.0,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and 40 steps, to see it work.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write into OUTPUT even if the demo did not make it.")] = False,
+    seed: Annotated[int, typer.Option(help="For the weights and the order of the text.")] = 0,
+) -> None:
+    """Train, publish, reload and convert a small model on real text, offline."""
+    from rich.console import Console
+
+    from ..demo import steps
+
+    steps.prepare(output, force)
+    steps.run_demo(output, steps.QUICK if quick else steps.Sizes(), minutes * 60, seed, Console())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point; always ends with `SystemExit`."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if threading.current_thread() is threading.main_thread():  # a killed run cleans up after itself, too
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        app(args=arguments, prog_name="blockformer")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if debug:
+            raise
+        print(f"error: {_sentence(error)}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _sentence(error: Exception) -> str:
+    """What went wrong, for a person: the message of an expected error, else its kind too."""
+    message = str(error).strip()
+    if isinstance(error, ValueError) and message:
+        return message
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    kind = type(error).__name__
+    return f"{kind}: {message.splitlines()[0]} (--debug shows more)" if message else f"{kind} (--debug shows more)"

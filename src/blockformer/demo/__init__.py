@@ -1,0 +1,1 @@
+"""What `blockformer demo` does, and what the examples share with it."""

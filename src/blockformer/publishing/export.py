@@ -1,0 +1,66 @@
+"""Write a model as a self-contained repo: anyone loads it with `trust_remote_code=True` and nothing else installed."""
+
+import json
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from .model_card import generation_settings, write_card
+from .repo_code import copy_code
+
+
+def save_tokenizer(tokenizer: Any, folder: str | PathLike[str]) -> None:
+    """Save a tokenizer so that older tools read it too: not as `TokenizersBackend` but `PreTrainedTokenizerFast`."""
+    tokenizer.save_pretrained(folder)
+    path = Path(folder) / "tokenizer_config.json"
+    if path.exists():
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        if settings.get("tokenizer_class") == "TokenizersBackend":
+            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+            path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def export_model(
+    model: PreTrainedModel,
+    folder: str | PathLike[str],
+    tokenizer: Any = None,
+    max_shard_size: int | str = "5GB",
+    card: str | None = None,
+    force: bool = False,
+) -> Path:
+    """Write a model as a self-contained repo: weights, config with the full `auto_map`, code, tokenizer, card.
+
+    The folder appears whole or not at all.
+
+    Args:
+        model: a Blockformer model.
+        folder: the repo to make.
+        tokenizer: the tokenizer that belongs to it.
+        max_shard_size: bytes ("5GB") after which a new weight file begins.
+        card: the text of `README.md`; None writes the template's.
+        force: replace a model folder that is there already.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: the model is not one of Blockformer's, or the folder cannot be used.
+    """
+    from blockformer.conversion.atomic import atomic_folder  # conversion stands above this module
+
+    if not str(getattr(model.config, "model_type", "")).startswith("blockformer_"):
+        raise ValueError(f"{type(model).__name__} is no Blockformer model: convert its checkpoint instead.")
+    with atomic_folder(folder, force=force) as temporary:
+        model.save_pretrained(temporary, max_shard_size=max_shard_size)
+        if type(model).__module__.startswith("blockformer."):  # a model loaded from a repo saves that repo's code
+            copy_code(temporary, model.config)
+        if tokenizer is not None:
+            save_tokenizer(tokenizer, temporary)
+        if card is not None:
+            (temporary / "README.md").write_text(card, encoding="utf-8")
+        else:
+            numbers = {"parameters": model.num_parameters(), "generation": generation_settings(model)}
+            write_card(temporary, model.config, **numbers)
+    return Path(folder)

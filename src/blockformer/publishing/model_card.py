@@ -1,0 +1,113 @@
+"""The model card of a repo, its `README.md`."""
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from os import PathLike
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from .repo_code import code_files, full_auto_map
+
+# What a model class is for: the ending of its name -> the Hub's pipeline tag.
+TASKS = {
+    "ForCausalLM": "text-generation",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMaskedLM": "fill-mask",
+    "ForMultipleChoice": "multiple-choice",
+    "ForConditionalGeneration": "text2text-generation",
+    "Model": "feature-extraction",
+}
+
+
+def write_card(
+    folder: str | PathLike[str],
+    config: PretrainedConfig,
+    *,
+    origin: str = "",
+    base_model: str | None = None,
+    parity: str = "",
+    parameters: int | None = None,
+    generation: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a repo's model card, `README.md`, from the template in `model_cards/`.
+
+    Args:
+        folder: the repo.
+        config: the model's config, with `architectures` set.
+        origin: a sentence on where the weights come from.
+        base_model: the Hub id of the checkpoint they come from.
+        parity: what a comparison with the official implementation measured.
+        parameters: their number.
+        generation: the generation settings that differ from the library's defaults.
+    """
+    architecture = (config.architectures or ["BlockformerDecoderForCausalLM"])[0]
+    entries = full_auto_map(config)
+    auto_class = next((auto for auto, code in entries.items() if code.endswith(f".{architecture}")), "AutoModel")
+    task = next((tag for ending, tag in TASKS.items() if architecture.endswith(ending)), "feature-extraction")
+    text = resources.files("blockformer.model_cards").joinpath("template.md").read_text(encoding="utf-8")
+    card = Template(text).substitute(
+        pipeline_tag=task,
+        base_model=f"base_model: {json.dumps(base_model)}\n" if base_model else "",
+        architecture=architecture,
+        auto_class=auto_class,
+        use=_usage(auto_class),
+        origin=origin or "The weights were trained with Blockformer.",
+        parity=parity or "Not compared with another implementation.",
+        parameters=f"{parameters:,}" if parameters else "see the weights",
+        settings=_table(_settings(config)),
+        generation=_table(generation) if generation else "The library's defaults.",
+        files=", ".join(f"`{path.name}`" for path in code_files(config)),
+    )
+    path = Path(folder) / "README.md"
+    path.write_text(card, encoding="utf-8")
+    return path
+
+
+def _usage(auto_class: str) -> str:
+    if auto_class == "AutoModelForCausalLM":
+        return (
+            'inputs = tokenizer("Once upon a time", return_tensors="pt")\n'
+            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=40)[0]))"
+        )
+    if auto_class == "AutoModelForSeq2SeqLM":
+        return (
+            'inputs = tokenizer(["three hundred and five"], padding=True, return_tensors="pt")\n'
+            "print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=40), skip_special_tokens=True))"
+        )
+    return 'outputs = model(**tokenizer("Once upon a time", return_tensors="pt"))'
+
+
+def _settings(config: PretrainedConfig) -> dict[str, Any]:
+    """The fields of a config that say what the model is, long lists cut short."""
+    fields = config.to_dict()
+    hidden = {"auto_map", "architectures", "transformers_version", "_name_or_path", "id2label", "label2id"}
+    kept = {name: value for name, value in sorted(fields.items()) if name not in hidden and value is not None}
+    kinds = kept.get("layer_types")
+    if kinds:
+        kept["layer_types"] = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+    return kept
+
+
+def _table(entries: Mapping[str, Any]) -> str:
+    rows = [f"| `{name}` | {_cell(value)} |" for name, value in entries.items()]
+    return "\n".join(["| field | value |", "|---|---|", *rows])
+
+
+def _cell(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.replace("|", "\\|").replace("\n", " ")[:200]
+
+
+def generation_settings(model: PreTrainedModel) -> dict[str, Any]:
+    """The generation settings of a model that differ from the library's defaults."""
+    settings = getattr(model, "generation_config", None)
+    if settings is None:
+        return {}
+    hidden = ("transformers_version", "_from_model_config")
+    return {name: value for name, value in settings.to_diff_dict().items() if name not in hidden}
