@@ -1,10 +1,10 @@
 """Conversion between official checkpoints and Blockformer's layout: strict, streaming, atomic, exact both ways."""
 
-from .checkpoint import Checkpoint, TensorInfo
 from .convert import convert, from_official
 from .errors import CheckpointError, ConversionError
 from .export_folder import export_folder
-from .repo import ConversionReport
+from .files.checkpoint import Checkpoint, TensorInfo
+from .report import ConversionReport
 
 __all__ = [
     "Checkpoint",

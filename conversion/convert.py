@@ -14,20 +14,21 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from blockformer.publishing import copy_code, write_card
 
-from .atomic import atomic_folder
-from .awq import load_plain, low_bit_weights
-from .checkpoint import Checkpoint, nonfinite, read_json
 from .errors import ConversionError, listed, shown
-from .families import Family, find_source
-from .generation import FILE, settings_in
-from .kept import write_kept
-from .mapping import check_tied
+from .families.awq import load_plain, low_bit_weights
+from .families.registry import Family, find_source
+from .files.atomic import atomic_folder
+from .files.checkpoint import Checkpoint, nonfinite, read_json
+from .files.generation_settings import FILE, settings_in
+from .files.repo import memory_errors, opened, write_generation_config, write_weights
+from .files.side_files import compare_tokenizers, copy_side_files, refuse_adapters
+from .files.unused_tensors import write_unused
+from .files.writer import parse_size
 from .plan import MEMORY, Plan, memory_text, parse_dtype, plan_in, plan_out
-from .repo import ConversionReport, Progress, memory_errors, opened, write_generation_config, write_weights
-from .side_files import compare_tokenizers, copy_side_files, refuse_adapters
+from .report import ConversionReport, Progress
+from .rules.table import check_tied
 from .verify import Parity, load_model
 from .verify import verify as verify_models
-from .writer import parse_size
 
 
 def convert(
@@ -98,7 +99,7 @@ def convert(
                 write_generation_config(temporary, _entries(plan, checkpoint), plan.target_config)
                 if not plan.family.is_file:
                     (temporary / MEMORY).write_text(memory_text(plan), encoding="utf-8")
-                    write_kept(checkpoint, plan.kept, temporary)
+                    write_unused(checkpoint, plan.kept, temporary)
             if verify:
                 report.parity = _verify(plan, folder, temporary, to_official, tell)
                 report.notes += report.parity.notes

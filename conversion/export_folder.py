@@ -8,26 +8,26 @@ from pathlib import Path
 
 from blockformer.publishing import copy_code, write_card
 
-from .atomic import atomic_folder
-from .checkpoint import read_json
 from .errors import ConversionError, shown
-from .generation import FILE
-from .kept import KEPT
-from .mapping import check_tied
+from .files.atomic import atomic_folder
+from .files.checkpoint import json_text, read_json
+from .files.generation_settings import FILE
+from .files.repo import memory_errors, opened, write_generation_config, write_weights
+from .files.side_files import copy_side_files, refuse_adapters
+from .files.sources import Source, locate
+from .files.unused_tensors import UNUSED_FILE
+from .files.writer import parse_size
 from .plan import (
     MEMORY,
     architecture_of,
     expected_tensors,
     identity_rules,
-    json_text,
     our_config,
     stored_pairs,
     unread_pooler,
 )
-from .repo import ConversionReport, Progress, memory_errors, opened, write_generation_config, write_weights
-from .side_files import copy_side_files, refuse_adapters
-from .sources import Source, locate
-from .writer import parse_size
+from .report import ConversionReport, Progress
+from .rules.table import check_tied
 
 
 def export_folder(
@@ -80,9 +80,9 @@ def export_folder(
             write_generation_config(temporary, checkpoint.config, config)
             if os.path.lexists(folder / MEMORY):
                 (temporary / MEMORY).write_text(json_text(read_json(folder / MEMORY)), encoding="utf-8")
-                if (folder / KEPT).exists():
-                    (temporary / KEPT).parent.mkdir()
-                    shutil.copyfile(checkpoint._member(KEPT), temporary / KEPT)
+                if (folder / UNUSED_FILE).exists():
+                    (temporary / UNUSED_FILE).parent.mkdir()
+                    shutil.copyfile(checkpoint._member(UNUSED_FILE), temporary / UNUSED_FILE)
             generation = read_json(temporary / FILE)
             generation.pop("transformers_version", None)
             write_card(temporary, config, parameters=parameters, generation=generation)

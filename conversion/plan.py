@@ -1,7 +1,6 @@
 """What a conversion will do, worked out from the config and the headers alone: either way, or within our layout."""
 
 import copy
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,13 +10,13 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from . import awq
-from .checkpoint import Checkpoint, read_json
 from .errors import ConversionError, listed, shown
-from .families import FAMILIES, Family, family_by_name, family_for, family_of
-from .family import NEVER_FOLLOWED, Form
-from .kept import kept_groups
-from .mapping import Group, Rule, RuleTable, Target
+from .families import awq
+from .families.base import Form
+from .families.registry import FAMILIES, Family, family_by_name, family_for, family_of
+from .files.checkpoint import NEVER_FOLLOWED, Checkpoint, json_text, read_json
+from .files.unused_tensors import unused_groups
+from .rules.table import Group, Rule, RuleTable, Target
 
 MEMORY = "conversion.json"
 """A small file in a converted repo: the family and the official config, for an exact way back. Not needed for one."""
@@ -147,7 +146,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     _set_dtype(official, cast or config.dtype)
     official_config = family.official_config(official)
     as_before = memory is not None and memory.form == form
-    kept = kept_groups(checkpoint, memory.kept if memory is not None and as_before else [], cast)
+    kept = unused_groups(checkpoint, memory.kept if memory is not None and as_before else [], cast)
     arguments = family.official_arguments(form)
     shapes, tied, parameters = expected_tensors(family.official_class(form), official_config, arguments)
     tied = family.ties(tied, form)
@@ -378,8 +377,3 @@ def identity_rules(names: Iterable[str]) -> RuleTable:
         low = awq.PARTS.get(pattern.rpartition(".")[2])
         rules.append(Rule(pattern, pattern, dtypes=None if low is None else (low,)))
     return RuleTable(rules)
-
-
-def json_text(entries: Mapping[str, Any]) -> str:
-    """Entries as the text of a JSON file."""
-    return json.dumps(entries, indent=2, ensure_ascii=False) + "\n"

@@ -12,12 +12,12 @@ from transformers import PretrainedConfig
 
 from blockformer.awq_linear import QuantizedLinear
 
-from .awq import PARTS
-from .checkpoint import read_json
 from .errors import ConversionError
-from .families import family_of
+from .families.awq import PARTS
+from .families.registry import family_of
+from .files.checkpoint import read_json
+from .files.sources import locate
 from .plan import architecture_of, is_ours, our_config
-from .sources import locate
 
 AXES: dict[str, tuple[str, ...]] = {
     "size": (

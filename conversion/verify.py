@@ -12,9 +12,7 @@ B batch, T length, S length of an encoder's states, C their width, V vocabulary.
 import copy
 import gc
 import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging
 
 from .errors import ConversionError
+from .quiet import quiet
 
 TOLERANCE = 1e-5
 """Allowed difference of float32 outputs, as a share of the largest output (or absolute, if that is below 1)."""
@@ -323,22 +321,6 @@ def available_memory() -> int | None:
     except (ImportError, OSError, ValueError):
         pass
     return min(bounds) if bounds else None
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without the progress bars, notes and warnings of the libraries."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def load_model(

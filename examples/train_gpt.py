@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 import blockformer
 from blockformer.conversion import ConversionError
-from blockformer.conversion.atomic import atomic_folder
+from blockformer.conversion.files.atomic import atomic_folder
 from blockformer.demo.corpus import (
     Blocks,
     Corpus,

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 from blockformer import losses
 from blockformer.config_checks import CHOICES
 from blockformer.conversion import convert, from_official
-from blockformer.conversion.families import FAMILIES
+from blockformer.conversion.families.registry import FAMILIES
 from blockformer.demo.search import EncoderMissing, docstrings, embed, encoder_folder
 from blockformer.feed_forward import FeedForward
 

@@ -104,4 +104,4 @@ def test_only_the_hub_is_asked_and_in_two_places():
                     assert not ({module} if module else names) & NETWORK, place
                 if names & FETCHERS or (isinstance(node, ast.Import) and "huggingface_hub" in names):
                     asks.add(path.relative_to(ROOT).as_posix())
-    assert asks == {"conversion/sources.py", "src/blockformer/publishing/upload.py"}
+    assert asks == {"conversion/files/sources.py", "src/blockformer/publishing/upload.py"}

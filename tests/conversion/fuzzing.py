@@ -29,10 +29,10 @@ from safetensors.torch import load as library_load
 from safetensors.torch import save_file
 
 from blockformer.conversion import ConversionError, convert
-from blockformer.conversion.checkpoint import Checkpoint
-from blockformer.conversion.families import FAMILIES
+from blockformer.conversion.families.registry import FAMILIES
+from blockformer.conversion.files.checkpoint import Checkpoint
+from blockformer.conversion.files.safetensors_io import open_regular, read_header, read_tensor
 from blockformer.conversion.plan import plan_in, plan_out
-from blockformer.conversion.safetensors_io import open_regular, read_header, read_tensor
 
 SECONDS = 5
 """Processor time that one case may take."""

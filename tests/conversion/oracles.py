@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import blockformer
 from blockformer.conversion import convert
-from blockformer.conversion.families import FAMILIES
+from blockformer.conversion.families.registry import FAMILIES
 
 SIZES = {
     "vocab_size": 199,

@@ -7,8 +7,8 @@ from pairs import assert_close
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
-from blockformer.conversion.families import FAMILIES, family_for
-from blockformer.conversion.kept import KEPT
+from blockformer.conversion.families.registry import FAMILIES, family_for
+from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 
 from .oracles import edit_config, edit_tensors, entries_of, stored
 from .test_bart_families import PREFIXES, SIZES, SPECIAL, TOKENS, VOCAB
@@ -69,7 +69,7 @@ def test_there_and_back(tmp_path, family, tied):
     assert family_for(ours.config).name == f"{family}-decoder"
     assert convert(dst, fresh, to_official=True).parity.passed
     computed = {TABLE} if family == "marian" else set()
-    assert (dst / KEPT).exists() == bool(computed)
+    assert (dst / UNUSED_FILE).exists() == bool(computed)
     assert stored(fresh) == {name: tensor for name, tensor in stored(src).items() if name not in computed}
     again = type(model).from_pretrained(fresh)
     assert_same_outputs(ours, again)

@@ -14,9 +14,9 @@ from transformers.models.mbart.modeling_mbart import shift_tokens_right as shift
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
-from blockformer.conversion.families import FAMILIES, family_for
-from blockformer.conversion.kept import KEPT
-from blockformer.conversion.operations import LeadingAxis
+from blockformer.conversion.families.registry import FAMILIES, family_for
+from blockformer.conversion.files.unused_tensors import UNUSED_FILE
+from blockformer.conversion.rules.operations import LeadingAxis
 from blockformer.conversion.summary import summarize
 from blockformer.conversion.verify import probes
 
@@ -280,7 +280,7 @@ def test_nothing_is_tied(tmp_path, family, head):
     names = [prefix + name for name in ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")]
     assert len({stored(tmp_path / "src")[name][2] for name in names}) == 3
     there_and_back(tmp_path, family)
-    assert load_file(tmp_path / "dst" / KEPT).keys() == {names[0]}
+    assert load_file(tmp_path / "dst" / UNUSED_FILE).keys() == {names[0]}
     ours = from_official(tmp_path / "src")
     assert not ours.config.share_embeddings
     assert not ours.config.tie_word_embeddings
@@ -310,7 +310,7 @@ def test_tables_of_positions_in_old_checkpoints(tmp_path, dtype):
     tables = {name: model.state_dict()[name] for name in TABLES}
     edit_tensors(tmp_path / "src", **tables)
     there_and_back(tmp_path, "marian")
-    assert load_file(tmp_path / "dst" / KEPT).keys() == set(TABLES)
+    assert load_file(tmp_path / "dst" / UNUSED_FILE).keys() == set(TABLES)
     assert not stored(tmp_path / "fresh").keys() & set(TABLES)
     edit_tensors(tmp_path / "src", **{TABLES[1]: tables[TABLES[1]].roll(1, 0)})
     with pytest.raises(ConversionError, match=r"model\.decoder\.embed_positions\.weight' is not the table of sines"):
@@ -436,7 +436,7 @@ def test_what_the_first_checkpoints_hold(tmp_path):
     assert report.notes == [
         "config.json: settings that bart does not use: 'encoder_layerdrop', 'normalize_before'",
     ]
-    assert load_file(tmp_path / "dst" / KEPT).keys() == numbers.keys()
+    assert load_file(tmp_path / "dst" / UNUSED_FILE).keys() == numbers.keys()
     assert convert(tmp_path / "dst", tmp_path / "back", to_official=True).parity.passed
     assert stored(tmp_path / "back") == stored(tmp_path / "src")
     assert entries_of(tmp_path / "back") == entries_of(tmp_path / "src")

@@ -16,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from blockformer.conversion import pickled, safetensors_io
-from blockformer.conversion.checkpoint import Checkpoint, nonfinite, read_json
 from blockformer.conversion.errors import CheckpointError
+from blockformer.conversion.files import pickled, safetensors_io
+from blockformer.conversion.files.checkpoint import Checkpoint, nonfinite, read_json
 
 from .support import (
     contents,

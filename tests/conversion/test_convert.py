@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
-from blockformer.conversion.families import FAMILIES
-from blockformer.conversion.side_files import PROBE_TEXTS
+from blockformer.conversion.families.registry import FAMILIES
+from blockformer.conversion.files.side_files import PROBE_TEXTS
 from blockformer.conversion.verify import Measured, compare, probes, run, verify
 
 from .oracles import SPECIAL, edit_config, fingerprint, official_folder, official_model, stored

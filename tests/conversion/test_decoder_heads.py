@@ -6,7 +6,7 @@ import transformers
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
-from blockformer.conversion.families import FAMILIES
+from blockformer.conversion.families.registry import FAMILIES
 
 from .oracles import SIZES, SPECIAL, edit_config, edit_tensors, entries_of, stored, under_another_head
 from .outputs import count_same_at

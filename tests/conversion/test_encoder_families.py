@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
-from blockformer.conversion.families import FAMILIES, family_for
-from blockformer.conversion.kept import KEPT
+from blockformer.conversion.families.registry import FAMILIES, family_for
+from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 from blockformer.conversion.summary import summarize
 
 from .oracles import edit_config, edit_tensors, entries_of, fingerprint, stored, under_another_head
@@ -146,7 +146,7 @@ def test_every_head_there_and_back(tmp_path, family, head):
     assert fingerprint(src) == before
     assert stored(back) == stored(src)
     assert entries_of(back) == entries_of(src)
-    assert not (dst / KEPT).exists()
+    assert not (dst / UNUSED_FILE).exists()
 
     ours = getattr(blockformer, head.ours).from_pretrained(dst)
     shift = ours.config.position_offset
@@ -184,7 +184,7 @@ def test_as_a_decoder(tmp_path, family, head, cross):
     assert report.parity.measured[0].same_text is (True if writes_text else None)
     assert convert(dst, back, to_official=True).parity.passed
     assert stored(back) == stored(src)
-    assert (dst / KEPT).exists() == head.bare  # its official class has a pooler, which says nothing in a decoder
+    assert (dst / UNUSED_FILE).exists() == head.bare  # its official class has a pooler, which says nothing in a decoder
     ours = getattr(blockformer, head.ours).from_pretrained(dst)
     assert ours.config.add_cross_attention == cross
     ids, states = torch.arange(20).view(2, 10) + 5, torch.randn(2, 6, 48)
@@ -315,14 +315,14 @@ def test_tensors_that_nothing_uses_come_back_exactly(tmp_path):
     }
     edit_tensors(tmp_path / "src", lambda tensors: {**tensors, **unused})
     assert convert(tmp_path / "src", tmp_path / "dst").parity.passed
-    assert set(load_file(tmp_path / "dst" / KEPT)) == set(unused)
+    assert set(load_file(tmp_path / "dst" / UNUSED_FILE)) == set(unused)
     assert_same_outputs(from_official(tmp_path / "src"), model, "right", 2)
     export_folder(tmp_path / "dst", tmp_path / "copy")
     convert(tmp_path / "copy", tmp_path / "back", to_official=True)
     assert stored(tmp_path / "back") == stored(tmp_path / "src")
     again = transformers.RobertaForSequenceClassification.from_pretrained(tmp_path / "back")
     assert torch.equal(again.classifier.dense.weight, model.classifier.dense.weight)
-    (tmp_path / "copy" / KEPT).unlink()
+    (tmp_path / "copy" / UNUSED_FILE).unlink()
     with pytest.raises(ConversionError, match=r"unused\.safetensors: 'roberta\.embeddings\.position_ids' is missing"):
         convert(tmp_path / "copy", tmp_path / "back2", to_official=True)
 

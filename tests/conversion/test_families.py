@@ -2,12 +2,13 @@ import copy
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockformer
 from blockformer.conversion import ConversionError
-from blockformer.conversion.families import FAMILIES, family_by_name, family_for, family_of
+from blockformer.conversion.families.registry import FAMILIES, family_by_name, family_for, family_of
 from blockformer.conversion.plan import expected_tensors
 
 from .oracles import SIZES, SPECIAL
@@ -126,9 +127,10 @@ def test_rules_and_settings_fit_both_models_tensor_by_tensor(family, changes):
 
 def test_old_rotary_frequencies_are_left_out_and_nothing_else():
     chosen = FAMILIES["llama"]
-    _, back = there_and_back("llama", official("llama"))
-    shapes, _, _ = expected_tensors(chosen.official_model_class, chosen.official_config(back))
-    headers = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    config, back = there_and_back("llama", official("llama"))
+    theirs, _, _ = expected_tensors(transformers.LlamaForCausalLM, chosen.official_config(back))
+    shapes, _, _ = expected_tensors(chosen.model_class, config)
+    headers = {name: torch.empty(shape, device="meta") for name, shape in theirs.items()}
     headers["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.empty(8, device="meta")
     assert len(chosen.rules.plan(headers, shapes)) == len(shapes)
     headers["model.layers.0.self_attn.extra"] = torch.empty(8, device="meta")

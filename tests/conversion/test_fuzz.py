@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from blockformer.conversion import ConversionError, convert
-from blockformer.conversion.checkpoint import Checkpoint
 from blockformer.conversion.errors import CheckpointError
-from blockformer.conversion.safetensors_io import strict_json
+from blockformer.conversion.files.checkpoint import Checkpoint
+from blockformer.conversion.files.safetensors_io import strict_json
 
 from . import fuzzing
 from .oracles import edit_config, official_folder

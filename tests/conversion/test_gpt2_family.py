@@ -11,9 +11,9 @@ from test_remote_code import fresh
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
-from blockformer.conversion.families import FAMILIES, family_for
-from blockformer.conversion.family import Form
-from blockformer.conversion.kept import KEPT
+from blockformer.conversion.families.base import Form
+from blockformer.conversion.families.registry import FAMILIES, family_for
+from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 from blockformer.conversion.summary import summarize
 from blockformer.conversion.verify import compare, probes, run
 
@@ -122,7 +122,7 @@ def test_every_head_there_and_back(tmp_path, head):
     assert report.parity.measured[0].same_text is (True if head.official == LM else None)
     assert report.notes == []
     assert fingerprint(tmp_path / "src") == before
-    assert not (tmp_path / "dst" / KEPT).exists()
+    assert not (tmp_path / "dst" / UNUSED_FILE).exists()
     ours = getattr(blockformer, head.ours).from_pretrained(tmp_path / "dst")
     assert_same_outputs(ours, model)
     again, info = getattr(transformers, head.official).from_pretrained(tmp_path / "back", output_loading_info=True)
@@ -184,7 +184,7 @@ def test_the_first_checkpoint(tmp_path, dtype):
     assert report.notes == [
         "config.json: settings that gpt2 does not use: 'n_ctx', 'predict_special_tokens', 'task_specific_params'"
     ]
-    assert set(load_file(tmp_path / "dst" / KEPT)) == set(masks(""))
+    assert set(load_file(tmp_path / "dst" / UNUSED_FILE)) == set(masks(""))
     assert_same_outputs(from_official(tmp_path / "src"), model)
     assert_same_outputs(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "back").eval(), model)
 
@@ -219,7 +219,7 @@ def test_masks_under_the_names_of_today(tmp_path):
     official_folder(tmp_path / "src", "GPT2ForTokenClassification")
     edit_tensors(tmp_path / "src", lambda tensors: tensors | masks("transformer.", torch.float32))
     there_and_back(tmp_path)
-    assert set(load_file(tmp_path / "dst" / KEPT)) == set(masks("transformer."))
+    assert set(load_file(tmp_path / "dst" / UNUSED_FILE)) == set(masks("transformer."))
 
 
 CAUSAL = torch.ones(1, 1, 8, 8).tril()

@@ -18,8 +18,8 @@ COMMON = r"""
 import hashlib, json, os, shutil, signal, sys
 from pathlib import Path
 import torch
-from blockformer.conversion import atomic
-from blockformer.conversion.safetensors_io import SafetensorsWriter
+from blockformer.conversion.files import atomic
+from blockformer.conversion.files.safetensors_io import SafetensorsWriter
 
 base = Path(sys.argv[1])
 torch.set_num_threads(1)
@@ -58,7 +58,7 @@ def killed_at(limit, existing, way):
 """
 
 SCRIPT = r"""
-from blockformer.conversion.writer import ShardWriter, atomic_folder
+from blockformer.conversion.files.writer import ShardWriter, atomic_folder
 
 def build(folder, value):
     (folder / "config.json").write_text(json.dumps({"value": value}))
@@ -151,7 +151,7 @@ def test_kill_anywhere_without_the_exchange_call(runs: dict[str, list[dict[str, 
 CONVERT = r"""
 import transformers
 from blockformer.conversion import ConversionError, convert
-from blockformer.conversion.checkpoint import Checkpoint
+from blockformer.conversion.files.checkpoint import Checkpoint
 from blockformer.conversion.errors import CheckpointError
 
 step = int(sys.argv[2])

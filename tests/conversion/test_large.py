@@ -16,8 +16,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from blockformer.conversion.checkpoint import Checkpoint
-from blockformer.conversion.writer import ShardWriter
+from blockformer.conversion.files.checkpoint import Checkpoint
+from blockformer.conversion.files.writer import ShardWriter
 
 pytestmark = [
     pytest.mark.exhaustive,

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockformer.conversion.errors import ConversionError
-from blockformer.conversion.mapping import (
+from blockformer.conversion.files.safetensors_io import DTYPES
+from blockformer.conversion.rules.operations import Chunk
+from blockformer.conversion.rules.table import (
     Chain,
     Group,
     Identity,
@@ -22,8 +24,6 @@ from blockformer.conversion.mapping import (
     Transpose,
     check_tied,
 )
-from blockformer.conversion.operations import Chunk
-from blockformer.conversion.safetensors_io import DTYPES
 
 from .support import same_bits
 

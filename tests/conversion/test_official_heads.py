@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from blockformer.conversion import ConversionError, from_official
-from blockformer.conversion.families import FAMILIES, family_of
+from blockformer.conversion.families.registry import FAMILIES, family_of
 
 from .oracles import edit_config
 

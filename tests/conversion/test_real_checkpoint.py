@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, BertModel
 
 import blockformer
 from blockformer.conversion import ConversionError, convert
-from blockformer.conversion.kept import KEPT
+from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 from blockformer.demo.search import EncoderMissing, docstrings, embed, encoder_folder, first_line
 
 from .oracles import fingerprint, stored
@@ -91,7 +91,7 @@ def test_the_way_back_is_exact(repo, tmp_path):
 
 
 def test_what_no_model_uses_lies_beside(repo):
-    assert set(load_file(repo / KEPT)) == {"embeddings.position_ids"}
+    assert set(load_file(repo / UNUSED_FILE)) == {"embeddings.position_ids"}
     assert "embeddings.position_ids" not in load_file(repo / "model.safetensors")
 
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from blockformer.conversion.errors import CheckpointError, ConversionError
-from blockformer.conversion.safetensors_io import DTYPES, MAX_TENSORS, SafetensorsWriter, read_header, read_tensor
+from blockformer.conversion.files.safetensors_io import DTYPES, MAX_TENSORS, SafetensorsWriter, read_header, read_tensor
 
 from .support import BODY, entry, raw_safetensors, same_bits
 

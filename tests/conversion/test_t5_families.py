@@ -7,8 +7,8 @@ from pairs import assert_close
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
-from blockformer.conversion.families import FAMILIES, family_for
-from blockformer.conversion.kept import KEPT
+from blockformer.conversion.families.registry import FAMILIES, family_for
+from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 from blockformer.conversion.summary import summarize
 
 from .oracles import edit_config, edit_tensors, entries_of, fingerprint, stored
@@ -204,7 +204,7 @@ def test_what_old_checkpoints_hold(tmp_path):
     edit_config(src, architectures=["T5WithLMHeadModel"], n_positions=512, dense_act_fn=..., is_gated_act=...)
     report = convert(src, dst)
     assert report.parity.passed
-    assert (dst / KEPT).exists()
+    assert (dst / UNUSED_FILE).exists()
     assert convert(dst, back, to_official=True).parity.passed
     assert stored(back) == stored(src)
     assert entries_of(back) == entries_of(src)

@@ -12,7 +12,7 @@ from tutorial_modules import GPT, LATER, EncoderDecoder, Transformer, sinusoid
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
-from blockformer.conversion.families import FAMILIES, TUTORIALS, family_for, family_of
+from blockformer.conversion.families.registry import ARTICLES, FAMILIES, family_for, family_of
 
 from .oracles import fingerprint, stored
 
@@ -441,14 +441,14 @@ def test_a_source_that_changes_meanwhile_is_noticed(tmp_path):
 
 
 def test_tutorials_are_taken_by_name_alone(tmp_path):
-    assert not set(TUTORIALS) & set(FAMILIES)
+    assert not set(ARTICLES) & set(FAMILIES)
     with pytest.raises(ConversionError, match="not supported"):
         family_of({"model_type": "article-gpt"})
     for name, (make, config) in MODELS.items():
         ours = load(tmp_path / name, name, make(config), config).config
-        assert TUTORIALS[name].differences(ours)
+        assert ARTICLES[name].differences(ours)
         with pytest.raises(ConversionError, match="read and not written"):
-            TUTORIALS[name].config_to(ours)
+            ARTICLES[name].config_to(ours)
         if name != "article-gpt":  # sinusoids without Marian's order: no official family has them
             with pytest.raises(ConversionError, match=r"the nearest, '(?!article)"):
                 family_for(ours)

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from blockformer.conversion import atomic, safetensors_io, writer
-from blockformer.conversion.checkpoint import Checkpoint
 from blockformer.conversion.errors import CheckpointError, ConversionError
-from blockformer.conversion.safetensors_io import SafetensorsWriter
-from blockformer.conversion.writer import ShardWriter, atomic_folder, parse_size
+from blockformer.conversion.files import atomic, safetensors_io, writer
+from blockformer.conversion.files.checkpoint import Checkpoint
+from blockformer.conversion.files.safetensors_io import SafetensorsWriter
+from blockformer.conversion.files.writer import ShardWriter, atomic_folder, parse_size
 
 from .support import contents, make_sharded, make_single, same_bits
 
@@ -156,9 +156,9 @@ def test_the_disk_begins_before_the_end(tmp_path: Path, monkeypatch: pytest.Monk
 def test_only_one_tensor_is_in_memory(tmp_path: Path) -> None:
     script = """
 import resource, sys, torch
-from blockformer.conversion.checkpoint import Checkpoint
-from blockformer.conversion.mapping import Rule, RuleTable, Transpose
-from blockformer.conversion.writer import ShardWriter
+from blockformer.conversion.files.checkpoint import Checkpoint
+from blockformer.conversion.rules.table import Rule, RuleTable, Transpose
+from blockformer.conversion.files.writer import ShardWriter
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 with Checkpoint(sys.argv[1]) as source:
     plan = RuleTable([Rule("t{layer}", "u{layer}", Transpose())]).plan(source.tensors)

@@ -48,7 +48,7 @@ def export_model(
     Raises:
         ValueError: the model is not one of Blockformer's, or the folder cannot be used.
     """
-    from blockformer.conversion.atomic import atomic_folder  # conversion stands above this module
+    from blockformer.conversion.files.atomic import atomic_folder  # conversion stands above this module
 
     if not str(getattr(model.config, "model_type", "")).startswith("blockformer_"):
         raise ValueError(f"{type(model).__name__} is no Blockformer model: convert its checkpoint instead.")

@@ -1,0 +1,187 @@
+"""Weights of 4 bits, as AWQ checkpoints hold them (Lin et al., 2023), in the layout called "gemm".
+
+K inputs, N outputs, G inputs a group: `qweight` int32 [K, N / 8], `qzeros` int32 [K / G, N / 8], `scales` float16
+[K / G, N] stand for the weight [N, K] of a linear map. Ours has the same three tensors.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from blockformer.awq_linear import dequantize
+
+from ..errors import ConversionError, listed, shown
+from ..files.checkpoint import Checkpoint
+from ..rules.operations import Shape
+from ..rules.table import Rule, RuleTable
+from .base import Form
+
+TRAIT = "4 bits"
+"""Of the form of a checkpoint whose linear maps are kept so."""
+FIELD = "quantization_config"
+PARTS = {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16}
+# What a checkpoint must say of itself, and what it may say without a change of its weights' meaning.
+_WANTED: dict[str, tuple[Any, ...]] = {
+    "quant_method": ("awq",),
+    "bits": (4,),
+    "version": ("gemm", None),
+    "format": ("gemm", None),
+    "zero_point": (True,),
+    "desc_act": (False, None),
+    "sym": (False, None),
+    "modules_to_not_convert": (None, [], ["lm_head"]),
+}
+_FREE = ("group_size", "backend", "do_fuse", "exllama_config", "fuse_max_seq_len", "modules_to_fuse")
+_DEFAULTS = {"version": "gemm", "zero_point": True, "bits": 4}
+
+
+def group_size(official: Mapping[str, Any]) -> int | None:
+    """The inputs a group of an official `config.json`, -1 for all of a map's; None where it says nothing of AWQ.
+
+    Raises:
+        ConversionError: it is an AWQ checkpoint of another kind.
+    """
+    entries = official.get(FIELD)
+    if not isinstance(entries, Mapping) or _lower(entries.get("quant_method")) != "awq":
+        return None
+    stated = {**_DEFAULTS, **{name: _lower(value) for name, value in entries.items()}}
+    lines = [
+        f"{name} is {_told(entries.get(name))}, not {' or '.join(map(repr, wanted))}"
+        for name, wanted in _WANTED.items()
+        if stated.get(name) not in wanted
+    ]
+    lines += [f"{shown(name)} is not understood" for name in entries if name not in (*_WANTED, *_FREE)]
+    size = entries.get("group_size", 128)
+    if type(size) is not int or not (size == -1 or size > 0):
+        lines.append(f"group_size is {_told(size)}, no positive integer and not -1")
+    if lines:
+        raise ConversionError(
+            f"config.json: {FIELD}: an AWQ checkpoint must have 4 bits and zero points, in the gemm layout, to be "
+            f"converted:{listed(lines)}"
+        )
+    return size
+
+
+def _told(value: Any) -> str:
+    return repr(value) if value is None or isinstance(value, bool | int | float) else shown(value)
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def entries_for(config: PretrainedConfig) -> dict[str, Any]:
+    """The official entries for a config of ours with 4-bit weights."""
+    return {
+        "backend": "autoawq",
+        "bits": 4,
+        "do_fuse": False,
+        "exllama_config": None,
+        "group_size": config.linear_group_size,
+        "modules_to_not_convert": None,
+        "quant_method": "awq",
+        "version": "gemm",
+        "zero_point": True,
+    }
+
+
+def without(official: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a checkpoint's plain twin."""
+    return {name: value for name, value in official.items() if name != FIELD}
+
+
+@dataclass(frozen=True)
+class Dequantize:
+    """`qweight`, `qzeros`, `scales` -> the weight [N, K] that they stand for; there is no way back."""
+
+    dtype: torch.dtype
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [plain_weight(*tensors).to(self.dtype)]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        raise ConversionError("plain weights do not become weights of 4 bits")
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        words, zeros, scales = shapes
+        lines = [f"{name} {list(shape)}" for name, shape in zip(PARTS, shapes, strict=True)]
+        if not all(len(shape) == 2 and min(shape) > 0 for shape in shapes):
+            raise ConversionError(f"{', '.join(lines)} are no matrices")
+        inputs, outputs = words[0], words[1] * 8
+        groups = scales[0]
+        if inputs % groups or tuple(zeros) != (groups, words[1]) or scales[1] != outputs:
+            raise ConversionError(f"{', '.join(lines)} do not belong together")
+        return [(outputs, inputs)]
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        raise ConversionError("plain weights do not become weights of 4 bits")
+
+
+def plain_weight(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:
+    """The weight [N, K] in float32, exactly: each number is a product of 5 and 11 bits."""
+    return dequantize(qweight, qzeros, scales, torch.float32).t().contiguous()
+
+
+def rules(table: RuleTable, is_low: frozenset[str], dtype: torch.dtype | None = None) -> RuleTable:
+    """The rules of a family for a checkpoint whose linear maps have 4 bits.
+
+    Args:
+        table: those for its plain twin.
+        is_low: the weights, by their official names with placeholders, that have 4 bits.
+        dtype: make plain weights of this dtype; None keeps the 4 bits.
+    """
+    made: list[Rule] = []
+    for rule in table.rules:
+        if rule.source not in is_low:
+            made.append(rule)
+            continue
+        theirs, ours = (str(name).removesuffix("weight") for name in (rule.source, rule.target))
+        if dtype is None:
+            made += [Rule(theirs + part, ours + part, dtypes=(kind,)) for part, kind in PARTS.items()]
+        else:
+            parts = tuple(theirs + part for part in PARTS)
+            made.append(Rule(parts, rule.target, Dequantize(dtype), dtypes=tuple(PARTS.values()), made=dtype))
+    return RuleTable(made, ignored=table.ignored)
+
+
+def low_bit_weights(names: Iterable[str]) -> set[str]:
+    """The weights that tensors of these names stand for with 4 bits."""
+    return {f"{name.removesuffix('qweight')}weight" for name in names if name.endswith(".qweight")}
+
+
+def parts_of(name: str, shape: Shape, size: int) -> dict[str, Shape]:
+    """Names and shapes of the three tensors that stand for a weight [N, K]."""
+    outputs, inputs = shape
+    groups = 1 if size == -1 else inputs // size
+    stem = name.removesuffix("weight")
+    shapes = ((inputs, outputs // 8), (groups, outputs // 8), (groups, outputs))
+    return {stem + part: part_shape for part, part_shape in zip(PARTS, shapes, strict=True)}
+
+
+def load_plain(
+    model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype
+) -> PreTrainedModel:
+    """The official model of a folder with 4-bit weights, with the plain weights that they stand for.
+
+    The official way to run it needs another package; that one computes with the same weights.
+    """
+    plain = type(config)(**without(config.to_dict()))
+    weights = {}
+    with Checkpoint(folder) as checkpoint:
+        for name in checkpoint.tensors:
+            stem, _, part = name.rpartition(".")
+            if part == "qweight":
+                weights[f"{stem}.weight"] = plain_weight(*(checkpoint.read(f"{stem}.{p}") for p in PARTS)).to(dtype)
+            elif part not in PARTS:
+                weights[name] = checkpoint.read(name).to(dtype)
+    return model_class.from_pretrained(None, config=plain, state_dict=weights, dtype=dtype, attn_implementation="sdpa")
+
+
+def trait(form: Form) -> Form:
+    """A form of the same head with 4-bit weights."""
+    return replace(form, traits=form.traits | {TRAIT})

@@ -1,0 +1,48 @@
+"""BERT (Devlin et al., 2019): every token sees the whole text; also as a decoder, with cross-attention or without."""
+
+from .bert_like import EncoderFamily
+from .encoder_heads import LanguageModelNames, fields, standard_heads
+
+LAYER = {
+    **{f"attention.self.{name}": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
+    "attention.output.dense": "self_attn.o_proj",
+    "attention.output.LayerNorm": "self_attn_post_norm",
+    **{f"crossattention.self.{name}": f"cross_attn.{name[0]}_proj" for name in ("query", "key", "value")},
+    "crossattention.output.dense": "cross_attn.o_proj",
+    "crossattention.output.LayerNorm": "cross_attn_post_norm",
+    "intermediate.dense": "mlp.up_proj",
+    "output.dense": "mlp.down_proj",
+    "output.LayerNorm": "mlp_post_norm",
+}
+EMBEDDINGS = {
+    "embeddings.word_embeddings": "embed_tokens",
+    "embeddings.position_embeddings": "embed_positions",
+    "embeddings.token_type_embeddings": "embed_token_types",
+}
+FIELDS = fields(
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads hidden_act type_vocab_size use_cache".split(),
+    layer_norm_eps="norm_eps",
+    hidden_dropout_prob="hidden_dropout",
+    attention_probs_dropout_prob="attention_dropout",
+)
+
+FAMILY = EncoderFamily(
+    name="bert",
+    config_class="BertConfig",
+    root="bert.",
+    heads=standard_heads(
+        "Bert", {"modules": {"classifier": "score"}, "pooler": "needed"}, "BertLMHeadModel", next_sentence=True
+    ),
+    embeddings=EMBEDDINGS,
+    layer="encoder.layer.{layer}.",
+    modules=LAYER,
+    language_model=LanguageModelNames(
+        dense="cls.predictions.transform.dense",
+        norm="cls.predictions.transform.LayerNorm",
+        weight="cls.predictions.decoder.weight",
+        bias="cls.predictions.bias",
+        copy="cls.predictions.decoder.bias",
+    ),
+    fields=FIELDS,
+    relative_key="attention.self.distance_embedding.weight",
+)

@@ -1,0 +1,122 @@
+"""Every family, told apart by the official `model_type` on the way in and by a config's fields on the way out.
+
+Those of `articles` have no `model_type` and no way out: they are taken by name alone.
+"""
+
+import difflib
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from ..articles import models as articles
+from ..errors import ConversionError, listed, shown
+from ..files.sources import WEIGHT_FILES, Source, locate, weight_file
+from . import bart, bart_decoder, bert, distilbert, gpt2, llama, marian, mistral, qwen2, qwen3, roberta, t5
+from .base import Family
+
+__all__ = ["ARTICLES", "FAMILIES", "Family", "family_by_name", "family_for", "family_of", "find_source"]
+
+# On the way out the first that can express a config is taken: the more a family demands, the earlier it stands.
+_KNOWN = (
+    *(qwen3.FAMILY, qwen2.FAMILY, llama.FAMILY, mistral.FAMILY),
+    *(distilbert.FAMILY, roberta.FAMILY, roberta.XLM, bert.FAMILY),
+    *(t5.UMT5, t5.T5, t5.MT5),
+    *(marian.FAMILY, bart.MBART, bart.BART),
+    gpt2.FAMILY,
+    bart_decoder.BartDecoderFamily(bart.BART, "Bart"),
+    bart_decoder.BartDecoderFamily(bart.MBART, "MBart"),
+    bart_decoder.BartDecoderFamily(marian.FAMILY, "Marian"),
+)
+FAMILIES: dict[str, Family] = {family.name: family for family in _KNOWN}
+ARTICLES: dict[str, Family] = {family.name: family for family in articles.FAMILIES}
+
+
+def family_by_name(name: str) -> Family:
+    """The family of this name.
+
+    Raises:
+        ConversionError: there is none; the near one is named.
+    """
+    known = {**FAMILIES, **ARTICLES}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    raise ConversionError(f"there is no family {shown(name)}; there are {', '.join(sorted(known))}.{hint}")
+
+
+def find_source(
+    source: str | PathLike[str],
+    family_name: str | None = None,
+    config: str | PathLike[str] | None = None,
+    to_official: bool = False,
+) -> Source:
+    """Where a checkpoint is: a folder or a Hub id, or the weight file of a family that is read from one.
+
+    Raises:
+        ConversionError: there is no such source, or it and the other arguments do not belong together.
+    """
+    family = None if family_name is None else family_by_name(family_name)
+    if family is not None and family.is_file:
+        if to_official:
+            raise ConversionError(
+                f"the family '{family.name}' is read and not written; leave out --to official, or name another family"
+            )
+        if config is None:
+            raise ConversionError(
+                f"the family '{family.name}' needs --config, a JSON file with its settings; see docs/tutorials.md"
+            )
+        return weight_file(source, config)
+    names = ", ".join(ARTICLES)
+    if config is not None:
+        raise ConversionError(f"--config is for a weight file, with --family {names}; other sources have a config.json")
+    path = Path(source)
+    if family is None and path.suffix in WEIGHT_FILES and path.is_file():
+        raise ConversionError(
+            f"{path}: not a folder; name the folder that holds config.json too or, for a tutorial's state dict, give "
+            f"--config and --family {names}"
+        )
+    return Source(*locate(source))
+
+
+def family_of(official: Mapping[str, Any]) -> Family:
+    """The family of an official `config.json`.
+
+    Raises:
+        ConversionError: it has no `model_type`, or one that is not supported.
+    """
+    model_type = official.get("model_type")
+    if not isinstance(model_type, str):
+        raise ConversionError("config.json: model_type is missing; set it, or name the family")
+    alike = [family for family in FAMILIES.values() if family.model_type == model_type]
+    if not alike:
+        known = ", ".join(sorted({family.model_type for family in FAMILIES.values()}))
+        raise ConversionError(f"config.json: model_type {shown(model_type)} is not supported; there are {known}")
+    named = (official.get("architectures") or [None])[0]
+    return next((family for family in alike if named in {head.official for head in family.heads}), alike[0])
+
+
+def family_for(config: PretrainedConfig) -> Family:
+    """The family that can express a config of ours; the most demanding one if several can.
+
+    Raises:
+        ConversionError: none can; what keeps the nearest one from it is listed.
+    """
+    alike = [family for family in FAMILIES.values() if family.has_topology_of(config)] or FAMILIES.values()
+    differences = {family.name: family.differences(config) for family in alike}
+
+    def distance(name: str) -> tuple[bool, int]:
+        has_head = not config.architectures or config.architectures[0] in {head.ours for head in FAMILIES[name].heads}
+        return not has_head, len(differences[name])
+
+    name = min(differences, key=distance)  # of equals, the first
+    if differences[name]:
+        model = (config.architectures or [type(config).__name__])[0]
+        raise ConversionError(
+            f"no official family can express this config of {model}; the nearest, '{name}', would need:"
+            f"{listed(differences[name])}"
+        )
+    return FAMILIES[name]

@@ -1,0 +1,209 @@
+"""A folder that appears whole or not at all.
+
+Everything is written into a temporary sibling folder and synced; one rename then puts it into place. An existing
+folder is exchanged with the new one by `renameat2(RENAME_EXCHANGE)`, so that at every moment, a kill or power cut
+included, the name leads to the old folder or to the new one.
+
+Where the system lacks that call (other systems than Linux, some network file systems), the old folder is renamed aside
+to `.<name>.<random>.old` first; a kill between the two renames leaves both folders whole, but neither at the name.
+
+Temporary folders (`.<name>.<random>.tmp`) of killed runs are never reused and never looked at; delete them at will.
+"""
+
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from os import PathLike
+from pathlib import Path
+
+from ..errors import ConversionError
+
+SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
+AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2  # linux/fcntl.h, linux/fs.h
+
+
+@contextmanager
+def atomic_folder(
+    target: str | PathLike[str], force: bool = False, sources: Iterable[str | PathLike[str]] = ()
+) -> Iterator[Path]:
+    """A temporary sibling folder to fill; it becomes `target` in one step when the block ends well.
+
+    Files get the permissions that the umask gives, whatever wrote them. If the block raises, nothing is left behind and
+    an old target is untouched.
+
+    Args:
+        target: the folder to make. Missing parents are made too.
+        force: replace an existing folder, if it is empty or holds a model.
+        sources: folders that are being read; a target that is one, holds one, lies in one or shares hard-linked files
+            with one is refused.
+
+    Yields:
+        The temporary folder.
+
+    Raises:
+        ConversionError: the target cannot be used, or writing failed (then the `OSError` is its cause).
+    """
+    target = Path(os.path.abspath(target))
+    origins = [Path(source) for source in sources]
+    temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
+    made: list[Path] = []
+    try:
+        _check(target, force, origins)
+        for parent in reversed(target.parents):
+            if not parent.exists():
+                parent.mkdir()
+                made.append(parent)
+        temporary.mkdir()
+        try:
+            yield temporary
+            _seal(temporary)
+            _publish(temporary, target, force, origins)
+        finally:  # this name is gone, or leads to what is not wanted any more: the unfinished folder or the old one
+            shutil.rmtree(temporary, ignore_errors=True)
+    except BaseException as error:
+        for parent in reversed(made):
+            with suppress(OSError):
+                parent.rmdir()
+        if not isinstance(error, OSError):
+            raise
+        fix = "; free some space and run it again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise ConversionError(f"{target}: not written, nothing was changed: {error}{fix}") from error
+
+
+def _check(target: Path, force: bool, sources: list[Path]) -> None:
+    """Refuse a target that must not be written to."""
+    if not target.name:
+        raise ConversionError(f"{target}: not a folder to write to; name another one")
+    if target.is_symlink():
+        raise ConversionError(f"{target}: a link; name the folder itself")
+    there = os.path.lexists(target)
+    if there and not target.is_dir():
+        raise ConversionError(f"{target}: a file is there; name another folder")
+    for source in sources:
+        _check_apart(target, source)
+    if there and not force:
+        raise ConversionError(f"{target}: exists already; name another folder, or replace it with --force")
+    if there and not _replaceable(target):
+        raise ConversionError(f"{target}: holds no model, so --force does not replace it; name another folder")
+    if there and not (target.stat().st_mode & stat.S_IWUSR and os.access(target, os.W_OK)):  # root may write anywhere
+        raise ConversionError(f"{target}: read-only; name another folder")
+
+
+def _replaceable(folder: Path) -> bool:
+    """Whether this is empty or a model folder, and not somebody's home named by mistake."""
+    names = os.listdir(folder)
+    return not names or "config.json" in names or any(name.endswith((".safetensors", ".bin")) for name in names)
+
+
+def _check_apart(target: Path, source: Path) -> None:
+    """Refuse a target through which the source would be changed, by whatever names the two are given."""
+    if _identity(source) in _lineage(target):
+        raise ConversionError(f"{target}: is the source {source}, or lies in it; name another folder")
+    if target.exists():
+        if _identity(target) in _lineage(source):
+            raise ConversionError(f"{target}: holds the source {source}; name another folder")
+        if _files(target) & _files(source):
+            raise ConversionError(f"{target}: shares hard-linked files with the source {source}; name another folder")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def _lineage(path: Path) -> set[tuple[int, int]]:
+    """Identities of a path and of every folder above it, as far as they exist."""
+    real = Path(os.path.realpath(path))
+    return {_identity(folder) for folder in (real, *real.parents) if folder.exists()}
+
+
+def _files(folder: Path) -> set[tuple[int, int]]:
+    paths = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
+    return {_identity(path) for path in paths if path.exists()}
+
+
+def _seal(folder: Path) -> None:
+    """Give everything in a folder the permissions of the umask, and sync it to the disk."""
+    mode = stat.S_IMODE(folder.stat().st_mode) & 0o777  # mkdir has just applied the umask to it
+    for root, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            path = Path(root, name)
+            path.chmod(mode & 0o666)
+            _sync(path)
+        os.chmod(root, mode)
+        _sync(Path(root))
+
+
+def start_writing(descriptor: int) -> None:
+    """Have the system write a file's new pages to the disk while we go on, where it can (Linux).
+
+    The sync at the end then finds little left to wait for. Where the disk is slower than we are, this call waits for
+    it, so that dirty pages do not pile up.
+    """
+    if sys.platform == "linux":
+        function = getattr(ctypes.CDLL(None), "sync_file_range", None)
+        if function is not None:
+            function(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), SYNC_FILE_RANGE_WRITE)
+
+
+def _sync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():  # Windows cannot sync a folder
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_parent(target: Path) -> None:
+    """Make a rename last through a power cut. It is done already, so a parent that cannot be opened is no failure."""
+    with suppress(OSError):
+        _sync(target.parent)
+
+
+def _publish(temporary: Path, target: Path, force: bool, sources: list[Path]) -> None:
+    """Put the temporary folder at the target's name in one step; what was there goes to the temporary name."""
+    if not os.path.lexists(target):
+        try:
+            if not _renameat2(temporary, target, RENAME_NOREPLACE):
+                os.rename(temporary, target)  # fails if a folder with content has appeared
+            _sync_parent(target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+    _check(target, force, sources)  # another run may have put something there meanwhile
+    if _renameat2(temporary, target, RENAME_EXCHANGE):
+        _sync_parent(target)
+        return
+    aside = target.parent / f".{target.name}.{secrets.token_hex(4)}.old"
+    os.rename(target, aside)
+    try:
+        os.rename(temporary, target)
+    except BaseException:
+        os.rename(aside, target)
+        raise
+    _sync_parent(target)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _renameat2(source: Path, target: Path, flag: int) -> bool:
+    """Linux's rename with a flag; False where the system or file system does not have it."""
+    if sys.platform != "linux":
+        return False
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc >= 2.28
+    if function is None:
+        return False
+    if function(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), flag) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(number, os.strerror(number), str(target))

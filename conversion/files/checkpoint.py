@@ -1,0 +1,358 @@
+"""Reading a checkpoint: which files belong to it, what they hold, one tensor at a time.
+
+Which weights are read, first found wins (the order of transformers): `model.safetensors`,
+`model.safetensors.index.json` with its shards, `pytorch_model.bin`, `pytorch_model.bin.index.json` with its shards. A
+single file beside an index of the same kind is read, with a warning.
+
+A checkpoint may also be one weight file that is named, with the file of its settings; nothing else is looked at then.
+"""
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError, listed, shown
+from . import pickled
+from .safetensors_io import (
+    LFS_POINTER,
+    MAX_HEADER,
+    TensorInfo,
+    open_regular,
+    read_header,
+    read_parts,
+    read_tensor,
+    strict_json,
+)
+
+__all__ = ["Checkpoint", "TensorInfo", "json_text", "nonfinite", "read_json"]
+
+WEIGHTS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+MAX_NAME = 255
+"""Bytes of a file's name; all common systems have this limit."""
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
+LAYERS = (
+    "num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
+)  # fmt: skip
+"""What the families call their numbers of layers."""
+MANY_LABELS = 10_000
+"""Labels that a config may speak of even if no tensor has so many rows."""
+Identity = tuple[int, int, int]
+NEVER_FOLLOWED = (
+    "auto_map",
+    "attn_implementation",
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "experts_implementation",
+    "_experts_implementation",
+    "_experts_implementation_internal",
+    "custom_generate",
+    "kernel_config",
+)
+"""Entries of a config file that can name code to be loaded. They are dropped, whatever they say."""
+
+
+def json_text(entries: Mapping[str, Any]) -> str:
+    """Entries as the text of a JSON file."""
+    return json.dumps(entries, indent=2, ensure_ascii=False) + "\n"
+
+
+def read_json(path: str | PathLike[str]) -> dict[str, Any]:
+    """A JSON object from a file: UTF-8, no name twice, no NaN or Infinity.
+
+    Raises:
+        CheckpointError: anything else, or no regular file there.
+    """
+    path = Path(path)
+    with open_regular(path) as file:
+        text = file.read(MAX_HEADER + 1)
+    if text.startswith(LFS_POINTER):
+        raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+    try:
+        if len(text) > MAX_HEADER:
+            raise ValueError(f"longer than {MAX_HEADER} bytes")
+        entries = strict_json(text)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(entries, dict):
+        raise CheckpointError(f"{path}: holds a {type(entries).__name__} where a JSON object is needed")
+    return entries
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """`config.json`, with its entries of the kinds that everything after this takes for granted."""
+    config = read_json(path)
+    names = config.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise CheckpointError(f"{path}: architectures is {shown(names)}; it must be a list of names of classes")
+    for name in ("dtype", "torch_dtype"):
+        if not isinstance(config.get(name), (str, type(None))):
+            raise CheckpointError(f"{path}: {name} is {shown(config[name])}; it must be the name of a dtype")
+    large = [f"{shown(name)}: {shown(value, 40)}" for name, value in config.items() if _has_large_integer(value)]
+    if large:
+        raise CheckpointError(f"{path}: integers of more than 64 bits:{listed(large)}")
+    return config
+
+
+def _check_counts(folder: Path, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
+    """Refuse numbers of layers and labels that these tensors cannot have, before a model of so many is made."""
+    sizes = max((max(info.shape, default=0) for info in tensors.values()), default=0)
+    limits = {**dict.fromkeys(LAYERS, len(tensors)), "num_labels": max(MANY_LABELS, sizes)}
+    for name, limit in limits.items():
+        if isinstance(config.get(name), int) and config[name] > limit:
+            raise CheckpointError(f"{folder / 'config.json'}: {name} is {config[name]}; the tensors can hold {limit}")
+
+
+def _has_large_integer(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return any(map(_has_large_integer, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and abs(value) >= 2**63
+
+
+_ONE_THREAD = (1 << 15) - 64
+"""Elements that PyTorch works on with one thread. Its others would wait busily after each, in the system's way."""
+
+
+def nonfinite(tensor: Tensor) -> int:
+    """How many NaN or infinite elements a tensor has; 0 for integers. Takes a few MB of memory, whatever its size."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return 0
+    count = 0
+    for part in tensor.detach().reshape(-1).split(_ONE_THREAD):
+        wide = part.float() if part.dtype.itemsize == 1 else part  # torch cannot test float8
+        if not part.is_complex() and _has_finite_sum(wide):
+            continue
+        count += part.numel() - int(torch.isfinite(wide).sum())
+    return count
+
+
+def _has_finite_sum(part: Tensor) -> bool:
+    """Whether the elements' sum is finite: then all of them are, as a NaN or an infinity would have spread to it.
+
+    Far quicker than counting. (The sum of finite numbers may be infinite too, of float16 easily; then counting tells.)
+    """
+    return math.isfinite(part.sum().item())
+
+
+class Checkpoint:
+    """A checkpoint, opened: every header checked, no tensor read yet. A context manager.
+
+    Args:
+        folder: holds `config.json` and weights, in an official layout or ours; or, with `config`, one weight file.
+        config: the JSON file with the settings of a weight file.
+
+    Attributes:
+        folder: the folder, or the weight file.
+        config: the content of `config.json`, or of the file of the settings.
+        tensors: name -> `TensorInfo`, in file order.
+
+    Raises:
+        CheckpointError: files are missing, damaged, contradict each other, or lie outside the folder.
+    """
+
+    def __init__(self, folder: str | PathLike[str], config: str | PathLike[str] | None = None):
+        self.folder = Path(folder)
+        self._config_file = None if config is None else Path(config)
+        self.config: dict[str, Any] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        self._identities: dict[Path, Identity] = {}
+        self._file: tuple[Path, BinaryIO] | None = None
+        self._pickled: tuple[Path, dict[str, Tensor]] | None = None
+        self._verified: set[Path] = set()
+        if self._config_file is None and not self.folder.is_dir():
+            raise CheckpointError(f"{self.folder}: not a folder")
+        for attempt in range(3):  # another program may put a new folder into place just now
+            before = _identity(self.folder)
+            try:
+                self._open()
+                self.check_unchanged()
+                return
+            except CheckpointError:
+                if attempt == 2 or _identity(self.folder) == before:
+                    raise
+
+    def _open(self) -> None:
+        self._identities = {}
+        if self._config_file is not None:
+            self._identities = {path: _identity(path) for path in (self._config_file, self.folder)}
+            self.config = read_json(self._config_file)
+            self.tensors = {info.name: info for info in self._headers(self.folder)}
+            return
+        self.config = _read_config(self._member("config.json"))
+        files, weight_map = self._weights()
+        missing = [shown(name) for name in files if not (self.folder / name).exists()]
+        if missing:
+            raise CheckpointError(f"{self.folder}: files are missing; download them:{listed(missing)}")
+        self.tensors, problems = {}, []
+        for name in files:
+            for info in self._headers(self._member(name)):
+                earlier = self.tensors.setdefault(info.name, info)
+                if earlier is not info:
+                    problems.append(f"{shown(info.name)} is in {shown(earlier.file.name)} and in {shown(name)}")
+        if weight_map is not None:
+            problems += self._differences(weight_map)
+        if problems:
+            raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
+        _check_counts(self.folder, self.config, self.tensors)
+
+    def _member(self, name: str) -> Path:
+        """The path of a file in the folder, noted for `check_unchanged`; links may not lead outside.
+
+        The Hub cache is the exception: its `snapshots/<revision>/<name>` are links to `blobs/<hash>` two folders up.
+        """
+        path = self.folder / name
+        home = self.folder.resolve()
+        roots = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+        try:
+            real = path.resolve()
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(f"{path}: a link that leads nowhere") from error
+        if not any(real.is_relative_to(root) for root in roots):
+            raise CheckpointError(f"{path}: a link that leaves the folder; put the file itself there")
+        self._identities[path] = _identity(path)
+        return path
+
+    def _weights(self) -> tuple[list[str], dict[str, str] | None]:
+        """Names of the weight files, and the index's name -> file map where there is an index."""
+        for single, index in WEIGHTS:
+            has_index = os.path.lexists(self.folder / index)
+            if os.path.lexists(self.folder / single):
+                if has_index:
+                    warnings.warn(f"{self.folder} has both {single} and {index}; {single} is read", stacklevel=5)
+                return [single], None
+            if has_index:
+                weight_map = _weight_map(self._member(index))
+                return sorted(set(weight_map.values())), weight_map
+        names = ", ".join(name for pair in WEIGHTS for name in pair)
+        raise CheckpointError(f"{self.folder}: no weights; one of {names} is needed")
+
+    def _headers(self, path: Path) -> list[TensorInfo]:
+        if path.suffix in PICKLED_SUFFIXES:
+            return pickled.headers(path, self._wrappers)
+        with open_regular(path) as file:
+            return read_header(file, path)
+
+    @property
+    def _wrappers(self) -> tuple[str, ...]:
+        """Under which keys a pickled file may hold its tensors."""
+        return pickled.WRAPPERS if self._config_file is not None else pickled.WRAPPERS[:1]
+
+    def _differences(self, weight_map: dict[str, str]) -> list[str]:
+        """What the index says of the shards that is not so."""
+        problems = []
+        for name, file in weight_map.items():
+            info = self.tensors.get(name)
+            if info is None:
+                problems.append(f"{shown(name)} is in the index but in no shard")
+            elif info.file.name != file:
+                problems.append(f"{shown(name)} is in {shown(info.file.name)}, not in {shown(file)}")
+        extra = (name for name in self.tensors if name not in weight_map)
+        return problems + [f"{shown(name)} is in a shard but not in the index" for name in extra]
+
+    def read(self, name: str) -> Tensor:
+        """A private, contiguous copy of one tensor, bit for bit.
+
+        Raises:
+            CheckpointError: the file changed since the checkpoint was opened.
+            KeyError: no such tensor.
+        """
+        info = self.tensors[name]
+        if info.offset < 0:
+            return self._unpickled(info.file)[name].clone(memory_format=torch.contiguous_format)
+        return read_tensor(self._opened(info.file), info)
+
+    def parts(self, name: str) -> Iterator[Tensor]:
+        """The elements of one tensor in their order, flat, a few MB at a time; the next part overwrites the last.
+
+        Raises:
+            CheckpointError: the file changed since the checkpoint was opened.
+            KeyError: no such tensor.
+        """
+        info = self.tensors[name]
+        if info.offset < 0:
+            return iter([self.read(name).reshape(-1)])
+        return read_parts(self._opened(info.file), info)
+
+    def _opened(self, path: Path) -> BinaryIO:
+        if self._file is None or self._file[0] != path:
+            self.close()
+            self._file = (path, open_regular(path))
+        file = self._file[1]
+        self._compare(path, os.fstat(file.fileno()))
+        return file
+
+    def _unpickled(self, path: Path) -> dict[str, Tensor]:
+        """The tensors of one pickled shard; only one is held at a time."""
+        if self._pickled is None or self._pickled[0] != path:
+            self.close()
+            self._compare(path, os.stat(path))
+            self._pickled = (path, pickled.load(path, path not in self._verified, self._wrappers))
+            self._verified.add(path)
+        return self._pickled[1]
+
+    def check_unchanged(self) -> None:
+        """Compare every file of the checkpoint with what it was when opened (size, modification time, inode).
+
+        Raises:
+            CheckpointError: naming the first that changed.
+        """
+        for path in self._identities:
+            try:
+                self._compare(path, os.stat(path))
+            except OSError as error:
+                raise CheckpointError(f"{path}: vanished while it was read") from error
+
+    def _compare(self, path: Path, status: os.stat_result) -> None:
+        if _key(status) != self._identities[path]:
+            raise CheckpointError(f"{path}: changed while it was read; run this again when nothing writes to it")
+
+    def close(self) -> None:
+        """Let go of open files. A later `read` opens them again."""
+        if self._file is not None:
+            self._file[1].close()
+        self._file = self._pickled = None
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _key(status: os.stat_result) -> Identity:
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _identity(path: Path) -> Identity:
+    try:
+        return _key(os.stat(path))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """The `weight_map` of an index: tensor name -> name of a file beside the index. `metadata` may be missing."""
+    weight_map = read_json(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path}: weight_map must be an object that maps tensor names to file names")
+    bad = [f"{shown(file)} for {shown(name)}" for name, file in weight_map.items() if not _plain_name(file)]
+    if bad:
+        raise CheckpointError(f"{path}: weight_map must name files in the same folder:{listed(bad)}")
+    return weight_map
+
+
+def _plain_name(name: object) -> bool:
+    """Whether this is the bare name of a file, on every system."""
+    if not isinstance(name, str) or not name.isprintable() or len(name.encode()) > MAX_NAME:
+        return False
+    return name not in ("", ".", "..") and PurePosixPath(name).name == name == PureWindowsPath(name).name

@@ -1,0 +1,96 @@
+"""What every writer of a repo does: open the source, write weights and generation settings, tell of it."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from ..errors import ConversionError, is_out_of_memory, listed, shown
+from ..report import Progress
+from ..rules.table import Group, Identity, Reversed
+from .checkpoint import Checkpoint, json_text, nonfinite
+from .generation_settings import FILE, settings_in
+from .sources import Source
+from .writer import ShardWriter
+
+
+@contextmanager
+def opened(place: Source):
+    """The checkpoint of a source and a list that begins with the warnings of opening it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        checkpoint = Checkpoint(place.path, place.config)
+    with checkpoint:
+        yield checkpoint, [str(warning.message) for warning in caught]
+
+
+@contextmanager
+def memory_errors():
+    """A lack of memory as a ConversionError; any other error as it is."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        message = "out of memory; free some, or convert with --no-verify"
+        raise ConversionError(f"{message} ({reason})" if reason else message) from error
+
+
+def write_weights(
+    checkpoint: Checkpoint,
+    groups: list[Group],
+    folder: Path,
+    max_shard_size: int | str,
+    strict_finite: bool,
+    tell: Progress,
+) -> list[str]:
+    """Write every group, one after the other; returns what a user should know of the values."""
+    planned = [(target.name, target.dtype, target.shape) for group in groups for target in group.targets]
+    total = sum(torch.Size(shape).numel() * kind.itemsize for _, kind, shape in planned)
+    done, counts = 0, dict[str, int]()
+
+    def looked_at(name: str, kind: torch.dtype, parts: Iterable[Tensor]) -> Iterator[Tensor]:
+        for part in parts:
+            part = part.to(kind)
+            counts[name] = counts.get(name, 0) + nonfinite(part)
+            yield part
+
+    with ShardWriter(folder, planned, max_shard_size) as writer:
+        for group in groups:
+            if _is_copy(group):
+                made = [(group.targets[0].name, checkpoint.parts(group.sources[0]))]
+            else:
+                made = [(name, iter([tensor])) for name, tensor in group.apply(checkpoint.read)]
+            for target in group.targets:
+                name, parts = made.pop(0)
+                writer.write_parts(name, looked_at(name, target.dtype, parts))
+                del parts
+                done += torch.Size(target.shape).numel() * target.dtype.itemsize
+                tell("writing weights", done, total)
+    elements = {name: (torch.Size(shape).numel(), str(kind)[6:]) for name, kind, shape in planned}
+    bad = [
+        f"{shown(name)}: {count} of {elements[name][0]} in {elements[name][1]}"
+        for name, count in counts.items()
+        if count
+    ]
+    if bad and strict_finite:
+        raise ConversionError(f"{checkpoint.folder}: NaN or infinite values:{listed(bad)}")
+    return [f"NaN or infinite values (kept as they are):{listed(bad)}"] if bad else []
+
+
+def _is_copy(group: Group) -> bool:
+    """Whether a group takes one tensor as it is, so that it need not be whole in memory."""
+    op = group.op.op if isinstance(group.op, Reversed) else group.op
+    return isinstance(op, Identity) and len(group.sources) == len(group.targets) == 1
+
+
+def write_generation_config(folder: Path, entries: Mapping[str, Any], config: PretrainedConfig) -> None:
+    """Write generation settings into a repo where the source had no file of them."""
+    if not (folder / FILE).exists():
+        (folder / FILE).write_text(json_text(settings_in(folder, entries, config)), encoding="utf-8")

@@ -1,0 +1,378 @@
+"""The safetensors format, strictly: headers checked before any tensor is read, files written one tensor at a time.
+
+Layout of a file: 8 bytes little-endian N, then N bytes of JSON (padded with spaces) that map each name to its dtype,
+shape and byte range, then the data. See https://github.com/huggingface/safetensors#format. The parser refuses
+everything that two readers could understand in two ways.
+"""
+
+import json
+import math
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from ..errors import CheckpointError, ConversionError, is_out_of_memory, shown
+from ..rules.operations import bytes_of
+from .atomic import start_writing
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+if hasattr(torch, "float8_e8m0fnu"):  # torch >= 2.7
+    DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+MAX_HEADER = 100_000_000
+"""Bytes; the limit of the safetensors library."""
+MAX_TENSORS = 100_000
+"""In one file. The largest real shards hold a few thousand; more only costs the reader time and memory."""
+MAX_RANK = 64
+MAX_DEPTH = 64
+"""Of JSON. Real files have four levels; walking through hundreds would end in a RecursionError."""
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Where a string of JSON may hold half of a surrogate pair."""
+PART = 1 << 20
+"""Bytes that are read, looked at and written together: what the processor's own cache holds."""
+WINDOW = 32 << 20
+"""Bytes after which the system is told to begin with writing them to the disk."""
+LFS_POINTER = b"version https://git-lfs"
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """The header of a stored tensor.
+
+    Attributes:
+        name: its key.
+        dtype: its dtype.
+        shape: its shape.
+        file: the file that holds it.
+        nbytes: bytes of its data.
+        offset: where the data begins in `file`, in bytes; -1 where the file has no such place (pickled files).
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    file: Path
+    nbytes: int
+    offset: int = -1
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading, unbuffered; a FIFO or device is refused and never waited for."""
+    try:
+        if stat.S_ISREG(os.stat(path).st_mode):
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+            file = open(descriptor, "rb", buffering=0)  # noqa: SIM115
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return file
+            file.close()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
+    raise CheckpointError(f"{path}: not a regular file")
+
+
+def strict_json(text: bytes) -> Any:
+    """JSON without the liberties of Python's reader: UTF-8 only, no name twice, no NaN or Infinity, sane nesting.
+
+    Raises:
+        ValueError: saying what is wrong.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
+            seen: set[str] = set()
+            twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+            raise ValueError(f"the name {shown(twice)} is there twice")
+        return entries
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    def finite(number: str) -> float:
+        if math.isinf(float(number)):
+            raise ValueError(f"{shown(number)} is too large a number")
+        return float(number)
+
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse, parse_float=finite)
+        _check_depth(value)
+        if SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 (byte {error.start})") from error
+    except UnicodeEncodeError as error:
+        raise ValueError("half of a surrogate pair in a string, which is not Unicode text") from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse JSON that is parsed but too deep for whoever walks through it afterwards."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (
+            entry.values() if isinstance(entry, dict) else entry for entry in level if isinstance(entry, (dict, list))
+        )
+        level = [child for children in inner for child in children if isinstance(child, (dict, list))]
+        if not level:
+            return
+    raise ValueError("nested too deeply")
+
+
+def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:
+    """Every tensor of an open safetensors file, in the order of the data. No data is read.
+
+    Raises:
+        CheckpointError: the file is not exactly one header and the data it describes.
+    """
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(len(LFS_POINTER))
+    if start == LFS_POINTER:
+        raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+    if len(start) < 8:
+        raise CheckpointError(f"{path}: {size} bytes are too few for a safetensors file; download it again")
+    length = int.from_bytes(start[:8], "little")
+    if length > MAX_HEADER or length > size - 8:
+        raise CheckpointError(
+            f"{path}: damaged, or no safetensors file: its header claims {length} bytes "
+            f"(file: {size}, limit: {MAX_HEADER}); download it again"
+        )
+    file.seek(8)
+    header = file.read(length)
+    try:
+        if len(header) != length:
+            raise ValueError("the file ends within it")
+        if header[:1] != b"{":
+            raise ValueError("it does not begin with '{'")
+        if header.count(b"{") > 2 * MAX_TENSORS or header.count(b",") > 16 * MAX_TENSORS:  # before the work of parsing
+            raise ValueError(f"more than {MAX_TENSORS} tensors")
+        entries = strict_json(header)
+        return _tensors(entries, path, 8 + length, size - 8 - length)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: bad safetensors header: {error}") from error
+
+
+def _tensors(entries: dict[str, Any], path: Path, start: int, size: int) -> list[TensorInfo]:
+    """The entries of a header, checked against each other and against the `size` bytes of data from `start`."""
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("__metadata__ must map strings to strings")
+    if len(entries) > MAX_TENSORS:
+        raise ValueError(f"more than {MAX_TENSORS} tensors")
+    tensors = [_tensor(name, entry, path, start) for name, entry in entries.items()]
+    tensors.sort(key=lambda tensor: (tensor.offset, tensor.nbytes))
+    end = start
+    for tensor in tensors:
+        if tensor.offset != end:
+            fault = "overlaps the one before it" if tensor.offset < end else "leaves a hole before it"
+            raise ValueError(f"the data of {shown(tensor.name)} {fault}")
+        end += tensor.nbytes
+    if end != start + size:
+        kind = "truncated" if end > start + size else "followed by other bytes"
+        raise ValueError(f"the tensors take {end - start} bytes but {size} are there: {kind}; download it again")
+    return tensors
+
+
+def _tensor(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{shown(name)} must have dtype, shape and data_offsets, and nothing else")
+    dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if dtype is None:
+        raise ValueError(f"{shown(name)} has the unknown dtype {shown(entry['dtype'])}")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not _counts(shape) or len(shape) > MAX_RANK:
+        raise ValueError(f"{shown(name)} has a bad shape: non-negative integers are needed, at most {MAX_RANK}")
+    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"{shown(name)} has bad data_offsets: [begin, end] is needed, from 0 on")
+    nbytes = math.prod(shape) * dtype.itemsize
+    overflows = math.prod(size or 1 for size in shape) * dtype.itemsize >= 2**63
+    if overflows or nbytes != offsets[1] - offsets[0]:
+        raise ValueError(f"{shown(name)} has the shape {shown(shape)} of {entry['dtype']}, but data_offsets {offsets}")
+    return TensorInfo(name, dtype, tuple(shape), path, nbytes, start + offsets[0])
+
+
+def _counts(values: Any) -> bool:
+    """Whether this is a list of integers (no booleans) that fit a signed 64-bit number and are not negative."""
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor as writable bytes."""
+    if sys.byteorder != "little":
+        raise ConversionError("safetensors files are little-endian, and this machine is not")
+    data: Any = bytes_of(tensor).numpy()
+    return memoryview(data)
+
+
+def read_tensor(file: BinaryIO, info: TensorInfo) -> Tensor:
+    """A private copy of one tensor, bit for bit.
+
+    The bytes go straight into the new tensor. (A memory map would count the file's pages as ours, and a file that is
+    cut short meanwhile would kill the process instead of raising.)
+    """
+    try:
+        tensor = torch.empty(info.shape, dtype=info.dtype)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise CheckpointError(f"{info.file}: no memory for {shown(info.name)} ({info.nbytes} bytes)") from error
+    file.seek(info.offset)
+    _fill(_memory(tensor), file, info)
+    return tensor
+
+
+def read_parts(file: BinaryIO, info: TensorInfo) -> Iterator[Tensor]:
+    """The elements of one tensor in their order, flat, `PART` bytes at a time, in memory that the next part overwrites.
+
+    So little stays in the processor's cache from reading to writing: quicker than whole tensors, whatever their size.
+    """
+    room = torch.empty(min(PART, info.nbytes), dtype=torch.uint8)
+    file.seek(info.offset)
+    for begin in range(0, info.nbytes, PART):
+        part = room[: min(PART, info.nbytes - begin)]
+        _fill(_memory(part), file, info)
+        yield part.view(info.dtype)
+
+
+def _fill(rest: memoryview, file: BinaryIO, info: TensorInfo) -> None:
+    """Read as many bytes as there is room for."""
+    while rest:
+        count = file.readinto(rest[: 1 << 30])  # type: ignore[attr-defined]
+        if not count:
+            raise CheckpointError(f"{info.file}: ended within {shown(info.name)}; it changed while it was read")
+        rest = rest[count:]
+
+
+class SafetensorsWriter:
+    """Writes one safetensors file whose header is known beforehand, one tensor at a time, in any order.
+
+    In the file, dtypes with larger elements come first (as the safetensors library does it), so that every tensor is
+    aligned; among equals the planned order holds.
+
+    Args:
+        path: the file; it must not exist.
+        planned: (name, dtype, shape) of every tensor.
+
+    Raises:
+        ConversionError: a name twice, a name or dtype that the format cannot hold.
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, planned: Sequence[tuple[str, torch.dtype, Iterable[int]]]):
+        self.path = path
+        self._waiting: dict[str, TensorInfo] = {}
+        offset = 0
+        entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        for name, dtype, sizes in sorted(planned, key=lambda tensor: -tensor[1].itemsize):
+            shape = tuple(sizes)
+            if name in entries:
+                raise ConversionError(f"{path}: the tensor name {shown(name)} is planned twice, or reserved")
+            if dtype not in DTYPE_NAMES:
+                raise ConversionError(f"{path}: {shown(name)} is {dtype}, which safetensors cannot hold")
+            nbytes = math.prod(shape) * dtype.itemsize
+            entries[name] = {
+                "dtype": DTYPE_NAMES[dtype],
+                "shape": list(shape),
+                "data_offsets": [offset, offset + nbytes],
+            }
+            self._waiting[name] = TensorInfo(name, dtype, shape, path, nbytes, offset)
+            offset += nbytes
+        try:
+            header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ConversionError(f"{path}: a tensor name is not Unicode text") from error
+        header += b" " * (-len(header) % 8)
+        if len(header) > MAX_HEADER or len(entries) - 1 > MAX_TENSORS:
+            raise ConversionError(f"{path}: too many tensors for one file; use a smaller max_shard_size")
+        self._start = 8 + len(header)
+        self._waits = 0
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115
+        try:
+            self._put(len(header).to_bytes(8, "little") + header)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Write one planned tensor; any strides, any device."""
+        info = self._planned(name)
+        if (tensor.dtype, tuple(tensor.shape)) != (info.dtype, info.shape):
+            raise ConversionError(
+                f"{self.path}: {shown(name)} is {tensor.dtype} {list(tensor.shape)}, "
+                f"planned was {info.dtype} {list(info.shape)}"
+            )
+        self.write_parts(name, [tensor])
+
+    def write_parts(self, name: str, parts: Iterable[Tensor]) -> None:
+        """Write one planned tensor from its elements in their order; all parts together must be as many as planned."""
+        info = self._planned(name)
+        self._file.seek(self._start + info.offset)
+        rest = info.nbytes
+        for part in parts:
+            plain = part.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            rest -= plain.nbytes
+            if plain.dtype != info.dtype or rest < 0:
+                break
+            self._put(_memory(plain))
+        if rest or self._start + info.offset + info.nbytes != self._file.tell():
+            raise ConversionError(f"{self.path}: the parts of {shown(name)} are not the planned tensor")
+        del self._waiting[name]
+
+    def _planned(self, name: str) -> TensorInfo:
+        info = self._waiting.get(name)
+        if info is None:
+            raise ConversionError(f"{self.path}: {shown(name)} is not planned here, or written already")
+        return info
+
+    def _put(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data)
+        while rest:
+            count = self._file.write(rest[:WINDOW])
+            rest = rest[count:]
+            self._waits += count
+            if self._waits >= WINDOW:
+                start_writing(self._file.fileno())
+                self._waits = 0
+
+    def finish(self) -> None:
+        """Sync and close the file; every planned tensor must be there."""
+        if self._waiting:
+            name = next(iter(self._waiting))
+            raise ConversionError(
+                f"{self.path}: {len(self._waiting)} planned tensors were not written, first {shown(name)}"
+            )
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file as it is."""
+        self._file.close()

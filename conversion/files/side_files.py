@@ -1,0 +1,153 @@
+"""What lies beside the weights: tokenizer files and generation settings. A closed list is taken, never any code."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from ..errors import CheckpointError, ConversionError, shown
+from ..quiet import quiet
+from .checkpoint import Checkpoint, read_json
+from .safetensors_io import LFS_POINTER, open_regular, strict_json
+from .sources import SENTENCE_FILES, TEXT_FILES
+
+COPIED = tuple(name for name in TEXT_FILES if name not in ("config.json", "conversion.json", "tokenizer_config.json"))
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+SENTENCE_MODULES = ("Transformer", "Pooling", "Normalize")
+"""The modules of `sentence-transformers` that have no weights of their own."""
+LOCAL = {"trust_remote_code": False, "local_files_only": True}
+PROBE_TEXTS = ("Hello world!", "  def f(x):\n\treturn x ** 2  # twice\n", "naïve café — 你好, мир 🙂 1234567890")
+
+
+def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
+    """Copy tokenizer files, generation settings, and what makes a model one of sentences.
+
+    `tokenizer_config.json` is copied without `auto_map`, and with the class that is really used.
+
+    Args:
+        checkpoint: the source.
+        target: an existing folder.
+
+    Returns:
+        What a user should know.
+    """
+    notes: list[str] = []
+    sentence_files, problem = _sentence_files(checkpoint)
+    notes += [problem] if problem else []
+    for name in (*COPIED, *sentence_files):
+        if os.path.lexists(checkpoint.folder / name):
+            (target / name).parent.mkdir(exist_ok=True)
+            with open_regular(checkpoint._member(name)) as source, open(target / name, "xb") as copy:
+                if source.read(len(LFS_POINTER)) == LFS_POINTER:
+                    path = checkpoint.folder / name
+                    raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
+                source.seek(0)
+                shutil.copyfileobj(source, copy)
+    if os.path.lexists(checkpoint.folder / "generation_config.json"):
+        read_json(checkpoint.folder / "generation_config.json")
+    name, settings = "tokenizer_config.json", {}
+    if os.path.lexists(checkpoint.folder / name):
+        settings = read_json(checkpoint._member(name))
+    wanted = dict(settings)
+    if wanted.pop("auto_map", None) is not None:
+        notes.append(f"{name}: auto_map is dropped, the tokenizer's own code is not copied")
+    found = _class_of_tokenizer(checkpoint.folder) if _has_tokenizer(checkpoint.folder) else None
+    kind = wanted.get("tokenizer_class")
+    if kind == "TokenizersBackend" or (found is not None and _stem(kind) != _stem(found)):
+        wanted["tokenizer_class"] = found or "PreTrainedTokenizerFast"
+    elif kind is not None and found is None:
+        notes.append(f"{name}: tokenizer_class {shown(kind)} cannot be loaded here; it is copied as it is")
+    if wanted == settings and settings:
+        shutil.copyfile(checkpoint.folder / name, target / name)
+    elif wanted:
+        _write_json(target / name, wanted)
+    return notes
+
+
+def _sentence_files(checkpoint: Checkpoint) -> tuple[tuple[str, ...], str]:
+    """The files of `sentence-transformers` that are copied, and why none are where there are some.
+
+    `modules.json` can name any class to be loaded, so only the library's own of a closed list are let through.
+    """
+    if not os.path.lexists(checkpoint.folder / "modules.json"):
+        return (), ""
+    with open_regular(checkpoint._member("modules.json")) as file:
+        text = file.read()
+    try:
+        modules = strict_json(text)
+    except ValueError as error:
+        raise ConversionError(f"{checkpoint.folder / 'modules.json'}: not valid JSON: {error}") from error
+    for module in modules if isinstance(modules, list) else [None]:
+        kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+        known = isinstance(kind, str) and kind.startswith("sentence_transformers.")
+        if not known or str(kind).rpartition(".")[2] not in SENTENCE_MODULES:
+            return (), f"modules.json: module {shown(kind)} is not known; sentence-transformers' files are left out"
+        if str(kind).endswith(".Pooling") and path != "1_Pooling":
+            return (), f"modules.json: pooling in {shown(path)}; sentence-transformers' files are left out"
+    return SENTENCE_FILES, ""
+
+
+def _class_of_tokenizer(folder: Path) -> str | None:
+    """The tokenizer class that `AutoTokenizer` takes for a folder, by a name that older tools know; None if it fails.
+
+    It does not always take the one that `tokenizer_config.json` names: some values of `model_type` override it. Our
+    `model_type` does not, so the class must be named.
+    """
+    try:
+        with quiet():
+            kind = type(AutoTokenizer.from_pretrained(folder, **LOCAL)).__name__
+    except Exception:
+        return None
+    return "PreTrainedTokenizerFast" if kind == "TokenizersBackend" else kind
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model"))
+
+
+def _stem(kind: object) -> str:
+    return str(kind).removesuffix("Fast")
+
+
+def _write_json(path: Path, entries: dict) -> None:
+    path.write_text(json.dumps(entries, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def refuse_adapters(folder: Path) -> None:
+    """Refuse a folder of a PEFT adapter: its weights are not the whole model.
+
+    Raises:
+        ConversionError: naming the file.
+    """
+    for name in ADAPTERS:
+        if os.path.lexists(folder / name):
+            raise ConversionError(f"{folder / name}: an adapter; merge it into its model (merge_and_unload) first")
+
+
+def compare_tokenizers(source: Path, target: Path, to_official: bool) -> str | None:
+    """Whether both folders' tokenizers give the same ids; None where there is no tokenizer, else what was found.
+
+    Raises:
+        ConversionError: they do not, or the copied one cannot be loaded. (On the way to an official layout that is only
+            told: there the library may override the class that the files name.)
+    """
+    if not _has_tokenizer(source):
+        return None
+    with quiet():
+        try:
+            original = AutoTokenizer.from_pretrained(source, **LOCAL)
+        except Exception as error:
+            return f"tokenizers not compared: the source's cannot be loaded here ({type(error).__name__})"
+        try:
+            copied = AutoTokenizer.from_pretrained(target, **LOCAL)
+        except Exception as error:
+            raise ConversionError(f"{target}: the copied tokenizer cannot be loaded: {error}") from error
+        same = copied(list(PROBE_TEXTS)).input_ids == original(list(PROBE_TEXTS)).input_ids
+    if same:
+        return "tokenizers give the same ids"
+    kinds = f"AutoTokenizer takes {type(copied).__name__} for it, and {type(original).__name__} for the source"
+    if not to_official:
+        raise ConversionError(f"the copied tokenizer gives other ids than the source's: {kinds}")
+    return f"the copied tokenizer gives other ids than the source's: {kinds}; name the class when you load it"

@@ -1,0 +1,113 @@
+"""Where a checkpoint is: a folder, a repo of the Hugging Face Hub that is fetched into the Hub's cache, or one file."""
+
+import os
+import re
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from ..errors import ConversionError, shown
+from .checkpoint import PICKLED_SUFFIXES
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "conversion.json",
+)
+SENTENCE_FILES = (
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+)
+"""What `sentence-transformers` reads of a repo beside the model."""
+SAFETENSORS = ("*.safetensors", "model.safetensors.index.json")
+PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+
+WEIGHT_FILES = (*PICKLED_SUFFIXES, ".safetensors")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a conversion reads.
+
+    Attributes:
+        path: a folder, or one weight file.
+        hub_id: the Hub id that it was fetched by.
+        config: the JSON file with the settings of a weight file.
+    """
+
+    path: Path
+    hub_id: str | None = None
+    config: Path | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """What must stay as it is."""
+        return [self.path] if self.config is None else [self.path, self.config]
+
+
+def weight_file(source: str | PathLike[str], config: str | PathLike[str]) -> Source:
+    """A checkpoint that is one file, with the file of its settings beside it or elsewhere.
+
+    Raises:
+        ConversionError: there is no such file, or it is of another kind.
+    """
+    path = Path(source)
+    if path.is_dir():
+        raise ConversionError(f"{path}: a folder; for this family name the weight file itself")
+    if not os.path.lexists(path):
+        raise ConversionError(f"{path}: no such file")
+    if path.suffix not in WEIGHT_FILES:
+        raise ConversionError(f"{path}: not a weight file; its name must end in {', '.join(WEIGHT_FILES)}")
+    return Source(path, config=Path(config))
+
+
+def locate(source: str | PathLike[str], weights: bool = True) -> tuple[Path, str | None]:
+    """The folder of a checkpoint, and its Hub id if it is one. An existing folder always wins.
+
+    Args:
+        source: a folder or a Hub id such as "Qwen/Qwen3-0.6B".
+        weights: also fetch the weights.
+
+    Raises:
+        ConversionError: there is no such folder or repo, or it cannot be fetched.
+    """
+    text = os.fspath(source)
+    folder = Path(text)
+    if folder.is_dir():
+        return folder, None
+    if os.path.lexists(folder):
+        raise ConversionError(f"{text}: not a folder; name the folder that holds config.json and the weights")
+    if not HUB_ID.fullmatch(text) or ".." in text:
+        raise ConversionError(f"{text}: no such folder")
+    return _fetch(text, weights), text
+
+
+def _fetch(hub_id: str, weights: bool) -> Path:
+    """Download the known files of a repo; other files, code among them, are left where they are."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = [*TEXT_FILES, *SENTENCE_FILES, *(SAFETENSORS if weights else ())]
+        folder = Path(snapshot_download(hub_id, allow_patterns=patterns))
+        if weights and not list(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(hub_id, allow_patterns=[*TEXT_FILES, *SENTENCE_FILES, *PICKLED]))
+    except Exception as error:
+        raise ConversionError(
+            f"{shown(hub_id)}: there is no such folder, and it could not be fetched from the Hugging Face Hub "
+            f"({type(error).__name__}); check the name, the connection, and your access to it"
+        ) from error
+    return folder

@@ -1,0 +1,79 @@
+"""Tensors of an official checkpoint that no model uses: kept beside the weights, so that the way back is exact.
+
+Old checkpoints hold buffers that are computed today (`position_ids`), or the weights of a part that their own class
+never looks at (the pooler under another head). They lie in a subfolder, where nothing takes them for the model's.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import ConversionError, shown
+from ..rules.table import Group, Target
+from .checkpoint import Checkpoint
+from .safetensors_io import TensorInfo, open_regular, read_header, read_tensor
+
+UNUSED_FILE = "conversion/unused.safetensors"
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The operation that makes a kept tensor out of nothing but its file."""
+
+    info: TensorInfo
+
+    def forward(self, tensors) -> list[Tensor]:
+        with open_regular(self.info.file) as file:
+            return [read_tensor(file, self.info)]
+
+    def inverse(self, tensors) -> list[Tensor]:
+        raise NotImplementedError
+
+    def forward_shapes(self, shapes) -> list[tuple[int, ...]]:
+        return [tuple(self.info.shape)]
+
+    def inverse_shapes(self, shapes) -> list[tuple[int, ...]]:
+        return []
+
+
+def write_unused(checkpoint: Checkpoint, names: list[str], target: Path) -> None:
+    """Write these tensors of a checkpoint into the repo at `target`, as they are; nothing for no names."""
+    if names:
+        path = target / UNUSED_FILE
+        path.parent.mkdir(exist_ok=True)
+        save_file({name: checkpoint.read(name) for name in names}, path, metadata={"format": "pt"})
+
+
+def unused_groups(checkpoint: Checkpoint, names: list[str], dtype: torch.dtype | None) -> list[Group]:
+    """What writes the kept tensors of a repo back.
+
+    Args:
+        checkpoint: the repo.
+        names: those that were kept.
+        dtype: cast floating-point tensors to this; None keeps their own.
+
+    Raises:
+        ConversionError: they are not all there.
+    """
+    if not names:
+        return []
+    path = checkpoint.folder / UNUSED_FILE
+    infos = {}
+    if path.exists():
+        checkpoint._member(UNUSED_FILE)
+        with open_regular(path) as file:
+            infos = {info.name: info for info in read_header(file, path)}
+    groups = []
+    for name in names:
+        info = infos.get(name)
+        if info is None:
+            raise ConversionError(
+                f"{path}: {shown(name)} is missing, which the official checkpoint held; get the whole repo again, or "
+                "delete conversion.json for a checkpoint without it"
+            )
+        kind = dtype if dtype is not None and info.dtype.is_floating_point else info.dtype
+        groups.append(Group((), (Target(name, kind, tuple(info.shape)),), _Read(info)))
+    return groups

@@ -1,0 +1,23 @@
+"""Silence for what transformers says while it loads."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from transformers.utils import logging
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars, notes and warnings of the libraries."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,1 @@
+"""The rule table that converts tensors both ways, and the reversible operations its rules use."""

@@ -1,0 +1,232 @@
+"""What a conversion rule can do to tensors. Each operation owns its inverse, so no table is written twice."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import ConversionError
+
+Shape = tuple[int, ...]
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, uint8 [nbytes]; a contiguous tensor's own memory, else a copy."""
+    flat = tensor.detach().contiguous()
+    flat = flat.as_strided((flat.numel(),), (1,))  # not reshape: one element may keep a stride that no view allows
+    return flat.view(torch.uint8)
+
+
+class Operation(Protocol):
+    """A change of tensors that can be undone bit for bit. It also maps shapes, so headers are known before data."""
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Official tensors -> ours."""
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Our tensors -> official."""
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Shapes that `forward` makes of these. Raises `ConversionError` where it cannot be applied."""
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Shapes that `inverse` makes of these. Raises `ConversionError` where it cannot be applied."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The tensors as they are."""
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return list(tensors)
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return list(shapes)
+
+    inverse = forward
+    inverse_shapes = forward_shapes
+
+
+@dataclass(frozen=True)
+class Transpose:
+    """Every tensor with two axes swapped (GPT-2's Conv1D weights are stored [in, out])."""
+
+    dim0: int = 0
+    dim1: int = 1
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor.transpose(self.dim0, self.dim1).contiguous() for tensor in tensors]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        swapped = []
+        for shape in shapes:
+            if len(shape) <= max(self.dim0, self.dim1):
+                raise ConversionError(f"shape {list(shape)} has no axes {self.dim0} and {self.dim1} to swap")
+            axes = list(shape)
+            axes[self.dim0], axes[self.dim1] = axes[self.dim1], axes[self.dim0]
+            swapped.append(tuple(axes))
+        return swapped
+
+    inverse = forward
+    inverse_shapes = forward_shapes
+
+
+@dataclass(frozen=True)
+class LeadingAxis:
+    """Every tensor without its first axis, which is of length 1 (the bias of BART's logits is stored [1, V])."""
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor[0] for tensor in tensors]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensor[None] for tensor in tensors]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        for shape in shapes:
+            if not shape or shape[0] != 1:
+                raise ConversionError(f"shape {list(shape)} has no first axis of length 1 to leave out")
+        return [tuple(shape[1:]) for shape in shapes]
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return [(1, *shape) for shape in shapes]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One tensor -> several along `dim`, with the given sizes; the way back concatenates them."""
+
+    dim: int
+    sizes: tuple[int, ...]
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (tensor,) = tensors
+        return list(tensor.split(list(self.sizes), dim=self.dim))
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.cat(list(tensors), dim=self.dim)]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = shapes
+        if len(shape) <= self.dim or shape[self.dim] != sum(self.sizes):
+            raise ConversionError(f"shape {list(shape)} cannot be split into {list(self.sizes)} along axis {self.dim}")
+        return [(*shape[: self.dim], size, *shape[self.dim + 1 :]) for size in self.sizes]
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        first = shapes[0]
+        whole = (*first[: self.dim], sum(self.sizes), *first[self.dim + 1 :])
+        if len(first) <= self.dim or self.forward_shapes([whole]) != list(shapes):
+            parts = [list(shape) for shape in shapes]
+            raise ConversionError(f"shapes {parts} are no parts of sizes {list(self.sizes)} along axis {self.dim}")
+        return [whole]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One tensor -> `count` equal ones along `dim`; the way back concatenates them.
+
+    For rules that cannot know a size: GPT-2's c_attn [C, 3C] is queries, keys and values, whatever the width C.
+    """
+
+    dim: int
+    count: int
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (tensor,) = tensors
+        return [part.clone(memory_format=torch.contiguous_format) for part in tensor.chunk(self.count, dim=self.dim)]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.cat(list(tensors), dim=self.dim)]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = shapes
+        if len(shape) <= self.dim or shape[self.dim] % self.count:
+            raise ConversionError(f"shape {list(shape)} has no {self.count} equal parts along axis {self.dim}")
+        return [(*shape[: self.dim], shape[self.dim] // self.count, *shape[self.dim + 1 :])] * self.count
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        first = tuple(shapes[0])
+        alike = len(shapes) == self.count and {tuple(shape) for shape in shapes} == {first}
+        if not alike or len(first) <= self.dim:
+            parts = [list(shape) for shape in shapes]
+            raise ConversionError(f"shapes {parts} are not {self.count} equal parts along axis {self.dim}")
+        return [(*first[: self.dim], first[self.dim] * self.count, *first[self.dim + 1 :])]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """`count` equal tensors -> one of them. Tensors that are not equal, bit for bit, are refused."""
+
+    count: int
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        first, *others = tensors
+        for other in others:
+            if not torch.equal(bytes_of(first), bytes_of(other)):
+                raise ConversionError(
+                    "two tensors that must be copies of each other differ; set tie_word_embeddings to false, "
+                    "or remove the wrong one"
+                )
+        return [first]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (tensor,) = tensors
+        return [tensor, *(tensor.clone() for _ in range(self.count - 1))]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        if len(shapes) != self.count or len({tuple(shape) for shape in shapes}) != 1:
+            raise ConversionError(f"shapes {[list(shape) for shape in shapes]} are not those of {self.count} copies")
+        return [tuple(shapes[0])]
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return list(shapes) * self.count
+
+
+@dataclass(frozen=True)
+class Reversed:
+    """An operation the other way round: `Reversed(Split(0, (4, 4)))` merges two official tensors into one of ours."""
+
+    op: Operation
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return self.op.inverse(tensors)
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return self.op.forward(tensors)
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return self.op.inverse_shapes(shapes)
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return self.op.forward_shapes(shapes)
+
+
+@dataclass(frozen=True, init=False)
+class Chain:
+    """Operations one after the other: `Chain(Transpose(), Chunk(0, 3))` undoes GPT-2's fused c_attn."""
+
+    ops: tuple[Operation, ...]
+
+    def __init__(self, *ops: Operation):
+        object.__setattr__(self, "ops", ops)
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        for op in self.ops:
+            tensors = op.forward(tensors)
+        return list(tensors)
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        for op in reversed(self.ops):
+            tensors = op.inverse(tensors)
+        return list(tensors)
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        for op in self.ops:
+            shapes = op.forward_shapes(shapes)
+        return list(shapes)
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        for op in reversed(self.ops):
+            shapes = op.inverse_shapes(shapes)
+        return list(shapes)

@@ -1,0 +1,344 @@
+"""The conversion engine: one table of rules, planned from headers alone, run group by group, reversed by code.
+
+A rule says which tensors of the official layout make which tensors of ours, and through which operation. Names may
+hold numbered placeholders: `model.layers.{layer}.mlp.up_proj.weight` stands for every layer. Names that come from a
+checkpoint are only ever compared; they never become a pattern, a format string or a path.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import ConversionError, listed, shown
+from .operations import Chain, Identity, Operation, Reversed, Shape, Split, Transpose, bytes_of
+
+__all__ = [
+    "Chain",
+    "Group",
+    "Identity",
+    "Operation",
+    "Reversed",
+    "Rule",
+    "RuleTable",
+    "Split",
+    "Target",
+    "Transpose",
+    "check_tied",
+]
+
+PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+
+
+class HasHeader(Protocol):
+    """What a plan needs to know of a tensor; `TensorInfo` and `torch.Tensor` both have it."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The shape."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Official tensors `source` <-> our tensors `target`, through `op`.
+
+    Args:
+        source: one name or several, with placeholders such as `{layer}` that stand for one number each.
+        target: one name or several, with the same placeholders.
+        op: how `source` becomes `target`; it knows its way back.
+        any_dtype: the tensor is kept as it is, whatever its dtype (a table of integers, say). Otherwise only
+            floating-point tensors are taken, and the plan's `dtype` is applied to them.
+        dtypes: what the sources must be, one for each; they are never cast.
+        made: the dtype of what is made of sources with `dtypes`; None: their own.
+    """
+
+    source: str | tuple[str, ...]
+    target: str | tuple[str, ...]
+    op: Operation = field(default_factory=Identity)
+    any_dtype: bool = False
+    dtypes: tuple[torch.dtype, ...] | None = None
+    made: torch.dtype | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """The header of a tensor that a group will make."""
+
+    name: str
+    dtype: torch.dtype
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Group:
+    """The smallest piece of a conversion: the tensors `sources`, read together, make the tensors `targets`.
+
+    Attributes:
+        sources: names to read.
+        targets: what comes out, in order.
+        op: the operation, its `forward` in the direction of the plan.
+    """
+
+    sources: tuple[str, ...]
+    targets: tuple[Target, ...]
+    op: Operation
+
+    def apply(self, read: Callable[[str], Tensor]) -> list[tuple[str, Tensor]]:
+        """Read the sources and make the targets: names, order, dtypes and shapes as planned.
+
+        Args:
+            read: name -> tensor (`Checkpoint.read`, or a state dict's `__getitem__`).
+        """
+        made = self.op.forward([read(name) for name in self.sources])
+        for target, tensor in zip(self.targets, made, strict=True):
+            if tuple(tensor.shape) != target.shape:
+                raise ConversionError(f"{shown(target.name)} is {list(tensor.shape)}, planned was {list(target.shape)}")
+        return [(target.name, tensor.to(target.dtype)) for target, tensor in zip(self.targets, made, strict=True)]
+
+
+class _Pattern:
+    """A name with placeholders, each of which stands for a plain decimal number."""
+
+    def __init__(self, text: str):
+        self.text = text
+        pieces = PLACEHOLDER.split(text)  # literal, placeholder, literal, ...
+        self.fields = sorted(set(pieces[1::2]))
+        regex = re.escape(pieces[0])
+        for index in range(1, len(pieces), 2):
+            label, literal = pieces[index], pieces[index + 1]
+            again = label in pieces[1:index:2]
+            regex += (f"(?P={label})" if again else f"(?P<{label}>0|[1-9][0-9]{{0,8}})") + re.escape(literal)
+        self._regex = re.compile(regex)
+
+    def match(self, name: str) -> tuple[str, ...] | None:
+        """The numbers of the placeholders, in the order of `fields`; None if the name is another one."""
+        found = self._regex.fullmatch(name)
+        return None if found is None else tuple(found[label] for label in self.fields)
+
+    def fill(self, values: tuple[str, ...]) -> str:
+        """The name with these numbers."""
+        numbers = dict(zip(self.fields, values, strict=True))
+        return PLACEHOLDER.sub(lambda found: numbers[found[1]], self.text)
+
+
+def _patterns(names: str | tuple[str, ...]) -> list[_Pattern]:
+    return [_Pattern(name) for name in ((names,) if isinstance(names, str) else names)]
+
+
+def module_rules(modules: Mapping[str, str]) -> list[Rule]:
+    """Rules for the weight and the bias of modules, official name -> ours."""
+    kinds = ("weight", "bias")
+    return [Rule(f"{theirs}.{kind}", f"{ours}.{kind}") for theirs, ours in modules.items() for kind in kinds]
+
+
+class RuleTable:
+    """The rules of one family.
+
+    Args:
+        rules: each one is used in both directions.
+        ignored: names (with placeholders) of official tensors that are dropped deliberately.
+
+    Raises:
+        ValueError: the names of one rule do not all have the same placeholders.
+    """
+
+    def __init__(self, rules: Iterable[Rule], ignored: Iterable[str] = ()):
+        self.rules = tuple(rules)
+        self.ignored = tuple(ignored)
+        self._ignored = [_Pattern(name) for name in self.ignored]
+        self._sides = [(_patterns(rule.source), _patterns(rule.target)) for rule in self.rules]
+        for rule, (sources, targets) in zip(self.rules, self._sides, strict=True):
+            if len({tuple(pattern.fields) for pattern in sources + targets}) != 1:
+                raise ValueError(f"the names of {rule} must all have the same placeholders")
+
+    def plan(
+        self,
+        tensors: Mapping[str, HasHeader],
+        expected: Mapping[str, Sequence[int]] | None = None,
+        *,
+        reverse: bool = False,
+        optional: Collection[str] = (),
+        dtype: torch.dtype | None = None,
+    ) -> list[Group]:
+        """The groups that convert `tensors`, in the order of their first tensor, from the headers alone.
+
+        Args:
+            tensors: name -> header of every tensor of the checkpoint (`Checkpoint.tensors`).
+            expected: name -> shape of every tensor that the target model has; None skips these checks.
+            reverse: from our layout to the official one.
+            optional: names (with placeholders) in `expected` that may stay unfilled: tied ones.
+            dtype: cast floating-point tensors to this; None keeps each tensor's own.
+
+        Raises:
+            ConversionError: one error that lists every problem: tensors that no rule or several rules take, missing
+                parts of a group, targets filled twice or not at all or unknown to the model, wrong shapes, a dtype
+                that is not floating-point. If no name matches at all, it says what the names look like instead.
+        """
+        sides = [side[::-1] if reverse else side for side in self._sides]
+        problems: dict[str, list[str]] = defaultdict(list)
+        found = self._take(tensors, sides, [] if reverse else self._ignored, problems)
+        if not found:
+            raise ConversionError(_nothing_matched(tensors, [sources for sources, _ in sides]))
+        filled: dict[str, str] = {}
+        groups = []
+        for (index, values), parts in found.items():
+            rule, (sources, targets) = self.rules[index], sides[index]
+            names = tuple(pattern.fill(values) for pattern in targets)
+            for name in names:
+                if name in filled:
+                    twice = shown(next(iter(parts.values())))
+                    problems["targets filled twice"].append(f"{shown(name)}: from {filled[name]} and {twice}")
+                filled[name] = shown(next(iter(parts.values())))
+            absent = [pattern.fill(values) for slot, pattern in enumerate(sources) if slot not in parts]
+            if absent:
+                have, lack = ", ".join(map(shown, parts.values())), ", ".join(map(shown, absent))
+                problems["parts that are missing"].append(f"{have}: needs {lack}")
+                continue
+            op = Reversed(rule.op) if reverse else rule.op
+            group = _group(op, [parts[slot] for slot in range(len(sources))], names, tensors, problems, rule, dtype)
+            if group is not None:
+                groups.append(group)
+        if expected is not None:
+            _compare(filled, groups, expected, [_Pattern(name) for name in optional], problems)
+        if problems:
+            kinds = (f"\n{kind} ({len(lines)}):{listed(lines)}" for kind, lines in problems.items())
+            raise ConversionError("the checkpoint's tensors do not fit the model:" + "".join(kinds))
+        return groups
+
+    def _take(
+        self,
+        tensors: Mapping[str, HasHeader],
+        sides: list[tuple[list[_Pattern], list[_Pattern]]],
+        ignored: list[_Pattern],
+        problems: dict[str, list[str]],
+    ) -> dict[tuple[int, tuple[str, ...]], dict[int, str]]:
+        """(rule, numbers) -> place among the rule's sources -> name."""
+        found: dict[tuple[int, tuple[str, ...]], dict[int, str]] = {}
+        for name in tensors:
+            takers = [
+                (index, values, slot)
+                for index, (sources, _) in enumerate(sides)
+                for slot, pattern in enumerate(sources)
+                if (values := pattern.match(name)) is not None
+            ]
+            if len(takers) > 1:
+                rules = ", ".join(sides[index][0][slot].text for index, _, slot in takers)
+                problems["tensors that several rules take"].append(f"{shown(name)}: {rules}")
+            elif not takers and not any(pattern.match(name) is not None for pattern in ignored):
+                problems["tensors that no rule takes"].append(shown(name))
+            for index, values, slot in takers:
+                found.setdefault((index, values), {})[slot] = name
+        return found
+
+
+def _group(
+    op: Operation,
+    sources: list[str],
+    names: tuple[str, ...],
+    tensors: Mapping[str, HasHeader],
+    problems: dict[str, list[str]],
+    rule: Rule,
+    dtype: torch.dtype | None,
+) -> Group | None:
+    """A group whose sources are all there, or None and its problem noted."""
+    dtypes = [tensors[name].dtype for name in sources]
+    if rule.dtypes is not None:
+        wrong = [
+            f"{shown(name)} is {own}, not {wanted}"
+            for name, own, wanted in zip(sources, dtypes, rule.dtypes, strict=True)
+            if own is not wanted
+        ]
+        if wrong:
+            problems["tensors of another dtype"] += wrong
+            return None
+        made = rule.made or dtypes[0]
+    else:
+        whole = [name for name in sources if not tensors[name].dtype.is_floating_point and not rule.any_dtype]
+        if whole:
+            lines = [f"{shown(name)} is {tensors[name].dtype}" for name in whole]
+            problems["tensors that must be floating-point"] += lines
+            return None
+        if len(set(dtypes)) > 1:
+            problems["parts of different dtypes"].append(", ".join(f"{shown(n)} {tensors[n].dtype}" for n in sources))
+            return None
+        made = dtypes[0] if dtype is None or rule.any_dtype else dtype
+    try:
+        shapes = op.forward_shapes([tuple(tensors[name].shape) for name in sources])
+        targets = tuple(Target(name, made, tuple(shape)) for name, shape in zip(names, shapes, strict=True))
+    except ValueError as error:
+        problems["wrong shapes"].append(f"{', '.join(map(shown, sources))}: {error}")
+        return None
+    return Group(tuple(sources), targets, op)
+
+
+def _compare(
+    filled: Collection[str],
+    groups: list[Group],
+    expected: Mapping[str, Sequence[int]],
+    optional: list[_Pattern],
+    problems: dict[str, list[str]],
+) -> None:
+    """Note what is planned otherwise than the model expects it."""
+    for group in groups:
+        origin = ", ".join(map(shown, group.sources))
+        for target in group.targets:
+            if target.name not in expected:
+                problems["tensors that the model has no place for"].append(f"{shown(target.name)} (from {origin})")
+            elif target.shape != tuple(expected[target.name]):
+                want = list(expected[target.name])
+                problems["wrong shapes"].append(f"{shown(target.name)} is {list(target.shape)}, the model's is {want}")
+    for name in expected:
+        if name not in filled and not any(pattern.match(name) is not None for pattern in optional):
+            problems["tensors of the model that nothing fills"].append(shown(name))
+
+
+def _nothing_matched(tensors: Iterable[str], sources: list[list[_Pattern]]) -> str:
+    """The message for a checkpoint none of whose names any rule takes."""
+    names = list(tensors)
+    patterns = [pattern for side in sources for pattern in side]
+    if not names:
+        return "the checkpoint holds no tensors"
+    message = f"no tensor name matches: the checkpoint has names like {shown(names[0])}"
+    if patterns:
+        message += f", the rules expect names like {shown(patterns[0].text)}"
+    for name in names[:100]:
+        heads = [name[: found.end()] for found in re.finditer(r"\.", name[:200])]
+        for pattern in patterns:
+            for head in heads:
+                if pattern.match(name[len(head) :]) is not None:
+                    return f"{message}; they match without the prefix {shown(head)}: rename them and try again"
+            first = pattern.text.partition(".")[0] + "."
+            if pattern.match(first + name) is not None:
+                return f"{message}; they match with the prefix {shown(first)}: save the whole model, not its inner part"
+    return f"{message}; is this another family? Check model_type in config.json, or name the family"
+
+
+def check_tied(read: Callable[[str], Tensor], pairs: Iterable[tuple[str, str]]) -> None:
+    """Check that tensors which the config calls tied, but which are both stored, are equal bit for bit.
+
+    Args:
+        read: name -> tensor.
+        pairs: pairs of stored names.
+
+    Raises:
+        ConversionError: naming every pair that differs.
+    """
+    differ = []
+    for first, second in pairs:
+        a, b = read(first), read(second)
+        same = a.dtype == b.dtype and a.shape == b.shape
+        if not same or not torch.equal(bytes_of(a), bytes_of(b)):
+            differ.append(f"{shown(first)} and {shown(second)}")
+    if differ:
+        raise ConversionError(
+            "the config ties these tensors, but the stored ones differ; set tie_word_embeddings to false, "
+            f"or remove the wrong one:{listed(differ)}"
+        )
