@@ -97,8 +97,14 @@ def official_model(family, ours, cls=None):
     if family == "llama":
         settings["mlp_bias"] = ours.config.mlp_bias
     theirs = (cls or model_class)(config_class(**settings)).eval()
-    theirs.load_state_dict(ours.state_dict())
+    theirs.load_state_dict({official_name(name): tensor for name, tensor in ours.state_dict().items()})
     return theirs
+
+
+def official_name(name):
+    """The name in the Llama family's layout of one of our parameters."""
+    name = name.replace(".self_attn_pre_norm.", ".input_layernorm.")
+    return name.replace(".mlp_pre_norm.", ".post_attention_layernorm.")
 
 
 def token_ids(batch, length, seed=0, vocab=VOCAB):

@@ -54,7 +54,7 @@ def test_the_classifier_is_trained_saved_and_reloaded(tmp_path, more):
     assert done.returncode == 0, done.stderr[-2000:]
     for line in ("most frequent class", "linear, on frozen features", "fine-tuned", "reloaded in a fresh process"):
         assert line in done.stdout
-    assert (tmp_path / "repo/modeling_decoder.py").exists()
+    assert (tmp_path / "repo/modeling_encoder.py").exists()
 
 
 class Knowing:
@@ -110,7 +110,7 @@ def test_a_masked_lm_is_trained_saved_and_reloaded(tmp_path, capsys, monkeypatch
     config = blockformer.BlockformerEncoderConfig.from_pretrained(tmp_path / "repo")
     assert (config.position_type, config.norm_type, config.gated_mlp) == ("rotary", "rms_norm", True)
     assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
-    assert (tmp_path / "repo/modeling_decoder.py").exists()
+    assert (tmp_path / "repo/modeling_encoder.py").exists()
 
 
 def test_elsewhere_the_package_is_out_of_reach():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pairs import FAMILIES, assert_close, left_padded, model, official_model, pair, token_ids
+from pairs import FAMILIES, assert_close, left_padded, model, official_model, official_name, pair, token_ids
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -119,7 +119,9 @@ def with_head(ours_class, theirs_class, prefix="model", **settings):
     config = theirs.config
     config.num_labels = ours.config.num_labels
     theirs = theirs_class(config).eval()
-    weights = {name.replace("model.", f"{prefix}.", 1): tensor for name, tensor in ours.state_dict().items()}
+    weights = {
+        official_name(name).replace("model.", f"{prefix}.", 1): tensor for name, tensor in ours.state_dict().items()
+    }
     theirs.load_state_dict(weights)
     return ours, theirs
 

@@ -5,7 +5,17 @@ import logging
 
 import pytest
 import torch
-from pairs import VOCAB, assert_close, assert_gradients_close, left_padded, model, official_model, pair, token_ids
+from pairs import (
+    VOCAB,
+    assert_close,
+    assert_gradients_close,
+    left_padded,
+    model,
+    official_model,
+    official_name,
+    pair,
+    token_ids,
+)
 from transformers import (
     DataCollatorForLanguageModeling,
     Qwen3ForQuestionAnswering,
@@ -26,7 +36,9 @@ def gradients_of(a_model, loss):
     a_model.zero_grad()
     loss.backward()
     return {
-        name: parameter.grad.clone() for name, parameter in a_model.named_parameters() if parameter.grad is not None
+        official_name(name): parameter.grad.clone()
+        for name, parameter in a_model.named_parameters()
+        if parameter.grad is not None
     }
 
 
@@ -134,7 +146,7 @@ def test_trainer_takes_the_steps_of_transformers(tmp_path, smoothing):
         settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 4}
         trainer = trained(a_model, tmp_path, label_smoothing_factor=smoothing, learning_rate=0.1, **settings)
         losses.append(logged_losses(trainer))
-        weights.append(dict(a_model.state_dict()))
+        weights.append({official_name(name): weight for name, weight in a_model.state_dict().items()})
         losses[-1].append(trainer.evaluate(uneven_rows())["eval_loss"])
     assert_close(*losses)
     assert_close(*weights)
@@ -281,7 +293,7 @@ HEADS = {
 def head_pair(task, **settings):
     cls, their_cls = HEADS[task]
     ours = model(cls=cls, **{**SMALL, **settings})
-    weights = ours.state_dict()
+    weights = {official_name(name): weight for name, weight in ours.state_dict().items()}
     if task == "question":  # the library kept an old name for this one
         weights = {name.replace("model.", "transformer.", 1): weight for name, weight in weights.items()}
     their_config = official_model("qwen3", model(**{**SMALL, **settings})).config
@@ -294,7 +306,10 @@ def head_pair(task, **settings):
 
 
 def body_of(a_model):
-    return {name.replace("transformer.", "model.", 1): weight for name, weight in a_model.state_dict().items()}
+    return {
+        official_name(name).replace("transformer.", "model.", 1): weight
+        for name, weight in a_model.state_dict().items()
+    }
 
 
 def labels_of(task, ids, num_labels=3):
