@@ -11,6 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from blockformer.awq_linear import QuantizedLinear
+from blockformer.configuration_blockformer import axes
 
 from .errors import ConversionError
 from .families.awq import PARTS
@@ -19,40 +20,8 @@ from .files.checkpoint import read_json
 from .files.sources import locate
 from .plan import architecture_of, is_ours, our_config
 
-AXES: dict[str, tuple[str, ...]] = {
-    "size": (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "decoder_layers",
-        "max_position_embeddings",
-    ),
-    "norm": ("norm_type", "norm_placement", "norm_eps", "norm_bias", "embedding_norm", "final_norm"),
-    "positions": ("position_type", "rope_parameters", "position_offset", "type_vocab_size"),
-    "attention": (
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "qk_norm",
-        "attention_bias",
-        "attention_output_bias",
-        "attention_scale",
-        "sliding_window",
-        "layer_types",
-        "add_cross_attention",
-    ),
-    "feed-forward": ("gated_mlp", "hidden_act", "mlp_bias"),
-    "weights": ("linear_bits", "linear_group_size"),
-    "head": (
-        "tie_word_embeddings",
-        "lm_head_transform",
-        "lm_head_bias",
-        "pooler_act",
-        "embedding_scale",
-        "logit_scale",
-    ),
-}
+SHOWN = ("size", "embeddings", "norm", "positions", "attention", "feed-forward", "weights", "head")
+"""The groups of fields that say what a model is, and not how it is trained or used."""
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
@@ -63,7 +32,7 @@ class Summary:
     Attributes:
         name: where it comes from.
         config: its config, in our settings.
-        settings: axis -> field -> value.
+        settings: group -> field -> value.
         tree: the layers with their sizes, equal ones folded together.
         parameters: how many, tied ones once.
         memory: dtype -> bytes of the parameters.
@@ -123,27 +92,32 @@ def describe(config: PretrainedConfig, name: str = "") -> Summary:
     values = 2 * config.num_key_value_heads * config.head_dim * layers
     body = getattr(model, model.base_model_prefix, model)
     is_causal = getattr(getattr(body, "decoder", body), "is_causal", False)
-    settings = {
-        axis: {field: getattr(config, field) for field in fields if hasattr(config, field)}
-        for axis, fields in AXES.items()
-    }
-    if not any(kind == "sliding_attention" for kind in config.layer_types):
-        del settings["attention"]["layer_types"], settings["attention"]["sliding_window"]
-    else:
-        kinds = config.layer_types
-        settings["attention"]["layer_types"] = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
-    if config.linear_bits is None:
-        del settings["weights"]
     return Summary(
         name=name,
         config=config,
-        settings=settings,
+        settings=_settings(config),
         tree=repr(model),
         parameters=parameters,
         memory=_memory(model, parameters),
         cache={dtype: values * size for dtype, size in BYTES.items() if dtype != "int8" and is_causal},
         sliding=config.layer_types.count("sliding_attention"),
     )
+
+
+def _settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
+    """Group -> field -> value, without the fields that say nothing beside the others."""
+    relative = {name for name in axes(type(config)) if name.startswith("relative_")}
+    idle = set() if config.position_type == "relative_bias" else relative
+    idle |= {"linear_bits", "linear_group_size"} if config.linear_bits is None else set()
+    idle |= {"layer_types", "sliding_window"} if config.sliding_window is None else set()
+    settings: dict[str, dict[str, Any]] = {}
+    for name, axis in axes(type(config)).items():
+        if axis.group in SHOWN and name not in idle:
+            settings.setdefault(axis.group, {})[name] = getattr(config, name)
+    if config.sliding_window is not None:
+        kinds = config.layer_types
+        settings["attention"]["layer_types"] = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
+    return settings
 
 
 def _memory(model: torch.nn.Module, parameters: int) -> dict[str, int]:

@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import blockformer
-from blockformer.config_checks import CHOICES
+from blockformer.axes import axes
 from blockformer.growing_cache import new_cache
 
+# The fields with a closed list of values.
+CHOICES = {
+    name: axis.values
+    for name, axis in axes(blockformer.BlockformerDecoderConfig).items()
+    if isinstance(axis.values, tuple)
+}
 VOCAB = 61
 SIZES = {
     "vocab_size": VOCAB,

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from pairs import FAMILIES as FAMILY_PAIRS
 from pairs import assert_close, assert_gradients_close, in_float64, largest, model, pair, token_ids
 from safetensors.torch import load_file
-from strategies import ABSOLUTE, BOOLEANS, VOCAB, WRITERS, Mix, Subject, mixes, property_test, rows_of
+from strategies import ABSOLUTE, BOOLEANS, CHOICES, VOCAB, WRITERS, Mix, Subject, mixes, property_test, rows_of
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from blockformer import losses
-from blockformer.config_checks import CHOICES
 from blockformer.conversion import convert, from_official
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.demo.search import EncoderMissing, docstrings, embed, encoder_folder

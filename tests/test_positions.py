@@ -9,8 +9,7 @@ from test_configuration import ROPE_EXTRAS
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderModel
-from blockformer.config_checks import ROPE_TYPES
-from blockformer.positions import RelativeBias, RelativeKeys, RotaryPositions, SinusoidalPositions, rotate
+from blockformer.positions import ROPE_TYPES, RelativeBias, RelativeKeys, RotaryPositions, SinusoidalPositions, rotate
 
 
 def rope(rope_type):

@@ -3,6 +3,8 @@
 B batch, T query length, S key length, H heads, K key/value heads, D head size, C hidden size.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -10,6 +12,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import EncoderDecoderCache
 
 from .awq_linear import make_linear
+from .axes import SHARED, Part, axis, check_choice, flag
 from .joint import Joint
 from .kernels import is_bare, linear, quick_products, sdpa_attention
 from .normalization import RMSNorm, make_norm, rms_norm
@@ -43,6 +46,95 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     probabilities = F.dropout(probabilities, dropout, module.training)
     return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
+
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@dataclass(eq=False, repr=False)
+class AttentionFields(Part):
+    """The fields of attention."""
+
+    num_attention_heads: int = axis(8, "a positive integer", "attention", "query heads H")
+    num_key_value_heads: int | None = axis(
+        None, "a positive integer", "attention", "key/value heads K, a divisor of H; None means H"
+    )
+    head_dim: int | None = axis(
+        None, "a positive integer", "attention", "size D of a head; None means hidden_size / num_attention_heads"
+    )
+    qk_norm: bool = flag(False, "attention", "a norm on the queries and keys of each head, before the rotation")
+    attention_bias: bool = flag(False, "attention", "bias of the query, key and value projections")
+    attention_output_bias: bool = flag(False, "attention", "bias of the output projection")
+    attention_scale: float | None = axis(
+        None, "a positive number", "attention", "factor of the scores; None means 1/sqrt(head_dim)"
+    )
+    # A window of 1 is full attention in a dynamic cache of the library.
+    sliding_window: int | None = axis(
+        None, "an integer above 1", "attention", "tokens that a layer of type sliding_attention sees, itself included"
+    )
+    layer_types: list | None = axis(
+        None, "a list", "attention", "full_attention or sliding_attention for each layer; None: sliding with a window"
+    )
+    add_cross_attention: bool = flag(False, "attention", "a decoder's layers look at an encoder's states too")
+    attention_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the attention probabilities")
+
+    def settle(self):
+        """Plain multi-head attention whose heads share the width."""
+        super().settle()
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise ValueError(
+                    f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads "
+                    f"({self.num_attention_heads}): change one of them or set head_dim."
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+
+    def check(self):
+        """Heads come in whole groups; a window needs layers that slide, and those a window."""
+        super().check()
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) is not a multiple of num_key_value_heads "
+                f"({self.num_key_value_heads}): each key/value head serves the same number of query heads."
+            )
+        if self.add_cross_attention and not self.is_decoder:
+            raise ValueError(
+                "add_cross_attention=True needs a decoder, to look at an encoder's states: use BlockformerDecoderConfig"
+            )
+        types, count = self.layer_types, self.num_hidden_layers
+        if not isinstance(types, list) or len(types) != count:
+            raise ValueError(f"layer_types must list one type for each of the {count} layers, not {types!r}.")
+        for layer_type in types:
+            check_choice("layer_types", layer_type, LAYER_TYPES)
+        slides = "sliding_attention" in types
+        if slides and self.sliding_window is None:
+            raise ValueError(
+                "layer_types names 'sliding_attention' but sliding_window is None: set its length in tokens."
+            )
+        if self.sliding_window is not None and not slides:
+            raise ValueError("sliding_window is set but no layer is of type 'sliding_attention': set layer_types too.")
+        if slides and not self.is_decoder:
+            kind = "encoder-decoder" if self.is_encoder_decoder else "encoder"
+            raise ValueError(f"sliding attention is not supported in an {kind}: only a decoder's layers look back.")
+        if slides and self.position_type.startswith("relative"):
+            raise ValueError(f"sliding attention is not supported with position_type='{self.position_type}'.")
+
+    def tensor_parallel_plan(self, has_cross_attention):
+        """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
+        plan = super().tensor_parallel_plan(has_cross_attention)
+        for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
+            plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
+            plan[f"layers.*.{attention}.o_proj"] = "rowwise"
+            if self.qk_norm:
+                plan |= {f"layers.*.{attention}.{name}": SHARED for name in ("q_norm", "k_norm")}
+        return plan
+
+    def layer_parameters(self, has_cross_attention):
+        """Four matrices, twice with cross-attention."""
+        own = self.hidden_size * self.head_dim * 2 * (self.num_attention_heads + self.num_key_value_heads)
+        return super().layer_parameters(has_cross_attention) + own * (1 + has_cross_attention)
 
 
 class Attention(nn.Module):

@@ -6,11 +6,13 @@ with q and z from 0 to 15. Words of 32 bits hold 8 of them, of neighbouring outp
 
 import functools
 import threading
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from .axes import Part, axis
 from .kernels import fast_paths_enabled, is_transformed
 from .quantized_kernels import Kernel, has_kernel
 
@@ -23,6 +25,43 @@ _ABOVE = {torch.bfloat16: (0x43004300, 128), torch.float16: (0x64006400, 1024)}
 _MOST_ROWS = 32
 # What PyTorch's 4-bit product takes.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(eq=False, repr=False)
+class LinearFields(Part):
+    """How the linear layers of attention and of the feed-forward network keep their weights."""
+
+    linear_bits: int | None = axis(
+        None,
+        "4, or None for plain weights",
+        "weights",
+        "the layers' linear maps keep 4-bit weights, which do not learn",
+    )
+    linear_group_size: int = axis(
+        128, "a positive integer, or -1", "weights", "inputs of a 4-bit map that share a scale; -1 means all of them"
+    )
+
+    def check(self):
+        """The inputs of every linear map come in whole groups, its outputs in words of 8."""
+        super().check()
+        if self.linear_bits is None:
+            return
+        group, key_heads = self.linear_group_size, self.num_key_value_heads * self.head_dim
+        inputs = {
+            "hidden_size": self.hidden_size,
+            "num_attention_heads * head_dim": self.num_attention_heads * self.head_dim,
+            "intermediate_size": self.intermediate_size,
+        }
+        for name, size in inputs.items():
+            if group != -1 and size % group:
+                raise ValueError(
+                    f"{name} ({size}) is not a multiple of linear_group_size ({group}): change one of them."
+                )
+        for name, size in {**inputs, "num_key_value_heads * head_dim": key_heads}.items():
+            if size % 8:
+                raise ValueError(f"{name} ({size}) is not a multiple of 8: linear_bits=4 keeps 8 numbers in a word.")
+        if self.float32_down_proj:
+            raise ValueError("float32_down_proj=True contradicts linear_bits=4: the down projections have 4 bits.")
 
 
 def _raised(words, dtype):

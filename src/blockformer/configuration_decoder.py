@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
     from .awq_linear import unpack  # noqa: F401
+    from .axes import axis  # noqa: F401
     from .config_checks import check_names  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
     from .growing_cache import GrowingLayer  # noqa: F401
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 class BlockformerDecoderConfig(BlockformerConfig):
     """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
 
-    Takes the fields of `BlockformerConfig`. The defaults are a small Llama-style model.
+    The defaults are a small Llama-style model.
 
     Example:
         >>> config = BlockformerDecoderConfig(hidden_size=256, num_attention_heads=4, qk_norm=True)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
     from .awq_linear import unpack  # noqa: F401
+    from .axes import axis  # noqa: F401
     from .compat import config_field_names  # noqa: F401
     from .config_checks import check_names  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
@@ -33,11 +34,8 @@ if TYPE_CHECKING:
 class BlockformerEncoderConfig(BlockformerConfig):
     """An encoder: each token sees the whole text.
 
-    Takes the fields of `BlockformerConfig`. The defaults are a modern encoder (rotary positions, RMS norm, gated
-    feed-forward); `preset("bert")` has BERT's settings.
-
-    Raises:
-        ValueError: also for cross-attention, which only a decoder has.
+    The defaults are a modern encoder (rotary positions, RMS norm, gated feed-forward); `preset("bert")` has BERT's
+    settings.
     """
 
     model_type = "blockformer_encoder"

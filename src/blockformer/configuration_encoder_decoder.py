@@ -3,6 +3,7 @@
 import copy
 from typing import TYPE_CHECKING, ClassVar
 
+from .axes import axis, flag
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
 
@@ -33,27 +34,26 @@ if TYPE_CHECKING:
 
 
 class BlockformerEncoderDecoderConfig(BlockformerConfig):
-    """An encoder and a decoder that looks at its states, both with the fields of `BlockformerConfig`.
+    """An encoder and a decoder that looks at its states.
 
     `num_hidden_layers` counts the encoder's layers. Sliding windows are a decoder's alone and not supported here.
-
-    Args:
-        decoder_layers: the decoder's layers; None means as many as the encoder has.
-        decoder_vocab_size: tokens of a target vocabulary of its own; None means that `vocab_size` counts both sides'.
-        share_embeddings: one embedding matrix for both sides.
-        decoder_start_token_id: the token that the decoder reads first.
-        decoder_starts_with_last_label: in training the decoder reads each row's last label first, the language code
-            of some translators, instead of `decoder_start_token_id`.
     """
 
     model_type = "blockformer_encoder_decoder"
     is_encoder_decoder: bool = True
     is_decoder: bool = False
-    decoder_layers: int | None = None
-    decoder_vocab_size: int | None = None
-    share_embeddings: bool = True
-    decoder_start_token_id: int | None = None
-    decoder_starts_with_last_label: bool = False
+    decoder_layers: int | None = axis(
+        None, "a positive integer", "size", "the decoder's layers; None: as the encoder's"
+    )
+    decoder_vocab_size: int | None = axis(
+        None, "a positive integer", "size", "target vocabulary of its own; None means that both sides share one"
+    )
+    share_embeddings: bool = flag(True, "embeddings", "one embedding matrix for both sides")
+    decoder_start_token_id: int | None = axis(None, "a token", "tokens", "what the decoder reads first")
+    decoder_starts_with_last_label: bool = flag(
+        False, "tokens", "in training the decoder reads a row's last label first, the language code of some translators"
+    )
+
     auto_classes = {
         "AutoConfig": "configuration_encoder_decoder.BlockformerEncoderDecoderConfig",
         "AutoModel": "modeling_encoder_decoder.BlockformerEncoderDecoderModel",
@@ -65,11 +65,24 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     }
     base_model_pp_plan: ClassVar[dict] = {}
 
-    def __post_init__(self, **kwargs):
+    def settle(self):
+        """Both sides are equally deep unless told otherwise."""
+        super().settle()
         if self.decoder_layers is None:
             self.decoder_layers = self.num_hidden_layers
+
+    def check(self):
+        """A vocabulary of its own needs embeddings of its own."""
+        super().check()
+        if self.decoder_vocab_size is not None and self.share_embeddings:
+            raise ValueError(
+                "decoder_vocab_size is set but share_embeddings is True: a vocabulary of its own needs embeddings of "
+                "its own; set share_embeddings=False, or drop decoder_vocab_size."
+            )
+
+    def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
-        stacks = {"encoder": self._tensor_parallel_plan(False), "decoder": self._tensor_parallel_plan(True)}
+        stacks = {"encoder": self.tensor_parallel_plan(False), "decoder": self.tensor_parallel_plan(True)}
         self.base_model_tp_plan = {
             f"{stack}.{name}": style
             for stack, plan in stacks.items()
@@ -78,7 +91,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
 
     def num_parameters_estimate(self) -> int:
         """Weights of both stacks' matrices; see the base class."""
-        decoder = self.decoder_layers * self._layer_estimate(has_cross_attention=True)
+        decoder = self.decoder_layers * self.layer_parameters(has_cross_attention=True)
         embeddings = 0 if self.share_embeddings else (self.decoder_vocab_size or self.vocab_size) * self.hidden_size
         return super().num_parameters_estimate() + decoder + embeddings
 

@@ -1,13 +1,42 @@
 """The position-wise feed-forward network, plain and gated."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from .awq_linear import make_linear
+from .axes import Part, axis, flag
 from .joint import Joint
 from .kernels import linear, quick_products
+
+
+@dataclass(eq=False, repr=False)
+class FeedForwardFields(Part):
+    """The fields of the feed-forward network."""
+
+    intermediate_size: int = axis(1536, "a positive integer", "size", "inner width of the feed-forward network")
+    gated_mlp: bool = flag(True, "feed-forward", "down(act(gate(x)) * up(x)) instead of down(act(up(x)))")
+    hidden_act: str = axis("silu", tuple(ACT2FN), "feed-forward", "activation, a name in transformers' ACT2FN")
+    mlp_bias: bool = flag(False, "feed-forward", "bias of the projections")
+    float32_down_proj: bool = flag(False, "feed-forward", "down projections stay float32 in a float16 model")
+    activation_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the feed-forward inner states")
+    chunk_size_feed_forward: int = axis(
+        0, "an integer of 0 or more", "use", "tokens that the feed-forward network takes at a time; 0 means all"
+    )
+
+    def tensor_parallel_plan(self, has_cross_attention):
+        """Each process has some of the inner states."""
+        gate = {"layers.*.mlp.gate_proj": "colwise"} if self.gated_mlp else {}
+        own = {**gate, "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
+        return super().tensor_parallel_plan(has_cross_attention) | own
+
+    def layer_parameters(self, has_cross_attention):
+        """Two matrices, or three with a gate."""
+        own = self.hidden_size * self.intermediate_size * (3 if self.gated_mlp else 2)
+        return super().layer_parameters(has_cross_attention) + own
 
 
 class FeedForward(nn.Module):

@@ -1,12 +1,50 @@
 """One layer: attention and feed-forward, each inside a residual step with its norms."""
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import Attention
+from .axes import Part, axis, flag
 from .feed_forward import FeedForward
-from .normalization import make_norm, norm_slots
+from .normalization import make_norm
+
+# Where a sub-layer f has norms: post(x + output(f(pre(x)))).
+NORM_SLOTS = {"pre": ("pre",), "post": ("post",), "output": ("output",), "pre_output": ("pre", "output")}
+
+
+@dataclass(eq=False, repr=False)
+class LayerFields(Part):
+    """How a layer puts its sub-layers together, and what stands before and after all layers."""
+
+    norm_placement: str = axis(
+        "pre",
+        tuple(NORM_SLOTS),
+        "norm",
+        "x + f(norm(x)), norm(x + f(x)), x + norm(f(x)), or x + norm2(f(norm(x)))",
+    )
+    final_norm: bool | None = flag(
+        None, "norm", "a norm after the last layer; None means unless norm_placement is post"
+    )
+    hidden_dropout: float = axis(
+        0.0, "a probability from 0 to 1", "training", "after the embeddings and after each sub-layer"
+    )
+
+    def settle(self):
+        """A layer that ends in a norm needs no final one."""
+        super().settle()
+        if self.final_norm is None:
+            self.final_norm = self.norm_placement != "post"
+
+    def check(self):
+        """A norm never follows a norm."""
+        super().check()
+        if self.norm_placement == "post" and self.final_norm:
+            raise ValueError(
+                "final_norm=True with norm_placement='post': each layer already ends in a norm; set final_norm=False."
+            )
 
 
 class Layer(GradientCheckpointingLayer):
@@ -24,7 +62,7 @@ class Layer(GradientCheckpointingLayer):
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
         self.mlp = FeedForward(config)
         for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
-            for slot in norm_slots(config):
+            for slot in NORM_SLOTS[config.norm_placement]:
                 self.add_module(f"{sublayer}_{slot}_norm", make_norm(config, config.hidden_size))
 
     def _residual(self, hidden_states, name: str, sublayer):

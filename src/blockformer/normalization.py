@@ -1,9 +1,33 @@
 """Normalisation of the last dimension: LayerNorm (bias optional) and RMSNorm."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
+from .axes import Part, axis, flag
 from .kernels import can_norm_in_pieces, norm_in_pieces
+
+
+@dataclass(eq=False, repr=False)
+class NormFields(Part):
+    """The fields of every norm."""
+
+    norm_type: str = axis("rms_norm", ("layer_norm", "rms_norm"), "norm", "which norm, throughout the model")
+    norm_eps: float = axis(1e-6, "a positive number", "norm", "added to the variance before the square root")
+    norm_bias: bool | None = flag(None, "norm", "bias of a layer norm; None means yes. An RMS norm has none")
+
+    def settle(self):
+        """A layer norm has a bias unless told otherwise."""
+        super().settle()
+        if self.norm_bias is None:
+            self.norm_bias = self.norm_type == "layer_norm"
+
+    def check(self):
+        """An RMS norm has no bias."""
+        super().check()
+        if self.norm_type == "rms_norm" and self.norm_bias:
+            raise ValueError("norm_bias=True needs norm_type='layer_norm': an RMS norm has no bias.")
 
 
 class RMSNorm(nn.Module):
@@ -42,12 +66,3 @@ def make_norm(config, size: int) -> nn.Module:
     if config.norm_type == "rms_norm":
         return RMSNorm(size, config.norm_eps)
     return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
-
-
-# Where a sub-layer f has norms: post(x + output(f(pre(x)))).
-NORM_SLOTS = {"pre": ("pre",), "post": ("post",), "output": ("output",), "pre_output": ("pre", "output")}
-
-
-def norm_slots(config) -> tuple[str, ...]:
-    """The slots of each sub-layer that hold a norm: "pre", "output", "post"."""
-    return NORM_SLOTS[config.norm_placement]

@@ -4,10 +4,160 @@ B batch, T query length, S key length, H heads, K key/value heads, D head size, 
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from .axes import SHARED, Part, axis, check_choice, did_you_mean, flag, is_number
+
+# Each rotary type of transformers with the parameters that it cannot do without.
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+# Parameters that are positive numbers, then the rest.
+_ROPE_NUMBERS = (
+    "rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings attention_factor beta_fast "
+    "beta_slow mscale mscale_all_dim"
+).split()
+_ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "partial_rotary_factor", "truncate")
+POSITION_TYPES = (
+    "learned",
+    "sinusoidal",
+    "sinusoidal_halves",
+    "rotary",
+    "relative_bias",
+    "relative_key",
+    "relative_key_query",
+    "none",
+)
+
+
+@dataclass(eq=False, repr=False)
+class PositionFields(Part):
+    """The fields that say how the model learns of order."""
+
+    position_type: str = axis("rotary", POSITION_TYPES, "positions", "how the model learns of order")
+    max_position_embeddings: int = axis(
+        2048, "a positive integer", "size", "tokens of context: rows of a learned table, or length in training"
+    )
+    rope_parameters: dict | None = axis(
+        None, "a dict", "positions", "rope_type, rope_theta and so on as in transformers, or such a dict by layer type"
+    )
+    position_offset: int = axis(
+        0, "an integer of 0 or more", "positions", "rows of a learned table before that of position 0, for padding"
+    )
+    relative_attention_num_buckets: int = axis(32, "an integer above 1", "positions", "buckets of a relative bias")
+    relative_attention_max_distance: int = axis(
+        128, "a positive integer", "positions", "distance in tokens beyond which all share the last bucket"
+    )
+    relative_bias_per_layer: bool = flag(False, "positions", "a relative bias in every layer, not one for the stack")
+
+    def settle_rope(self, rope_scaling: dict | None, rope_theta: float | None) -> None:
+        """Take the rotary parameters, also under their old names, as a copy with every default written out."""
+        given = rope_scaling or self.rope_parameters
+        if self.position_type != "rotary":
+            if given or rope_theta is not None:
+                name = "rope_parameters" if given else "rope_theta"
+                raise ValueError(
+                    f"{name} is set but position_type is '{self.position_type}': drop it, or set position_type='rotary'"
+                )
+            self.rope_parameters = None
+            return
+        if not isinstance(given, dict | None):
+            raise ValueError(f"rope_parameters must be a dict, not {given!r}.")
+        given = given or {}
+        for name, value in given.items():
+            if isinstance(value, dict):
+                raise ValueError(f"rope_parameters for '{name}' alone are not supported: give one set for all layers.")
+        self.rope_parameters = self._settled_rope(given, rope_theta)
+
+    def _settled_rope(self, given, rope_theta) -> dict:
+        rope = {"rope_type": given.get("type", "default"), "rope_theta": rope_theta, **given}
+        rope["rope_theta"] = 10_000.0 if rope["rope_theta"] is None else rope["rope_theta"]
+        check_rope(rope, self.head_dim)
+        if rope["rope_type"] in ("yarn", "longrope"):
+            rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+        return rope
+
+    def check(self):
+        """Relative terms have buckets enough, and no field is set that the position type does not read."""
+        super().check()
+        if self.relative_bias_per_layer and self.position_type != "relative_bias":
+            raise ValueError(
+                f"relative_bias_per_layer=True with position_type='{self.position_type}': there is no bias; set "
+                "position_type='relative_bias'."
+            )
+        if self.position_type != "relative_bias":
+            return
+        # A bidirectional bias halves the buckets, and half of the rest hold one distance each; some must be left.
+        buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if not self.is_decoder and buckets < 4:
+            raise ValueError(f"relative_attention_num_buckets must be 4 or more in an encoder, not {buckets}.")
+        exact = buckets // (2 if self.is_decoder or self.is_encoder_decoder else 4)
+        if distance <= exact:
+            raise ValueError(
+                f"relative_attention_max_distance ({distance}) must be above {exact}, the distances that have a bucket "
+                "of their own: raise it, or lower relative_attention_num_buckets."
+            )
+
+    def tensor_parallel_plan(self, has_cross_attention):
+        """Relative terms belong to no single head: they are whole in each process, and their gradients are added."""
+        plan = super().tensor_parallel_plan(has_cross_attention)
+        if self.position_type in ("relative_key", "relative_key_query"):
+            plan["layers.*.self_attn.relative_keys.embedding"] = SHARED
+        elif self.position_type == "relative_bias":
+            owner = "layers.*.self_attn." if self.relative_bias_per_layer else ""
+            plan[f"{owner}relative_bias.embedding"] = SHARED
+        return plan
+
+    def layer_parameters(self, has_cross_attention):
+        """Relative keys have a vector for each distance."""
+        has_keys = self.position_type in ("relative_key", "relative_key_query")
+        own = 2 * self.max_position_embeddings * self.head_dim if has_keys else 0
+        return super().layer_parameters(has_cross_attention) + own
+
+    def position_parameters(self) -> int:
+        """Weights of the tables that a whole stack shares."""
+        if self.position_type == "learned":
+            return (self.max_position_embeddings + self.position_offset) * self.hidden_size
+        is_shared_bias = self.position_type == "relative_bias" and not self.relative_bias_per_layer
+        return self.relative_attention_num_buckets * self.num_attention_heads if is_shared_bias else 0
+
+
+def check_rope(rope: dict, head_dim: int) -> None:
+    """Refuse rotary parameters, of one layer type, that transformers does not have or cannot compute with."""
+    rope_type = rope["rope_type"]
+    check_choice("rope_type", rope_type, ROPE_TYPES)
+    for name in ROPE_TYPES[rope_type]:
+        if rope.get(name) is None:
+            raise ValueError(f"rope_parameters of type '{rope_type}' need '{name}'.")
+    for name, value in rope.items():
+        if name in _ROPE_NUMBERS and value is not None and not (is_number(value) and value > 0):
+            raise ValueError(f"{name} must be a positive number, not {value!r}.")
+        if name not in _ROPE_NAMES and (hint := did_you_mean(name, _ROPE_NAMES, cutoff=0.8)):
+            raise ValueError(f"rope_parameters have no '{name}'.{hint}")
+    if rope_type == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
+        raise ValueError("high_freq_factor must be above low_freq_factor: between the two the scaling is blended.")
+    if rope_type == "yarn" and rope["rope_theta"] <= 1:
+        raise ValueError("rope_theta must be above 1 with rope_type 'yarn': it divides by the logarithm.")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("partial_rotary_factor is not supported: the rotation covers the whole head; drop it.")
+    if head_dim % 2:
+        raise ValueError(f"head_dim ({head_dim}) must be even with rotary positions: they rotate pairs.")
+    for name in ("short_factor", "long_factor"):
+        if rope_type == "longrope":
+            factors = rope[name] if isinstance(rope[name], list | tuple) else []
+            if len(factors) != head_dim // 2 or not all(is_number(factor) and factor > 0 for factor in factors):
+                raise ValueError(
+                    f"{name} must list {head_dim // 2} numbers above 0 (half of head_dim), not {repr(rope[name])[:80]}."
+                )
 
 
 class LearnedPositions(nn.Embedding):

@@ -1,0 +1,138 @@
+"""One declaration a field of the config: its default, the values it takes, its group and its meaning.
+
+The config's checks and its docstring, `blockformer inspect` and the tests of the docs read it from there. A part of the
+model (a norm, attention) declares its fields beside its module.
+"""
+
+import dataclasses
+import difflib
+import sys
+import typing
+from collections.abc import Callable
+from typing import Any
+
+
+def is_integer(value) -> bool:
+    """Whether a value is an int; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value) -> bool:
+    """Whether a value is a finite int or float."""
+    finite = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return finite and not isinstance(value, bool)
+
+
+# The kinds of values, by what an error calls them. Those that take anything are looked at by `check` of their part.
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "true or false": lambda value: isinstance(value, bool),
+    "true, false or 'fixed'": lambda value: isinstance(value, bool) or value == "fixed",
+    "a positive integer": lambda value: is_integer(value) and 0 < value < 2**63,
+    "a positive integer, or -1": lambda value: is_integer(value) and (value == -1 or value > 0),
+    "an integer of 0 or more": lambda value: is_integer(value) and value >= 0,
+    "an integer above 1": lambda value: is_integer(value) and 1 < value < 2**63,
+    "a positive number": lambda value: is_number(value) and value > 0,
+    "a probability from 0 to 1": lambda value: is_number(value) and 0 <= value <= 1,
+    "4, or None for plain weights": lambda value: is_integer(value) and value == 4,
+    "a token": lambda value: True,
+    "a list": lambda value: True,
+    "a dict": lambda value: True,
+}
+# The headings of `blockformer inspect`, in its order.
+GROUPS = tuple("size embeddings norm positions attention feed-forward weights head training tokens use".split())
+# In a tensor-parallel plan: whole in each process, gradients added.
+SHARED = "replicated_with_grad_allreduce"
+
+
+class Axis(typing.NamedTuple):
+    """What is declared of a field.
+
+    Attributes:
+        default: the value when none is given.
+        values: one of `KINDS`, or a tuple of names of which the field takes one.
+        group: one of `GROUPS`.
+        meaning: what it does, in half a sentence.
+        optional: whether it may be None, as its annotation says.
+    """
+
+    default: Any
+    values: str | tuple[str, ...]
+    group: str
+    meaning: str
+    optional: bool = False
+
+    def check(self, name: str, value) -> None:
+        """Refuse a value that the field `name` does not take."""
+        if value is None and self.optional:
+            return
+        if isinstance(self.values, tuple):
+            check_choice(name, value, self.values)
+        elif not KINDS[self.values](value):
+            raise ValueError(f"{name} must be {self.values}, not {value!r}.")
+
+    def describe(self) -> str:
+        """Values, default and meaning in words, as a docstring has them."""
+        values = self.values if isinstance(self.values, str) else ", ".join(self.values)
+        values = values if len(values) < 150 else "a name"  # there are dozens of activations
+        return f"({values}; default {self.default!r}): {self.meaning}."
+
+
+def axis(default, values, group: str, meaning: str) -> Any:
+    """Declare a field in the body of a dataclass; the arguments are those of `Axis`."""
+    return dataclasses.field(default=default, metadata={"axis": Axis(default, values, group, meaning)})
+
+
+def flag(default, group: str, meaning: str) -> Any:
+    """Declare a field that is true or false."""
+    return axis(default, "true or false", group, meaning)
+
+
+def axes(config_class) -> dict[str, Axis]:
+    """Every declared field of a config class, inherited ones included, by its name; those of a group together."""
+    declared = {
+        field.name: field.metadata["axis"]._replace(optional=type(None) in typing.get_args(field.type))
+        for field in dataclasses.fields(config_class)
+        if "axis" in field.metadata
+    }
+    return dict(sorted(declared.items(), key=lambda item: GROUPS.index(item[1].group)))
+
+
+class Part:
+    """Fields that belong together. A config class inherits from its parts, each of which goes on to the next one.
+
+    A part is a dataclass beside the module that reads the fields, so that a new part is one file and one more base of
+    `BlockformerConfig`.
+    """
+
+    if typing.TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """The fields of the other parts."""
+
+    def settle(self) -> None:
+        """Set the fields that are None and follow from others."""
+
+    def check(self) -> None:
+        """Refuse fields that contradict each other, all of them settled."""
+
+    def tensor_parallel_plan(self, has_cross_attention: bool) -> dict[str, str]:
+        """How the modules of one stack are shared out: each process has some of the heads and of the inner states."""
+        return {}
+
+    def layer_parameters(self, has_cross_attention: bool) -> int:
+        """Weights of the part's matrices in one layer."""
+        return 0
+
+
+def check_choice(name: str, value, choices) -> None:
+    """Refuse a value that is none of the names."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(
+            f"{name} must be one of {', '.join(choices)}, not {value!r}.{did_you_mean(str(value), choices)}"
+        )
+
+
+def did_you_mean(name: str, known, cutoff: float = 0.6) -> str:
+    """A hint at the nearest of the known names, or nothing."""
+    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
+    return f" Did you mean '{near[0]}'?" if near else ""
