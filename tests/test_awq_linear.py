@@ -322,16 +322,24 @@ def test_offloaded_to_disk(tmp_path):
     assert [module._packed is not None for module in low_of(loaded)] == [True] * 7 + [False] * 7
 
 
-def test_only_weights_of_4_bits_are_read_from_the_disk_in_their_own_dtypes():
+@pytest.mark.versions
+def test_only_weights_of_4_bits_are_read_from_the_disk_in_their_own_dtypes(tmp_path):
+    """transformers up to 5.12 has accelerate read every tensor in the model's dtype."""
+    from accelerate import dispatch_model
+
     model, _ = pair("qwen2")  # with biases
-    names = [name for name in model.state_dict() if ".layers.1." in name]
-    on_disk = {name: {"dtype": "bfloat16"} for name in [*names, "model.rotary_emb.inv_freq"]}
-    keep_dtypes_on_disk(model, QuantizedLinear, on_disk)
-    own = dict.fromkeys(("weight", "bias", "inv_freq"), "bfloat16")
-    own |= {"qweight": "int32", "qzeros": "int32", "scales": "float16"}
-    assert {name.rpartition(".")[2] for name in on_disk} == set(own)
-    assert on_disk == {name: {"dtype": own[name.rpartition(".")[2]]} for name in on_disk}
-    keep_dtypes_on_disk(model, QuantizedLinear, None)  # nothing is offloaded
+    model.save_pretrained(tmp_path)
+    own = {name: tensor.clone() for name, tensor in model.state_dict().items() if ".layers.1." in name}
+    file = {"safetensors_file": str(tmp_path / "model.safetensors"), "dtype": "bfloat16"}
+    index = {name: dict(file) for name in own}
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+    places |= {"model.layers.1.self_attn": "disk", "model.layers.1.mlp.up_proj": "disk", "model.rotary_emb": "cpu"}
+    places |= {name.rpartition(".")[0]: "disk" for name in own if "self_attn." not in name}
+    dispatch_model(model, places, offload_index=index, offload_dir=tmp_path, offload_buffers=True)
+    keep_dtypes_on_disk(model, QuantizedLinear)
+    wanted = {"qweight": "int32", "qzeros": "int32", "scales": "float16"}
+    kinds = {name: entry["dtype"] for name, entry in index.items()}
+    assert kinds == {name: wanted.get(name.rpartition(".")[2], "bfloat16") for name in own}
 
 
 @pytest.mark.parametrize(

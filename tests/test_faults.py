@@ -362,6 +362,32 @@ def test_integers_in_place_of_weights_are_all_listed_and_never_cast(tmp_path, ki
         type(ours).from_pretrained(None, config=ours.config, state_dict={**ours.state_dict(), **wrong})
 
 
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    "place", [{"variant": "fp16"}, {"subfolder": "deep"}, {"variant": "fp16", "subfolder": "deep"}]
+)
+def test_integers_are_found_wherever_the_weights_are_read_from(tmp_path, place):
+    ours = model("qwen3")
+    folder, variant = tmp_path / place.get("subfolder", ""), place.get("variant")
+    ours.save_pretrained(folder, variant=variant, max_shard_size="60KB")
+    type(ours).from_pretrained(tmp_path, **place)
+    shard = next(path for path in folder.glob("*.safetensors") if UP.format(2) in (tensors := load_file(path)))
+    save_file({**tensors, UP.format(2): torch.zeros(96, 64).int()}, shard, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"layers\.2\.mlp\.up_proj\.weight is torch\.int32"):
+        type(ours).from_pretrained(tmp_path, **place)
+
+
+@pytest.mark.versions
+def test_what_loading_found_is_still_told_to_who_asks(tmp_path):
+    saved(tmp_path, model("qwen3"), lambda tensors: {**tensors, "spare": torch.zeros(2)})
+    _, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert info["unexpected_keys"] == {"spare"}
+    assert not info["missing_keys"]
+    head = {"num_labels": 3, "output_loading_info": True}
+    _, info = AutoModelForSequenceClassification.from_pretrained(tmp_path, **head)
+    assert info["missing_keys"] == {"score.weight"}
+
+
 def test_sharded_integers_are_refused_and_spare_ones_are_not(tmp_path):
     """A tensor that no weight takes is the library's to warn of, whatever its dtype."""
     ours = model("qwen3")
@@ -372,7 +398,7 @@ def test_sharded_integers_are_refused_and_spare_ones_are_not(tmp_path):
     save_file({**tensors, "counter": torch.tensor([3])}, shard, metadata={"format": "pt"})
     AutoModelForCausalLM.from_pretrained(tmp_path)
     save_file({**tensors, UP.format(2): torch.zeros(96, 64, dtype=torch.int16)}, shard, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"layers\.2\.mlp\.up_proj\.weight is I16"):
+    with pytest.raises(ValueError, match=r"layers\.2\.mlp\.up_proj\.weight is torch\.int16"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 

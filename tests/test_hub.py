@@ -321,6 +321,33 @@ def test_a_private_repo_is_for_its_owner(published):
     assert torch.equal(found["None"], published.logits[4])
 
 
+INTEGERS = OURS + (
+    r"""
+from safetensors.torch import load_file, save_file
+made = os.path.join(folder, "integers")
+make(1).save_pretrained(made)
+weights = os.path.join(made, "model.safetensors")
+tensors = load_file(weights)
+tensors["model.norm.weight"] = tensors["model.norm.weight"].int()
+save_file(tensors, weights, metadata={"format": "pt"})
+HfApi(token=token).create_repo("ann/integers")
+HfApi(token=token).upload_folder(repo_id="ann/integers", folder_path=made)
+print(json.dumps(None))
+"""
+)
+
+
+@pytest.mark.versions
+def test_integers_in_place_of_weights_are_refused_from_a_hub_too(published):
+    published.clients.run(INTEGERS, elsewhere=False, token=ANN)
+    attempts = [["ann/integers", {"trust_remote_code": True, **where}] for where in ({}, {"revision": "main"})]
+    said = published.clients.run(REFUSED, attempts=attempts)["said"]
+    assert said[::2] == ["accepted"] * 2  # the configs
+    for text in said[1::2]:
+        assert "ann/integers: integers in place of floating-point weights" in text
+        assert "model.norm.weight is torch.int32" in text
+
+
 @pytest.mark.versions
 def test_a_revision_that_is_not_there_is_refused_by_name(published):
     gone = "0" * 40

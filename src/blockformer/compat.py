@@ -74,20 +74,20 @@ def tell_peft(model_type: str) -> None:
             table.setdefault(model_type, table[_NAMESAKE])
 
 
-def keep_dtypes_on_disk(model, kind: type[torch.nn.Module], on_disk: dict | None) -> None:
-    """Have the buffers of modules of a kind read from the disk in their own dtypes.
+def keep_dtypes_on_disk(model, kind: type[torch.nn.Module]) -> None:
+    """Have the buffers of modules of a kind, where they are offloaded to the disk, read in their own dtypes.
 
-    For transformers up to 5.12, which read all that lies there in the model's dtype. A buffer is cast back at each
-    call, but a word of 32 bits has been through a float32 then, which holds 24. Later releases do as this does.
-
-    Args:
-        on_disk: what accelerate is told of each tensor on the disk, by name, changed in place; None without any.
+    For transformers up to 5.12, which tells accelerate to read every tensor in the model's dtype: an int32 word that
+    passes through a float32 keeps 24 of its bits. Later releases do as this does.
     """
     for name, module in model.named_modules():
-        if on_disk and isinstance(module, kind):
+        hook = getattr(module, "_hf_hook", None) if isinstance(module, kind) else None
+        for each in getattr(hook, "hooks", (hook,)):
+            weights = getattr(each, "weights_map", None)  # of accelerate's AlignDevicesHook, where it offloads
+            index = getattr(getattr(weights, "dataset", None), "index", {})
             for entry, buffer in module.named_buffers(name, recurse=False):
-                if entry in on_disk:
-                    on_disk[entry]["dtype"] = str(buffer.dtype).removeprefix("torch.")
+                if entry in index:
+                    index[entry]["dtype"] = str(buffer.dtype).removeprefix("torch.")
 
 
 def causal_masks(config, hidden_states, attention_mask, past_key_values, position_ids) -> dict:

@@ -1,13 +1,14 @@
 """The base of every model: initialisation, what the library may do with it, and its place in a repo."""
 
-import contextlib
-import json
-import re
 from collections.abc import Callable
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.modeling_utils import load_state_dict
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils.hub import get_checkpoint_shard_files
 
 from .attention import Attention
 from .awq_linear import QuantizedLinear
@@ -54,39 +55,32 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         # The library greps the class's own module for the call; here it stands in attention.py.
         return True
 
-    @staticmethod
-    def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
-        """Refuse integers in place of weights, and the other way round, before any tensor is read."""
-        if not load_config.is_quantized:
-            source = load_config.pretrained_model_name_or_path
-            _check_kinds(model, _kinds_of(state_dict, checkpoint_files), source)
-        info, on_disk = PreTrainedModel._load_pretrained_model(
-            model, state_dict, checkpoint_files, load_config, *args, **kwargs
-        )
-        keep_dtypes_on_disk(model, QuantizedLinear, on_disk)
-        return info, on_disk
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
+        """Load a model as transformers does, and refuse weights that are not the model's.
 
-    @staticmethod
-    def _finalize_model_loading(model, load_config, loading_info):
-        """Refuse a checkpoint that does not fill the model, where the library warns and draws the rest at random."""
-        source, wrong = load_config.pretrained_model_name_or_path, loading_info.mismatched_keys
-        if wrong and not load_config.ignore_mismatched_sizes:
-            lines = [f"{name} is {list(theirs)}, the model's is {list(ours)}" for name, theirs, ours in sorted(wrong)]
-            raise WeightsError(
-                f"{source}: wrong shapes; does config.json belong to these weights? (ignore_mismatched_sizes=True "
-                f"draws them anew, a head of other labels, say):{_listed(lines)}"
-            )
-        loading_info = PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
-        missing = sorted(set(loading_info.missing_keys) - _new_parts(model, loading_info.missing_keys))
-        if load_config.is_quantized:  # scales and the like may be made after loading
-            missing = [name for name in missing if name.endswith((".weight", ".bias"))]
-        if missing:
-            raise WeightsError(
-                f"{source}: weights of {type(model).__name__} are missing; is the checkpoint whole, and one of this "
-                "model? (To begin with random ones, build the model from its config and use "
-                f"load_state_dict(..., strict=False)):{_listed(missing)}"
-            )
-        return loading_info
+        transformers warns about missing weights and draws them at random, and casts integers to floats. Arguments and
+        result are those of `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            WeightsError: weights are missing, of another shape (unless `ignore_mismatched_sizes`), or integers.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        may_differ = kwargs.pop("ignore_mismatched_sizes", False)
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path,
+            *model_args,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # the refusal below names the shapes
+            **kwargs,
+        )
+        source = pretrained_model_name_or_path or "state_dict"
+        _check_shapes(source, () if may_differ else info["mismatched_keys"])
+        if not hasattr(model, "is_quantized"):  # set by a quantizer, which stores weights in its own way
+            _check_dtypes(model, source, kwargs.get("state_dict") or _tensors_on_disk(model.name_or_path, kwargs))
+        _check_missing(model, source, info["missing_keys"])
+        keep_dtypes_on_disk(model, QuantizedLinear)
+        return (model, info) if wants_info else model
 
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):
         """As the library counts them, and the weights of 4 bits, which are none of torch's parameters."""
@@ -146,47 +140,64 @@ class BlockformerPreTrainedModel(PreTrainedModel):
             init.zeros_(module.logits_bias)
 
 
-def _kinds_of(state_dict, checkpoint_files) -> dict:
-    """name -> dtype of tensors in memory, or of those in safetensors files, by their headers alone."""
-    if state_dict is not None:
-        return {name: str(getattr(tensor, "dtype", "")) for name, tensor in state_dict.items()}
-    kinds: dict[str, str] = {}
-    for path in checkpoint_files or ():
-        if str(path).endswith(".safetensors"):
-            with open(path, "rb") as file:
-                header = file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000))
-            # A damaged one is the library's to refuse.
-            with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                entries = json.loads(header)
-                kinds |= {name: entry["dtype"] for name, entry in entries.items() if name != "__metadata__"}
-    return kinds
+def _check_shapes(source, mismatched) -> None:
+    lines = [f"{name} is {list(theirs)}, the model's is {list(ours)}" for name, theirs, ours in sorted(mismatched)]
+    if lines:
+        raise WeightsError(
+            f"{source}: wrong shapes; does config.json belong to these weights? (ignore_mismatched_sizes=True "
+            f"draws them anew, a head of other labels, say):{_listed(lines)}"
+        )
 
 
-def _check_kinds(model, kinds, source) -> None:
-    """Refuse integers for weights and anything but int32 for packed ones, which the library would cast.
+def _check_missing(model, source, missing) -> None:
+    missing = sorted(set(missing) - _new_parts(model, missing))
+    if hasattr(model, "is_quantized"):  # scales and the like may be made after loading
+        missing = [name for name in missing if name.endswith((".weight", ".bias"))]
+    if missing:
+        raise WeightsError(
+            f"{source}: weights of {type(model).__name__} are missing; is the checkpoint whole, and one of this "
+            "model? (To begin with random ones, build the model from its config and use "
+            f"load_state_dict(..., strict=False)):{_listed(missing)}"
+        )
 
-    By their dtypes in safetensors ("I32", "U8", "BOOL") or torch ("torch.int32").
-    """
+
+def _tensors_on_disk(source, options) -> dict:
+    """name -> a tensor on the meta device, for each tensor of the safetensors files that were loaded."""
+    if options.get("use_safetensors") is False:
+        return {}
+    variant = f".{options['variant']}" if options.get("variant") else ""
+    places = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")
+    hub = {name: options[name] for name in places if options.get(name)}
+    for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):  # in the library's order
+        stem, _, ending = name.rpartition(".")
+        try:
+            path = cached_file(source, f"{stem}{variant}.{ending}", **hub)
+        except OSError:  # not there, or another format than safetensors
+            continue
+        files = [path] if ending == "safetensors" else get_checkpoint_shard_files(source, path, **hub)[0]
+        return {name: tensor for file in files for name, tensor in load_state_dict(file, map_location="meta").items()}
+    return {}
+
+
+def _check_dtypes(model, source, tensors) -> None:
+    """Refuse integers for weights, and anything but int32 for 4-bit ones: the library would cast them."""
     prefix = f"{model.base_model_prefix}."
     floats = {name.removeprefix(prefix) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     layers = (name for name, module in model.named_modules() if isinstance(module, QuantizedLinear))
     packed = {f"{name.removeprefix(prefix)}.{part}" for name in layers for part in ("qweight", "qzeros")}
-    cast = sorted(
-        f"{name} is {kind}"
-        for name, kind in kinds.items()
-        if name.removeprefix(prefix) in packed and kind not in ("I32", "torch.int32")
-    )
+    cast, integers = [], []
+    for name, tensor in sorted(tensors.items()):
+        kind = getattr(tensor, "dtype", torch.float32)
+        if name.removeprefix(prefix) in packed and kind != torch.int32:
+            cast.append(f"{name} is {kind}")
+        if name.removeprefix(prefix) in floats and not (kind.is_floating_point or kind.is_complex):
+            integers.append(f"{name} is {kind}")
     if cast:
         raise WeightsError(f"{source}: packed weights that are not int32; has something cast them?{_listed(cast)}")
-    wrong = sorted(
-        f"{name} is {kind}"
-        for name, kind in kinds.items()
-        if name.removeprefix(prefix) in floats and re.match(r"(torch\.)?(u?int|bool|[IU]\d|BOOL)", kind)
-    )
-    if wrong:
+    if integers:
         raise WeightsError(
             f"{source}: integers in place of floating-point weights; was the checkpoint quantized, and its "
-            f"quantization_config lost?{_listed(wrong)}"
+            f"quantization_config lost?{_listed(integers)}"
         )
 
 
