@@ -1,51 +1,24 @@
 """Linear maps with 4-bit weights: the layout, the products, and all that a model does with them."""
 
 import copy
-import io
 import threading
 
 import pairs
 import pytest
 import torch
-from awq_layout import quantize, state_of, tensors, words
+from awq_layout import quantize, tensors, words
 from hypothesis import given
 from hypothesis import strategies as st
 from pairs import assert_close
 from peft import LoraConfig, get_peft_model
+from quantized_layers import SIZES, layer_of, low_of, pair
 from safetensors.torch import save_file
 
 import blockformer
 from blockformer.awq_linear import QuantizedLinear, dequantize, pack, unpack
 from blockformer.compat import keep_dtypes_on_disk
 
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def layer_of(outputs, inputs, group, bias=False, seed=0):
-    """A layer, and its plain twin in float32."""
-    torch.manual_seed(seed)
-    plain = torch.nn.Linear(inputs, outputs, bias=bias)
-    parts, meant = tensors(torch.randn(outputs, inputs), group)
-    layer = QuantizedLinear(inputs, outputs, bias, group)
-    layer.load_state_dict({**parts, **({"bias": plain.bias} if bias else {})})
-    with torch.no_grad():
-        plain.weight.copy_(meant)
-    return layer, plain
-
-
-def pair(family="qwen3", **settings):
-    """A model with 4-bit weights and the plain one that they mean, both ours."""
-    plain = pairs.model(family, **SIZES, **settings)
-    low, meant = state_of(plain, 32)
-    plain.load_state_dict(meant)
-    model = type(plain)(pairs.config(family, **SIZES, **settings, linear_bits=4, linear_group_size=32)).eval()
-    model.load_state_dict(low)
-    return model, plain
-
-
-def low_of(model):
-    return [module for module in model.modules() if isinstance(module, QuantizedLinear)]
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**31))
@@ -67,18 +40,14 @@ def test_the_weight_that_is_meant(group):
         assert torch.equal(dequantize(words(numbers), words(zeros), scales, dtype), exact)
 
 
-@pytest.mark.parametrize("fast", ["1", "0"])
 @pytest.mark.parametrize("group", [32, 64, 48, -1])
 @pytest.mark.parametrize("shape", [(192,), (1, 192), (2, 5, 192), (3, 40, 192), (0, 192)])
 @torch.no_grad()
-def test_one_layer(monkeypatch, fast, group, shape):
-    monkeypatch.setenv("BLOCKFORMER_FAST", fast)
+def test_one_layer(group, shape):
     for bias in (True, False):
         layer, plain = layer_of(48, 192, group, bias)
         states = torch.randn(shape)
         assert_close(layer(states), plain(states))
-        has_packed = fast == "1" and group in (32, 64) and 0 < states.numel() <= 32 * 192
-        assert (layer._packed is not None) == has_packed
 
 
 @pytest.mark.parametrize("rows", [1, 7, 32, 33])
@@ -99,10 +68,8 @@ def test_in_bfloat16_as_exact_as_a_plain_layer(rows):
 def test_under_autocast_it_computes_in_the_smaller_dtype(bias):
     layer, plain = layer_of(32, 64, 32, bias)
     states = torch.randn(3, 64)
-    blockformer.awq_linear._has_product.cache_clear()
     with torch.autocast("cpu", torch.bfloat16):
         assert layer(states).dtype == plain(states).dtype == torch.bfloat16
-    assert layer._packed is not None
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
@@ -186,56 +153,6 @@ def test_saved_and_loaded_to_the_bit_whatever_the_dtype(tmp_path, dtype):
     assert all(torch.equal(kept[name], low_of(loaded)[-1].state_dict()[name]) for name in kept)
 
 
-@torch.no_grad()
-def test_the_packed_copy_follows_the_weights():
-    layer, _ = layer_of(64, 64, 32)
-    other, plain = layer_of(64, 64, 32, seed=1)
-    states = torch.randn(2, 64)
-    layer(states)
-    layer(states.bfloat16())  # its rounded scales are not those of float32
-    layer.load_state_dict(other.state_dict())
-    pairs.assert_close(layer(states), plain(states))
-    assert copy.deepcopy(layer)._packed is None
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    assert torch.equal(torch.load(file, weights_only=False)(states), layer(states))
-    layer.to(torch.float64)
-    assert layer._packed is None
-    assert layer.scales.dtype == torch.float16
-
-
-@torch.no_grad()
-def test_the_packed_copy_follows_weights_that_come_to_lie_at_the_same_place():
-    layer = QuantizedLinear(512, 1024, False, 32)
-    states = torch.randn(2, 512)
-    for _ in range(5):
-        other = torch.randint(-(2**31), 2**31, layer.qweight.shape, dtype=torch.int32)
-        layer.qweight = None
-        layer.qweight = other.clone()
-        expected = states @ layer.dequantized(torch.float32)
-        pairs.assert_close(layer(states) / expected.abs().max(), expected / expected.abs().max())
-
-
-@pytest.mark.parametrize("fault", [AttributeError("no such product"), None])
-def test_where_pytorch_has_no_such_product_or_another_one(monkeypatch, fault):
-    def product(self, states):
-        if fault is not None:
-            raise fault
-        return torch.zeros(len(states), 16)
-
-    monkeypatch.setattr(blockformer.awq_linear._Packed, "product", product)
-    blockformer.awq_linear._has_product.cache_clear()
-    try:
-        layer, plain = layer_of(48, 192, 32)
-        with torch.no_grad():
-            states = torch.randn(2, 192)
-            pairs.assert_close(layer(states), plain(states))
-        assert layer._packed is None
-    finally:
-        blockformer.awq_linear._has_product.cache_clear()
-
-
 def test_threads_share_a_model():
     model, _ = pair()
     ids = pairs.token_ids(1, 6)
@@ -265,16 +182,6 @@ def test_compiled_exported_and_mapped():
     pairs.assert_close(torch.func.vmap(layer)(states), plain(states))
     _, tangent = torch.func.jvp(layer, (states,), (torch.ones_like(states),))
     pairs.assert_close(tangent, torch.ones_like(states) @ plain.weight.t())
-
-
-@torch.no_grad()
-def test_a_replica_for_one_call_has_no_copy_of_its_weights():
-    layer, plain = layer_of(32, 64, 32)
-    replica = layer._replicate_for_data_parallel()
-    replica._parameters = dict(layer._parameters)
-    states = torch.randn(3, 64)
-    pairs.assert_close(replica(states), plain(states))
-    assert replica._packed is None
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.int64, torch.uint8], ids=str)
@@ -318,8 +225,11 @@ def test_offloaded_to_disk(tmp_path):
     with torch.no_grad():
         pairs.assert_close(loaded(ids).logits, model(ids).logits)
     assert low_of(loaded)[-1].qweight.device.type == "meta"
-    # No copy of the weights stays behind where they are to leave.
-    assert [module._packed is not None for module in low_of(loaded)] == [True] * 7 + [False] * 7
+    # Nothing is prepared where the weights are to leave.
+    loaded.prepare_for_inference()
+    assert {type(module) for module in low_of(loaded)[7:]} == {QuantizedLinear}
+    with torch.no_grad():
+        pairs.assert_close(loaded(ids).logits, model(ids).logits)
 
 
 @pytest.mark.versions

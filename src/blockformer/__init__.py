@@ -11,6 +11,8 @@ from . import modeling_decoder, modeling_encoder, modeling_encoder_decoder
 from .configuration_decoder import BlockformerDecoderConfig
 from .configuration_encoder import BlockformerEncoderConfig
 from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
+from .engine import plug_in as _plug_in
+from .engine import prepare_for_inference, prepare_for_training
 from .modeling_decoder import (
     BlockformerDecoderForCausalLM,
     BlockformerDecoderForQuestionAnswering,
@@ -68,6 +70,8 @@ __all__ = [
     "from_official",
     "last_complete_checkpoint",
     "optimizer_groups",
+    "prepare_for_inference",
+    "prepare_for_training",
     "preset",
 ]
 
@@ -80,6 +84,9 @@ for _config, _models in (
     for _auto_class, _target in _config.auto_classes.items():
         if _auto_class != "AutoConfig":
             getattr(transformers, _auto_class).register(_config, getattr(_models, _target.rpartition(".")[2]))
+
+
+_plug_in()
 
 
 def _upload(*args, **options):

@@ -13,12 +13,30 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from .awq_linear import make_linear
 from .axes import SHARED, Part, axis, check_choice, flag
-from .joint import Joint
-from .kernels import is_bare, linear, quick_products, sdpa_attention
-from .normalization import RMSNorm, make_norm, rms_norm
+from .normalization import make_norm
 from .positions import RelativeBias, RelativeKeys, rotate
+from .unpadding import attend_unpadded
 
-# This model's own table: what is registered for all models is in it too.
+
+def sdpa_attention(module, query, key, value, attention_mask, unpadding=None, **kwargs):
+    """The library's attention function "sdpa"; of an unpadded row, for each sequence by itself.
+
+    Args:
+        query: [B, H, T, D].
+        key, value: [B, K, S, D].
+        attention_mask: as the library's; with an `unpadding` one for each sequence, or None.
+        unpadding: where the sequences of the row lie, see `unpadding.Unpadding`.
+
+    Returns:
+        The weighted values [B, T, H, D], and None for the probabilities.
+    """
+    attend = AttentionInterface()["sdpa"]
+    if unpadding is not None:
+        return attend_unpadded(attend, unpadding, module, query, key, value, attention_mask, **kwargs)
+    return attend(module, query, key, value, attention_mask, **kwargs)
+
+
+# These models' own table: what is registered for all models is in it too.
 ALL_ATTENTION_FUNCTIONS = AttentionInterface()
 ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
 
@@ -173,7 +191,6 @@ class Attention(nn.Module):
         relative = config.position_type in ("relative_key", "relative_key_query") and not is_cross_attention
         and_keys = config.position_type == "relative_key_query"
         self.relative_keys = RelativeKeys(config, and_keys) if relative else None
-        self.joint: Joint | None = None  # of the layers that `joinable` gives; set by `prepare_for_inference`
 
     def forward(
         self,
@@ -207,12 +224,9 @@ class Attention(nn.Module):
         if self.is_cross_attention:
             query, key, value = self._cross_states(hidden_states, key_value_states, past_key_values)
         else:
-            states = self._quick_states(hidden_states, position_embeddings)
-            if states is None:
-                # vLLM makes one product of these calls where they stand in this source, each once.
-                q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
-                states = self._split_states(q, k, v, position_embeddings)
-            query, key, value = states
+            # vLLM makes one product of these calls where they stand in this source, each once.
+            q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+            query, key, value = self._split_states(q, k, v, position_embeddings)
             key, value = self._with_past(key, value, past_key_values)  # [B, K, S, D]
         if self.has_relative_terms:
             attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions, unpadding)
@@ -238,7 +252,7 @@ class Attention(nn.Module):
         output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
         if probabilities is not None and len(probabilities) != len(hidden_states):
             probabilities = probabilities.unflatten(2, (-1, hidden_states.shape[1])).transpose(1, 2).flatten(0, 1)
-        return linear(self.o_proj, output), probabilities
+        return self.o_proj(output), probabilities
 
     def _own_heads(self, terms, dim: int, heads: int):
         """Of a term for each head, H along `dim`, this process's: all, but under tensor parallelism."""
@@ -253,8 +267,8 @@ class Attention(nn.Module):
         return (states if norm is None else norm(states)).transpose(1, 2)
 
     def _project_keys_values(self, states):
-        key = self._split_heads(linear(self.k_proj, states), self.k_norm)
-        return key, self._split_heads(linear(self.v_proj, states))
+        key = self._split_heads(self.k_proj(states), self.k_norm)
+        return key, self._split_heads(self.v_proj(states))
 
     def _split_states(self, query, key, value, position_embeddings):
         """Products [B, T, heads * D] -> queries [B, H, T, D], keys, values [B, K, T, D]; queries and keys rotated."""
@@ -263,43 +277,6 @@ class Attention(nn.Module):
             cos, sin = position_embeddings
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         return query, key, self._split_heads(value)
-
-    def _quick_states(self, states, position_embeddings):
-        """Queries, keys and values by quicker products than those of the layers' own, or None where there are none."""
-        if self.joint is not None:
-            product = self.joint.product(states, self.joinable())
-            if product is not None:
-                return self._split_joint(product, self.joint.sizes, position_embeddings)
-        products = quick_products(self._projections(), states)
-        if products is None:
-            return None
-        query, key, value = products
-        return self._split_states(query, key, value, position_embeddings)
-
-    def _projections(self) -> tuple[nn.Module, ...]:
-        """The layers that read the same states; none where an engine has put one layer in their place."""
-        names = ("q_proj", "k_proj", "v_proj")
-        return tuple(getattr(self, name) for name in names) if "q_proj" in self._modules else ()
-
-    def joinable(self) -> tuple[nn.Module, ...]:
-        """The layers that read the same states and may be one product; their norms are one then, too."""
-        are_plain = all(type(norm) is RMSNorm and is_bare(norm) for norm in self._norms())
-        return self._projections() if are_plain and not self.is_cross_attention else ()
-
-    def _norms(self) -> list:
-        return [] if self.q_norm is None else [self.q_norm, self.k_norm]
-
-    def _split_joint(self, product, sizes, position_embeddings):
-        """`_split_states` of one product of `sizes`; queries and keys are normalised and rotated together."""
-        counts = [size // self.head_dim for size in sizes]  # H, K, K
-        heads = self._split_heads(product)  # [B, H + 2K, T, D]
-        turned, value = heads[:, : -counts[2]], heads[:, -counts[2] :]
-        if self.q_norm is not None:
-            weights = (norm.weight.expand(count, 1, -1) for norm, count in zip(self._norms(), counts, strict=False))
-            turned = rms_norm(turned, torch.cat(list(weights)), self.config.norm_eps)
-        if position_embeddings is not None:
-            turned = rotate(turned, *position_embeddings)
-        return turned[:, : counts[0]], turned[:, counts[0] :], value
 
     def _with_past(self, key, value, past_key_values):
         if isinstance(past_key_values, EncoderDecoderCache):
@@ -311,7 +288,7 @@ class Attention(nn.Module):
 
         The n beams of a row are n * T queries then: [B * n, H, T, D] becomes [B, H, n * T, D], beside [B, K, S, D].
         """
-        query = self._split_heads(linear(self.q_proj, hidden_states), self.q_norm)
+        query = self._split_heads(self.q_proj(hidden_states), self.q_norm)
         key, value = self._cross_keys_values(key_value_states, past_key_values)
         if query.shape[0] != key.shape[0]:
             query = query.unflatten(0, (key.shape[0], -1)).transpose(1, 2).flatten(2, 3)

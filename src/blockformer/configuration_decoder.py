@@ -14,10 +14,7 @@ if TYPE_CHECKING:
     from .config_checks import check_names  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
     from .growing_cache import GrowingLayer  # noqa: F401
-    from .inference import PackedWeight  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
-    from .joint import Joint  # noqa: F401
-    from .kernels import fast_paths_enabled  # noqa: F401
     from .layer import Layer  # noqa: F401
     from .losses import token_cross_entropy  # noqa: F401
     from .modeling_decoder import BlockformerDecoderModel  # noqa: F401
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
     from .outputs import DeferredLogits  # noqa: F401
     from .positions import LearnedPositions  # noqa: F401
     from .pretrained_model import WeightsError  # noqa: F401
-    from .quantized_kernels import has_kernel  # noqa: F401
     from .stack import Stack  # noqa: F401
     from .task_heads import Pooler  # noqa: F401
     from .unpadding import Unpadding  # noqa: F401

@@ -9,8 +9,6 @@ from transformers.activations import ACT2FN
 
 from .awq_linear import make_linear
 from .axes import Part, axis, flag
-from .joint import Joint
-from .kernels import linear, quick_products
 
 
 @dataclass(eq=False, repr=False)
@@ -56,38 +54,18 @@ class FeedForward(nn.Module):
         self.dropout = config.activation_dropout
         self.float32_down_proj = config.float32_down_proj
         self.chunk_size = config.chunk_size_feed_forward
-        self.joint: Joint | None = None  # of the layers that `joinable` gives; set by `prepare_for_inference`
 
     def forward(self, hidden_states):
         if 0 < self.chunk_size < hidden_states.shape[1]:
             return torch.cat([self.forward(chunk) for chunk in hidden_states.split(self.chunk_size, dim=1)], dim=1)
         if self.gate_proj is None:
-            inner = self._plain_inner(hidden_states)
-        elif (inner := self._quick_inner(hidden_states)) is None:
-            # vLLM makes one product of these calls where they stand in this source, each once.
+            inner = self.act_fn(self.up_proj(hidden_states))
+        else:
+            # vLLM makes one product of these two calls where they stand in this source, each once.
             inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
         if self.training:
             inner = F.dropout(inner, self.dropout)
-        return linear(self.down_proj, self._fitting(inner) if self.float32_down_proj else inner)
-
-    def joinable(self) -> tuple[nn.Module, ...]:
-        """The layers that read the same states and may be one product; none where an engine has replaced them."""
-        gate = self._modules.get("gate_proj")
-        return () if gate is None else (gate, self.up_proj)
-
-    def _plain_inner(self, hidden_states):
-        return self.act_fn(linear(self.up_proj, hidden_states))
-
-    def _quick_inner(self, hidden_states):
-        """The gated inner states by quicker products than those of the layers' own, or None where there are none."""
-        layers = self.joinable()
-        product = None if self.joint is None else self.joint.product(hidden_states, layers)
-        if product is not None:
-            products = product.split(self.joint.sizes, dim=-1)
-        elif (products := quick_products(layers, hidden_states)) is None:
-            return None
-        gate, up = products
-        return self.act_fn(gate) * up
+        return self.down_proj(self._fitting(inner) if self.float32_down_proj else inner)
 
     def _fitting(self, inner):
         """In the dtype of the down projection; quantized weights see to it themselves."""

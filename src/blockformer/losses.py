@@ -4,10 +4,9 @@ N tokens with a label, C hidden size, V vocabulary.
 """
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-
-from .kernels import is_plain_linear, product_for
 
 IGNORED = -100
 # Logits that may be held at once: 128 MiB in float32.
@@ -68,7 +67,7 @@ def chunked_cross_entropy(head, states, labels, num_items_in_batch=None, label_s
     check_labels(labels, head.out_features)
     rows = max(1, MAX_LOGITS // head.out_features)
     divisor = _divisor(labels, num_items_in_batch, states.device)
-    is_plain = is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type)
+    is_plain = _is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type)
     if torch.is_grad_enabled() and is_plain and not torch.compiler.is_compiling():
         bias = head.bias if logits_bias is None else logits_bias
         return _LinearCrossEntropy.apply(states, head.weight, bias, labels, label_smoothing, rows) / divisor
@@ -84,6 +83,14 @@ def _sum_of_chunk(head, states, labels, label_smoothing, logits_bias):
     return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
 
 
+def _is_plain_linear(head) -> bool:
+    """Whether calling the head would be `F.linear` with its weights and nothing else: no wrapper, no hook."""
+    hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
+    return (
+        type(head) is nn.Linear and type(head.weight) is nn.Parameter and "forward" not in vars(head) and not any(hooks)
+    )
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Sum of the cross-entropies of a linear head's logits, `rows` tokens at a time, with its gradients.
 
@@ -97,11 +104,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_states = torch.zeros_like(states) if needs_states else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
-        total, product = torch.zeros((), device=states.device), product_for(states)
+        total = torch.zeros((), device=states.device)
         for start in range(0, len(states), rows):
             chunk, own = states[start : start + rows], labels[start : start + rows, None]
             has_label, own = own != IGNORED, own.clamp(min=0)
-            logits = product(chunk, weight, bias)  # [n, V]
+            logits = F.linear(chunk, weight, bias)  # [n, V]
             scores = logits.float()
             expected = scores.gather(-1, own)
             if label_smoothing:
@@ -117,7 +124,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             errors.masked_fill_(~has_label, 0)
             errors = errors if logits is scores else logits.copy_(errors)
             if grad_states is not None:
-                grad_states[start : start + rows] = product(errors, weight.t())
+                grad_states[start : start + rows] = errors @ weight
             if grad_weight is not None:
                 _add_product(grad_weight, errors.t(), chunk)
             if grad_bias is not None:

@@ -22,17 +22,13 @@ from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder import BlockformerEncoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .growing_cache import GrowingLayer  # noqa: F401
-from .inference import PackedLinear  # noqa: F401
 from .input_checks import check_inputs  # noqa: F401
-from .joint import Joint  # noqa: F401
-from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import share_of_items, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
 from .outputs import PreTrainingOutput, make_output
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
-from .quantized_kernels import Kernel  # noqa: F401
 from .stack import Stack
 from .task_heads import (
     LanguageModelHead,

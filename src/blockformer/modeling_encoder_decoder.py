@@ -25,17 +25,13 @@ from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .growing_cache import GrowingGenerationMixin
-from .inference import PackedLinear  # noqa: F401
 from .input_checks import check_target
-from .joint import Joint  # noqa: F401
-from .kernels import fast_paths_enabled  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, sequence_loss, span_loss
 from .normalization import RMSNorm  # noqa: F401
 from .outputs import make_output
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel  # noqa: F401
-from .quantized_kernels import Kernel  # noqa: F401
 from .stack import Stack
 from .task_heads import LanguageModelHead, head_dropout, last_token_states
 from .two_stacks import TwoStacks

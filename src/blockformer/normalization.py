@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from .axes import Part, axis, flag
-from .kernels import can_norm_in_pieces, norm_in_pieces
 
 
 @dataclass(eq=False, repr=False)
@@ -43,11 +42,6 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden_states):
-        if can_norm_in_pieces(hidden_states, self.weight):
-            return norm_in_pieces(self._norm, hidden_states)
-        return self._norm(hidden_states)
-
-    def _norm(self, hidden_states):
         return rms_norm(hidden_states, self.weight, self.eps)
 
     def extra_repr(self):

@@ -13,8 +13,6 @@ from transformers.utils.hub import get_checkpoint_shard_files
 from .attention import Attention
 from .awq_linear import QuantizedLinear
 from .compat import OutputRecorder, keep_dtypes_on_disk
-from .inference import check_stays
-from .joint import arrange_weights, drop_stale_joints, separate_weights
 from .layer import Layer
 from .positions import ComputedPositions
 
@@ -87,41 +85,6 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         number = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)
         low = (module for module in self.modules() if isinstance(module, QuantizedLinear) and not only_trainable)
         return number + sum(module.in_features * module.out_features for module in low)
-
-    def _apply(self, fn, recurse=True):
-        check_stays(self, fn)
-        super()._apply(fn, recurse)
-        drop_stale_joints(self)
-        return self
-
-    def prepare_for_inference(self, second_copy: bool = False):
-        """Make the model quicker where it only answers: weights lie as the processor multiplies them.
-
-        That is bfloat16 and 4 bits, both on a CPU; elsewhere nothing changes. Saving still writes plain tensors. No
-        gradients, adapters, casts or moves until `prepare_for_training`.
-
-        Args:
-            second_copy: hold bfloat16 weights twice: a second layout makes steps of a token, or up to four, quicker
-                still. Only `prepare_for_training` gives it up again.
-
-        Returns:
-            The model, in evaluation mode.
-        """
-        self.eval()
-        if not hasattr(self, "_trainable"):
-            self._trainable = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
-        self.requires_grad_(False)
-        arrange_weights(self, second_copy)
-        return self
-
-    def prepare_for_training(self):
-        """Undo `prepare_for_inference`: plain weights, which learn again if they did before. Returns the model."""
-        separate_weights(self)
-        trainable = self.__dict__.pop("_trainable", ())
-        for name, parameter in self.named_parameters():
-            if name in trainable:
-                parameter.requires_grad_(True)
-        return self
 
     def _upload_modified_files(self, working_dir, repo_id, files_timestamps, **options):
         """The last step of `push_to_hub`: with a card of ours, and no weight file of an earlier push left beside."""

@@ -13,7 +13,6 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
-from .kernels import fast_paths_enabled, linear
 from .losses import (
     IGNORED,
     are_many,
@@ -77,7 +76,7 @@ class LanguageModelHead(BlockformerPreTrainedModel):
 
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""
-        logits = linear(self.lm_head, self._before_head(hidden_states))
+        logits = self.lm_head(self._before_head(hidden_states))
         return logits if self.logits_bias is None else logits + self.logits_bias.to(logits.device)
 
     def logits_and_loss(self, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
@@ -92,7 +91,7 @@ class LanguageModelHead(BlockformerPreTrainedModel):
         """
         if labels is None:
             return self.logits_of(hidden_states), None
-        is_deferred = return_logits is None and self.training and fast_paths_enabled()
+        is_deferred = return_logits is None and self.training and not torch.compiler.is_compiling()
         is_deferred = is_deferred and are_many(labels.numel(), self.lm_head)
         if return_logits is not False and not is_deferred:
             logits = self.logits_of(hidden_states)

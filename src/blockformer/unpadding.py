@@ -6,10 +6,10 @@ once for each sequence. The result is that of the padded run, with zeros where t
 B batch, T padded length, N real tokens, C hidden size.
 """
 
+import itertools
+
 import torch
 from torch.nn import functional as F
-
-from .kernels import fast_paths_enabled
 
 
 class Unpadding:
@@ -68,6 +68,28 @@ class Unpadding:
         return states.split(self.lengths, dim=2)
 
 
+def attend_unpadded(attend, unpadding, module, query, key, value, masks, **kwargs):
+    """Attention of each sequence of an unpadded row to itself alone.
+
+    Args:
+        attend: an attention function, called once a sequence.
+        query: [1, H, N, D].
+        key, value: [1, K, N, D].
+        masks: one for each sequence, or None.
+
+    Returns:
+        The weighted values [1, N, H, D], and None for the probabilities.
+    """
+    states = zip(*(unpadding.split(each) for each in (query, key, value)), strict=True)
+    masks = itertools.repeat(None) if masks is None else masks
+    outputs = [
+        attend(module, *parts, mask, **kwargs)[0]
+        for parts, mask in zip(states, masks, strict=False)
+        if parts[0].shape[2]
+    ]
+    return torch.cat(outputs, dim=1), None
+
+
 def find_unpadding(config, attention_mask, position_ids):
     """The unpadding that gives the same result with less work, or None for the plain way.
 
@@ -77,7 +99,7 @@ def find_unpadding(config, attention_mask, position_ids):
         attention_mask: [B, T] of 0 and 1, or None.
         position_ids: [B, T] as the caller gave them, or None.
     """
-    if config._attn_implementation != "sdpa" or not fast_paths_enabled():
+    if config._attn_implementation != "sdpa" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
     if "sliding_attention" in config.layer_types:
         return None

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import blockformer
-from blockformer import inference, kernels
-from blockformer.inference import HalfCopy, PackedEmbedding, PackedLinear, PackedWeight
+from blockformer.engine import measure, packed
+from blockformer.engine.packed import HalfCopy, PackedEmbedding, PackedLinear, PackedWeight
 
 SIZES = {
     "vocab_size": 101,
@@ -32,8 +32,8 @@ def quicker(monkeypatch):
         PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16), 8).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
-    monkeypatch.setattr(kernels, "_verdicts", {**kernels._verdicts, "packed": True, "copy": True})
-    monkeypatch.setattr(inference, "_TABLE_ROWS", 40)
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, "packed": True, "copy": True})
+    monkeypatch.setattr(packed, "_TABLE_ROWS", 40)
 
 
 def make(name="qwen3", dtype=torch.bfloat16, **settings):
@@ -51,9 +51,7 @@ def packed_of(model):
 
 def are_copied(model):
     """Of each packed layer, whether its weight is held twice, by itself or beside others."""
-    joints = [module.joint for module in model.modules() if getattr(module, "joint", None) is not None]
-    joined = {layer for joint in joints for layer in joint.layers}
-    return [layer in joined or layer.packed.copy is not None for layer in packed_of(model)]
+    return [layer.fused is not None or layer.packed.copy is not None for layer in packed_of(model)]
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 1, 7), (3, 5, 7)])
@@ -96,7 +94,7 @@ def exactly(states, weight, bias):
 @pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
 def test_the_second_copy_has_the_same_numbers(size, bias, monkeypatch):
-    monkeypatch.setattr(inference, "_COPY_ROWS", 4)  # three parts
+    monkeypatch.setattr(packed, "_COPY_ROWS", 4)  # three parts
     torch.manual_seed(0)
     # From the largest number down to a 2^31th of it, all of them exactly; one row without any
     weight = (torch.randn(11, 7) * 2.0 ** torch.randint(-31, 1, (11, 7)) * size).bfloat16()
@@ -267,7 +265,7 @@ def test_what_is_left_as_it_is(monkeypatch):
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     assert not packed_of(make().prepare_for_inference())
     monkeypatch.delenv("BLOCKFORMER_FAST")
-    monkeypatch.setattr(kernels, "_verdicts", {"packed": False})
+    monkeypatch.setattr(measure, "_verdicts", {"packed": False})
     assert not packed_of(make().prepare_for_inference())
 
 
@@ -279,9 +277,9 @@ def test_a_packed_vocabulary_is_not_resized():
 
 
 def test_where_nothing_is_to_be_packed_nothing_is_measured(monkeypatch):
-    monkeypatch.setattr(kernels, "_verdicts", {})
-    assert inference.pack_weights(make(dtype=torch.float32)) == 0
-    assert kernels._verdicts == {}
+    monkeypatch.setattr(measure, "_verdicts", {})
+    assert packed.pack_weights(make(dtype=torch.float32)) == 0
+    assert measure._verdicts == {}
 
 
 @pytest.mark.usefixtures("copies")
@@ -291,12 +289,12 @@ def test_a_second_copy_later(monkeypatch):
     model.prepare_for_inference(second_copy=True)
     assert all(are_copied(model))
     attention = model.model.layers[0].self_attn
-    copies = attention.joint, attention.o_proj.packed.copy
+    copies = attention.q_proj.fused, attention.o_proj.packed.copy
     for second_copy in (True, False):  # makes none anew, gives none back: that is what prepare_for_training does
         model.prepare_for_inference(second_copy=second_copy)
-        assert (attention.joint, attention.o_proj.packed.copy) == copies
+        assert (attention.q_proj.fused, attention.o_proj.packed.copy) == copies
         assert all(are_copied(model))
-    monkeypatch.setitem(kernels._verdicts, "copy", False)
+    monkeypatch.setitem(measure._verdicts, "copy", False)
     again = make().prepare_for_inference(second_copy=True)
     assert packed_of(again)
     assert not any(are_copied(again))
@@ -311,26 +309,26 @@ def test_what_is_measured(monkeypatch):
         ways.append(rounds)
         return True
 
-    monkeypatch.setattr(kernels, "_verdicts", {})
-    monkeypatch.setattr(inference, "is_quicker", take)
+    monkeypatch.setattr(measure, "_verdicts", {})
+    monkeypatch.setattr(packed, "is_quicker", take)
     for _ in range(2):
         make().prepare_for_inference(second_copy=True)
     assert len(ways) == 2
-    assert kernels._verdicts == {"packed": True, "copy": True}
-    monkeypatch.setattr(kernels, "_verdicts", {"packed": True})
+    assert measure._verdicts == {"packed": True, "copy": True}
+    monkeypatch.setattr(measure, "_verdicts", {"packed": True})
     monkeypatch.setattr(HalfCopy, "product", lambda self, states, bias: 1.1 * torch.ones(1, 3072).bfloat16())
     make().prepare_for_inference(second_copy=True)
-    assert kernels._verdicts["copy"] is False
+    assert measure._verdicts["copy"] is False
 
 
 def test_without_the_private_op_nothing_is_packed(monkeypatch):
     def missing(*_):
         raise AttributeError("no such op")
 
-    monkeypatch.setattr(kernels, "_verdicts", {})
+    monkeypatch.setattr(measure, "_verdicts", {})
     monkeypatch.setattr(PackedWeight, "__init__", missing)
-    assert inference.pack_weights(make()) == 0
-    assert kernels._verdicts == {"packed": False}
+    assert packed.pack_weights(make()) == 0
+    assert measure._verdicts == {"packed": False}
 
 
 @pytest.mark.usefixtures("copies")
@@ -347,23 +345,23 @@ def test_a_lack_of_memory_is_no_missing_layout(monkeypatch):
         HalfCopy.of(torch.ones(8, 8, dtype=torch.bfloat16))
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
         make().prepare_for_inference(second_copy=True)
-    monkeypatch.setattr(kernels, "_verdicts", {"packed": True})
+    monkeypatch.setattr(measure, "_verdicts", {"packed": True})
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
-        inference.is_worth("copy")
-    assert kernels._verdicts == {"packed": True}
+        packed.is_worth("copy")
+    assert measure._verdicts == {"packed": True}
 
 
 def test_threads_measure_once(monkeypatch):
     seen = []
 
-    def measure(way):
+    def verdict(way):
         seen.append(way)
         time.sleep(0.05)
         return True
 
-    monkeypatch.setattr(kernels, "_verdicts", {})
-    monkeypatch.setattr(inference, "_can_pack", lambda: True)
-    monkeypatch.setattr(inference, "_measure", measure)
+    monkeypatch.setattr(measure, "_verdicts", {})
+    monkeypatch.setattr(packed, "_can_pack", lambda: True)
+    monkeypatch.setattr(packed, "_measure", verdict)
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(inference.is_worth, ["packed"] * 4))
+        assert all(pool.map(packed.is_worth, ["packed"] * 4))
     assert seen == ["packed"]

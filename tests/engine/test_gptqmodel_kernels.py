@@ -1,6 +1,6 @@
 """The kernels of gptqmodel for 4-bit layers: a stand-in of that package, and the package itself where it is installed.
 
-They are for CUDA devices. Here the CPU takes that role (`quantized_kernels.BACKENDS`); the package has some for it too.
+They are for CUDA devices. Here the CPU takes that role (`gptqmodel_kernels.BACKENDS`); the package has some for it too.
 """
 
 import copy
@@ -11,11 +11,12 @@ import types
 import pairs
 import pytest
 import torch
-from test_awq_linear import layer_of, low_of, pair
+from quantized_layers import low_of, prepared_pair
+from quantized_layers import prepared_of as layer_of
 
-from blockformer import quantized_kernels
 from blockformer.awq_linear import dequantize
-from blockformer.quantized_kernels import Kernel
+from blockformer.engine import gptqmodel_kernels
+from blockformer.engine.gptqmodel_kernels import Kernel
 
 LOW = (torch.bfloat16, torch.float16)
 
@@ -63,8 +64,8 @@ class StandIn(torch.nn.Module):
 @pytest.fixture
 def on_the_cpu(monkeypatch):
     """Kernels are for the CPU, and nothing is known about them."""
-    monkeypatch.setattr(quantized_kernels, "BACKENDS", {"cpu": "auto"})
-    cached = (quantized_kernels._agrees, quantized_kernels._kernel_class)
+    monkeypatch.setattr(gptqmodel_kernels, "BACKENDS", {"cpu": "auto"})
+    cached = (gptqmodel_kernels._agrees, gptqmodel_kernels._kernel_class)
     for function in cached:
         function.cache_clear()
     yield
@@ -75,7 +76,7 @@ def on_the_cpu(monkeypatch):
 @pytest.fixture
 def warnings(monkeypatch):
     said = []
-    monkeypatch.setattr(quantized_kernels.logger, "warning_once", said.append)
+    monkeypatch.setattr(gptqmodel_kernels.logger, "warning_once", said.append)
     return said
 
 
@@ -97,8 +98,16 @@ def stand_in(on_the_cpu, monkeypatch):
     return chosen
 
 
+def pair(**settings):
+    """A prepared model whose layers multiply one by one, as on a GPU, and its plain twin."""
+    model, plain = prepared_pair(**settings)
+    for layer in low_of(model):
+        layer.fused = None
+    return model, plain
+
+
 def is_by_kernel(layer):
-    return layer._packed is not None and layer._packed.kind[0] is Kernel and layer._packed.made._kernel is not None
+    return layer._copy is not None and layer._copy.kind[0] is Kernel and layer._copy.made._kernel is not None
 
 
 def assert_right(layer, plain, dtype=torch.bfloat16, shape=(2, 5)):
@@ -146,9 +155,9 @@ def test_a_kernel_is_made_anew_with_other_weights(stand_in):
     assert_right(layer, other_plain)
     assert_right(layer, other_plain, torch.float16)
     assert is_by_kernel(layer)
-    assert copy.deepcopy(layer)._packed is None
+    assert copy.deepcopy(layer)._copy is None
     layer.to(torch.float16)
-    assert layer._packed is None
+    assert layer._copy is None
     assert_right(layer, other_plain)
 
 
@@ -207,9 +216,9 @@ def test_where_no_kernel_is_asked_for(stand_in, warnings, monkeypatch):
         layer(states)
         monkeypatch.delenv("BLOCKFORMER_FAST")
         torch.compile(layer, backend="eager", fullgraph=True)(states)
-        quantized_kernels.BACKENDS.clear()
+        gptqmodel_kernels.BACKENDS.clear()
         layer(states)
-        quantized_kernels.BACKENDS["cpu"] = "auto"
+        gptqmodel_kernels.BACKENDS["cpu"] = "auto"
         layer.to("meta")(states)
     assert not stand_in.asked
     assert not warnings
@@ -255,13 +264,13 @@ def test_without_the_package(on_the_cpu, warnings):
 
 
 def test_nothing_is_imported_for_a_cpu(monkeypatch):
-    assert quantized_kernels.BACKENDS == {"cuda": "auto"}
-    quantized_kernels._agrees.cache_clear()
-    quantized_kernels._kernel_class.cache_clear()
-    monkeypatch.setattr(quantized_kernels.importlib, "import_module", None)
+    assert gptqmodel_kernels.BACKENDS == {"cuda": "auto"}
+    gptqmodel_kernels._agrees.cache_clear()
+    gptqmodel_kernels._kernel_class.cache_clear()
+    monkeypatch.setattr(gptqmodel_kernels.importlib, "import_module", None)
     layer, plain = layer_of(48, 192, 64)
     assert_right(layer, plain)
-    assert quantized_kernels._agrees.cache_info().misses == 0
+    assert gptqmodel_kernels._agrees.cache_info().misses == 0
 
 
 @pytest.mark.parametrize(
@@ -277,7 +286,7 @@ def test_nothing_is_imported_for_a_cpu(monkeypatch):
 )
 def test_a_model_by_the_package_itself(on_the_cpu, warnings, monkeypatch, backend, dtype):
     pytest.importorskip("gptqmodel", reason="gptqmodel, in an environment of its own")
-    monkeypatch.setitem(quantized_kernels.BACKENDS, "cpu", backend)
+    monkeypatch.setitem(gptqmodel_kernels.BACKENDS, "cpu", backend)
     model, twin = pair()
     model.to(dtype)
     ids, mask = pairs.left_padded(4, 60)
@@ -297,7 +306,7 @@ def test_a_model_by_the_package_itself(on_the_cpu, warnings, monkeypatch, backen
         exact = twin(text, attention_mask=torch.nn.functional.pad(mask, (0, 12), value=1)).logits[:, 59:-1]
     chosen = exact.gather(-1, text[:, 60:, None])
     assert (exact.amax(-1, keepdim=True) - chosen).max() < 0.1 * exact.std()
-    kinds = {type(layer._packed.made._kernel).__module__.partition(".")[0] for layer in low_of(model)}
+    kinds = {type(layer._copy.made._kernel).__module__.partition(".")[0] for layer in low_of(model)}
     assert kinds == {"gptqmodel"}
     assert not warnings
 
@@ -312,7 +321,7 @@ def test_a_lack_of_memory_decides_nothing(on_the_cpu, monkeypatch):
         calls.append(dtype)
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(quantized_kernels, "_make", fails)
+    monkeypatch.setattr(gptqmodel_kernels, "_make", fails)
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError):
             layer(torch.randn(1, 64).bfloat16())

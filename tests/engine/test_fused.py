@@ -9,10 +9,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import blockformer
-from blockformer import inference, joint, kernels
 from blockformer.awq_linear import QuantizedLinear
-from blockformer.inference import HalfCopy, PackedLinear
-from blockformer.joint import Joint
+from blockformer.engine import measure
+from blockformer.engine.four_bits import PreparedQuantizedLinear
+from blockformer.engine.fused import FusedProduct, can_fuse
+from blockformer.engine.packed import HalfCopy, PackedLinear, PackedWeight
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -22,25 +23,25 @@ def quicker(monkeypatch):
     """The second copy judged the quicker way, whatever this machine says of it."""
     weight = torch.ones(8, 8, dtype=torch.bfloat16)
     try:
-        inference.PackedWeight(weight, 8, second_copy=True).product(weight[:1], None)
+        PackedWeight(weight, 8, second_copy=True).product(weight[:1], None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here, or no FBGEMM")
-    monkeypatch.setattr(kernels, "_verdicts", {**kernels._verdicts, "packed": True, "copy": True})
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, "packed": True, "copy": True})
 
 
 @pytest.fixture
 def products(monkeypatch):
-    """The layers of each joint product that is made."""
+    """The layers of each fused product that is computed."""
     made: list[tuple] = []
-    product = Joint.product
+    multiply = FusedProduct._multiply
 
-    def counted(self, states, layers):
-        found = product(self, states, layers)
+    def counted(self, states):
+        found = multiply(self, states)
         if found is not None:
-            made.append(layers)
+            made.append(self.layers)
         return found
 
-    monkeypatch.setattr(Joint, "product", counted)
+    monkeypatch.setattr(FusedProduct, "_multiply", counted)
     return made
 
 
@@ -79,8 +80,8 @@ def inputs(model, shape=(2, 2)):
     return {"input_ids": ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})}
 
 
-def joints_of(model):
-    return [module.joint for module in model.modules() if getattr(module, "joint", None) is not None]
+def fused_of(model):
+    return {module.fused for module in model.modules() if getattr(module, "fused", None) is not None}
 
 
 def near(found, expected, bound):
@@ -95,7 +96,7 @@ def near(found, expected, bound):
         ("qwen3", {"num_key_value_heads": 4, "rope_parameters": None, "position_type": "learned"}, 2),
         ("qwen2", {}, 2),  # biases
         ("gpt2", {}, 1),  # no gate
-        ("gpt2", {"qk_norm": True}, 0),  # LayerNorm of queries and keys
+        ("gpt2", {"qk_norm": True}, 1),  # LayerNorm of queries and keys
         ("t5", {"gated_mlp": True, "decoder_start_token_id": 0}, 2),
         ("marian", {"decoder_start_token_id": 0}, 1),
     ],
@@ -105,7 +106,7 @@ def test_the_same_logits_from_packed_weights(name, settings, of_a_layer, product
     model, plain = packed(name, **settings)
     exact = copy.deepcopy(plain).float()
     layers = model.config.num_hidden_layers * (2 if model.config.is_encoder_decoder else 1)
-    assert len(joints_of(model)) == of_a_layer * layers
+    assert len(fused_of(model)) == of_a_layer * layers
     found, expected, truth = (each(**inputs(each)).logits for each in (model, plain, exact))
     assert len(products) == of_a_layer * layers
     # As near to float32 as the plain model is
@@ -136,13 +137,13 @@ def test_four_bits_are_held_once():
     for layer in model.model.layers:
         attention, mlp = layer.self_attn, layer.mlp
         apart = [attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj]
-        assert all(each._packed is None for each in apart)
-        assert attention.o_proj._packed is not None
+        assert all(each._copy is None for each in apart)
+        assert attention.o_proj._copy is not None
 
 
 def test_packed_weights_are_held_twice_at_most():
     model, _ = packed(tie_word_embeddings=True)
-    joined = {layer for each in joints_of(model) for layer in each.layers}
+    joined = {layer for each in fused_of(model) for layer in each.layers}
     for module in model.modules():
         if isinstance(module, PackedLinear):
             assert (module.packed.copy is None) == (module in joined)
@@ -190,7 +191,7 @@ def test_without_fast_paths(products, monkeypatch):
     with torch.no_grad():
         model(**inputs(model))
     assert not products
-    assert not joints_of(low()[0])
+    assert not fused_of(low()[0])
 
 
 @pytest.mark.parametrize("place", ["q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "gate_proj", "up_proj"])
@@ -204,18 +205,16 @@ def test_a_hook_is_asked_whenever_it_comes(place, make, products):
     handle = getattr(part, place).register_forward_hook(lambda module, args, output: seen.append(output.shape))
     model(**inputs(model))
     assert len(seen) == 1
-    assert len(products) == 2 * model.config.num_hidden_layers - 1
     handle.remove()
     model(**inputs(model))
     assert len(seen) == 1
-    assert len(products) == 4 * model.config.num_hidden_layers - 1
+    assert len(products) == 4 * model.config.num_hidden_layers
     # The same before it is prepared
     model.prepare_for_training()
-    assert not joints_of(model)
+    assert not fused_of(model)
     getattr(part, place).register_forward_hook(lambda module, args, output: seen.append(output.shape))
     model.prepare_for_inference(second_copy=True)
-    assert part.joint is None
-    assert len(joints_of(model)) == 2 * model.config.num_hidden_layers - 1
+    assert len(fused_of(model)) == 2 * model.config.num_hidden_layers - (not place.endswith("norm"))
     model(**inputs(model))
     assert len(seen) == 2
 
@@ -239,10 +238,10 @@ def test_weights_that_change_are_seen():
         each.model.layers[1].self_attn.q_norm.weight *= 1.5
         each.model.layers[2].self_attn.k_proj.qweight = plain.model.layers[0].self_attn.k_proj.qweight.clone()
     near(model(**inputs(model)).logits, plain(**inputs(plain)).logits, 1e-5)
-    assert len(joints_of(model)) == 6
-    before = {id(each) for each in joints_of(model)}
+    assert len(fused_of(model)) == 6
+    before = {id(each) for each in fused_of(model)}
     model.prepare_for_inference()
-    assert len({id(each) for each in joints_of(model)} - before) == 2  # made anew where the weights are others
+    assert len({id(each) for each in fused_of(model)} - before) == 2  # made anew where the weights are others
     near(model(**inputs(model)).logits, plain(**inputs(plain)).logits, 1e-5)
 
 
@@ -256,7 +255,7 @@ def test_a_copy_and_a_pickle(make, products):
     buffer.seek(0)
     for other in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
         attention = other.model.layers[0].self_attn
-        assert attention.joint.layers == (attention.q_proj, attention.k_proj, attention.v_proj)
+        assert attention.q_proj.fused.layers == (attention.q_proj, attention.k_proj, attention.v_proj)
         products.clear()
         assert torch.equal(other(**inputs(other)).logits, expected)
         assert len(products) == 6
@@ -266,29 +265,29 @@ def test_the_state_dict_knows_nothing_of_it():
     model, plain = low()
     assert model.state_dict().keys() == plain.state_dict().keys()
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in plain.state_dict().items())
-    assert not joints_of(model.prepare_for_training())
+    assert not fused_of(model.prepare_for_training())
 
 
-def test_what_is_not_joined():
-    some, other = (QuantizedLinear(64, 64, bias, 32) for bias in (True, False))
-    assert joint._are_joinable((other, copy.deepcopy(other)), False)
-    assert not joint._are_joinable((), True)
-    assert not joint._are_joinable((some, other), True)  # a bias in one of them
-    assert not joint._are_joinable((other, QuantizedLinear(64, 64, False, 64)), True)  # other groups
-    assert not joint._are_joinable((other, torch.nn.Linear(64, 64, bias=False)), True)
-    assert not joint._are_joinable((torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), True)
-    assert not joint._are_joinable((QuantizedLinear(48, 8, False, 16),) * 2, True)  # no product for such groups
+def test_what_is_not_fused():
+    some, other = (PreparedQuantizedLinear(64, 64, bias, 32) for bias in (True, False))
+    assert can_fuse((other, copy.deepcopy(other)), False)
+    assert not can_fuse((), True)
+    assert not can_fuse((some, other), True)  # a bias in one of them
+    assert not can_fuse((other, PreparedQuantizedLinear(64, 64, False, 64)), True)  # other groups
+    assert not can_fuse((other, torch.nn.Linear(64, 64, bias=False)), True)
+    assert not can_fuse((torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), True)
+    assert not can_fuse((PreparedQuantizedLinear(48, 8, False, 16),) * 2, True)  # no product for such groups
     meta = copy.deepcopy(other).to("meta")
-    assert not joint._are_joinable((meta, meta), True)
+    assert not can_fuse((meta, meta), True)
     visited = copy.deepcopy(other)
     visited._is_replica = True
-    assert not joint._are_joinable((visited, visited), True)
+    assert not can_fuse((visited, visited), True)
     layers = [torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16) for _ in range(2)]
     layers[1].weight.data[0, 0] = torch.inf
-    pair = tuple(PackedLinear(each, inference.PackedWeight(each.weight, 8)) for each in layers)
-    assert not joint._are_joinable(pair, True)
-    assert joint._are_joinable(pair[:1] * 2, True)
-    assert not joint._are_joinable(pair[:1] * 2, False)
+    pair = tuple(PackedLinear(each, PackedWeight(each.weight, 8)) for each in layers)
+    assert not can_fuse(pair, True)
+    assert can_fuse(pair[:1] * 2, True)
+    assert not can_fuse(pair[:1] * 2, False)
 
 
 @torch.no_grad()
@@ -315,16 +314,16 @@ def test_weights_are_held_twice_at_most_after_a_hook_too():
     model.prepare_for_training()
     handle.remove()
     model.prepare_for_inference(second_copy=True)
-    assert attention.joint is not None
+    assert fused_of(attention)
     assert attention.k_proj.packed.copy is None
 
 
 def test_moved_weights_leave_nothing_behind():
     model, _ = low()
     model.float()
-    assert len(joints_of(model)) == 6
+    assert len(fused_of(model)) == 6
     model.to("meta")
-    assert not joints_of(model)
+    assert not fused_of(model)
 
 
 @torch.no_grad()
@@ -338,7 +337,7 @@ def test_a_copy_where_the_layout_is_not_there(monkeypatch):
     model, _ = packed()
     monkeypatch.setattr(HalfCopy, "is_there", lambda: False)
     other = copy.deepcopy(model)
-    assert not joints_of(other)
+    assert not any(each.build() for each in fused_of(other))
     assert other.lm_head.packed.copy is None
     with torch.no_grad():
         near(other(**inputs(other)).logits, model(**inputs(model)).logits, 0.05)

@@ -1,16 +1,24 @@
 """Fast paths give what the plain ways give, over shapes, strides, dtypes and masks."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import assert_close, model, token_ids
+from pairs import assert_close, assert_gradients_close, model, token_ids
 from torch import nn
 from transformers import AttentionInterface
 
-from blockformer import attention, inference, joint, kernels, quantized_linear
+import blockformer
+from blockformer import attention
 from blockformer.attention import eager_attention_forward
-from blockformer.kernels import attend_grouped, can_attend_grouped, linear
+from blockformer.engine import attention as quick_attention
+from blockformer.engine import four_bits, fused, measure, norm, packed
+from blockformer.engine import linear as quick_linear
+from blockformer.engine.attention import attend_grouped, can_attend_grouped
+from blockformer.engine.linear import QuickLinear
+from blockformer.engine.norm import PiecewiseRMSNorm
 from blockformer.normalization import RMSNorm
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float64: 1e-6}
@@ -64,8 +72,8 @@ def test_causal_attention_in_blocks(batch, kv_heads, groups, length, block, is_v
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     visible = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_BLOCK", block)
-        fast = kernels.attend_in_blocks(query, key, value, 0.3)
+        patch.setattr(quick_attention, "_BLOCK", block)
+        fast = quick_attention.attend_in_blocks(query, key, value, 0.3)
     plain, _ = eager_attention_forward(nn.Module().eval(), query, key, value, visible, 0.3)
     assert_close(fast, plain, tolerance=1e-6)
 
@@ -73,7 +81,7 @@ def test_causal_attention_in_blocks(batch, kv_heads, groups, length, block, is_v
 def test_when_blocks_are_taken(monkeypatch):
     def can(length=300, keys=300, dtype=torch.bfloat16, mask=None, causal=True, dropout=0.0, kwargs=None, device="cpu"):
         query, key, value = (torch.empty(1, 2, n, 4, dtype=dtype, device=device) for n in (length, keys, keys))
-        return kernels.can_attend_in_blocks(query, key, value, mask, causal, dropout, kwargs or {})
+        return quick_attention.can_attend_in_blocks(query, key, value, mask, causal, dropout, kwargs or {})
 
     assert can()
     assert not can(length=200, keys=200)
@@ -87,9 +95,9 @@ def test_when_blocks_are_taken(monkeypatch):
     for learner in range(3):
         states = [torch.empty(1, 2, 300, 4, dtype=torch.bfloat16) for _ in range(3)]
         states[learner].requires_grad_()
-        assert not kernels.can_attend_in_blocks(*states, None, True, 0.0, {})
+        assert not quick_attention.can_attend_in_blocks(*states, None, True, 0.0, {})
         with torch.no_grad():
-            assert kernels.can_attend_in_blocks(*states, None, True, 0.0, {})
+            assert quick_attention.can_attend_in_blocks(*states, None, True, 0.0, {})
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     assert not can()
 
@@ -100,8 +108,8 @@ def test_a_long_prompt_in_bfloat16(monkeypatch):
     ours, ids = model("qwen3", max_position_embeddings=512), token_ids(2, 300)
     exact, ours = ours(ids).logits.argmax(-1), ours.bfloat16()
     calls = []
-    attend = kernels.attend_in_blocks
-    monkeypatch.setattr(kernels, "attend_in_blocks", lambda *args: calls.append(1) or attend(*args))
+    attend = quick_attention.attend_in_blocks
+    monkeypatch.setattr(quick_attention, "attend_in_blocks", lambda *args: calls.append(1) or attend(*args))
     fast = (ours(ids).logits.argmax(-1) == exact).float().mean()
     assert len(calls) == ours.config.num_hidden_layers
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
@@ -112,16 +120,18 @@ def test_a_long_prompt_in_bfloat16(monkeypatch):
 @pytest.mark.parametrize("shape", [(5, 7, 16), (1, 33, 2, 16), (40, 16)])
 @torch.no_grad()
 def test_norm_in_pieces_has_the_same_bits(dtype, shape, monkeypatch):
-    monkeypatch.setattr(kernels, "_PIECE", 50)
-    norm, states = RMSNorm(16, 1e-6).to(dtype), torch.randn(shape, dtype=dtype)
-    norm.weight.normal_()
-    assert kernels.can_norm_in_pieces(states, norm.weight)
-    assert torch.equal(norm(states), norm._norm(states))
-    assert not kernels.can_norm_in_pieces(torch.randn(16, 60, dtype=dtype).t(), norm.weight)
-    assert not kernels.can_norm_in_pieces(states.double(), norm.weight)
-    assert not kernels.can_norm_in_pieces(states[:1, :1], norm.weight)
+    monkeypatch.setattr(norm, "_PIECE", 50)
+    plain, states = RMSNorm(16, 1e-6).to(dtype), torch.randn(shape, dtype=dtype)
+    plain.weight.normal_()
+    quick = copy.deepcopy(plain)
+    quick.__class__ = PiecewiseRMSNorm
+    assert quick._takes(states)
+    assert torch.equal(quick(states), plain(states))
+    assert not quick._takes(torch.randn(16, 60, dtype=dtype).t())
+    assert not quick._takes(states.double())
+    assert not quick._takes(states[:1, :1])
     with torch.enable_grad():
-        assert not kernels.can_norm_in_pieces(states, norm.weight)
+        assert not quick._takes(states)
 
 
 def test_when_it_is_taken(monkeypatch):
@@ -151,7 +161,21 @@ def quicker(monkeypatch):
         torch.ops.mkldnn._linear_pointwise(torch.ones(2, 3), torch.ones(4, 3), None, "none", [], "")
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no oneDNN linear")
-    monkeypatch.setattr(kernels, "_verdicts", {"onednn": True})
+    monkeypatch.setattr(measure, "_verdicts", {"onednn": True})
+
+
+def linear(layer, states):
+    """The product of a layer of the same weights in a prepared model."""
+    kind = layer.__class__
+    layer.__class__ = QuickLinear if kind is nn.Linear else kind
+    try:
+        return layer(states)
+    finally:
+        layer.__class__ = kind
+
+
+def is_onednn(product):
+    return type(product.grad_fn).__name__ == "_ProductBackward"
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -162,7 +186,7 @@ def test_linear_and_its_gradients(quicker, shape, bias, strided):
     states = torch.randn(*shape[:-1], 14)[..., ::2] if strided else torch.randn(*shape)
     states.requires_grad_()
     outputs = [linear(layer, states), layer(states)]
-    assert "OneDnn" in type(outputs[0].grad_fn).__name__
+    assert is_onednn(outputs[0])
     assert_close(*outputs)
     gradients = [torch.autograd.grad(y.square().sum(), [states, *layer.parameters()]) for y in outputs]
     for one, other in zip(*gradients, strict=True):
@@ -174,9 +198,9 @@ def test_linear_and_its_gradients(quicker, shape, bias, strided):
 
 def test_it_is_off_without_fast_paths(quicker, monkeypatch):
     layer, states = nn.Linear(7, 11), torch.randn(3, 7)
-    assert "OneDnn" in type(linear(layer, states).grad_fn).__name__
+    assert is_onednn(linear(layer, states))
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
-    assert "OneDnn" not in type(linear(layer, states).grad_fn).__name__
+    assert not is_onednn(linear(layer, states))
 
 
 def test_gradient_of_the_gradient(quicker):
@@ -199,61 +223,68 @@ def test_only_what_is_needed_is_computed(quicker, frozen):
     assert (layer.weight.grad is None) == (frozen == "weight")
 
 
-def test_several_layers_by_the_quicker_product_or_none(quicker):
-    layers, states = [nn.Linear(7, size) for size in (3, 5)], torch.randn(2, 4, 7)
-    for product, layer in zip(kernels.quick_products(layers, states), layers, strict=True):
-        assert "OneDnn" in type(product.grad_fn).__name__
-        assert_close(product, layer(states))
-    layers[1].register_forward_hook(lambda module, inputs, output: output)
-    assert kernels.quick_products(layers, states) is None
-    assert kernels.quick_products((), states) is None
-    assert kernels.quick_products(layers[:1], states.double()) is None
-
-
 @torch.no_grad()
 def test_other_models_keep_the_attention_of_the_library():
     query, key = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 5, 8)
     library = AttentionInterface()["sdpa"]
-    assert library is not kernels.sdpa_attention
-    assert attention.ALL_ATTENTION_FUNCTIONS["sdpa"] is kernels.sdpa_attention
+    assert library is not quick_attention.sdpa_attention
+    assert attention.ALL_ATTENTION_FUNCTIONS["sdpa"] is quick_attention.sdpa_attention
     assert attention.ALL_ATTENTION_FUNCTIONS["flex_attention"] is AttentionInterface()["flex_attention"]
     ours = model("qwen3").model.layers[0].self_attn
-    outputs = [attend(ours, query, key, key, None, scaling=0.3)[0] for attend in (kernels.sdpa_attention, library)]
+    outputs = [
+        attend(ours, query, key, key, None, scaling=0.3)[0] for attend in (quick_attention.sdpa_attention, library)
+    ]
     assert_close(*outputs)
 
 
-def plain_cases():
-    def wrapped():
-        class Wrapped(nn.Linear):
-            pass
-
-        return Wrapped(4, 3), torch.randn(2, 4)
-
-    def hooked():
-        layer = nn.Linear(4, 3)
-        layer.register_forward_hook(lambda module, inputs, output: output + 1)
-        return layer, torch.randn(2, 4)
-
-    def replaced():
-        layer = nn.Linear(4, 3)
-        layer.forward = lambda states: states[..., :3]
-        return layer, torch.randn(2, 4)
-
-    yield "a subclass", *wrapped()
-    yield "a hook", *hooked()
-    yield "another forward", *replaced()
-    yield "bfloat16", nn.Linear(4, 3, dtype=torch.bfloat16), torch.randn(2, 4, dtype=torch.bfloat16)
-    yield "float64", nn.Linear(4, 3, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
-    yield "meta", nn.Linear(4, 3, device="meta"), torch.randn(2, 4, device="meta")
-    yield "nothing", nn.Linear(4, 3), torch.randn(0, 4)
-
-
-@pytest.mark.parametrize(("layer", "states"), [pytest.param(*case[1:], id=case[0]) for case in plain_cases()])
-def test_layers_that_are_called_as_they_are(quicker, layer, states):
+@pytest.mark.parametrize(
+    ("dtype", "device", "rows"),
+    [("bfloat16", "cpu", 2), ("float64", "cpu", 2), ("float32", "meta", 2), ("float32", "cpu", 0)],
+)
+def test_products_that_stay_pytorchs_own(quicker, dtype, device, rows):
+    layer = nn.Linear(4, 3, dtype=getattr(torch, dtype), device=device)
+    states = torch.randn(rows, 4, device=device).to(layer.weight.dtype)
     output = linear(layer, states)
-    assert output.shape == (*states.shape[:-1], 3)
-    if output.device.type != "meta":
+    assert output.shape == (rows, 3)
+    assert not is_onednn(output)
+    if device != "meta":
         assert torch.equal(output, layer(states))
+
+
+@torch.no_grad()
+def test_which_layers_a_prepared_model_multiplies_so(quicker):
+    ours = model("qwen3")
+    hooked, replaced, other = list(ours.model.layers[0].mlp.children())[:3]
+    handle = hooked.register_forward_hook(lambda module, inputs, output: output)
+    replaced.forward = replaced.forward
+    ours.prepare_for_inference()
+    kinds = {type(module) for module in ours.modules() if isinstance(module, nn.Linear)}
+    assert kinds == {nn.Linear, QuickLinear}
+    assert type(hooked) is type(replaced) is nn.Linear
+    assert type(other) is type(ours.lm_head) is QuickLinear
+    handle.remove()
+    ours.prepare_for_training()
+    assert type(hooked) is QuickLinear
+    assert type(ours.lm_head) is nn.Linear
+
+
+def test_a_training_step_is_that_of_the_plain_model(quicker):
+    ours, ids = model("qwen3").train(), token_ids(2, 20)
+    plain = copy.deepcopy(ours)
+    blockformer.prepare_for_training(ours)
+    for each in (ours, plain):
+        each(ids, labels=ids).loss.backward()
+    assert type(ours.model.layers[0].self_attn.q_proj) is QuickLinear
+    gradients = [{name: each.grad for name, each in part.named_parameters()} for part in (ours, plain)]
+    assert_gradients_close(*gradients)
+
+
+def test_models_of_other_code_are_refused():
+    with pytest.raises(TypeError, match="not a Blockformer model"):
+        blockformer.prepare_for_inference(nn.Linear(2, 2))
+    other = type("BlockformerDecoderModel", (nn.Module,), {"config": model("qwen3").config})()
+    with pytest.raises(TypeError, match="import blockformer before you load"):
+        blockformer.prepare_for_training(other)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -263,10 +294,10 @@ def test_layers_that_are_called_as_they_are(quicker, layer, states):
 )
 @torch.no_grad()
 def test_many_rows_of_float16(monkeypatch, bias, onednn, shape, is_widened):
-    widened, used = kernels._widened, []
-    monkeypatch.setattr(kernels, "_widened", lambda *args: used.append(args) or widened(*args))
-    monkeypatch.setattr(kernels, "_verdicts", {"onednn": onednn, "widened": True})
-    monkeypatch.setattr(kernels, "_WIDENED", 4 * 7)  # parts of 4, 4 and 3 outputs
+    widened, used = quick_linear._widened, []
+    monkeypatch.setattr(quick_linear, "_widened", lambda *args: used.append(args) or widened(*args))
+    monkeypatch.setattr(measure, "_verdicts", {"onednn": onednn, "widened": True})
+    monkeypatch.setattr(quick_linear, "_WIDENED", 4 * 7)  # parts of 4, 4 and 3 outputs
     layer, states = nn.Linear(7, 11, bias=bias).half(), torch.randn(shape).half()
     exact = nn.functional.linear(states.double(), layer.weight.double(), layer.bias.double() if bias else None)
     found = linear(layer, states)
@@ -276,9 +307,9 @@ def test_many_rows_of_float16(monkeypatch, bias, onednn, shape, is_widened):
     used.clear()
     with torch.enable_grad():
         assert linear(layer, states).requires_grad
-    monkeypatch.setitem(kernels._verdicts, "widened", False)
+    monkeypatch.setitem(measure._verdicts, "widened", False)
     linear(layer, states)
-    monkeypatch.setattr(kernels, "_verdicts", {"onednn": onednn, "widened": True})
+    monkeypatch.setattr(measure, "_verdicts", {"onednn": onednn, "widened": True})
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     linear(layer, states)
     assert not used
@@ -299,22 +330,22 @@ def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
     def missing(*_):
         raise AttributeError("no such op")
 
-    monkeypatch.setattr(kernels, "_verdicts", {})
-    monkeypatch.setattr(kernels, "_onednn", missing)
+    monkeypatch.setattr(measure, "_verdicts", {})
+    monkeypatch.setattr(quick_linear, "_onednn", missing)
     layer, states = nn.Linear(4, 3), torch.randn(2, 4)
     assert torch.equal(linear(layer, states), layer(states))
-    assert kernels._verdicts == {"onednn": False}
+    assert measure._verdicts == {"onednn": False}
 
 
 @torch.no_grad()
 def test_measuring_leaves_the_random_state_alone(monkeypatch):
-    monkeypatch.setattr(kernels, "_verdicts", {})
+    monkeypatch.setattr(measure, "_verdicts", {})
     before = torch.get_rng_state()
     for dtype in (torch.float16, torch.float32):  # the first one asks for the other
         linear(nn.utils.skip_init(nn.Linear, 4, 3, dtype=dtype), torch.ones(8, 4, dtype=dtype))
     for way in ("packed", "copy"):
-        inference.is_worth(way)
-    assert kernels._verdicts.keys() == {"onednn", "widened", "packed", "copy"}
+        packed.is_worth(way)
+    assert measure._verdicts.keys() == {"onednn", "widened", "packed", "copy"}
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -324,9 +355,9 @@ def test_the_switch_comes_before_private_interfaces(monkeypatch):
     def gone():
         raise AttributeError("no such thing in this PyTorch")
 
-    for module in (kernels, quantized_linear, joint):
+    for module in (quick_linear, four_bits, fused):
         monkeypatch.setattr(module, "is_transformed", gone)
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     layer, states = nn.Linear(64, 32), torch.randn(2, 64)
     assert torch.equal(linear(layer, states), layer(states))
-    assert quantized_linear.QuantizedLinear(64, 32, False, 64)(states).shape == (2, 32)
+    assert four_bits.PreparedQuantizedLinear(64, 32, False, 64)(states).shape == (2, 32)

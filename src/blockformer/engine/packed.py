@@ -1,4 +1,4 @@
-"""Weights in the layout that oneDNN multiplies quickest, for models that only answer and no longer learn.
+"""Bfloat16 weights in the layout that oneDNN multiplies quickest, for models that only answer and do not learn.
 
 I inputs and O outputs of a linear layer; of one that is tied to an embedding, O is the vocabulary.
 """
@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .kernels import fast_paths_enabled, is_measured, is_plain_linear, is_quicker
+from .linear import is_plain_linear
+from .measure import is_enabled, is_measured, is_quicker, random_matrix
 
 # Rows of an embedding that lie together: so many are unpacked to look one up.
 _TABLE_ROWS = 2048
@@ -32,7 +33,7 @@ class PackedWeight:
 
     def product(self, states, bias):
         """[..., I] -> [..., O]."""
-        if self.copy is not None and self.copy.takes(states) and fast_paths_enabled():
+        if self.copy is not None and self.copy.takes(states) and is_enabled():
             return self.copy.product(states, bias)
         multiply = torch.ops.mkldnn._linear_pointwise
         if len(self.parts) == 1:
@@ -118,8 +119,8 @@ class HalfCopy:
         return (product if bias is None else product + bias).to(torch.bfloat16)
 
 
-class _Packed(nn.Module):
-    """Stands for a module while its weight is packed. No gradients; a state dict holds the plain weight."""
+class PackedModule(nn.Module):
+    """Stands in for a module while its weight is packed. No gradients; a state dict holds the plain weight."""
 
     def __init__(self, module, packed: PackedWeight):
         super().__init__()
@@ -151,8 +152,12 @@ class _Packed(nn.Module):
         error_msgs.append(f"{prefix}weight is prepared for inference: call prepare_for_training() before loading.")
 
 
-class PackedLinear(_Packed):
+class PackedLinear(PackedModule):
     """`nn.Linear` with a packed weight. [..., I] -> [..., O]."""
+
+    def __init__(self, module, packed: PackedWeight):
+        super().__init__(module, packed)
+        self.fused = None  # with the layers that read the same states, see `fused.FusedProduct`
 
     @property
     def out_features(self) -> int:
@@ -160,32 +165,15 @@ class PackedLinear(_Packed):
         return self.packed.num_rows
 
     def forward(self, states):
-        return self.packed.product(states, self.bias)
+        product = self.fused.part(self, states) if self.fused is not None and is_enabled() else None
+        return self.packed.product(states, self.bias) if product is None else product
 
 
-class PackedEmbedding(_Packed):
+class PackedEmbedding(PackedModule):
     """`nn.Embedding` with a packed weight, that of the head. int [...] -> [..., I]."""
 
     def forward(self, input_ids):
         return self.packed.look_up(input_ids.flatten()).view(*input_ids.shape, -1)
-
-
-def check_stays(model: nn.Module, fn) -> None:
-    """Refuse, before any of it is changed, to cast or move a model with packed layers.
-
-    Args:
-        fn: what `nn.Module._apply` is to do to each tensor.
-
-    Raises:
-        RuntimeError: it changes the dtype or the device.
-    """
-    if any(isinstance(module, _Packed) for module in model.modules()):
-        changed = fn(torch.empty(0, dtype=torch.bfloat16, device="cpu"))
-        if changed.dtype is not torch.bfloat16 or changed.device.type != "cpu":
-            raise RuntimeError(
-                "the model is prepared for inference in bfloat16 on the CPU: call prepare_for_training() before it is "
-                "moved or cast."
-            )
 
 
 def pack_weights(model: nn.Module) -> int:
@@ -195,7 +183,7 @@ def pack_weights(model: nn.Module) -> int:
     where the processor gains nothing.
     """
     places = [owners for owners in _owners_of_weights(model) if _are_packable([module for _, _, module in owners])]
-    if not places or not fast_paths_enabled() or not is_worth("packed"):
+    if not places or not is_enabled() or not is_worth("packed"):
         return 0
     for owners in places:
         modules = {module for _, _, module in owners}
@@ -214,7 +202,7 @@ def pack_weights(model: nn.Module) -> int:
 
 def packed_weights(model: nn.Module) -> set[PackedWeight]:
     """Those of all packed layers."""
-    return {module.packed for module in model.modules() if isinstance(module, _Packed)}
+    return {module.packed for module in model.modules() if isinstance(module, PackedModule)}
 
 
 def unpack_weights(model: nn.Module) -> None:
@@ -222,7 +210,7 @@ def unpack_weights(model: nn.Module) -> None:
     weights: dict[PackedWeight, nn.Parameter] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, _Packed):
+            if isinstance(child, PackedModule):
                 if child.packed not in weights:
                     weights[child.packed] = nn.Parameter(child.packed.dense(), requires_grad=False)
                 setattr(parent, name, child.unpack(weights[child.packed]))
@@ -271,11 +259,8 @@ def _can_pack() -> bool:
 
 @torch.no_grad()
 def _measure(way: str) -> bool:
-    generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
-    with torch.device("cpu"):
-        weight = torch.randn(3072, 1024, generator=generator).bfloat16()
-        weights = [weight.clone() for _ in range(16)]  # 96 MiB
-        states = torch.randn(1, 1024, generator=generator).bfloat16()
+    weight, states = random_matrix(3072, 1024).bfloat16(), random_matrix(1, 1024).bfloat16()
+    weights = [weight.clone() for _ in range(16)]  # 96 MiB
 
     def plain():
         return [F.linear(states, weight) for weight in weights]

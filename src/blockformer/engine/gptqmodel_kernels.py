@@ -1,6 +1,6 @@
 """Products of 4-bit weights by the kernels of the package gptqmodel, where it is installed and a layer lies on a GPU.
 
-No line here imports the package: it is asked for by name when such a layer first multiplies, so no repo requires it.
+No line here imports the package: it is asked for by name when such a layer first multiplies.
 
 I inputs and O outputs of a layer, R rows of states.
 """

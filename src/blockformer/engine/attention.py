@@ -1,0 +1,126 @@
+"""Attention on the CPU by fewer and larger products, beside the library's "sdpa", which defines the result.
+
+B batch, T query length, S key length, H heads, K key/value heads, D head size.
+"""
+
+import torch
+from torch.nn import functional as F
+
+from ..attention import Attention
+from ..attention import sdpa_attention as plain
+from ..normalization import RMSNorm, rms_norm
+from ..positions import rotate
+from ..unpadding import attend_unpadded
+from .linear import is_bare
+from .measure import is_enabled
+
+
+def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, unpadding=None, **kwargs):
+    """`attention.sdpa_attention`, or what is quicker on a CPU for these inputs and gives the same.
+
+    Shapes: query [B, H, T, D]; key, value [B, K, S, D] -> [B, T, H, D], and None for the probabilities.
+    """
+    if unpadding is not None:
+        parts = (module, query, key, value, attention_mask)
+        return attend_unpadded(sdpa_attention, unpadding, *parts, scaling=scaling, dropout=dropout, **kwargs)
+    if can_attend_grouped(query, key, kwargs):
+        return attend_grouped(query, key, value, attention_mask, scaling, dropout), None
+    if can_attend_in_blocks(query, key, value, attention_mask, module.is_causal, dropout, kwargs):
+        return attend_in_blocks(query, key, value, scaling), None
+    return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+
+
+def can_attend_grouped(query, key, kwargs: dict) -> bool:
+    """Whether `attend_grouped` takes these: one query token on the CPU whose heads share keys, and no paged cache."""
+    is_grouped = query.shape[2] == 1 and query.shape[1] > key.shape[1]
+    return is_grouped and query.device.type == "cpu" and kwargs.get("cache") is None and is_enabled()
+
+
+def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: float):
+    """Scaled dot-product attention of one query token, with the heads that share a key as its queries.
+
+    The same as repeating keys and values for each head, without reading them once a head.
+
+    Args:
+        query: [B, H, 1, D].
+        key, value: [B, K, S, D].
+        attention_mask: additive or boolean [1 or B, 1 or H, 1, S], or None.
+
+    Returns:
+        [B, 1, H, D].
+    """
+    batch, heads, _, size = query.shape
+    folded = query.reshape(batch, key.shape[1], -1, size)  # [B, K, H / K, D]
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., : key.shape[2]]
+        if attention_mask.shape[1] > 1:
+            attention_mask = attention_mask.reshape(attention_mask.shape[0], key.shape[1], -1, key.shape[2])
+    output = F.scaled_dot_product_attention(folded, key, value, attention_mask, dropout, scale=scaling)
+    return output.reshape(batch, 1, heads, size)
+
+
+# Queries of one block, and the shortest text that is cut into such blocks.
+_BLOCK, _LEAST_LENGTH = 128, 256
+
+
+def can_attend_in_blocks(query, key, value, attention_mask, is_causal: bool, dropout: float, kwargs: dict) -> bool:
+    """Whether `attend_in_blocks` takes these: a whole long text in bfloat16 on the CPU, with nothing to learn."""
+    is_whole = is_causal and attention_mask is None and query.shape[2] == key.shape[2] >= _LEAST_LENGTH
+    if not is_whole or query.dtype is not torch.bfloat16 or query.device.type != "cpu" or dropout:
+        return False
+    learns = torch.is_grad_enabled() and any(states.requires_grad for states in (query, key, value))
+    return not learns and kwargs.get("cache") is None and is_enabled()
+
+
+def attend_in_blocks(query, key, value, scaling: float):
+    """Causal scaled dot-product attention, some queries at a time with the keys that they see, as plain products.
+
+    Half of all scores are never computed, and the products of bfloat16 run at the processor's full speed, as those of
+    PyTorch's flash attention do not.
+
+    Args:
+        query: [B, H, T, D].
+        key, value: [B, K, T, D].
+
+    Returns:
+        [B, T, H, D].
+    """
+    batch, heads, length, size = query.shape
+    rows = batch * key.shape[1]  # B * K; the H / K heads of a key are more queries
+    keys, values = key.reshape(rows, length, size).transpose(1, 2), value.reshape(rows, length, size)
+    future = torch.ones(_BLOCK, _BLOCK, dtype=torch.bool, device=query.device).triu(1)
+    output, zero = query.new_empty(batch, length, heads, size), query.new_zeros(())
+    for start in range(0, length, _BLOCK):
+        stop = min(start + _BLOCK, length)
+        block = stop - start
+        folded = query[:, :, start:stop].reshape(rows, -1, size)  # [B * K, H / K * block, D]
+        scores = torch.baddbmm(zero, folded, keys[:, :, :stop], beta=0, alpha=scaling)
+        scores.view(rows, -1, block, stop)[..., start:].masked_fill_(future[:block, :block], -torch.inf)
+        weighted = torch.bmm(scores.softmax(-1), values[:, :stop]).view(batch, heads, block, size)
+        output[:, start:stop] = weighted.transpose(1, 2)
+    return output
+
+
+class FusedAttention(Attention):
+    """`Attention` whose queries, keys and values may come as one product: then their norms and rotations are one too.
+
+    Put in by changing the class of an `Attention` whose projections are `fused`, and taken out so.
+    """
+
+    def _split_states(self, query, key, value, position_embeddings):
+        fused = getattr(self.q_proj, "fused", None)
+        product = None if fused is None else fused.whole(query, key, value)
+        if product is None or not all(type(norm) is RMSNorm and is_bare(norm) for norm in self._norms()):
+            return super()._split_states(query, key, value, position_embeddings)
+        counts = [size // self.head_dim for size in fused.sizes]  # H, K, K
+        heads = self._split_heads(product)  # [B, H + 2K, T, D]
+        turned, values = heads[:, : -counts[2]], heads[:, -counts[2] :]
+        if self.q_norm is not None:
+            weights = [norm.weight.expand(count, 1, -1) for norm, count in zip(self._norms(), counts, strict=False)]
+            turned = rms_norm(turned, torch.cat(weights), self.q_norm.eps)
+        if position_embeddings is not None:
+            turned = rotate(turned, *position_embeddings)
+        return turned[:, : counts[0]], turned[:, counts[0] :], values
+
+    def _norms(self) -> list:
+        return [] if self.q_norm is None else [self.q_norm, self.k_norm]

@@ -1,0 +1,189 @@
+"""4-bit weights in the layouts that quicker products read: PyTorch's on a CPU, gptqmodel's kernels on a GPU.
+
+I inputs and O outputs of a layer, G inputs of a group that share a scale and a zero point.
+"""
+
+import functools
+import threading
+from typing import Any
+
+import torch
+
+from ..awq_linear import QuantizedLinear, pack, unpack
+from .gptqmodel_kernels import Kernel, has_kernel
+from .linear import is_transformed
+from .measure import is_enabled
+
+# So many rows are multiplied by the packed weights; for more it is quicker to make plain ones of them first.
+_MOST_ROWS = 32
+# What PyTorch's 4-bit product takes.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_lock = threading.Lock()
+
+
+class PreparedQuantizedLinear(QuantizedLinear):
+    """`QuantizedLinear` by quicker products. Put in by changing the class of such a layer, and taken out so.
+
+    A second copy of the integers is made at the first call that can use it: on a CPU with few rows, in the layout that
+    PyTorch's 4-bit product reads; on a GPU, as a kernel of gptqmodel reads them, where that package is installed.
+
+    Shapes: [..., I] -> [..., O].
+    """
+
+    fused: Any = None  # with the layers that read the same states, see `fused.FusedProduct`
+    _copy: Any = None
+
+    def forward(self, states):
+        if not is_enabled() or is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
+            return super().forward(states)
+        if torch.is_autocast_enabled(states.device.type):
+            states = states.to(torch.get_autocast_dtype(states.device.type))
+        product = None if self.fused is None else self.fused.part(self, states)
+        if product is not None:
+            return product
+        product = self._quick_product(states)
+        if product is None:
+            return self.plain_product(states)
+        return product if self.bias is None else product + self.bias.to(product.dtype)
+
+    def _quick_product(self, states):
+        """The product by a second copy of the weights, without the bias; None where there is none."""
+        kind: tuple
+        if _is_visiting(self):
+            return None
+        if has_kernel(self, states):
+            kind = (Kernel, states.dtype)
+        elif self._is_for_packed(states):
+            kind = (_Packed,)
+        else:
+            return None
+        copy = self._copy
+        if copy is None or not copy.is_of((self,), kind):
+            with _lock:
+                if self._copy is None or not self._copy.is_of((self,), kind):
+                    self._copy = _Copy((self,), kind)
+                copy = self._copy
+        return copy.made.product(states)
+
+    def _is_for_packed(self, states) -> bool:
+        rows = states.numel() // self.in_features
+        is_on_cpu = states.device.type == self.qweight.device.type == "cpu" and states.dtype in _DTYPES
+        return is_on_cpu and 0 < rows <= _MOST_ROWS and _has_product(self.group_size, self.out_features)
+
+    def _apply(self, fn, recurse=True):
+        self._copy = None
+        super()._apply(fn, recurse)
+        if self.fused is not None and not self.fused.is_current():
+            self.fused = None
+        return self
+
+    def __getstate__(self):
+        return {**self.__dict__, "_copy": None}
+
+
+class _Copy:
+    """Weights of layers a second time, as a quicker product reads them.
+
+    Args:
+        layers: one, or several of the same inputs whose products are to be one.
+        kind: a class of such products, and what its instances are made of besides the layers.
+    """
+
+    def __init__(self, layers: tuple[QuantizedLinear, ...], kind: tuple):
+        self.kind, self.identities = kind, [_identity(layer) for layer in layers]
+        # Held, so that no other tensor takes their place.
+        self.sources = [(layer.qweight, layer.qzeros, layer.scales) for layer in layers]
+        self.made = kind[0](*layers, *kind[1:])
+
+    def is_of(self, layers: tuple[QuantizedLinear, ...], kind: tuple) -> bool:
+        """Whether it is of this kind, and the layers' integers are still those that it was made of."""
+        return self.kind == kind and self.identities == [_identity(layer) for layer in layers]
+
+
+def _identity(layer) -> list:
+    tensors = (layer.qweight, layer.qzeros, layer.scales)
+    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
+
+
+def _is_visiting(layer) -> bool:
+    """Whether the weights are resident only during a call: accelerate's offloading, DataParallel.
+
+    A copy of them would be made at every call, and stay behind.
+    """
+    own = vars(layer)
+    hook = own.get("_hf_hook")
+    return "_is_replica" in own or any(getattr(each, "offload", False) for each in getattr(hook, "hooks", [hook]))
+
+
+class _Packed:
+    """The weights of layers, one after the other, as PyTorch's 4-bit product on a CPU reads them."""
+
+    def __init__(self, *layers: QuantizedLinear):
+        with torch.autocast("cpu", enabled=False):  # it does not know float16
+            numbers, zeros, scales = (
+                torch.cat([getattr(layer, name) for layer in layers], dim=1) for name in ("qweight", "qzeros", "scales")
+            )
+        numbers = unpack(numbers).t().to(torch.int32)  # [O, I]
+        self.weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.contiguous(), 1)
+        self.group_size = layers[0].group_size
+        # The product takes each number less 8 times the scale, plus a zero term.
+        scales = scales.float()
+        table = torch.stack([scales, (8 - unpack(zeros).float()) * scales], dim=-1)
+        self._tables = {torch.float32: table}  # by the dtype of the states
+
+    def product(self, states):
+        rows, table = states.reshape(-1, states.shape[-1]).contiguous(), self._tables.get(states.dtype)
+        if table is None:
+            table = self._tables[states.dtype] = self._tables[torch.float32].to(states.dtype)
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, self.group_size, table)
+        return product.view(*states.shape[:-1], -1)
+
+
+class JointlyPacked:
+    """The packed weights of some layers as one. The layers make none of their own unless they are called alone."""
+
+    def __init__(self, layers: tuple[QuantizedLinear, ...]):
+        self._layers, self._copy = layers, _Copy(layers, (_Packed,))
+        for layer in layers:
+            layer._copy = None
+
+    @staticmethod
+    def is_there_for(layers) -> bool:
+        """Whether PyTorch's 4-bit product takes these layers together."""
+        kinds = {(layer.in_features, layer.group_size, layer.qweight.device.type) for layer in layers}
+        if len(kinds) != 1 or any(map(_is_visiting, layers)) or layers[0].qweight.device.type != "cpu":
+            return False
+        return _has_product(layers[0].group_size, sum(layer.out_features for layer in layers))
+
+    def is_current(self) -> bool:
+        """Whether the layers' integers are still those that were packed."""
+        return self._copy.is_of(self._layers, (_Packed,))
+
+    def takes(self, states) -> bool:
+        """Whether the states are of few rows."""
+        is_few = 0 < states.shape[:-1].numel() <= _MOST_ROWS
+        return is_few and states.device.type == "cpu" and states.dtype in _DTYPES
+
+    def product(self, states, bias):
+        """[..., I] -> [..., O of all layers]."""
+        product = self._copy.made.product(states)
+        return product if bias is None else product + bias.to(product.dtype)
+
+
+@functools.cache
+@torch.no_grad()
+def _has_product(group_size: int, out_features: int) -> bool:
+    """Whether PyTorch's 4-bit product is there for such layers, and agrees with plain weights on a small one."""
+    if group_size not in (32, 64, 128, 256) or out_features % 16:
+        return False
+    try:
+        # Whatever default device or autocast the first call of a process comes under
+        with torch.device("cpu"), torch.autocast("cpu", enabled=False):
+            generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
+            numbers = [torch.randint(16, (rows, 16), generator=generator) for rows in (2 * group_size, 2)]
+            layer = QuantizedLinear(2 * group_size, 16, False, group_size)
+            layer.qweight, layer.qzeros = (pack(part) for part in numbers)
+            states = torch.randn(2, 2 * group_size, generator=generator)
+            return torch.allclose(_Packed(layer).product(states), states @ layer.dequantized(torch.float32), atol=1e-2)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False

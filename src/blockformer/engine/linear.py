@@ -1,0 +1,136 @@
+"""Plain weights, quicker products: oneDNN's float32 and, for many rows, float16 by way of float32.
+
+I inputs and O outputs of a linear layer.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+
+from .measure import is_enabled, is_measured, is_quicker, random_matrix
+
+# Float16 rows from which converting the weights to float32 pays off, and how many of their elements at a time.
+_MANY_ROWS, _WIDENED = 8, 1 << 24
+
+
+class QuickLinear(nn.Linear):
+    """`nn.Linear` on the CPU by the quicker product. Put in by changing the class of a plain layer, and taken out so.
+
+    PyTorch's float32 product uses about half of what some processors can do, oneDNN's all of it. Both sum in float32,
+    in another order. Rows of float16 are multiplied in float32 where the processor has no float16 product.
+
+    Shapes: [..., I] -> [..., O].
+    """
+
+    def forward(self, states):
+        product = self._product(states)
+        return super().forward(states) if product is None else product(states, self.weight, self.bias)
+
+    def _product(self, states) -> Callable | None:
+        weight = self.weight
+        if weight.dtype not in (torch.float32, torch.float16) or states.dtype is not weight.dtype:
+            return None
+        if (
+            states.device.type != "cpu"
+            or not is_enabled()
+            or not (_is_dense(states) and _is_dense(weight))
+            or is_transformed()
+            or torch.is_autocast_enabled("cpu")
+        ):
+            return None
+        learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
+        if weight.dtype is torch.float16:
+            is_slow = not learns and states.shape[:-1].numel() >= _MANY_ROWS
+            return _widened if is_slow and is_measured("widened", _measure_widened) else None
+        return (_Product.apply if learns else _onednn) if onednn_is_quicker() else None
+
+
+def can_be_quick(layer: nn.Module) -> bool:
+    """Whether a layer is a plain `nn.Linear` of float32 or float16 on the CPU, with a quicker product there."""
+    if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
+        return False
+    if layer.weight.dtype is torch.float32:
+        return onednn_is_quicker()
+    return layer.weight.dtype is torch.float16 and is_measured("widened", _measure_widened)
+
+
+def _is_dense(tensor) -> bool:
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return is_plain and tensor.numel() > 0 and (type(tensor) is torch.Tensor or tensor.is_contiguous())
+
+
+def is_transformed() -> bool:
+    """Whether forward-mode differentiation or torch.func is at work: they know plain operations only."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_plain_linear(module) -> bool:
+    """Whether calling the module would be `F.linear` with its weights and nothing else: no wrapper, no hook."""
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter and is_bare(module)
+
+
+def is_bare(module) -> bool:
+    """Whether calling the module is calling its class's `forward` and nothing else: no wrapper, no hook."""
+    hooked = "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks
+    return not hooked and not (module._backward_hooks or module._backward_pre_hooks)
+
+
+def _onednn(states, weight, bias=None):
+    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+
+
+class _Product(torch.autograd.Function):
+    """y = x W^T + b with all three products of forward and backward by oneDNN."""
+
+    @staticmethod
+    def forward(ctx, states, weight, bias):
+        ctx.save_for_backward(states, weight)
+        ctx.has_bias = bias is not None
+        return _onednn(states, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        states, weight = ctx.saved_tensors
+        # For a gradient of the gradient the products must be differentiable themselves.
+        product = F.linear if torch.is_grad_enabled() else _onednn
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad
+        rows, inputs = grad.reshape(-1, grad.shape[-1]), states.reshape(-1, states.shape[-1])
+        grad_states = product(grad, weight.t(), None) if needs_states else None
+        grad_weight = product(rows.t(), inputs.t(), None) if needs_weight else None
+        return grad_states, grad_weight, rows.sum(0) if ctx.has_bias and needs_bias else None
+
+
+def _widened(states, weight, bias):
+    """The float16 product in float32, some of the outputs at a time."""
+    states, size = states.float(), max(1, _WIDENED // weight.shape[1])
+    parts = zip(weight.split(size), [None] * len(weight) if bias is None else bias.split(size), strict=False)
+    product = _onednn if onednn_is_quicker() else F.linear
+    outputs = [product(states, part.float(), each if each is None else each.float()).half() for part, each in parts]
+    return torch.cat(outputs, dim=-1)
+
+
+def onednn_is_quicker() -> bool:
+    """Whether oneDNN's float32 product is there, right, and quicker than PyTorch's own."""
+    return is_measured("onednn", _measure_onednn)
+
+
+@torch.no_grad()
+def _measure_onednn() -> bool:
+    """In about a tenth of a second."""
+    states, weight = random_matrix(64, 1024), random_matrix(3072, 1024)
+    try:
+        fast, plain = _onednn(states, weight, None), F.linear(states, weight)
+        if not torch.allclose(fast, plain, rtol=1e-4, atol=1e-3):
+            return False
+        return is_quicker(lambda: _onednn(states, weight, None), lambda: F.linear(states, weight), rounds=12)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+
+
+@torch.no_grad()
+def _measure_widened() -> bool:
+    states, weight = random_matrix(64, 1024).half(), random_matrix(1024, 1024).half()
+    return is_quicker(lambda: _widened(states, weight, None), lambda: F.linear(states, weight), rounds=4)

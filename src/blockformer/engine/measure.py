@@ -1,0 +1,47 @@
+"""Whether a quick way may be taken, and whether it wins on this processor: measured once in a process."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def is_enabled() -> bool:
+    """Whether quick ways may be taken: not while a graph is traced, and not with BLOCKFORMER_FAST=0."""
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return os.environ.get("BLOCKFORMER_FAST", "1") != "0" and not is_traced
+
+
+_lock = threading.RLock()  # one measurement may ask for another
+_verdicts: dict[str, bool] = {}
+
+
+def is_measured(name: str, measure: Callable[[], bool]) -> bool:
+    """What `measure` says, asked once in a process."""
+    if name not in _verdicts:
+        with _lock:
+            if name not in _verdicts:
+                _verdicts[name] = measure()
+    return _verdicts[name]
+
+
+def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9) -> bool:
+    """Whether `work` takes less than that share of the other's time.
+
+    They take turns and the best round of each counts, so that other load on the machine does not decide.
+    """
+    best = [float("inf")] * 2
+    for _ in range(rounds):
+        for index, each in enumerate((work, other)):
+            start = time.perf_counter()
+            each()
+            best[index] = min(best[index], time.perf_counter() - start)
+    return best[0] < share * best[1]
+
+
+def random_matrix(*shape: int):
+    """A seeded float32 matrix on the CPU, without touching the user's random state."""
+    with torch.device("cpu"):
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
