@@ -60,6 +60,7 @@ def time_step(pair, shape: Shape, rows: int, length: int, rounds: int, gemm_gflo
 
     losses: list[float] = []
     ours, peer = (model.train() for model in pair)
+    blockformer.prepare_for_training(ours)
     for model in pair:
         once(model)
     check_same(shape.name, ours.dtype, losses)

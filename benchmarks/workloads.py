@@ -15,7 +15,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import blockformer
 from blockformer.awq_linear import QuantizedLinear, pack
-from blockformer.inference import PackedLinear
+from blockformer.engine.packed import PackedLinear
 
 
 @dataclass(frozen=True)

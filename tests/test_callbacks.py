@@ -286,12 +286,11 @@ from pairs import config, token_ids
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 import blockformer
-from blockformer import kernels, last_complete_checkpoint
+from blockformer import last_complete_checkpoint
 
 base = Path(sys.argv[1])
 torch.set_num_threads(1)
 logging.disable_progress_bar()
-kernels._onednn_is_quicker()  # measured once: the same products in all processes that come of this one
 dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
 rows = [{"input_ids": row, "labels": row} for row in token_ids(10, 6)]
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from pairs import assert_close, assert_gradients_close, token_ids
+from pairs import assert_close, assert_gradients_close, keep_padding, token_ids
 from test_unpadding import both, masked
 from transformers import AutoModelForMaskedLM, EncoderDecoderModel
 
@@ -136,10 +136,11 @@ def test_padded_batches_equal_single_runs(position_type, side, monkeypatch):
 
 
 @pytest.mark.portable
-@pytest.mark.parametrize("fast", ["0", "1"])
+@pytest.mark.parametrize("is_padded", [True, False])
 @pytest.mark.parametrize("position_type", ["learned", "relative_bias"])
-def test_several_sequences_in_a_row_do_not_see_each_other(position_type, fast, monkeypatch):
-    monkeypatch.setenv("BLOCKFORMER_FAST", fast)
+def test_several_sequences_in_a_row_do_not_see_each_other(position_type, is_padded, monkeypatch):
+    if is_padded:
+        keep_padding(monkeypatch)
     ours = encoder(position_type=position_type)
     lengths = [4, 6, 1]
     sequences = [ids(1, length, seed) for seed, length in enumerate(lengths)]

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.trainer_pt_utils import LabelSmoother
 
 import blockformer
-from blockformer import kernels, losses
+from blockformer import losses
 from blockformer.losses import chunked_cross_entropy, token_cross_entropy
 from blockformer.outputs import DeferredLogits
 
@@ -32,7 +32,6 @@ SIZES = {
     "head_dim": 8,
     "max_position_embeddings": 32,
 }
-HAS_ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 MODELS = {
     "qwen3": ("BlockformerDecoderForCausalLM", {}),
@@ -62,7 +61,6 @@ def make(name, dropout=0.0):
 def few(monkeypatch):
     """So few logits at once that every model of these tests takes its loss in chunks of 3 tokens."""
     monkeypatch.setattr(losses, "MAX_LOGITS", 3 * 101 + 7)
-    monkeypatch.setattr(kernels, "_verdicts", {"onednn": HAS_ONEDNN})  # measuring makes tensors of its own
 
 
 class Largest(TorchDispatchMode):
@@ -88,12 +86,11 @@ class Largest(TorchDispatchMode):
     items=st.sampled_from([None, 5, "tensor"]),
     has_bias=st.booleans(),
     is_plain=st.booleans(),
-    by_onednn=st.booleans(),
     frozen=st.sampled_from(["nothing", "weight", "states"]),
     seed=st.integers(0, 99),
 )
 def test_loss_and_gradients_of_all_logits(
-    tokens, classes, max_logits, smoothing, items, has_bias, is_plain, by_onednn, frozen, seed
+    tokens, classes, max_logits, smoothing, items, has_bias, is_plain, frozen, seed
 ):
     torch.manual_seed(seed)
     head, states = nn.Linear(8, classes, bias=has_bias), torch.randn(tokens, 8) * 3
@@ -107,7 +104,6 @@ def test_loss_and_gradients_of_all_logits(
         handle = None if is_plain else head.register_forward_hook(lambda *_: None)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(losses, "MAX_LOGITS", max_logits)
-            patch.setattr(kernels, "_verdicts", {"onednn": by_onednn and HAS_ONEDNN})
             if in_chunks:
                 loss = chunked_cross_entropy(head, own, labels, items, smoothing)
             else:
@@ -172,13 +168,6 @@ def test_evaluation_gives_logits_unless_they_are_not_wanted(few):
     assert alone.logits is None
     assert largest.elements < 3 * 14 * 101
     assert_close(alone.loss, whole.loss, 1e-6)
-
-
-def test_fast_paths_off_keeps_the_logits(few, monkeypatch):
-    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
-    model, batch = make("qwen3")
-    assert model(**batch).logits.shape == (3, 14, 101)
-    assert model(**batch, return_logits=False).logits is None
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])

@@ -14,7 +14,7 @@ import torch
 import transformers
 from hypothesis import strategies as st
 from pairs import FAMILIES as FAMILY_PAIRS
-from pairs import assert_close, assert_gradients_close, in_float64, largest, model, pair, token_ids
+from pairs import assert_close, assert_gradients_close, in_float64, keep_padding, largest, model, pair, token_ids
 from safetensors.torch import load_file
 from strategies import ABSOLUTE, BOOLEANS, CHOICES, VOCAB, WRITERS, Mix, Subject, mixes, property_test, rows_of
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
@@ -80,8 +80,9 @@ def test_a_padded_batch_is_its_single_rows_padding_skipped_or_not(mix, lengths, 
     subject = Subject(mix)
     ids, mask, source = subject.padded(lengths, side)
     with pytest.MonkeyPatch.context() as patch:
-        for fast in ("1", "0"):
-            patch.setenv("BLOCKFORMER_FAST", fast)
+        for is_padded in (False, True):
+            if is_padded:
+                keep_padding(patch)
             batch = subject(ids, mask, source).logits
             for row, real in enumerate(mask.bool()):
                 alone = {name: tensor[[row]] for name, tensor in source.items()}

@@ -22,8 +22,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig, Qwen3ForCausalLM, TorchAoConfig
 
 import blockformer
-from blockformer import kernels
-from blockformer.inference import PackedLinear, PackedWeight
+from blockformer.engine import linear as quick_linear
+from blockformer.engine import measure
+from blockformer.engine.packed import PackedLinear, PackedWeight
 
 # Multiples of 32 rows and of 64 columns, as bitsandbytes' 4-bit product for AVX-512 wants them.
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.08}
@@ -216,9 +217,9 @@ def test_the_quicker_product_of_float32_is_for_the_head_alone(saved, method, mon
         seen.append(weight)
         return nn.functional.linear(states, weight, bias)
 
-    monkeypatch.setattr(kernels, "_verdicts", {"onednn": True})
-    monkeypatch.setattr(kernels, "_onednn", spy)
-    quantized = load(saved.folder, method)
+    monkeypatch.setattr(measure, "_verdicts", {"onednn": True})
+    monkeypatch.setattr(quick_linear, "_onednn", spy)
+    quantized = load(saved.folder, method).prepare_for_inference()
     expected = logits_of(quantized)
     assert [weight is quantized.lm_head.weight for weight in seen] == [True]
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
@@ -230,7 +231,7 @@ def test_preparing_for_inference_packs_the_head_alone(saved, method, monkeypatch
         PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16), 8).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
-    monkeypatch.setattr(kernels, "_verdicts", {"packed": True})
+    monkeypatch.setattr(measure, "_verdicts", {"packed": True})
     quantized = load(saved.folder, method, torch.bfloat16)
     if method.saves:
         quantized.save_pretrained(tmp_path / "plain")

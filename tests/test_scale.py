@@ -137,7 +137,10 @@ def test_every_rule_of_a_plan_names_modules_and_every_projection_has_one(name):
 
 def launched(command, folder, steps):
     """What a run of `scale_train.py` gives: its answer and the weights."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BLOCKFORMER_FAST": "0"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+    }
     script = [str(Path(scale_steps.__file__).with_name("scale_train.py")), str(folder), str(steps)]
     done = subprocess.run(
         [*command, *script], capture_output=True, text=True, timeout=300, check=False, env=environment

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import SIZES, assert_close, assert_gradients_close, config, model, token_ids
+from pairs import SIZES, assert_close, assert_gradients_close, config, keep_padding, model, token_ids
 from transformers import AttentionInterface, DataCollatorWithFlattening, Trainer, TrainingArguments
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -42,10 +42,10 @@ def masked(lengths, length, side="right"):
 
 def both(ours, monkeypatch, *arguments, **keywords):
     """The packed and the padded result."""
-    monkeypatch.setenv("BLOCKFORMER_FAST", "1")
     packed = ours(*arguments, **keywords)
-    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
-    return packed, ours(*arguments, **keywords)
+    with monkeypatch.context() as patch:
+        keep_padding(patch)
+        return packed, ours(*arguments, **keywords)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -195,8 +195,9 @@ def test_a_flattened_batch_is_separate_sequences(cls, position_type, backend, mo
     rope = {} if position_type == "rotary" else {"rope_parameters": None}
     ours = stack(cls, position_type=position_type, **rope)
     ours.set_attn_implementation(backend)
-    for fast in "10":
-        monkeypatch.setenv("BLOCKFORMER_FAST", fast)
+    for is_padded in (False, True):
+        if is_padded:
+            keep_padding(monkeypatch)
         texts, batch = flattened()
         del batch["labels"]
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
@@ -207,8 +208,9 @@ def test_a_flattened_batch_is_separate_sequences(cls, position_type, backend, mo
 @pytest.mark.parametrize("cls", [BlockformerDecoderModel, BlockformerEncoderModel])
 def test_whatever_the_collator_gives_along(cls, settings, monkeypatch):
     ours = stack(cls)
-    for fast in "10":
-        monkeypatch.setenv("BLOCKFORMER_FAST", fast)
+    for is_padded in (False, True):
+        if is_padded:
+            keep_padding(monkeypatch)
         texts, batch = flattened(**settings)
         del batch["labels"]
         assert_separate(ours, batch, texts)
