@@ -117,7 +117,7 @@ class FusedAttention(Attention):
         turned, values = heads[:, : -counts[2]], heads[:, -counts[2] :]
         if self.q_norm is not None:
             weights = [norm.weight.expand(count, 1, -1) for norm, count in zip(self._norms(), counts, strict=False)]
-            turned = rms_norm(turned, torch.cat(weights), self.q_norm.eps)
+            turned = rms_norm(turned, torch.cat(weights), self.config.norm_eps)
         if position_embeddings is not None:
             turned = rotate(turned, *position_embeddings)
         return turned[:, : counts[0]], turned[:, counts[0] :], values

@@ -142,7 +142,7 @@ class _Packed:
 class JointlyPacked:
     """The packed weights of some layers as one. The layers make none of their own unless they are called alone."""
 
-    def __init__(self, layers: tuple[QuantizedLinear, ...]):
+    def __init__(self, layers: tuple[PreparedQuantizedLinear, ...]):
         self._layers, self._copy = layers, _Copy(layers, (_Packed,))
         for layer in layers:
             layer._copy = None
