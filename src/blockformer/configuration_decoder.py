@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from .feed_forward import FeedForward  # noqa: F401
     from .growing_cache import GrowingLayer  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
+    from .language_model_head import LanguageModelHead  # noqa: F401
     from .layer import Layer  # noqa: F401
     from .losses import token_cross_entropy  # noqa: F401
     from .modeling_decoder import BlockformerDecoderModel  # noqa: F401
     from .normalization import RMSNorm  # noqa: F401
     from .outputs import DeferredLogits  # noqa: F401
+    from .pooling import Pooler  # noqa: F401
     from .positions import LearnedPositions  # noqa: F401
     from .pretrained_model import WeightsError  # noqa: F401
     from .stack import Stack  # noqa: F401
-    from .task_heads import Pooler  # noqa: F401
+    from .task_heads import TokenClassification  # noqa: F401
     from .unpadding import Unpadding  # noqa: F401
 
 

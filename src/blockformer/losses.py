@@ -86,9 +86,8 @@ def _sum_of_chunk(head, states, labels, label_smoothing, logits_bias):
 def _is_plain_linear(head) -> bool:
     """Whether calling the head would be `F.linear` with its weights and nothing else: no wrapper, no hook."""
     hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
-    return (
-        type(head) is nn.Linear and type(head.weight) is nn.Parameter and "forward" not in vars(head) and not any(hooks)
-    )
+    is_linear = type(head) is nn.Linear and type(head.weight) is nn.Parameter
+    return is_linear and "forward" not in vars(head) and not any(hooks)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -137,10 +136,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         if ctx.grads is None:
-            raise RuntimeError(
-                "the loss was taken without keeping its logits, and can be differentiated once: call the model with "
-                "return_logits=True to go through its graph again."
-            )
+            raise RuntimeError("this loss kept no logits: for a second backward pass, call with return_logits=True.")
         grads, ctx.grads = ctx.grads, None
         return *(None if own is None else own.mul_(grad).to(ctx.dtype) for own in grads), None, None, None
 
@@ -186,14 +182,13 @@ def sequence_loss(logits, labels, config, num_items_in_batch=None):
         num_items_in_batch: see `token_cross_entropy`; the last two forms have num_labels items a row.
     """
     labels = labels.to(logits.device)
-    problem = config.problem_type or _problem_of(labels, logits.shape[-1])
-    if problem == "single_label_classification":
+    problem = config.problem_type or ("regression" if logits.shape[-1] == 1 else None)
+    if problem == "single_label_classification" or (problem is None and not labels.is_floating_point()):
         return token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
     element_loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
     total = element_loss(logits.float(), labels.view_as(logits).float(), reduction="sum")
-    return total / (
-        labels.numel() if num_items_in_batch is None else _divisor(labels, num_items_in_batch, total.device)
-    )
+    items = labels.numel() if num_items_in_batch is None else num_items_in_batch
+    return total / _divisor(labels, items, total.device)
 
 
 def share_of_items(labels, num_items_in_batch):
@@ -207,26 +202,20 @@ def share_of_items(labels, num_items_in_batch):
 
 
 def span_loss(start_logits, end_logits, start_positions, end_positions):
-    """Mean of the cross-entropies of a span's first and last token.
+    """Mean of the cross-entropies of a span's first and last token; None without both positions.
 
     Args:
         start_logits, end_logits: [B, T].
         start_positions, end_positions: int [B]; a position outside the text is left out of the loss.
     """
-    length = start_logits.shape[-1]
-
-    def one_end(logits, positions):
+    if start_positions is None or end_positions is None:
+        return None
+    losses = []
+    for logits, positions in ((start_logits, start_positions), (end_logits, end_positions)):
         positions = positions.view(-1).to(logits.device)
-        inside = (positions >= 0) & (positions < length)
-        return token_cross_entropy(logits, positions.masked_fill(~inside, IGNORED))
-
-    return (one_end(start_logits, start_positions) + one_end(end_logits, end_positions)) / 2
-
-
-def _problem_of(labels, num_labels: int) -> str:
-    if num_labels == 1:
-        return "regression"
-    return "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
+        outside = (positions < 0) | (positions >= logits.shape[-1])
+        losses.append(token_cross_entropy(logits, positions.masked_fill(outside, IGNORED)))
+    return sum(losses) / 2
 
 
 def check_labels(labels, num_classes: int) -> None:

@@ -17,20 +17,16 @@ from .configuration_decoder import BlockformerDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .growing_cache import GrowingGenerationMixin
 from .input_checks import check_generation
+from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import shifted, without_padding
 from .normalization import RMSNorm  # noqa: F401
 from .outputs import make_output
+from .pooling import last_token_states
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
 from .stack import Stack
-from .task_heads import (
-    LanguageModelHead,
-    QuestionAnswering,
-    SequenceClassification,
-    TokenClassification,
-    last_token_states,
-)
+from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
 from .unpadding import Unpadding  # noqa: F401
 
 

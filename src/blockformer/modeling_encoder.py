@@ -23,21 +23,16 @@ from .configuration_encoder import BlockformerEncoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .growing_cache import GrowingLayer  # noqa: F401
 from .input_checks import check_inputs  # noqa: F401
+from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import share_of_items, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
 from .outputs import PreTrainingOutput, make_output
+from .pooling import Pooler, head_dropout
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
 from .stack import Stack
-from .task_heads import (
-    LanguageModelHead,
-    Pooler,
-    QuestionAnswering,
-    SequenceClassification,
-    TokenClassification,
-    head_dropout,
-)
+from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
 from .unpadding import Unpadding  # noqa: F401
 
 

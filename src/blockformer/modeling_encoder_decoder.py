@@ -26,14 +26,15 @@ from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
 from .growing_cache import GrowingGenerationMixin
 from .input_checks import check_target
+from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, sequence_loss, span_loss
 from .normalization import RMSNorm  # noqa: F401
 from .outputs import make_output
+from .pooling import head_dropout, last_token_states
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel  # noqa: F401
 from .stack import Stack
-from .task_heads import LanguageModelHead, head_dropout, last_token_states
 from .two_stacks import TwoStacks
 from .unpadding import Unpadding  # noqa: F401
 
@@ -100,14 +101,8 @@ class BlockformerEncoderDecoderModel(TwoStacks):
         """
         check_target(decoder_input_ids, decoder_inputs_embeds, kwargs)
         if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                inputs_embeds=inputs_embeds,
-                head_mask=head_mask,
-                return_dict=True,
-                **kwargs,
-            )
+            source = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+            encoder_outputs = self.encoder(**source, head_mask=head_mask, return_dict=True, **kwargs)
         elif not isinstance(encoder_outputs, dict):
             names = ("last_hidden_state", "hidden_states", "attentions")
             encoder_outputs = BaseModelOutput(**dict(zip(names, encoder_outputs, strict=False)))
@@ -167,9 +162,7 @@ class BlockformerEncoderDecoderPreTrainedModel(TwoStacks):
         if decoder_input_ids is not None or decoder_inputs_embeds is not None:
             return decoder_input_ids
         if input_ids is None:
-            raise ValueError(
-                "without input_ids, give decoder_input_ids or decoder_inputs_embeds: the decoder reads too."
-            )
+            raise ValueError("without input_ids, give decoder_input_ids or decoder_inputs_embeds too.")
         return self.shift_right(input_ids)
 
     def prepare_decoder_input_ids_from_labels(self, labels):
@@ -190,13 +183,11 @@ def _end_mask(config, input_ids, attention_mask):
     """Where a row ends: [B, S] of 0 and 1 at its end tokens, or at all real tokens of a row that has none."""
     if config.eos_token_id is None or input_ids is None:
         return attention_mask
-    if attention_mask is None:
-        real = torch.ones_like(input_ids) if config.pad_token_id is None else input_ids != config.pad_token_id
-    else:
-        real = attention_mask
+    real = input_ids != (-1 if config.pad_token_id is None else config.pad_token_id)
+    real = real if attention_mask is None else attention_mask != 0
     tokens = config.eos_token_id if isinstance(config.eos_token_id, list | tuple) else [config.eos_token_id]
-    ends = torch.stack([input_ids == token for token in tokens]).any(0) & (real != 0)
-    return torch.where(ends.any(-1, keepdim=True), ends, real != 0)
+    ends = torch.stack([input_ids == token for token in tokens]).any(0) & real
+    return torch.where(ends.any(-1, keepdim=True), ends, real)
 
 
 class BlockformerEncoderDecoderForConditionalGeneration(
@@ -253,19 +244,9 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.shift_right(labels)
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            decoder_input_ids,
-            decoder_attention_mask,
-            encoder_outputs,
-            past_key_values,
-            inputs_embeds,
-            decoder_inputs_embeds,
-            use_cache,
-            decoder_position_ids,
-            **kwargs,
-        )
+        inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
+        rest = (past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache, decoder_position_ids)
+        outputs = self.model(*inputs, *rest, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], labels, num_items_in_batch, return_logits, label_smoothing
@@ -312,17 +293,9 @@ class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecod
         **kwargs,
     ) -> Seq2SeqSequenceClassifierOutput:
         """Tokens [B, S] to `logits` [B, num_labels]; with labels (see `losses.sequence_loss`) also `loss`."""
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds),
-            decoder_attention_mask,
-            encoder_outputs,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        decoder_input_ids = self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds)
+        inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
+        outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
         ends = _end_mask(self.config, input_ids, attention_mask)
         states = last_token_states(self.config, outputs.last_hidden_state, input_ids, ends)
         logits = self.score(self.dropout(torch.tanh(self.dense(self.dropout(states)))))
@@ -355,21 +328,11 @@ class BlockformerEncoderDecoderForQuestionAnswering(BlockformerEncoderDecoderPre
     ) -> Seq2SeqQuestionAnsweringModelOutput:
         """Tokens [B, S] to `start_logits` and `end_logits` [B, S]; with both positions int [B] also `loss`."""
         kwargs.pop("num_items_in_batch", None)
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds),
-            decoder_attention_mask,
-            encoder_outputs,
-            inputs_embeds=inputs_embeds,
-            decoder_inputs_embeds=decoder_inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        decoder_input_ids = self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds)
+        inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
+        outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
-        loss = None
-        if start_positions is not None and end_positions is not None:
-            loss = span_loss(start_logits, end_logits, start_positions, end_positions)
+        loss = span_loss(start_logits, end_logits, start_positions, end_positions)
         return Seq2SeqQuestionAnsweringModelOutput(
             loss=loss, start_logits=start_logits, end_logits=end_logits, **_encoder_decoder_parts(outputs)
         )

@@ -81,32 +81,10 @@ class PreTrainingOutput(ModelOutput):
     attentions: tuple[torch.FloatTensor, ...] | None = None
 
 
-@dataclass
-class LateCausalLMOutput(LateOutput, CausalLMOutputWithCrossAttentions):
-    """`logits` [B, T, V] of the next token."""
-
-
-@dataclass
-class LateMaskedLMOutput(LateOutput, MaskedLMOutput):
-    """`logits` [B, T, V] of each token."""
-
-
-@dataclass
-class LateSeq2SeqLMOutput(LateOutput, Seq2SeqLMOutput):
-    """`logits` [B, T, V] of the next target token."""
-
-
-@dataclass
-class LatePreTrainingOutput(LateOutput, PreTrainingOutput):
-    """`prediction_logits` [B, T, V] and `seq_relationship_logits` [B, 2]."""
-
-
-_LATE = {
-    CausalLMOutputWithCrossAttentions: LateCausalLMOutput,
-    MaskedLMOutput: LateMaskedLMOutput,
-    Seq2SeqLMOutput: LateSeq2SeqLMOutput,
-    PreTrainingOutput: LatePreTrainingOutput,
-}
+_LATE = {}
+for _base in (CausalLMOutputWithCrossAttentions, MaskedLMOutput, Seq2SeqLMOutput, PreTrainingOutput):
+    _name = f"Late{_base.__name__}"  # picklable by this name
+    _LATE[_base] = globals()[_name] = dataclass(type(_name, (LateOutput, _base), {"__module__": __name__}))
 
 
 def make_output(output_class, **fields):

@@ -1,0 +1,88 @@
+"""The language model head: from states to logits over the vocabulary, and their loss."""
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from .losses import IGNORED, are_many, chunked_cross_entropy, token_cross_entropy
+from .normalization import make_norm
+from .outputs import DeferredLogits
+from .pretrained_model import BlockformerPreTrainedModel
+
+
+class HeadTransform(nn.Module):
+    """norm(act(dense(x))) before a language model head, as BERT has it. [..., C] -> [..., C]."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.norm = make_norm(config, config.hidden_size)
+
+    def forward(self, hidden_states):
+        return self.norm(self.act_fn(self.dense(hidden_states)))
+
+
+class LanguageModelHead(BlockformerPreTrainedModel):
+    """From states to logits over the vocabulary: optional transform, optional scale, `lm_head`."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
+    logits_bias: torch.Tensor | None
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.lm_head_transform = HeadTransform(config) if config.lm_head_transform else None
+        vocab_size = config.get_text_config(decoder=True).vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=config.lm_head_bias is True)
+        self.register_buffer("logits_bias", torch.zeros(vocab_size) if config.lm_head_bias == "fixed" else None)
+
+    def set_output_embeddings(self, new_embeddings):
+        """Replace the head, as `resize_token_embeddings` does; the fixed bias of new tokens is 0."""
+        super().set_output_embeddings(new_embeddings)
+        if self.logits_bias is not None:
+            more = new_embeddings.weight.shape[0] - len(self.logits_bias)
+            self.logits_bias = nn.functional.pad(self.logits_bias, (0, more))
+
+    def logits_of(self, hidden_states):
+        """States [..., C] -> logits [..., V]."""
+        logits = self.lm_head(self._before_head(hidden_states))
+        return logits if self.logits_bias is None else logits + self.logits_bias.to(logits.device)
+
+    def logits_and_loss(self, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
+        """States [..., C] and labels int [...] or None -> logits [..., V], loss or None.
+
+        A loss in chunks never holds more than `losses.MAX_LOGITS` logits at once.
+
+        Args:
+            return_logits: True takes the loss from the logits of all tokens, False takes it in chunks and gives no
+                logits. None takes it in chunks in training where the logits are many, and gives a `DeferredLogits`.
+            num_items_in_batch, label_smoothing: see `losses.token_cross_entropy`.
+        """
+        if labels is None:
+            return self.logits_of(hidden_states), None
+        is_deferred = return_logits is None and self.training and not torch.compiler.is_compiling()
+        is_deferred = is_deferred and are_many(labels.numel(), self.lm_head)
+        if return_logits is not False and not is_deferred:
+            logits = self.logits_of(hidden_states)
+            return logits, token_cross_entropy(logits, labels, num_items_in_batch, label_smoothing)
+        loss = self._loss_in_chunks(hidden_states, labels, num_items_in_batch, label_smoothing)
+        logits = DeferredLogits(lambda: self.logits_of(hidden_states), self.lm_head.weight) if is_deferred else None
+        return logits, loss
+
+    def _loss_in_chunks(self, hidden_states, labels, num_items_in_batch, label_smoothing):
+        labels = labels.to(hidden_states.device)
+        if hidden_states.device.type == "cpu" and not torch.compiler.is_compiling():
+            labelled = labels != IGNORED  # elsewhere their number would be a synchronisation
+            hidden_states, labels = hidden_states[labelled], labels[labelled]
+        states = self._before_head(hidden_states).flatten(0, -2)  # [N, C]
+        bias = None if self.logits_bias is None else self.logits_bias.to(states.device)
+        return chunked_cross_entropy(self.lm_head, states, labels.flatten(), num_items_in_batch, label_smoothing, bias)
+
+    def _before_head(self, hidden_states):
+        if self.lm_head_transform is not None:
+            hidden_states = self.lm_head_transform(hidden_states)
+        if self.config.logit_scale != 1:
+            hidden_states = hidden_states * self.config.logit_scale
+        return hidden_states
