@@ -38,6 +38,8 @@ from .modeling_encoder_decoder import (
 )
 from .presets import PRESETS, preset
 from .pretrained_model import BlockformerPreTrainedModel
+from .publishing import export_model
+from .publishing.upload import push_to_hub, save_pretrained
 from .training.optimizer import adamw, optimizer_groups
 
 __version__ = "0.1.0"
@@ -88,21 +90,13 @@ for _config, _models in (
 
 _plug_in()
 
-
-def _upload(*args, **options):
-    """`upload_model`, imported when first used."""
-    from .publishing.upload import upload_model
-
-    return upload_model(*args, **options)
-
-
-BlockformerPreTrainedModel.uploader = _upload
-
+# A repo's own code has transformers' uploads; what our models do better stands above the core and is put in here.
+BlockformerPreTrainedModel.push_to_hub = push_to_hub
+BlockformerPreTrainedModel.save_pretrained = save_pretrained
 
 # Public names that are imported when first used, each with its module.
 _LAZY = {
     "StopOnNonFiniteLoss": ".training.callbacks",
-    "export_model": ".publishing.export",
     "from_official": ".conversion",
     "last_complete_checkpoint": ".training.callbacks",
 }

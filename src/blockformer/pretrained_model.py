@@ -1,7 +1,5 @@
 """The base of every model: initialisation, what the library may do with it, and its place in a repo."""
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -39,9 +37,6 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         "attentions": OutputRecorder(Attention, index=1, layer_name="self_attn"),
         "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross_attn"),
     }
-
-    uploader: Callable | None = None
-    """What `push_to_hub` uploads with; set by the package, which stands above this module. A repo has none."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -86,12 +81,6 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         low = (module for module in self.modules() if isinstance(module, QuantizedLinear) and not only_trainable)
         return number + sum(module.in_features * module.out_features for module in low)
 
-    def _upload_modified_files(self, working_dir, repo_id, files_timestamps, **options):
-        """The last step of `push_to_hub`: with a card of ours, and no weight file of an earlier push left beside."""
-        if BlockformerPreTrainedModel.uploader is None:
-            return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **options)
-        return BlockformerPreTrainedModel.uploader(self, working_dir, repo_id, files_timestamps, **options)
-
     def _init_weights(self, module):
         super()._init_weights(module)
         if self.config.initializer_range is None:
@@ -129,15 +118,16 @@ def _tensors_on_disk(source, options) -> dict:
     if options.get("use_safetensors") is False:
         return {}
     variant = f".{options['variant']}" if options.get("variant") else ""
-    places = ("cache_dir", "local_files_only", "proxies", "revision", "subfolder", "token")
-    hub = {name: options[name] for name in places if options.get(name)}
+    hub = {name: options[name] for name in ("cache_dir", "revision", "subfolder") if options.get(name)}
     for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):  # in the library's order
         stem, _, ending = name.rpartition(".")
         try:
-            path = cached_file(source, f"{stem}{variant}.{ending}", **hub)
+            path = cached_file(source, f"{stem}{variant}.{ending}", local_files_only=True, **hub)
         except OSError:  # not there, or another format than safetensors
             continue
-        files = [path] if ending == "safetensors" else get_checkpoint_shard_files(source, path, **hub)[0]
+        files = [path]
+        if ending != "safetensors":
+            files, _ = get_checkpoint_shard_files(source, path, local_files_only=True, **hub)
         return {name: tensor for file in files for name, tensor in load_state_dict(file, map_location="meta").items()}
     return {}
 

@@ -1,79 +1,147 @@
-"""The last step of `push_to_hub`."""
+"""`push_to_hub` of our models: one commit, with a model card, and without the weight files of an earlier push.
+
+transformers' own leaves those in the repo. Where an earlier push was not in shards and this one is, whoever loads the
+repo gets the old weights, without a word. A model of a repo's own code, loaded without this package, keeps the
+library's.
+"""
 
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
+from huggingface_hub.errors import EntryNotFoundError
 from transformers import PreTrainedModel
 
 from .model_card import generation_settings, write_card
 
 EMPTY_CARD = "This model card has been automatically generated."
-"""What the library's form of a card says, in which nothing is filled in."""
+"""What the library's template of a card says, in which nothing is filled in."""
 
 WEIGHT_FILES = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 """The names that the library gives to weights. Of two checkpoints in one folder it reads the unsharded one."""
 
+HUB_OPTIONS = ("repo_id", "commit_message", "commit_description", "private", "revision", "create_pr")
 
-def upload_model(
+
+def push_to_hub(
     model: PreTrainedModel,
-    folder: str | PathLike[str],
     repo_id: str,
-    timestamps: Mapping[str, float],
     *,
     commit_message: str | None = None,
     commit_description: str | None = None,
+    private: bool | None = None,
     token: bool | str | None = None,
-    create_pr: bool = False,
     revision: str | None = None,
-) -> Any:
-    """Upload a model that `save_pretrained` has just written, in one commit: the last step of its `push_to_hub`.
-
-    The library would leave the weight files of an earlier push in the repo. Where that one was not in shards and this
-    one is, whoever loads the repo gets the old weights, without a word.
+    create_pr: bool = False,
+    max_shard_size: int | str = "50GB",
+    tags: str | Iterable[str] = (),
+) -> CommitInfo:
+    """Publish a model: weights, config, code and card in one commit.
 
     Args:
-        model: what was saved.
-        folder: where it was saved.
-        repo_id: the repo; it exists.
-        timestamps: of the files that were there before, by name; they are uploaded if they are newer.
+        model: what to publish.
+        repo_id: the repo, made if it is not there.
         commit_message: in one line.
         commit_description: more of it.
+        private: of a repo that is made; None takes the owner's default.
         token: the access token; None takes the stored one.
-        create_pr: propose the commit, instead of making it.
         revision: the branch, made if it is not there; None is `main`.
-
-    Returns:
-        huggingface_hub's `CommitInfo`.
+        create_pr: propose the commit, instead of making it.
+        max_shard_size: bytes ("50GB") after which a new weight file begins.
+        tags: of the card, beside the model's own.
 
     Raises:
         HfHubHTTPError: the Hub refuses, also when somebody else pushed meanwhile. The repo is as it was.
     """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
+    repo_id = HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True).repo_id
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+        _write_card(model, Path(folder), repo_id, token, [tags] if isinstance(tags, str) else tags)
+        return _commit(
+            _files_in(Path(folder)),
+            repo_id,
+            token=token,
+            commit_message=commit_message,
+            commit_description=commit_description,
+            revision=revision,
+            create_pr=create_pr,
+        )
 
-    card = Path(folder) / "README.md"
-    if card.exists() and EMPTY_CARD in card.read_text(encoding="utf-8"):
-        tags = ModelCard.load(card).data.tags or []
+
+def save_pretrained(
+    model: PreTrainedModel,
+    save_directory: str | PathLike[str],
+    is_main_process: bool = True,
+    state_dict: dict[str, Any] | None = None,
+    push_to_hub: bool = False,
+    **options: Any,
+) -> None:
+    """transformers' `save_pretrained`, whose `push_to_hub=True` uploads what was written as `push_to_hub` does.
+
+    With it, `options` may hold `repo_id` (else the folder's name), `commit_message`, `commit_description`, `private`,
+    `revision` and `create_pr`.
+    """
+    folder = Path(save_directory)
+    hub = {name: options.pop(name) for name in HUB_OPTIONS if push_to_hub and name in options}
+    before = _files_in(folder) if push_to_hub else {}
+    PreTrainedModel.save_pretrained(model, folder, is_main_process=is_main_process, state_dict=state_dict, **options)
+    if push_to_hub and is_main_process:
+        token = options.get("token")
+        api = HfApi(token=token)
+        repo = api.create_repo(hub.pop("repo_id", folder.name), private=hub.pop("private", None), exist_ok=True)
+        _write_card(model, folder, repo.repo_id, token)
+        written = {name: file for name, file in _files_in(folder).items() if before.get(name) != file}
+        _commit(written, repo.repo_id, token=token, **hub)
+
+
+def _files_in(folder: Path) -> dict[str, tuple[Path, int]]:
+    """name -> the path of each file and the time of its last change, in nanoseconds."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): (path, path.stat().st_mtime_ns) for path in files}
+
+
+def _write_card(
+    model: PreTrainedModel, folder: Path, repo_id: str, token: bool | str | None, tags: Iterable[str] = ()
+) -> None:
+    """Write the card of the repo with the model's tags; ours where the repo has none, or one with nothing filled in."""
+    try:
+        card = ModelCard.load(repo_id, token=token)  # type: ignore[arg-type] # True is fine
+    except EntryNotFoundError:
+        card = None
+    if card is None or EMPTY_CARD in card.content:
         write_card(folder, model.config, parameters=model.num_parameters(), generation=generation_settings(model))
-        ours = ModelCard.load(card)
-        ours.data.tags = list(dict.fromkeys([*ours.data.tags, *tags]))
-        ours.save(card)
-    files = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-    names = {path.relative_to(folder).as_posix(): path for path in files}
-    names = {
-        name: path
-        for name, path in names.items()
-        if path.stat().st_mtime > timestamps.get(name.partition("/")[0], float("-inf"))
-    }
+        tags = [*(card.data.tags or [] if card is not None else []), *tags]
+        card = ModelCard.load(folder / "README.md")
+    card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *(model.model_tags or []), *tags]))
+    card.save(folder / "README.md")
+
+
+def _commit(
+    files: dict[str, tuple[Path, int]],
+    repo_id: str,
+    *,
+    token: bool | str | None,
+    commit_message: str | None = None,
+    commit_description: str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+) -> CommitInfo:
+    """Upload files and delete the weight files that are not among them, in one commit.
+
+    `HfApi.upload_folder` has `delete_patterns` for that, but may make several commits of a large folder, and whoever
+    loads in between gets some of each.
+    """
     api = HfApi(token=token)
     if revision is not None and not revision.startswith("refs/pr"):
         api.create_branch(repo_id, branch=revision, exist_ok=True)
     there = api.model_info(repo_id, revision=revision)
-    operations: list[Any] = [CommitOperationAdd(name, path) for name, path in names.items()]
+    operations: list[Any] = [CommitOperationAdd(name, path) for name, (path, _) in files.items()]
     for sibling in there.siblings or []:
-        if WEIGHT_FILES.fullmatch(sibling.rfilename) and sibling.rfilename not in names:
+        if WEIGHT_FILES.fullmatch(sibling.rfilename) and sibling.rfilename not in files:
             operations.append(CommitOperationDelete(sibling.rfilename))
     return api.create_commit(
         repo_id,
