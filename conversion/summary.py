@@ -95,7 +95,7 @@ def describe(config: PretrainedConfig, name: str = "") -> Summary:
     return Summary(
         name=name,
         config=config,
-        settings=_settings(config),
+        settings=shown_settings(config),
         tree=repr(model),
         parameters=parameters,
         memory=_memory(model, parameters),
@@ -104,7 +104,7 @@ def describe(config: PretrainedConfig, name: str = "") -> Summary:
     )
 
 
-def _settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
+def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
     """Group -> field -> value, without the fields that say nothing beside the others."""
     relative = {name for name in axes(type(config)) if name.startswith("relative_")}
     idle = set() if config.position_type == "relative_bias" else relative

@@ -383,7 +383,9 @@ def masks() -> str:
     source_mask = torch.tensor([[int(token != "pad") for token in source]])
     target_mask = torch.tensor([[int(token != "pad") for token in target]])
     positions = torch.arange(len(target))[None]
-    causal = causal_masks(config.decoder_side(), target_states, target_mask, None, positions)["full_attention"]
+    causal = causal_masks(config.get_text_config(decoder=True), target_states, target_mask, None, positions)[
+        "full_attention"
+    ]
     panels = [
         (
             "encoder: padding",

@@ -107,6 +107,8 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
         fields["norm_bias"] = draw(st.booleans())
     if fields["norm_placement"] == "pre":
         fields["final_norm"] = draw(st.booleans())
+        if topology in ("encoder", "decoder"):
+            fields["residual"] = draw(st.sampled_from(CHOICES["residual"]))
     if "decoder" in topology.split("-")[0] and position_type in ABSOLUTE:
         kinds = [draw(st.sampled_from(["full_attention", "sliding_attention"]))] * fields["num_hidden_layers"]
         kinds[0] = draw(st.sampled_from(["full_attention", "sliding_attention"]))

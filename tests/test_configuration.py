@@ -1,6 +1,7 @@
 """The configuration: what it settles, what it refuses and in which words, and that a file gives it back exactly."""
 
 import dataclasses
+import inspect
 import json
 import math
 import os
@@ -16,7 +17,8 @@ from transformers import AutoConfig
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, preset
-from blockformer.axes import axes
+from blockformer.axes import axes, axis
+from blockformer.conversion.summary import shown_settings
 from blockformer.positions import ROPE_TYPES
 
 ROPE_EXTRAS = {
@@ -121,6 +123,35 @@ CLASSES = (
     blockformer.BlockformerDecoderConfig,
     blockformer.BlockformerEncoderDecoderConfig,
 )
+
+
+@pytest.mark.parametrize("config_class", CLASSES)
+def test_help_shows_every_field_with_its_meaning(config_class):
+    text = inspect.getdoc(config_class)
+    for name, declared in axes(config_class).items():
+        assert f"    {name} (" in text
+        assert f"default {declared.default!r}): {declared.meaning}." in text
+    assert "\nArgs:\n" in text
+    assert "\n    vocab_size (a positive integer; default 32000): tokens of the vocabulary, V.\n" in text
+
+
+def test_one_declaration_drives_checks_docstring_and_summary():
+    class WithOneMore(BlockformerDecoderConfig):
+        """A config with two fields that were made up here."""
+
+        model_type = "with_one_more"
+        made_up_axis: str = axis("plain", ("plain", "fancy"), "norm", "nothing at all")
+        made_up_number: float | None = axis(None, "a positive number", "norm", "nothing either")
+
+    assert WithOneMore(made_up_axis="fancy").made_up_axis == "fancy"
+    with pytest.raises(ValueError, match=r"must be one of plain, fancy, not 'fanci'\. Did you mean 'fancy'"):
+        WithOneMore(made_up_axis="fanci")
+    with pytest.raises(ValueError, match="made_up_number must be a positive number, not 0"):
+        WithOneMore(made_up_number=0)
+    assert "made_up_axis (plain, fancy; default 'plain'): nothing at all." in WithOneMore.__doc__
+    assert axes(WithOneMore)["made_up_number"] == (None, "a positive number", "norm", "nothing either", True)
+    assert shown_settings(WithOneMore())["norm"]["made_up_axis"] == "plain"
+    assert WithOneMore.from_dict(WithOneMore(made_up_axis="fancy").to_dict()).made_up_axis == "fancy"
 
 
 def test_a_vocabulary_of_its_own_needs_embeddings_of_its_own():

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import blockformer
+from blockformer.axes import axes, axis
 from blockformer.config_checks import config_field_names
 from blockformer.conversion.plan import architecture_of
+from blockformer.layer import NORM_SLOTS
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "src" / "blockformer"
@@ -102,6 +104,9 @@ def names_of(path):
                     names |= {
                         f"{node.name}.{target.attr}" for target in targets(inner) if isinstance(target, ast.Attribute)
                     }
+    if path.name == "layer.py":  # the norms that `norm_slots` names
+        slots = {slot for placement in NORM_SLOTS.values() for slot in placement}
+        names |= {f"Layer.{part}_{slot}_norm" for part in ("self_attn", "cross_attn", "mlp") for slot in slots}
     return frozenset(names)
 
 
@@ -142,6 +147,26 @@ def test_every_field_in_the_tables_is_a_field(page):
                     found |= set(re.findall(r"`(\w+)`", row[index]))
     assert len(found) > 25
     assert found <= fields, f"no fields: {sorted(found - fields)}"
+
+
+def undocumented(config_class, page):
+    """The axes of a config class that a page does not name."""
+    named = set(re.findall(r"`(\w+)`", page.read_text(encoding="utf-8")))
+    return [name for name in axes(config_class) if name not in named]
+
+
+class WithOneMore(blockformer.BlockformerDecoderConfig):
+    """A config with an axis that was made up for the test below."""
+
+    model_type = "with_one_more"
+    made_up_axis: str = axis("plain", ("plain", "fancy"), "norm", "nothing at all")
+
+
+@pytest.mark.parametrize("page", [PAGE, PAGE_ZH], ids=["en", "zh"])
+def test_every_axis_is_named_on_the_page_and_a_new_one_is_missed(page):
+    assert undocumented(blockformer.BlockformerDecoderConfig, page) == []
+    assert undocumented(blockformer.BlockformerEncoderDecoderConfig, page) == []
+    assert undocumented(WithOneMore, page) == ["made_up_axis"]
 
 
 # The table of section 13: a family's column is its preset.

@@ -282,7 +282,9 @@ def test_a_step_compiles_as_one_graph_with_a_static_cache(name, backend):
     with torch.no_grad():
         wanted = model(**given, decoder_input_ids=ids).logits
         encoded = (model.model.encoder(**given).last_hidden_state,)
-        cache = EncoderDecoderCache(StaticCache(model.config.decoder_side(), max_cache_len=16), DynamicCache())
+        cache = EncoderDecoderCache(
+            StaticCache(model.config.get_text_config(decoder=True), max_cache_len=16), DynamicCache()
+        )
         fixed = {"encoder_outputs": encoded, "attention_mask": given["attention_mask"], "past_key_values": cache}
         logits = [model(decoder_input_ids=ids[:, :1], **fixed, use_cache=True).logits]
         compiled = torch.compile(model, fullgraph=True, backend=backend)
@@ -685,8 +687,8 @@ def test_a_preset_survives_json(tmp_path, name):
     assert again.to_dict() == {**config.to_dict(), "_name_or_path": again.to_dict().get("_name_or_path")} or (
         again.to_json_string() == config.to_json_string()
     )
-    assert again.decoder_side().num_hidden_layers == 3
-    assert again.encoder_side().num_hidden_layers == 2
+    assert again.get_text_config(decoder=True).num_hidden_layers == 3
+    assert again.num_hidden_layers == 2
     assert again.get_text_config(decoder=True).num_hidden_layers == 3
     assert again.get_text_config() is again
     model = BlockformerEncoderDecoderModel(again)

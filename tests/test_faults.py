@@ -131,7 +131,7 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0]
         ({"rope_parameters": {**LONG, "short_factor": 1.0}}, "short_factor must list 4 numbers"),
         ({"rope_parameters": {**LONG, "long_factor": ["a"] * 4}}, "long_factor must list 4 numbers"),
         ({"rope_parameters": {"rope_thetta": 1e6}}, "rope_parameters have no 'rope_thetta'. Did you mean 'rope_theta'"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "give one set for all layers"),
+        ({"rope_parameters": {"sliding_attention": {}}}, "need one dict for each of 'full_attention', not"),
         ({"position_type": "relative_bias", "relative_attention_max_distance": 16}, "must be above 16"),
     ],
 )

@@ -155,6 +155,11 @@ class AttentionFields(Part):
         return super().layer_parameters(has_cross_attention) + own * (1 + has_cross_attention)
 
 
+def layer_type_of(config, layer_idx: int) -> str:
+    """A layer's type; `layer_types` are those of a single stack, in an encoder-decoder all layers attend fully."""
+    return "full_attention" if config.is_encoder_decoder else config.layer_types[layer_idx]
+
+
 class Attention(nn.Module):
     """Attention in one fixed order: project, q/k norm, rotate, cache, scores, weighted sum, output projection.
 
@@ -173,7 +178,7 @@ class Attention(nn.Module):
         self.scaling = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.dropout = config.attention_dropout
         self.has_relative_terms = config.position_type.startswith("relative") and not is_cross_attention
-        sliding = not is_cross_attention and config.layer_types[layer_idx] == "sliding_attention"
+        sliding = not is_cross_attention and layer_type_of(config, layer_idx) == "sliding_attention"
         self.sliding_window = config.sliding_window if sliding else None
 
         query_size = config.num_attention_heads * config.head_dim

@@ -126,6 +126,10 @@ class BlockformerConfig(
         fields["auto_map"] = {**self.auto_classes, **(fields.get("auto_map") or {})}
         return fields
 
+    def stack_sizes(self, is_decoder: bool) -> tuple[int, int]:
+        """Layers and vocabulary of a stack."""
+        return self.num_hidden_layers, self.vocab_size
+
     def num_parameters_estimate(self) -> int:
         """Weights of the matrices, without building the model: biases and norms, below 1%, are left out."""
         tables = (self.vocab_size * (1 if self.tie_word_embeddings else 2) + self.type_vocab_size) * self.hidden_size

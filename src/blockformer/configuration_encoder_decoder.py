@@ -92,22 +92,19 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         embeddings = 0 if self.share_embeddings else (self.decoder_vocab_size or self.vocab_size) * self.hidden_size
         return super().num_parameters_estimate() + decoder + embeddings
 
+    def stack_sizes(self, is_decoder: bool) -> tuple[int, int]:
+        """Layers and vocabulary of one of the two stacks."""
+        if not is_decoder:
+            return self.num_hidden_layers, self.vocab_size
+        return self.decoder_layers, self.decoder_vocab_size or self.vocab_size
+
     def get_text_config(self, decoder=None, encoder=None):
-        """The config itself; for the decoder alone, which the library asks for to size a cache, `decoder_side()`."""
-        return self.decoder_side() if decoder and not encoder else self
-
-    def encoder_side(self) -> "BlockformerEncoderDecoderConfig":
-        """The settings of the encoder's stack."""
-        side = copy.deepcopy(self)
-        side.use_cache = False
-        return side
-
-    def decoder_side(self) -> "BlockformerEncoderDecoderConfig":
-        """The settings of the decoder's stack: its own number of layers and its vocabulary."""
-        side = copy.deepcopy(self)
-        side.num_hidden_layers = self.decoder_layers or self.num_hidden_layers
+        """The config itself; for the decoder alone, which the library sizes a cache by, a copy with its sizes."""
+        if not decoder or encoder:
+            return self
+        side = copy.copy(self)
+        side.num_hidden_layers, side.vocab_size = self.stack_sizes(is_decoder=True)
         side.layer_types = ["full_attention"] * side.num_hidden_layers
-        side.vocab_size = self.decoder_vocab_size or self.vocab_size
         return side
 
 

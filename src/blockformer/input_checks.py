@@ -16,7 +16,9 @@ def cached_length(past_key_values):
     return 0 if past_key_values is None else past_key_values.get_seq_length()
 
 
-def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_values, token_type_ids=None) -> None:
+def check_inputs(
+    config, vocab_size: int, input_ids, inputs_embeds, attention_mask, past_key_values, token_type_ids=None
+) -> None:
     """Refuse inputs of a stack that cannot be right.
 
     Args:
@@ -60,7 +62,7 @@ def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_valu
     if not is_readable:
         return
     if input_ids is not None:
-        _check_token_range(input_ids, config.vocab_size)
+        _check_token_range(input_ids, vocab_size)
     if is_2d_mask:
         _check_mask_values(attention_mask)
         _check_mask_of_static_cache(attention_mask, past_key_values, past, length)
@@ -68,17 +70,28 @@ def check_inputs(config, input_ids, inputs_embeds, attention_mask, past_key_valu
         _check_token_types(token_type_ids, config.type_vocab_size)
 
 
-def check_source(config, encoder_hidden_states, encoder_attention_mask, batch: int) -> None:
+def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: int, cu_seq_lens) -> None:
     """Refuse an encoder's states, or their mask, that the queries of a batch cannot look at.
 
     Args:
         encoder_hidden_states: float [B or B / beams, S, C].
         encoder_attention_mask: [B or B / beams, S] of 0 and 1; None or a ready 4D mask is not looked at.
         batch: rows of the input.
+        cu_seq_lens: where the sequences of the input begin, or None.
 
     Raises:
         ValueError: names the argument and the fix.
     """
+    if not stack.has_cross_attention:
+        raise ValueError(
+            "encoder_hidden_states are given but the model has no cross-attention: set add_cross_attention=True."
+        )
+    if cu_seq_lens is not None:
+        raise ValueError(
+            "cu_seq_lens_q does not go with cross-attention, where each sequence would see the sources of all: "
+            "give padded rows, one source for each."
+        )
+    config = stack.config
     shape = list(encoder_hidden_states.shape)
     if len(shape) != 3 or shape[-1] != config.hidden_size:
         raise ValueError(f"encoder_hidden_states must be [batch, length, {config.hidden_size}], not {shape}.")

@@ -1,12 +1,16 @@
-"""One layer: attention and feed-forward, each inside a residual step with its norms."""
+"""One layer: attention and feed-forward, each inside a residual step with its norms.
+
+B batch, T query length, S key length, H heads, D head size, C hidden size.
+"""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .attention import Attention
+from .attention import Attention, layer_type_of
 from .axes import Part, axis, flag
 from .feed_forward import FeedForward
 from .normalization import make_norm
@@ -17,16 +21,17 @@ NORM_SLOTS = {"pre": ("pre",), "post": ("post",), "output": ("output",), "pre_ou
 
 @dataclass(eq=False, repr=False)
 class LayerFields(Part):
-    """How a layer puts its sub-layers together, and what stands before and after all layers."""
+    """How a layer puts its sub-layers together."""
 
     norm_placement: str = axis(
-        "pre",
-        tuple(NORM_SLOTS),
-        "norm",
-        "x + f(norm(x)), norm(x + f(x)), x + norm(f(x)), or x + norm2(f(norm(x)))",
+        "pre", tuple(NORM_SLOTS), "norm", "x + f(norm(x)), norm(x + f(x)), x + norm(f(x)), or x + norm2(f(norm(x)))"
     )
-    final_norm: bool | None = flag(
-        None, "norm", "a norm after the last layer; None means unless norm_placement is post"
+    final_norm: bool | None = flag(None, "norm", "a norm after the last layer; None: unless norm_placement is post")
+    residual: str = axis(
+        "sequential",
+        ("sequential", "parallel", "parallel_shared_norm"),
+        "norm",
+        "feed-forward reads what attention wrote, or both read the same: x + attention(norm(x)) + mlp(norm2(x))",
     )
     hidden_dropout: float = axis(
         0.0, "a probability from 0 to 1", "training", "after the embeddings and after each sub-layer"
@@ -39,22 +44,67 @@ class LayerFields(Part):
             self.final_norm = self.norm_placement != "post"
 
     def check(self):
-        """A norm never follows a norm."""
+        """A norm never follows a norm, and what is parallel are two sub-layers with a norm before them."""
         super().check()
         if self.norm_placement == "post" and self.final_norm:
             raise ValueError(
                 "final_norm=True with norm_placement='post': each layer already ends in a norm; set final_norm=False."
             )
+        if self.residual == "sequential":
+            return
+        if self.norm_placement != "pre":
+            raise ValueError(
+                f"residual='{self.residual}' with norm_placement='{self.norm_placement}' is not supported: parallel "
+                "sub-layers have their norms before them; set norm_placement='pre', or residual='sequential'."
+            )
+        if self.add_cross_attention or self.is_encoder_decoder:
+            raise ValueError(
+                f"residual='{self.residual}' is not supported with cross-attention, which reads what self-attention "
+                "wrote: set residual='sequential'."
+            )
+
+
+def norm_slots(config, layer_idx: int, sublayer: str) -> tuple[str, ...]:
+    """Where a sub-layer has norms: some of "pre", "output" and "post". A norm's name is `{sublayer}_{slot}_norm`."""
+    if config.residual == "parallel_shared_norm" and sublayer == "mlp":
+        return ()
+    return NORM_SLOTS[config.norm_placement]
+
+
+class Batch(NamedTuple):
+    """What the layers are told of a batch besides its states; the stack makes it once for all of them.
+
+    A tuple, since hooks that move or cast a module's inputs look into tuples and dicts, and into no other object.
+
+    Attributes:
+        masks: layer type -> the mask of self-attention in the backend's form, or None.
+        rotations: layer type -> what `rotate` turns by, each [B, 1, T, D]; empty without rotary positions.
+        query_positions: int [T], the queries' places among the keys.
+        encoder_mask: the mask of cross-attention in the backend's form, or None.
+        head_mask: [layers, H], multiplies each head's output, or None.
+        unpadding: where the sequences of an unpadded batch lie ([B, T] is then [1, N]), or None.
+    """
+
+    masks: dict
+    rotations: dict
+    query_positions: torch.Tensor
+    encoder_mask: Any = None
+    head_mask: torch.Tensor | None = None
+    unpadding: Any = None
 
 
 class Layer(GradientCheckpointingLayer):
-    """Self-attention, optionally cross-attention, feed-forward.
+    """Self-attention, optionally cross-attention, feed-forward, each with a norm in each slot that `norm_slots` names.
 
-    Each sub-layer has a norm in each slot that `norm_placement` names: `self_attn_pre_norm`, `mlp_post_norm` and so on.
+    In sequence, a sub-layer reads what the one before has written; parallel ones read the same states (Wang and
+    Komatsuzaki, 2021), through a norm each or through a shared one.
     """
 
     def __init__(self, config, layer_idx: int, is_causal: bool, has_cross_attention: bool):
         super().__init__()
+        self.layer_idx = layer_idx
+        self.layer_type = layer_type_of(config, layer_idx)
+        self.residual = config.residual
         self.dropout = config.hidden_dropout
         self.self_attn = Attention(config, layer_idx, is_causal)
         self.has_cross_attention = has_cross_attention
@@ -62,66 +112,69 @@ class Layer(GradientCheckpointingLayer):
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
         self.mlp = FeedForward(config)
         for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
-            for slot in NORM_SLOTS[config.norm_placement]:
+            for slot in norm_slots(config, layer_idx, sublayer):
                 self.add_module(f"{sublayer}_{slot}_norm", make_norm(config, config.hidden_size))
-
-    def _residual(self, hidden_states, name: str, sublayer):
-        """post(x + output(f(pre(x)))): the one place where the placement of a norm matters."""
-        change = sublayer(self._norm(name, "pre", hidden_states))
-        change = self._norm(name, "output", change)
-        if self.training:
-            change = F.dropout(change, self.dropout)
-        return self._norm(name, "post", _hold_finite(hidden_states + change))
-
-    def _norm(self, sublayer: str, slot: str, states):
-        norm = self._modules.get(f"{sublayer}_{slot}_norm")
-        return states if norm is None else norm(states)
 
     def forward(
         self,
         hidden_states,
         encoder_hidden_states=None,
         position_bias=None,
-        attention_mask=None,
-        encoder_attention_mask=None,
-        position_embeddings=None,
-        query_positions=None,
+        batch: Batch | None = None,
         past_key_values=None,
-        head_mask=None,
-        unpadding=None,
         **kwargs,
     ):
-        """hidden_states [B, T, C] -> [B, T, C]; the other arguments are those of `Attention.forward`.
+        """hidden_states [B, T, C] -> [B, T, C].
 
         What gradients flow through comes first: reentrant checkpointing follows positional arguments only.
+
+        Args:
+            encoder_hidden_states: [B, S, C], for cross-attention.
+            position_bias: [1, H, T, S], added to the scores of self-attention, or None.
+            past_key_values: the cache, or None.
+            **kwargs: for the attention backend.
         """
-
-        def attend(states):
-            return self.self_attn(
-                states,
-                attention_mask=attention_mask,
-                position_embeddings=position_embeddings,
-                position_bias=position_bias,
-                query_positions=query_positions,
-                past_key_values=past_key_values,
-                head_mask=head_mask,
-                unpadding=unpadding,
-                **kwargs,
-            )[0]
-
-        def attend_to_encoder(states):
-            return self.cross_attn(
-                states,
-                attention_mask=encoder_attention_mask,
+        states = self._norm("self_attn", "pre", hidden_states)
+        change = self._self_attention(states, position_bias, batch, past_key_values, kwargs)
+        if self.residual != "sequential":
+            if self.residual == "parallel":
+                states = self._norm("mlp", "pre", hidden_states)
+            return self._residual("mlp", self._residual("self_attn", hidden_states, change), self.mlp(states))
+        hidden_states = self._residual("self_attn", hidden_states, change)
+        if self.has_cross_attention and encoder_hidden_states is not None:
+            change = self.cross_attn(
+                self._norm("cross_attn", "pre", hidden_states),
+                attention_mask=batch.encoder_mask,
                 key_value_states=encoder_hidden_states,
                 past_key_values=past_key_values,
                 **kwargs,
             )[0]
+            hidden_states = self._residual("cross_attn", hidden_states, change)
+        return self._residual("mlp", hidden_states, self.mlp(self._norm("mlp", "pre", hidden_states)))
 
-        hidden_states = self._residual(hidden_states, "self_attn", attend)
-        if self.has_cross_attention and encoder_hidden_states is not None:
-            hidden_states = self._residual(hidden_states, "cross_attn", attend_to_encoder)
-        return self._residual(hidden_states, "mlp", self.mlp)
+    def _self_attention(self, states, position_bias, batch, past_key_values, kwargs):
+        return self.self_attn(
+            states,
+            attention_mask=batch.masks[self.layer_type],
+            position_embeddings=batch.rotations.get(self.layer_type),
+            position_bias=position_bias,
+            query_positions=batch.query_positions,
+            past_key_values=past_key_values,
+            head_mask=None if batch.head_mask is None else batch.head_mask[self.layer_idx],
+            unpadding=batch.unpadding,
+            **kwargs,
+        )[0]
+
+    def _residual(self, sublayer: str, hidden_states, change):
+        """The residual step, post(x + output(f(pre(x)))), after f."""
+        change = self._norm(sublayer, "output", change)
+        if self.training:
+            change = F.dropout(change, self.dropout)
+        return self._norm(sublayer, "post", _hold_finite(hidden_states + change))
+
+    def _norm(self, sublayer: str, slot: str, states):
+        norm = self._modules.get(f"{sublayer}_{slot}_norm")
+        return states if norm is None else norm(states)
 
 
 def _hold_finite(states):

@@ -46,8 +46,8 @@ class BlockformerEncoderDecoderModel(TwoStacks):
 
     def __init__(self, config):
         super().__init__(config)
-        self.encoder = Stack(config.encoder_side(), is_causal=False)
-        self.decoder = Stack(config.decoder_side(), is_causal=True, has_cross_attention=True)
+        self.encoder = Stack(config, is_causal=False)
+        self.decoder = Stack(config, is_causal=True, has_cross_attention=True)
         self.post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict:

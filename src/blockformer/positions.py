@@ -3,6 +3,7 @@
 B batch, T query length, S key length, H heads, K key/value heads, D head size, C hidden size.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -73,12 +74,17 @@ class PositionFields(Part):
         if not isinstance(given, dict | None):
             raise ValueError(f"rope_parameters must be a dict, not {given!r}.")
         given = given or {}
-        for name, value in given.items():
-            if isinstance(value, dict):
-                raise ValueError(f"rope_parameters for '{name}' alone are not supported: give one set for all layers.")
-        self.rope_parameters = self._settled_rope(given, rope_theta)
+        if not any(isinstance(value, dict) for value in given.values()):
+            self.rope_parameters = self._settled_rope(given, rope_theta)
+            return
+        if set(given) != set(self.layer_types):
+            types = " and ".join(f"'{name}'" for name in sorted(set(self.layer_types)))
+            raise ValueError(f"rope_parameters by layer type need one dict for each of {types}, not {sorted(given)}.")
+        self.rope_parameters = {name: self._settled_rope(one, rope_theta) for name, one in given.items()}
 
     def _settled_rope(self, given, rope_theta) -> dict:
+        if not isinstance(given, dict):
+            raise ValueError(f"rope_parameters of a layer type must be a dict, not {given!r}.")
         rope = {"rope_type": given.get("type", "default"), "rope_theta": rope_theta, **given}
         rope["rope_theta"] = 10_000.0 if rope["rope_theta"] is None else rope["rope_theta"]
         check_rope(rope, self.head_dim)
@@ -242,29 +248,34 @@ class RotaryPositions(ComputedPositions):
     Gives what `rotate` turns queries and keys by: cosines and signed sines, each [B, 1, T, D]. The types whose
     frequencies depend on the text's length ("dynamic", "longrope") take it from the largest position of the call and
     keep no state, so that a result never depends on the calls before it.
+
+    Args:
+        layer_type: whose parameters to take where `rope_parameters` have some for each layer type.
     """
 
-    def __init__(self, config):
+    def __init__(self, config, layer_type: str | None = None):
         super().__init__()
         self.config = config
-        self.rope_type = config.rope_parameters["rope_type"]
+        self.layer_type = layer_type
+        self.rope = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
+        self.rope_type = self.rope["rope_type"]
         self.attention_scaling = 1.0
         self._set_frequencies(torch.get_default_device())
 
     def compute_frequencies(self):
         """[D/2]; of "longrope" those of a text as long as in training and those of a longer one, [2, D/2]."""
         if self.rope_type == "default":
-            return self._frequencies_of(self.config.rope_parameters["rope_theta"], "cpu")
-        compute = ROPE_INIT_FUNCTIONS[self.rope_type]
+            return self._frequencies_of(self.rope["rope_theta"], "cpu")
+        compute = functools.partial(ROPE_INIT_FUNCTIONS[self.rope_type], self.config, torch.device("cpu"))
         with torch.device("cpu"):
-            frequencies, self.attention_scaling = compute(self.config, torch.device("cpu"))
+            frequencies, self.attention_scaling = compute(layer_type=self.layer_type)
             if self.rope_type == "longrope":
-                longer, _ = compute(self.config, torch.device("cpu"), seq_len=self._trained_length() + 1)
+                longer, _ = compute(layer_type=self.layer_type, seq_len=self._trained_length() + 1)
                 frequencies = torch.stack((frequencies, longer))
         return frequencies
 
     def _trained_length(self) -> int:
-        return self.config.rope_parameters["original_max_position_embeddings"]
+        return self.rope["original_max_position_embeddings"]
 
     def _frequencies_of(self, theta, device):
         even = torch.arange(0, self.config.head_dim, 2, dtype=torch.int64, device=device).float()
@@ -272,7 +283,7 @@ class RotaryPositions(ComputedPositions):
 
     def _frequencies_at(self, position_ids):
         if self.rope_type == "dynamic":
-            rope, trained, size = self.config.rope_parameters, self.config.max_position_embeddings, self.config.head_dim
+            rope, trained, size = self.rope, self.config.max_position_embeddings, self.config.head_dim
             longer = (position_ids.max() + 1).clamp(min=trained) / trained
             stretch = (rope["factor"] * longer - (rope["factor"] - 1)) ** (size / (size - 2))
             return self._frequencies_of(rope["rope_theta"] * stretch, position_ids.device)
@@ -287,6 +298,22 @@ class RotaryPositions(ComputedPositions):
         cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
         cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)  # [B, T, D]
         return cos.to(hidden_states.dtype)[:, None], sin.to(hidden_states.dtype)[:, None]
+
+
+def make_rotary(config) -> nn.Module:
+    """`RotaryPositions` for all layers or, where `rope_parameters` say so, a dict of them by layer type."""
+    if "rope_type" in config.rope_parameters:
+        return RotaryPositions(config)
+    return nn.ModuleDict({layer_type: RotaryPositions(config, layer_type) for layer_type in config.rope_parameters})
+
+
+def rotations_of(rotary: nn.Module | None, config, hidden_states, position_ids) -> dict:
+    """Layer type -> what `rotate` turns by; empty without rotary positions."""
+    if rotary is None:
+        return {}
+    if isinstance(rotary, RotaryPositions):
+        return dict.fromkeys(config.layer_types, rotary(hidden_states, position_ids))
+    return {layer_type: part(hidden_states, position_ids) for layer_type, part in rotary.items()}
 
 
 def rotate(states, cos, sin):

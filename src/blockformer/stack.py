@@ -1,5 +1,7 @@
 """The stack: embeddings, layers, final norm. A decoder is one stack, an encoder-decoder is two.
 
+What all layers need of a batch is made once, by `Stack._prepare`.
+
 B batch, T query length, S key length, C hidden size.
 """
 
@@ -12,9 +14,9 @@ from transformers.utils import logging
 from .compat import bidirectional_mask, capture_outputs, causal_masks
 from .growing_cache import new_cache
 from .input_checks import cached_length, check_inputs, check_positions, check_source
-from .layer import Layer
+from .layer import Batch, Layer
 from .normalization import make_norm
-from .positions import LearnedPositions, RelativeBias, RotaryPositions, SinusoidalPositions
+from .positions import LearnedPositions, RelativeBias, SinusoidalPositions, make_rotary, rotations_of
 from .pretrained_model import BlockformerPreTrainedModel
 from .unpadding import find_unpadding, flattened_positions, sequence_numbers
 
@@ -40,7 +42,8 @@ class Stack(BlockformerPreTrainedModel):
         # Padding teaches an encoder's embeddings nothing, even where a head reads its states (BERT).
         is_encoder = not (config.is_decoder or config.is_encoder_decoder)
         padding_idx = config.pad_token_id if is_encoder else None
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx)
+        num_layers, vocab_size = config.stack_sizes(is_decoder=is_causal)
+        self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size, padding_idx)
         if config.embedding_scale is not None:
             self.embed_tokens.initializer_factor = 1 / config.embedding_scale
         tables = {
@@ -52,11 +55,11 @@ class Stack(BlockformerPreTrainedModel):
         self.embed_token_types = nn.Embedding(types, config.hidden_size) if types else None
         self.embed_positions = tables[config.position_type](config) if config.position_type in tables else None
         self.embedding_norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
-        self.rotary_emb = RotaryPositions(config) if config.position_type == "rotary" else None
+        self.rotary_emb = make_rotary(config) if config.position_type == "rotary" else None
         has_bias = config.position_type == "relative_bias" and not config.relative_bias_per_layer
         self.relative_bias = RelativeBias(config, bidirectional=not is_causal) if has_bias else None
         self.layers = nn.ModuleList(
-            Layer(config, layer_idx, is_causal, has_cross_attention) for layer_idx in range(config.num_hidden_layers)
+            Layer(config, layer_idx, is_causal, has_cross_attention) for layer_idx in range(num_layers)
         )
         self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
         self.gradient_checkpointing = False
@@ -100,84 +103,92 @@ class Stack(BlockformerPreTrainedModel):
         Raises:
             ValueError: see `input_checks.py`; and encoder states for a stack without cross-attention.
         """
-        check_inputs(self.config, input_ids, inputs_embeds, attention_mask, past_key_values, token_type_ids)
-        if encoder_hidden_states is not None and not self.has_cross_attention:
-            raise ValueError(
-                "encoder_hidden_states are given but the model has no cross-attention: set add_cross_attention=True."
-            )
+        _, vocab_size = self.config.stack_sizes(self.is_causal)
+        check_inputs(self.config, vocab_size, input_ids, inputs_embeds, attention_mask, past_key_values, token_type_ids)
         if encoder_hidden_states is not None:
             rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
-            check_source(self.config, encoder_hidden_states, encoder_attention_mask, rows)
-            if kwargs.get("cu_seq_lens_q") is not None:
-                raise ValueError(
-                    "cu_seq_lens_q does not go with cross-attention, where each sequence would see the sources of all: "
-                    "give padded rows, one source for each."
-                )
+            check_source(self, encoder_hidden_states, encoder_attention_mask, rows, kwargs.get("cu_seq_lens_q"))
         use_cache = self._uses_cache(use_cache)
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
-        if self.embedding_scale is not None:
-            inputs_embeds = inputs_embeds * self.embedding_scale
-        shape, past = inputs_embeds.shape[:2], cached_length(past_key_values)
-        query_positions = torch.arange(shape[1], device=inputs_embeds.device) + past
-        if position_ids is None and kwargs.get("cu_seq_lens_q") is not None:
-            position_ids = flattened_positions(kwargs["cu_seq_lens_q"], shape)
-        is_given, longest = position_ids is not None, None
+        # Padding is kept where a cache or the caller will look at it.
+        unpads = self.skips_padding and past_key_values is None and not use_cache and not self._is_recording(kwargs)
+        hidden_states, kwargs["position_ids"], batch = self._prepare(
+            self._embed_tokens(input_ids, inputs_embeds, token_type_ids),
+            attention_mask,
+            position_ids,
+            past_key_values,
+            encoder_hidden_states,
+            encoder_attention_mask,
+            head_mask,
+            unpads,
+            kwargs.get("cu_seq_lens_q"),
+        )
+        if use_cache and past_key_values is None:
+            past_key_values = new_cache(self.config, for_cross_attention=encoder_hidden_states is not None)
+        position_bias = self._position_bias(batch.query_positions, past_key_values)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                encoder_hidden_states,
+                position_bias,
+                batch=batch,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                **kwargs,
+            )
+        if self.norm is not None:
+            hidden_states = self.norm(hidden_states)
+        if batch.unpadding is not None:
+            hidden_states = batch.unpadding.scatter(hidden_states)
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
+        )
+
+    def _prepare(
+        self,
+        hidden_states,
+        attention_mask,
+        position_ids,
+        past_key_values,
+        encoder_hidden_states,
+        encoder_attention_mask,
+        head_mask,
+        unpads: bool,
+        cu_seq_lens,
+    ):
+        """What the layers need: embedded states [B, T, C] (unpadded [1, N, C]), positions for the backend, a `Batch`.
+
+        Positions that the caller gave may say that a row holds several sequences; those that are only counted do not,
+        and the backend is not told of them.
+        """
+        shape, past = hidden_states.shape[:2], cached_length(past_key_values)
+        query_positions = torch.arange(shape[1], device=hidden_states.device) + past
+        if position_ids is None and cu_seq_lens is not None:
+            position_ids = flattened_positions(cu_seq_lens, shape)
+        given_positions, longest = position_ids, None
         if position_ids is None and isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
             position_ids = _ranks(attention_mask)[:, -shape[1] :]
         elif position_ids is None:
             position_ids = query_positions[None]
             longest = past + shape[1] if isinstance(past, int) else None
         check_positions(self.config, position_ids, shape, longest)
-        given_positions = position_ids.expand(shape) if is_given else None  # their rows may hold several sequences
-        if not is_given and not self.skips_padding:
+        if given_positions is not None:
+            given_positions = given_positions.expand(shape)
+        elif not self.skips_padding:
             position_ids = _place_padding(self.config, position_ids, attention_mask)
 
         unpadding = None
-        may_unpad = self.skips_padding and past_key_values is None and not use_cache and encoder_hidden_states is None
-        if may_unpad and not self._is_recording(kwargs):
+        if unpads and encoder_hidden_states is None:
             unpadding = find_unpadding(self.config, attention_mask, given_positions)
-        inputs_embeds = self._add_token_types(inputs_embeds, token_type_ids)
         if unpadding is None:
-            masks = self._masks(inputs_embeds, attention_mask, past_key_values, given_positions)
+            masks = self._masks(hidden_states, attention_mask, past_key_values, given_positions)
         else:
             masks = dict.fromkeys(self.config.layer_types)
-            inputs_embeds, position_ids = unpadding.gather(inputs_embeds), unpadding.gather(position_ids)
-        if use_cache and past_key_values is None:
-            past_key_values = new_cache(self.config, for_cross_attention=encoder_hidden_states is not None)
-        if encoder_hidden_states is not None:
-            # Beams of one input share its encoder states: they count as more queries of one row.
-            queries = inputs_embeds.reshape(encoder_hidden_states.shape[0], -1, inputs_embeds.shape[-1])
-            encoder_attention_mask = bidirectional_mask(
-                self.config, queries, encoder_attention_mask, encoder_hidden_states
-            )
-        hidden_states = self._embed(inputs_embeds, position_ids)
-        position_embeddings = None if self.rotary_emb is None else self.rotary_emb(hidden_states, position_ids)
-        position_bias = self._position_bias(query_positions, past_key_values)
-
-        for layer_idx, layer in enumerate(self.layers):
-            hidden_states = layer(
-                hidden_states,
-                encoder_hidden_states,
-                position_bias,
-                attention_mask=masks[self.config.layer_types[layer_idx]],
-                encoder_attention_mask=encoder_attention_mask,
-                position_embeddings=position_embeddings,
-                query_positions=query_positions,
-                position_ids=given_positions,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                head_mask=None if head_mask is None else head_mask[layer_idx],
-                unpadding=unpadding,
-                **kwargs,
-            )
-        if self.norm is not None:
-            hidden_states = self.norm(hidden_states)
-        if unpadding is not None:
-            hidden_states = unpadding.scatter(hidden_states)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
-        )
+            hidden_states, position_ids = unpadding.gather(hidden_states), unpadding.gather(position_ids)
+        hidden_states = self._embed(hidden_states, position_ids)
+        rotations = rotations_of(self.rotary_emb, self.config, hidden_states, position_ids)
+        encoder_mask = self._encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask)
+        batch = Batch(masks, rotations, query_positions, encoder_mask, head_mask, unpadding)
+        return hidden_states, given_positions, batch
 
     def _uses_cache(self, use_cache) -> bool:
         if not self.is_causal:
@@ -192,12 +203,16 @@ class Stack(BlockformerPreTrainedModel):
         names = ("output_hidden_states", "output_attentions")
         return any(kwargs.get(name, getattr(self.config, name, False)) for name in names)
 
-    def _add_token_types(self, inputs_embeds, token_type_ids):
+    def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids):
+        """Tokens or their embeddings, scaled, and their types: [B, T] or [B, T, C] -> [B, T, C]."""
+        states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.embedding_scale is not None:
+            states = states * self.embedding_scale
         if self.embed_token_types is None:
-            return inputs_embeds
+            return states
         if token_type_ids is None:
-            token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=inputs_embeds.device)
-        return inputs_embeds + self.embed_token_types(token_type_ids)
+            token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=states.device)
+        return states + self.embed_token_types(token_type_ids)
 
     def _embed(self, hidden_states, position_ids):
         if self.embed_positions is not None:
@@ -215,6 +230,13 @@ class Stack(BlockformerPreTrainedModel):
         sequences = sequence_numbers(position_ids) if is_packed else None
         mask = bidirectional_mask(self.config, hidden_states, attention_mask, sequences=sequences)
         return dict.fromkeys(self.config.layer_types, mask)
+
+    def _encoder_mask(self, hidden_states, encoder_hidden_states, encoder_attention_mask):
+        """The mask of cross-attention. Beams of one input share its states: they count as more queries of one row."""
+        if encoder_hidden_states is None:
+            return None
+        queries = hidden_states.reshape(encoder_hidden_states.shape[0], -1, hidden_states.shape[-1])
+        return bidirectional_mask(self.config, queries, encoder_attention_mask, encoder_hidden_states)
 
     def _position_bias(self, query_positions, past_key_values):
         """The relative bias [1, H, T, S] that all layers share, or None."""

@@ -17,12 +17,6 @@ class TwoStacks(BlockformerPreTrainedModel):
         """The decoder's stack."""
         return getattr(self, "model", self).decoder
 
-    def set_attn_implementation(self, attn_implementation, *args, **kwargs):
-        """As the library does it, for both stacks too: older versions overlook configs of the same class."""
-        super().set_attn_implementation(attn_implementation, *args, **kwargs)
-        for stack in (self.get_encoder(), self.get_decoder()):
-            stack.set_attn_implementation(attn_implementation, *args, **kwargs)
-
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
         """As the library does it, on both sides, or the source's alone where the target has a vocabulary of its own.
 
@@ -30,15 +24,10 @@ class TwoStacks(BlockformerPreTrainedModel):
             The encoder's embeddings.
         """
         if self.config.decoder_vocab_size is not None:
-            embeddings = self.get_encoder().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-            self._set_size("vocab_size", embeddings.num_embeddings)
-            return embeddings
+            return self.get_encoder().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        size = embeddings.num_embeddings
-        if not self.config.share_embeddings and self.get_decoder().config.vocab_size != size:
-            self.get_decoder().resize_token_embeddings(size, mean_resizing=mean_resizing)
-        self.get_decoder().config.vocab_size = size
-        self._set_size("vocab_size", size)
+        if not self.config.share_embeddings:
+            self.get_decoder().resize_token_embeddings(embeddings.num_embeddings, mean_resizing=mean_resizing)
         self.tie_weights()
         return embeddings
 
@@ -53,14 +42,11 @@ class TwoStacks(BlockformerPreTrainedModel):
         """
         if self.config.decoder_vocab_size is None:
             raise ValueError("decoder_vocab_size is None: both sides share a vocabulary; use resize_token_embeddings.")
+        source_size = self.config.vocab_size
         embeddings = self.get_decoder().resize_token_embeddings(new_num_tokens, mean_resizing=mean_resizing)
+        self.config.vocab_size, self.config.decoder_vocab_size = source_size, embeddings.num_embeddings
         head = self.get_output_embeddings()
         if head is not None:
             self.set_output_embeddings(self._get_resized_lm_head(head, new_num_tokens, mean_resizing=mean_resizing))
-        self._set_size("decoder_vocab_size", embeddings.num_embeddings)
         self.tie_weights()
         return embeddings
-
-    def _set_size(self, name, size):
-        for part in (self.get_encoder(), getattr(self, "model", self), self):
-            setattr(part.config, name, size)

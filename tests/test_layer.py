@@ -1,0 +1,300 @@
+"""Layers: where norms stand, in sequence and parallel, rotations by layer type; by hand and against transformers."""
+
+import pytest
+import torch
+from pairs import assert_close, token_ids
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
+
+import blockformer
+from blockformer.layer import Batch, Layer
+
+VOCAB, WIDTH, HEADS, LAYERS = 97, 48, 4, 3
+SIZES = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 80, "num_hidden_layers": LAYERS}
+SIZES |= {"num_attention_heads": HEADS, "max_position_embeddings": 64}
+BIASES = {"attention_bias": True, "attention_output_bias": True, "mlp_bias": True}
+
+
+def randomise(model, scale=0.3):
+    """Every weight random, biases and norms too, so that none can be left out unseen."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_norm = "norm" in name and name.endswith("weight")
+            parameter.copy_(is_norm + scale * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def loaded(config, weights):
+    """A decoder with a head and exactly these weights."""
+    model = blockformer.BlockformerDecoderForCausalLM(config)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def renamed(weights, names):
+    """Weights with parts of their names replaced."""
+    for old, new in names.items():
+        weights = {name.replace(old, new): tensor for name, tensor in weights.items()}
+    return weights
+
+
+def by_hand(layer, states, batch):
+    """The layer's formula, written out for each placement."""
+
+    def attend(states):
+        return layer.self_attn(
+            states, attention_mask=batch.masks["full_attention"], query_positions=batch.query_positions
+        )[0]
+
+    def norm(name):
+        return getattr(layer, f"{name}_norm")
+
+    if layer.residual == "parallel":
+        return states + attend(norm("self_attn_pre")(states)) + layer.mlp(norm("mlp_pre")(states))
+    if layer.residual == "parallel_shared_norm":
+        shared = norm("self_attn_pre")(states)
+        return states + attend(shared) + layer.mlp(shared)
+    for name, sublayer in (("self_attn", attend), ("mlp", layer.mlp)):
+        slots = [slot for slot in ("pre", "output", "post") if hasattr(layer, f"{name}_{slot}_norm")]
+        if slots == ["pre"]:
+            states = states + sublayer(norm(f"{name}_pre")(states))
+        elif slots == ["post"]:
+            states = norm(f"{name}_post")(states + sublayer(states))
+        elif slots == ["output"]:
+            states = states + norm(f"{name}_output")(sublayer(states))
+        else:
+            states = states + norm(f"{name}_output")(sublayer(norm(f"{name}_pre")(states)))
+    return states
+
+
+@pytest.mark.portable
+@pytest.mark.parametrize(
+    ("fields", "slots"),
+    [
+        ({"norm_placement": "pre"}, ["self_attn_pre", "mlp_pre"]),
+        ({"norm_placement": "post"}, ["self_attn_post", "mlp_post"]),
+        ({"norm_placement": "output"}, ["self_attn_output", "mlp_output"]),
+        (
+            {"norm_placement": "pre_output"},
+            ["self_attn_pre", "self_attn_output", "mlp_pre", "mlp_output"],
+        ),
+        ({"residual": "parallel"}, ["self_attn_pre", "mlp_pre"]),
+        ({"residual": "parallel_shared_norm"}, ["self_attn_pre"]),
+    ],
+)
+def test_a_layer_is_its_formula(fields, slots):
+    config = blockformer.BlockformerDecoderConfig(**SIZES, **fields, norm_type="layer_norm", position_type="none")
+    config._attn_implementation = "eager"
+    layer = randomise(Layer(config, 0, is_causal=True, has_cross_attention=False))
+    assert [name.removesuffix("_norm") for name, _ in layer.named_children() if name.endswith("_norm")] == slots
+    states, mask = torch.randn(2, 7, WIDTH), torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
+    batch = Batch({"full_attention": mask}, {}, torch.arange(7))
+    assert_close(layer(states, batch=batch), by_hand(layer, states, batch))
+
+
+@pytest.mark.portable
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_norms_of_outputs_are_olmo2s(backend):
+    """Without its norms over whole projections, which are another axis."""
+    theirs = Olmo2ForCausalLM(Olmo2Config(**SIZES, num_key_value_heads=2, rms_norm_eps=1e-6, pad_token_id=0))
+    for layer in theirs.model.layers:
+        layer.self_attn.q_norm = layer.self_attn.k_norm = torch.nn.Identity()
+    randomise(theirs)
+    theirs.set_attn_implementation(backend)
+    config = blockformer.BlockformerDecoderConfig(
+        **SIZES, num_key_value_heads=2, norm_placement="output", rope_parameters={"rope_theta": 10_000.0}
+    )
+    names = {"post_attention_layernorm": "self_attn_output_norm", "post_feedforward_layernorm": "mlp_output_norm"}
+    ours = loaded(config, renamed(theirs.state_dict(), names))
+    ours.set_attn_implementation(backend)
+    ids = token_ids(2, 20, vocab=VOCAB)
+    assert_close(ours(ids).logits, theirs(ids).logits)
+
+
+def gemma3_pair():
+    """Sandwich norms, q/k norm, windows and a rotation for each layer type; Gemma's norms multiply by 1 + weight."""
+    layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
+    rope = {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+    }
+    shared = {**SIZES, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 6, "layer_types": layer_types}
+    theirs = Gemma3ForCausalLM(
+        Gemma3TextConfig(
+            **shared,
+            rope_parameters={name: dict(parameters) for name, parameters in rope.items()},
+            query_pre_attn_scalar=20,
+            tie_word_embeddings=False,
+            pad_token_id=0,
+        )
+    )
+    randomise(theirs)
+    config = blockformer.BlockformerDecoderConfig(
+        **shared,
+        rope_parameters=rope,
+        norm_placement="pre_output",
+        qk_norm=True,
+        hidden_act="gelu_pytorch_tanh",
+        attention_scale=20**-0.5,
+        embedding_scale=WIDTH**0.5,
+    )
+    names = {"post_attention_layernorm": "self_attn_output_norm", "post_feedforward_layernorm": "mlp_output_norm"}
+    names |= {"input_layernorm": "self_attn_pre_norm", "pre_feedforward_layernorm": "mlp_pre_norm"}
+    weights = renamed(theirs.state_dict(), names)
+    weights = {name: tensor + 1 if "norm" in name else tensor for name, tensor in weights.items()}
+    return loaded(config, weights), theirs
+
+
+@pytest.mark.portable
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_sandwich_norms_and_rotations_by_layer_type_are_gemma3s(backend):
+    ours, theirs = gemma3_pair()
+    for model in (ours, theirs):
+        model.set_attn_implementation(backend)
+    ids = token_ids(2, 30, vocab=VOCAB)
+    assert_close(ours(ids).logits, theirs(ids).logits)
+    arguments = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    assert torch.equal(ours.generate(ids[:, :9], **arguments), theirs.generate(ids[:, :9], **arguments))
+
+
+def test_rotations_by_layer_type_survive_a_file(tmp_path):
+    ours, _ = gemma3_pair()
+    ours.save_pretrained(tmp_path)
+    again = type(ours).from_pretrained(tmp_path).eval()
+    assert again.config.rope_parameters == ours.config.rope_parameters
+    ids = token_ids(1, 20, vocab=VOCAB)
+    assert torch.equal(again(ids).logits, ours(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"full_attention": {}}, "need one dict for each of 'full_attention' and 'sliding_attention'"),
+        ({"full_attention": {}, "sliding_attention": 1e4}, "of a layer type must be a dict, not 10000.0"),
+        ({"full_attention": {}, "sliding_attention": {"rope_type": "yarm"}}, "Did you mean 'yarn'?"),
+        ({"full_attention": {}, "sliding_attention": {"rope_theta": 0}}, "rope_theta must be a positive number"),
+    ],
+)
+def test_wrong_rotations_by_layer_type_are_refused(rope, message):
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011
+        blockformer.BlockformerDecoderConfig(**SIZES, layer_types=types, sliding_window=4, rope_parameters=rope)
+    assert message in str(refusal.value)
+
+
+def test_rotations_by_layer_type_have_defaults_and_leave_the_callers_dicts_alone():
+    rope = {"full_attention": {"rope_type": "yarn", "factor": 2.0}}
+    config = blockformer.BlockformerDecoderConfig(**SIZES, rope_parameters=rope, rope_theta=500.0)
+    assert rope == {"full_attention": {"rope_type": "yarn", "factor": 2.0}}
+    settled = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 64}
+    assert config.rope_parameters == {"full_attention": settled}
+
+
+def neox_weights(theirs):
+    """GPT-NeoX has queries, keys and values in one matrix, side by side for each head."""
+    names = {"gpt_neox.embed_in": "model.embed_tokens", "gpt_neox.final_layer_norm": "model.norm"}
+    names |= {"embed_out": "lm_head", "gpt_neox.layers": "model.layers", "attention.dense.": "self_attn.o_proj."}
+    names |= {"input_layernorm": "self_attn_pre_norm", "post_attention_layernorm": "mlp_pre_norm"}
+    names |= {"dense_h_to_4h": "up_proj", "dense_4h_to_h": "down_proj"}
+    weights = renamed(theirs.state_dict(), names)
+    for name in [name for name in weights if "query_key_value" in name]:
+        layer, kind = name.split("attention.")[0], name.rpartition(".")[2]
+        for part, tensor in zip("qkv", weights.pop(name).unflatten(0, (HEADS, 3, -1)).unbind(1), strict=True):
+            weights[f"{layer}self_attn.{part}_proj.{kind}"] = tensor.flatten(0, 1)
+    return weights
+
+
+@pytest.mark.portable
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_parallel_sublayers_are_gpt_neoxs(is_parallel):
+    rope = {"rope_type": "default", "rope_theta": 1000.0}
+    theirs = GPTNeoXForCausalLM(
+        GPTNeoXConfig(
+            **SIZES,
+            use_parallel_residual=is_parallel,
+            rope_parameters={**rope, "partial_rotary_factor": 1.0},
+            hidden_act="gelu",
+            pad_token_id=0,
+        )
+    )
+    randomise(theirs)
+    config = blockformer.BlockformerDecoderConfig(
+        **SIZES,
+        **BIASES,
+        residual="parallel" if is_parallel else "sequential",
+        rope_parameters=rope,
+        norm_type="layer_norm",
+        norm_eps=1e-5,
+        gated_mlp=False,
+        hidden_act="gelu",
+    )
+    ours, ids = loaded(config, neox_weights(theirs)), token_ids(2, 20, vocab=VOCAB)
+    assert_close(ours(ids).logits, theirs(ids).logits)
+    arguments = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    assert torch.equal(ours.generate(ids, **arguments), theirs.generate(ids, **arguments))
+
+
+@pytest.mark.portable
+def test_parallel_sublayers_behind_one_norm_are_phis():
+    rope = {"rope_type": "default", "rope_theta": 1000.0}
+    theirs = PhiForCausalLM(
+        PhiConfig(
+            **SIZES, rope_parameters={**rope, "partial_rotary_factor": 1.0}, hidden_act="gelu_new", pad_token_id=0
+        )
+    )
+    randomise(theirs)
+    config = blockformer.BlockformerDecoderConfig(
+        **SIZES,
+        **BIASES,
+        residual="parallel_shared_norm",
+        rope_parameters=rope,
+        norm_type="layer_norm",
+        norm_eps=1e-5,
+        gated_mlp=False,
+        hidden_act="gelu_new",
+        lm_head_bias=True,
+    )
+    names = {"input_layernorm": "self_attn_pre_norm", "self_attn.dense": "self_attn.o_proj", "mlp.fc1": "mlp.up_proj"}
+    names |= {"mlp.fc2": "mlp.down_proj", "final_layernorm": "norm"}
+    ours, ids = loaded(config, renamed(theirs.state_dict(), names)), token_ids(2, 20, vocab=VOCAB)
+    assert_close(ours(ids).logits, theirs(ids).logits)
+
+
+@pytest.mark.parametrize("residual", ["parallel", "parallel_shared_norm"])
+def test_gradient_checkpointing_changes_no_gradient_of_parallel_sublayers(residual):
+    ids, gradients = token_ids(2, 12, vocab=VOCAB), []
+    for checkpoints in (False, True):
+        torch.manual_seed(0)
+        model = blockformer.BlockformerDecoderForCausalLM(
+            blockformer.BlockformerDecoderConfig(**SIZES, residual=residual, initializer_range=0.3)
+        ).train()
+        if checkpoints:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        model(ids, labels=ids).loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("placement", ["post", "output", "pre_output"])
+def test_parallel_sublayers_have_their_norms_before_them(placement):
+    with pytest.raises(ValueError, match="set norm_placement='pre', or residual='sequential'"):
+        blockformer.BlockformerDecoderConfig(residual="parallel", norm_placement=placement)
+
+
+def test_parallel_sublayers_refuse_cross_attention():
+    for config_class, fields in (
+        (blockformer.BlockformerDecoderConfig, {"add_cross_attention": True}),
+        (blockformer.BlockformerEncoderDecoderConfig, {}),
+    ):
+        with pytest.raises(ValueError, match="not supported with cross-attention"):
+            config_class(residual="parallel", **fields)
