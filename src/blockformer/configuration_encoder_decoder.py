@@ -96,7 +96,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         """Layers and vocabulary of one of the two stacks."""
         if not is_decoder:
             return self.num_hidden_layers, self.vocab_size
-        return self.decoder_layers, self.decoder_vocab_size or self.vocab_size
+        return self.decoder_layers or self.num_hidden_layers, self.decoder_vocab_size or self.vocab_size
 
     def get_text_config(self, decoder=None, encoder=None):
         """The config itself; for the decoder alone, which the library sizes a cache by, a copy with its sizes."""
