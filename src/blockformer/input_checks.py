@@ -1,7 +1,8 @@
 """Checks of a model's inputs: what would give an obscure error or, worse, a silently wrong result, is refused here.
 
 Shapes are always checked. Values are read on the CPU only, where nothing has to wait for it, and never while a graph is
-being traced. Only `check_generation` reads them on an accelerator too, once before the first step.
+being traced. Only `check_generation` reads them on an accelerator too, once before the first step. Each check raises
+ValueError, which names the argument and the fix.
 """
 
 import torch
@@ -22,52 +23,41 @@ def check_inputs(
     """Refuse inputs of a stack that cannot be right.
 
     Args:
+        vocab_size: tokens that the stack has.
         input_ids: int [B, T] or None.
         inputs_embeds: float [B, T, C] or None; exactly one of the two is given.
         attention_mask: [B, S] of 0 and 1 over the cached and the new tokens, or None. Anything else (a ready 4D mask, a
             dict of masks, a block mask) is left to the attention backend.
         past_key_values: the cache, or None.
         token_type_ids: int [B, T] or None.
-
-    Raises:
-        ValueError: names the argument and the fix.
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give exactly one of input_ids and inputs_embeds.")
-    if input_ids is not None:
-        _check_ids_form(input_ids)
-    elif inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != config.hidden_size:
+    if input_ids is None and (inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != config.hidden_size):
         raise ValueError(
             f"inputs_embeds must be [batch, length, {config.hidden_size}], not {list(inputs_embeds.shape)}."
         )
-    inputs = input_ids if input_ids is not None else inputs_embeds
+    if input_ids is not None and input_ids.dim() != 2:
+        raise ValueError(f"input_ids must be [batch, length], not {list(input_ids.shape)}: add a batch dimension.")
+    inputs = inputs_embeds if input_ids is None else input_ids
     batch, length = inputs.shape[:2]
     if batch == 0 or length == 0:
         raise ValueError(f"the input is empty (shape {list(inputs.shape)}): give at least one row of one token.")
-
-    past = cached_length(past_key_values)
-    is_2d_mask = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() < 4
-    if is_2d_mask:
-        _check_mask_form(attention_mask, batch, past, length)
-    _check_cache_batch(past_key_values, batch)
     if token_type_ids is not None and token_type_ids.shape != inputs.shape[:2]:
         raise ValueError(f"token_type_ids must be [batch={batch}, length={length}], not {list(token_type_ids.shape)}.")
-    if token_type_ids is not None and token_type_ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"token_type_ids must be integers (int64 or int32), not {token_type_ids.dtype}.")
-
-    is_readable = inputs.device.type == "cpu"
-    if torch.compiler.is_compiling():
-        return
-    _check_cache_room(past_key_values, past + length if is_readable or isinstance(past, int) else length)
-    if not is_readable:
-        return
-    if input_ids is not None:
-        _check_token_range(input_ids, vocab_size)
-    if is_2d_mask:
-        _check_mask_values(attention_mask)
-        _check_mask_of_static_cache(attention_mask, past_key_values, past, length)
-    if token_type_ids is not None:
-        _check_token_types(token_type_ids, config.type_vocab_size)
+    for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids)):
+        if ids is not None and ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"{name} must be integers (int64 or int32), not {ids.dtype}.")
+    _check_mask(attention_mask, batch, length, past_key_values)
+    _check_cache(past_key_values, batch, length)
+    if (wrong := _outside(input_ids, vocab_size)) is not None:
+        raise ValueError(
+            f"input_ids holds the token {wrong}, the vocabulary has 0 to {vocab_size - 1}: does the tokenizer belong to "
+            "this model?"
+        )
+    # Without token types zeros are taken, which say nothing: some tokenizers give them always.
+    if (wrong := _outside(token_type_ids, max(config.type_vocab_size, 1))) is not None:
+        raise ValueError(f"token_type_ids holds {wrong}, the model has {config.type_vocab_size} (type_vocab_size).")
 
 
 def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: int, cu_seq_lens) -> None:
@@ -78,9 +68,6 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
         encoder_attention_mask: [B or B / beams, S] of 0 and 1; None or a ready 4D mask is not looked at.
         batch: rows of the input.
         cu_seq_lens: where the sequences of the input begin, or None.
-
-    Raises:
-        ValueError: names the argument and the fix.
     """
     if not stack.has_cross_attention:
         raise ValueError(
@@ -91,20 +78,17 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
             "cu_seq_lens_q does not go with cross-attention, where each sequence would see the sources of all: "
             "give padded rows, one source for each."
         )
-    config = stack.config
-    shape = list(encoder_hidden_states.shape)
-    if len(shape) != 3 or shape[-1] != config.hidden_size:
-        raise ValueError(f"encoder_hidden_states must be [batch, length, {config.hidden_size}], not {shape}.")
+    shape, width = list(encoder_hidden_states.shape), stack.config.hidden_size
+    if len(shape) != 3 or shape[-1] != width:
+        raise ValueError(f"encoder_hidden_states must be [batch, length, {width}], not {shape}.")
     if shape[0] == 0 or shape[1] == 0 or batch % shape[0]:
         raise ValueError(
             f"encoder_hidden_states has {shape[0]} rows of {shape[1]} states, the input has {batch} rows: give one "
             "source for each row (or for each group of beams)."
         )
-    if not isinstance(encoder_attention_mask, torch.Tensor) or encoder_attention_mask.dim() == 4:
-        return
-    if list(encoder_attention_mask.shape) != shape[:2]:
-        raise ValueError(f"the mask of the source must be {shape[:2]}, not {list(encoder_attention_mask.shape)}.")
-    if not torch.compiler.is_compiling() and encoder_attention_mask.device.type == "cpu":
+    if isinstance(encoder_attention_mask, torch.Tensor) and encoder_attention_mask.dim() < 4:
+        if list(encoder_attention_mask.shape) != shape[:2]:
+            raise ValueError(f"the mask of the source must be {shape[:2]}, not {list(encoder_attention_mask.shape)}.")
         _check_mask_values(encoder_attention_mask)
 
 
@@ -121,100 +105,22 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
         raise ValueError(f"position_ids must be [batch={batch}, length={length}], not {list(position_ids.shape)}.")
     if torch.compiler.is_compiling() or (longest is None and position_ids.device.type != "cpu"):
         return
+    is_learned, limit = config.position_type == "learned", config.max_position_embeddings
     if longest is None:
         first, last = (int(bound) for bound in position_ids.aminmax())
-        if config.position_type == "learned" and first < 0:
+        if is_learned and first < 0:
             raise ValueError(f"position_ids holds {first}, learned positions begin at 0.")
         longest = last + 1
-    limit = config.max_position_embeddings
-    if longest <= limit:
-        return
-    if config.position_type == "learned":
+    if longest > limit and is_learned:
         raise ValueError(
             f"the text is {longest} tokens long, the table of learned positions has {limit}: shorten it, or train with "
             "a larger max_position_embeddings."
         )
-    if config.position_type == "rotary" and config.rope_parameters["rope_type"] == "default":
+    if longest > limit and config.position_type == "rotary" and config.rope_parameters.get("rope_type") == "default":
         logger.warning_once(
             f"the text is {longest} tokens long, longer than the {limit} (max_position_embeddings) that the model was "
             "trained on: expect worse results."
         )
-
-
-def _check_ids_form(input_ids) -> None:
-    if input_ids.dim() != 2:
-        raise ValueError(f"input_ids must be [batch, length], not {list(input_ids.shape)}: add a batch dimension.")
-    if input_ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"input_ids must be integers (int64 or int32), not {input_ids.dtype}.")
-
-
-def _check_token_range(input_ids, vocab_size) -> None:
-    smallest, largest = (int(bound) for bound in input_ids.aminmax())
-    if smallest < 0 or largest >= vocab_size:
-        wrong = smallest if smallest < 0 else largest
-        raise ValueError(
-            f"input_ids holds the token {wrong}, the vocabulary has 0 to {vocab_size - 1}: does the tokenizer belong "
-            "to this model?"
-        )
-
-
-def _check_mask_form(attention_mask, batch, past, length) -> None:
-    if attention_mask.dim() != 2 or attention_mask.shape[0] != batch:
-        raise ValueError(f"attention_mask must be [batch={batch}, length] (or 4D), not {list(attention_mask.shape)}.")
-    if isinstance(past, int) and attention_mask.shape[1] != past + length:
-        cached = f" ({past} of them cached)" if past else ""
-        raise ValueError(
-            f"attention_mask covers {attention_mask.shape[1]} tokens, there are {past + length}{cached}: give one "
-            "value for each."
-        )
-
-
-def _check_mask_of_static_cache(attention_mask, past_key_values, past, length) -> None:
-    """A static cache knows its length as a tensor; its mask may also cover all of the cache's room."""
-    if isinstance(past, int):
-        return
-    rooms = {getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ())}
-    if attention_mask.shape[1] != int(past) + length and attention_mask.shape[1] not in rooms:
-        raise ValueError(
-            f"attention_mask covers {attention_mask.shape[1]} tokens, there are {int(past) + length} ({int(past)} of "
-            "them cached): give one value for each."
-        )
-
-
-def _check_mask_values(attention_mask) -> None:
-    if attention_mask.dtype != torch.bool and not ((attention_mask == 0) | (attention_mask == 1)).all():
-        raise ValueError("a 2D attention_mask holds 1 for a token and 0 for padding, nothing else.")
-
-
-def _check_token_types(token_type_ids, type_vocab_size) -> None:
-    """A model without token types takes zeros, which say nothing; some tokenizers give them always."""
-    smallest, largest = (int(bound) for bound in token_type_ids.aminmax())
-    if smallest < 0 or largest >= max(type_vocab_size, 1):
-        wrong = smallest if smallest < 0 else largest
-        raise ValueError(f"token_type_ids holds {wrong}, the model has {type_vocab_size} (type_vocab_size).")
-
-
-def _check_cache_batch(past_key_values, batch) -> None:
-    if isinstance(past_key_values, EncoderDecoderCache):
-        past_key_values = past_key_values.self_attention_cache
-    layers = getattr(past_key_values, "layers", None)
-    keys = getattr(layers[0], "keys", None) if layers else None
-    if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[0] != batch:
-        raise ValueError(
-            f"past_key_values holds {keys.shape[0]} rows, the input has {batch}: use a cache of the same batch."
-        )
-
-
-def _check_cache_room(past_key_values, length) -> None:
-    if isinstance(past_key_values, EncoderDecoderCache):
-        past_key_values = past_key_values.self_attention_cache
-    for layer in getattr(past_key_values, "layers", ()):
-        room = None if getattr(layer, "is_sliding", False) else getattr(layer, "max_cache_len", None)
-        if room is not None and length > room:
-            raise ValueError(
-                f"past_key_values has room for {room} tokens (max_cache_len), the text needs {int(length)}: make it "
-                "larger or shorten the text."
-            )
 
 
 def check_generation(config, generation_config, attention_mask, past_key_values, length: int) -> None:
@@ -226,12 +132,8 @@ def check_generation(config, generation_config, attention_mask, past_key_values,
         attention_mask: [B, T] of 0 and 1, or None.
         past_key_values: the caller's cache, or None.
         length: tokens that the model will have read at most, padding included.
-
-    Raises:
-        ValueError: no beams, prompts padded on the right, or a text longer than a table of learned positions or than a
-            static cache.
     """
-    _check_cache_room(past_key_values, length)
+    _check_room(_own_layers(past_key_values), length)
     if generation_config.num_beams < 1:
         raise ValueError(f"num_beams must be 1 or more, not {generation_config.num_beams}.")
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
@@ -253,11 +155,7 @@ def check_generation(config, generation_config, attention_mask, past_key_values,
 
 
 def check_target(decoder_input_ids, decoder_inputs_embeds, kwargs) -> None:
-    """Refuse an encoder-decoder's call that gives the decoder nothing to read, or flattened rows.
-
-    Raises:
-        ValueError: neither of the two, or both; or the positions or lengths of rows that hold several sequences.
-    """
+    """Refuse an encoder-decoder's call that gives the decoder nothing to read, or rows that hold several sequences."""
     for name in ("position_ids", "cu_seq_lens_q"):
         if kwargs.get(name) is not None:
             raise ValueError(
@@ -266,3 +164,71 @@ def check_target(decoder_input_ids, decoder_inputs_embeds, kwargs) -> None:
             )
     if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
         raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds, or labels instead.")
+
+
+def _is_readable(tensor) -> bool:
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _outside(ids, limit: int) -> int | None:
+    """An id that is not from 0 to below `limit`; None where there is none or the ids are not to be read."""
+    if ids is None or not _is_readable(ids):
+        return None
+    smallest, largest = (int(bound) for bound in ids.aminmax())
+    return smallest if smallest < 0 else largest if largest >= limit else None
+
+
+def _check_mask(mask, batch: int, length: int, past_key_values) -> None:
+    """A static cache knows its length as a tensor; its mask may also cover all of the cache's room."""
+    if not isinstance(mask, torch.Tensor) or mask.dim() >= 4:
+        return
+    if mask.dim() != 2 or mask.shape[0] != batch:
+        raise ValueError(f"attention_mask must be [batch={batch}, length] (or 4D), not {list(mask.shape)}.")
+    past, rooms = cached_length(past_key_values), set()
+    if not isinstance(past, int):
+        if not _is_readable(mask):
+            return
+        past = int(past)
+        rooms = {getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ())}
+    if mask.shape[1] != past + length and mask.shape[1] not in rooms:
+        cached = f" ({past} of them cached)" if past else ""
+        raise ValueError(
+            f"attention_mask covers {mask.shape[1]} tokens, there are {past + length}{cached}: give one value for each."
+        )
+    _check_mask_values(mask)
+
+
+def _check_mask_values(mask) -> None:
+    if _is_readable(mask) and mask.dtype != torch.bool and not ((mask == 0) | (mask == 1)).all():
+        raise ValueError("a 2D attention_mask holds 1 for a token and 0 for padding, nothing else.")
+
+
+def _own_layers(past_key_values) -> list:
+    """The layers of the cache for self-attention."""
+    if isinstance(past_key_values, EncoderDecoderCache):
+        past_key_values = past_key_values.self_attention_cache
+    return getattr(past_key_values, "layers", None) or []
+
+
+def _check_cache(past_key_values, batch: int, length: int) -> None:
+    """The cache holds this batch's rows and has room for its tokens."""
+    layers = _own_layers(past_key_values)
+    keys = getattr(layers[0], "keys", None) if layers else None
+    if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[0] != batch:
+        raise ValueError(
+            f"past_key_values holds {keys.shape[0]} rows, the input has {batch}: use a cache of the same batch."
+        )
+    past = cached_length(past_key_values)
+    if not torch.compiler.is_compiling():
+        on_accelerator = isinstance(past, torch.Tensor) and past.device.type != "cpu"
+        _check_room(layers, length if on_accelerator else past + length)
+
+
+def _check_room(layers, length) -> None:
+    for layer in layers:
+        room = None if getattr(layer, "is_sliding", False) else getattr(layer, "max_cache_len", None)
+        if room is not None and length > room:
+            raise ValueError(
+                f"past_key_values has room for {room} tokens (max_cache_len), the text needs {int(length)}: make it "
+                "larger or shorten the text."
+            )
