@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .positions import LearnedPositions  # noqa: F401
     from .pretrained_model import WeightsError  # noqa: F401
     from .stack import Stack  # noqa: F401
-    from .two_stacks import TwoStacks  # noqa: F401
     from .unpadding import Unpadding  # noqa: F401
 
 

@@ -52,8 +52,8 @@ def check_inputs(
     _check_cache(past_key_values, batch, length)
     if (wrong := _outside(input_ids, vocab_size)) is not None:
         raise ValueError(
-            f"input_ids holds the token {wrong}, the vocabulary has 0 to {vocab_size - 1}: does the tokenizer belong to "
-            "this model?"
+            f"input_ids holds the token {wrong}, the vocabulary has 0 to {vocab_size - 1}: does the tokenizer belong "
+            "to this model?"
         )
     # Without token types zeros are taken, which say nothing: some tokenizers give them always.
     if (wrong := _outside(token_type_ids, max(config.type_vocab_size, 1))) is not None:

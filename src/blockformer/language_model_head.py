@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 
 from .losses import IGNORED, are_many, chunked_cross_entropy, token_cross_entropy
@@ -37,6 +38,11 @@ class LanguageModelHead(BlockformerPreTrainedModel):
         vocab_size = config.get_text_config(decoder=True).vocab_size
         self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=config.lm_head_bias is True)
         self.register_buffer("logits_bias", torch.zeros(vocab_size) if config.lm_head_bias == "fixed" else None)
+
+    def init_buffers(self) -> None:
+        """A fixed bias that no checkpoint holds is zero."""
+        if self.logits_bias is not None:
+            init.zeros_(self.logits_bias)
 
     def set_output_embeddings(self, new_embeddings):
         """Replace the head, as `resize_token_embeddings` does; the fixed bias of new tokens is 0."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers import initialization as init
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .axes import SHARED, Part, axis, check_choice, did_you_mean, flag, is_number
@@ -193,6 +194,10 @@ class ComputedPositions(nn.Module):
     def compute_frequencies(self) -> torch.Tensor:
         """The frequencies in radians per token, float32, on the CPU: some accelerators have no float64."""
         raise NotImplementedError
+
+    def init_buffers(self) -> None:
+        """Fill the buffer of a model that was built on the meta device."""
+        init.copy_(self.inv_freq, self.compute_frequencies())
 
     def _set_frequencies(self, device) -> None:
         self.register_buffer("inv_freq", self.compute_frequencies().to(device), persistent=False)

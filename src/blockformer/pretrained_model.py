@@ -12,7 +12,6 @@ from .attention import Attention
 from .awq_linear import QuantizedLinear
 from .compat import OutputRecorder, keep_dtypes_on_disk
 from .layer import Layer
-from .positions import ComputedPositions
 
 
 class WeightsError(ValueError, RuntimeError):
@@ -85,11 +84,8 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if self.config.initializer_range is None:
             _draw_by_inputs(module)
-        if isinstance(module, ComputedPositions):
-            # Not in a checkpoint, so it must be computed anew after the model was built on the meta device.
-            init.copy_(module.inv_freq, module.compute_frequencies())
-        if getattr(module, "logits_bias", None) is not None:
-            init.zeros_(module.logits_bias)
+        if hasattr(module, "init_buffers"):  # no checkpoint may hold them, and the meta device has no values
+            module.init_buffers()
 
 
 def _check_shapes(source, mismatched) -> None:
