@@ -19,14 +19,14 @@ WHOLE = {
     "lm_head.weight": "output.weight",
 }
 LAYER = {
-    "self_attn_pre_norm": "attn_norm",
+    "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
-    "mlp_pre_norm": "ffn_norm",
+    "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",

@@ -105,7 +105,7 @@ def _in_four_bits(config, official) -> tuple[torch.nn.Module, dict[str, torch.Te
             state[f"{name}.qweight"] = pack(numbers.flatten(1).t())
             state[f"{name}.scales"] = scales.t().contiguous()
             state[f"{name}.qzeros"] = pack(torch.full_like(scales.t(), 8))
-    ours.load_state_dict(state)
+    ours.load_state_dict({workloads.our_name(name): tensor for name, tensor in state.items()})
     return ours, weights
 
 

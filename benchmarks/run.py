@@ -146,20 +146,20 @@ def main() -> None:
     if "gpt2" in options.only:
         rows += decoder_rows(size.gpt2, size.decodes[:2], [], size, limits, console)
     if "encoder" in options.only:
-        pair = seq2seq.make_bert(size.layers)
         for dtype in DTYPES[::-1]:
-            pair = tuple(model.to(dtype) for model in pair)
-            for fill in track(seq2seq.FILLS, f"encoder {dtype}", console=console):
-                rows.append(seq2seq.encode(pair, "BERT-base width", fill, size.rounds, limits.gemm_gflops))
+            pair = tuple(model.to(dtype) for model in seq2seq.make_bert(size.layers))
+            for state in states(pair):
+                rows += encoded(pair, "BERT-base width", state, size, limits, console)
     if "encoder-decoder" in options.only:
         pair = seq2seq.make_t5(size.layers)
         encoders = tuple(model.get_encoder() for model in pair)
-        for fill in track(seq2seq.FILLS, "encoder of an encoder-decoder", console=console):
-            rows.append(seq2seq.encode(encoders, "T5-base width", fill, size.rounds, limits.gemm_gflops))
-        rows += written(pair, "T5-base width", size, limits, console)
+        for state in states(pair):
+            rows += encoded(encoders, "T5-base width", state, size, limits, console)
+            rows += written(pair, "T5-base width", state, size, limits, console)
     if "translator" in options.only:
         pair = seq2seq.make_marian(size.marian_vocab_size)
-        rows += written(pair, "Marian, Transformer-base width", size, limits, console)
+        for state in states(pair):
+            rows += written(pair, "Marian, Transformer-base width", state, size, limits, console)
     options.output.mkdir(parents=True, exist_ok=True)
     if "training" in options.only:
         rows += training_rows(size, limits, options.output, console)
@@ -184,7 +184,7 @@ def decoder_rows(
 ) -> list[workloads.Row]:
     """Decode at these contexts and batches, and prefill of these lengths, in every dtype.
 
-    In bfloat16 as `from_pretrained` gives the model, after `prepare_for_inference()`, and with its second copy.
+    As `from_pretrained` gives the model, after `prepare_for_inference()`, and in bfloat16 with its second copy.
     """
     rows: list[workloads.Row] = []
     for dtype in DTYPES:
@@ -202,13 +202,13 @@ def decoder_rows(
                 yield workloads.prefill(pair, shape, context, size.rounds, limits.gemm_gflops, f"prefill{state}")
 
         rows += measure()
+        if workloads.prepared(pair):
+            rows += measure(", prepared")
+        else:
+            console.print(f"{shape.name}: no rows of prepared {dtype} models, which are no quicker here.")
         if dtype == torch.bfloat16:
-            if workloads.prepared(pair):
-                rows += measure(", prepared")
-                workloads.prepared(pair, second_copy=True)
+            if workloads.prepared(pair, second_copy=True):
                 rows += measure(", prepared twice", prefills=[])  # a prompt does not read the second copy
-            else:
-                console.print(f"{shape.name}: no rows of prepared models, packed weights are no quicker here.")
             if shape.family == "qwen3":
                 pair = workloads.in_four_bits(pair, shape)
                 rows += measure(", 4 bits", pair)
@@ -225,11 +225,23 @@ def half_row(
         return workloads.prefill(workloads.make_pair(shape, torch.float16), shape, length, rounds, speeds)
 
 
-def written(pair, name: str, size: Size, limits: machine.Machine, console: Console) -> list[workloads.Row]:
+def states(pair) -> Iterator[str]:
+    """How ours is: as loaded, then prepared, where the processor gains from that. What the work's name ends in."""
+    yield ""
+    if workloads.prepared(pair):
+        yield ", prepared"
+
+
+def encoded(pair, name: str, state: str, size: Size, limits: machine.Machine, console: Console) -> list[workloads.Row]:
+    """Padded batches through two encoders."""
+    fills = track(seq2seq.FILLS, f"{name} {pair[0].dtype}{state}", console=console)
+    return [seq2seq.encode(pair, name, fill, size.rounds, limits.gemm_gflops, state) for fill in fills]
+
+
+def written(pair, name: str, state: str, size: Size, limits: machine.Machine, console: Console) -> list[workloads.Row]:
     """Text of an encoder-decoder, greedy and with beams."""
-    beams = track([1, 4], name, console=console)
-    rounds = min(size.rounds, 3)
-    return [seq2seq.write(pair, name, count, rounds, size.text_tokens, limits.read_gbs) for count in beams]
+    beams, rounds = track([1, 4], name + state, console=console), min(size.rounds, 3)
+    return [seq2seq.write(pair, name, count, rounds, size.text_tokens, limits.read_gbs, state) for count in beams]
 
 
 def training_rows(size: Size, limits: machine.Machine, output: Path, console: Console) -> list[workloads.Row]:

@@ -49,7 +49,7 @@ def make_marian(vocab_size: int) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 @torch.inference_mode()
-def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, float]) -> Row:
+def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, float], state: str = "") -> Row:
     """One forward pass of two encoders over a padded batch of 16 rows of 128.
 
     Raises:
@@ -71,16 +71,17 @@ def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, flo
 
     times = interleaved(lambda: once(ours), lambda: once(peer), rounds)
     config = ours.config
-    weights = sum(parameter.numel() for parameter in ours.layers.parameters())
+    layers = getattr(peer, "encoder", peer)  # ours may be packed, where weights are no parameters
+    weights = sum(parameter.numel() for name, parameter in layers.named_parameters() if "embed" not in name)
     scores = 4 * config.num_hidden_layers * config.hidden_size * (lengths**2).sum().item()
     work = 2 * weights * mask.sum().item() + scores
     limit = work / (gemm_gflops[str(ours.dtype).removeprefix("torch.")] * 1e9)
     name = f"{name}, {config.num_hidden_layers} layers"
-    return make_row(name, f"encoder, {fill:.0%} full", ours.dtype, LENGTH, ROWS, times, limit)
+    return make_row(name, f"encoder, {fill:.0%} full{state}", ours.dtype, LENGTH, ROWS, times, limit)
 
 
 @torch.inference_mode()
-def write(pair, name: str, beams: int, rounds: int, tokens: int, read_gbs: float) -> Row:
+def write(pair, name: str, beams: int, rounds: int, tokens: int, read_gbs: float, state: str = "") -> Row:
     """Generate from a batch of 4 rows of 64, greedily or with beams; seconds a token, the encoder included.
 
     Raises:
@@ -100,5 +101,5 @@ def write(pair, name: str, beams: int, rounds: int, tokens: int, read_gbs: float
     item = next(ours.parameters()).element_size()
     weights = sum(parameter.numel() for parameter in [*ours.model.decoder.layers.parameters(), ours.lm_head.weight])
     name = f"{name}, {ours.config.num_hidden_layers} + {ours.config.decoder_layers} layers"
-    work = "greedy" if beams == 1 else f"beam {beams}"
+    work = ("greedy" if beams == 1 else f"beam {beams}") + state
     return make_row(name, work, ours.dtype, 64, 4, times, weights * item / (read_gbs * 1e9))

@@ -15,6 +15,7 @@ from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import blockformer
 from blockformer.awq_linear import QuantizedLinear, pack
+from blockformer.engine.linear import QuickLinear
 from blockformer.engine.packed import PackedLinear
 
 
@@ -110,8 +111,18 @@ def _qwen3(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTraine
     rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
     ours = blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **sizes)).to(dtype).eval()
     peer = Qwen3ForCausalLM(Qwen3Config(**sizes, rope_parameters=rope)).to(dtype).eval()
-    peer.load_state_dict(ours.state_dict())
+    peer.load_state_dict({official_name(name): tensor for name, tensor in ours.state_dict().items()})
     return ours, peer
+
+
+def official_name(name: str) -> str:
+    """Transformers' name of a tensor of Qwen3: the norms of a layer are called otherwise."""
+    return name.replace("self_attn_pre_norm", "input_layernorm").replace("mlp_pre_norm", "post_attention_layernorm")
+
+
+def our_name(name: str) -> str:
+    """The way back of `official_name`."""
+    return name.replace("input_layernorm", "self_attn_pre_norm").replace("post_attention_layernorm", "mlp_pre_norm")
 
 
 def _gpt2(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -198,10 +209,10 @@ def interleaved(
 
 
 def prepared(pair, second_copy: bool = False) -> bool:
-    """Prepare ours for inference; whether the processor gains from it, and any weight was packed."""
+    """Prepare ours for inference; whether the processor gains from it: any layer multiplies otherwise."""
     ours, _ = pair
     modules = ours.prepare_for_inference(second_copy=second_copy).modules()
-    return any(isinstance(module, PackedLinear) for module in modules)
+    return any(isinstance(module, PackedLinear | QuickLinear) for module in modules)
 
 
 @torch.no_grad()
@@ -215,7 +226,8 @@ def in_four_bits(pair, shape: Shape) -> tuple[PreTrainedModel, PreTrainedModel]:
     group = min(128, shape.hidden_size)
     config = type(ours.config).from_dict({**ours.config.to_dict(), "linear_bits": 4, "linear_group_size": group})
     low = type(ours)(config).to(peer.dtype).eval()
-    state = dict(peer.state_dict())
+    theirs = peer.state_dict()
+    state = {name: theirs[official_name(name)] for name in ours.state_dict()}
     for name, module in low.named_modules():
         if isinstance(module, QuantizedLinear):
             groups = state.pop(f"{name}.weight").float().t().unflatten(0, (-1, group))  # [I / G, G, O]
