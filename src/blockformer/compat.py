@@ -1,20 +1,66 @@
-"""Every import from transformers whose home or signature is not stable across the supported versions (>= 5.5)."""
+"""The one place that depends on the releases of the libraries: needed names, changed homes and private interfaces.
+
+Private names of torch (seen in 2.6 to 2.13) and transformers (5.5 to 5.23), and what happens once one is gone:
+
+- `_no_split_modules`, `_skip_keys_device_placement` (PreTrainedModel): `device_map` splits a layer, or copies a cache.
+- `_tp_plan`, `_pp_plan` (heads): tensor and pipeline parallelism leave the head whole.
+- `_supports_sdpa`, `_supports_flash_attn`, `_supports_flex_attn`, `_supports_attention_backend`,
+  `_can_compile_fullgraph`, `_can_set_attn_implementation` (PreTrainedModel): other attention than eager is refused.
+- `_can_record_outputs` (PreTrainedModel): `output_attentions` and `output_hidden_states` give nothing.
+- `_tied_weights_keys`, `_keep_in_fp32_modules`, `_keys_to_ignore_on_load_unexpected` (PreTrainedModel): tied weights
+  are saved twice, T5's second product is not float32, loading warns of spare weights.
+- `_init_weights` (PreTrainedModel): a new model has torch's weights; a loaded one lacks its frequencies.
+- `_attn_implementation` (config), `_get_resized_lm_head` (PreTrainedModel): AttributeError.
+- `_prepare_cache_for_generation` (GenerationMixin): `generate` uses the library's cache and checks no lengths.
+- `_expand_inputs_for_generation` (GenerationMixin): every beam copies the encoder's states.
+- `_dict_from_json_file` (config): repeated keys and NaN in a config file are no longer refused.
+- `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
+- `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
+- `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks`, `_backward_pre_hooks`, `_modules` (torch.nn.Module),
+  `_version` (torch.Tensor): AttributeError.
+- `_hf_hook` (accelerate 1.x): on transformers up to 5.12, 4-bit weights offloaded to the disk are read wrong.
+
+The engine's are in `engine/__init__.py`.
+"""
 
 import sys
 from dataclasses import fields
 
 import torch
-from transformers import GenerationConfig
-from transformers.masking_utils import (
-    create_bidirectional_mask,
-    create_causal_mask,
-    create_sliding_window_causal_mask,
-)
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-)
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+import transformers
+
+OLDEST, NEWEST = "5.5", "5.23"
+"""The releases of transformers that this code is tested with."""
+
+try:
+    if [int(part) for part in transformers.__version__.split(".")[:2]] < [int(part) for part in OLDEST.split(".")]:
+        raise ImportError(f"it needs {OLDEST} at least")
+    # All that the model's code imports from the library, so that what a release lacks is told here, in one sentence.
+    from transformers import AttentionInterface, GenerationConfig, PretrainedConfig, PreTrainedModel, initialization
+    from transformers.activations import ACT2FN
+    from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+    from transformers.generation import GenerationMixin
+    from transformers.masking_utils import (
+        create_bidirectional_mask,
+        create_causal_mask,
+        create_sliding_window_causal_mask,
+    )
+    from transformers.modeling_layers import GradientCheckpointingLayer
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.modeling_utils import load_state_dict
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    )
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, can_return_tuple, logging
+    from transformers.utils.hub import get_checkpoint_shard_files
+    from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+except (ImportError, AttributeError) as error:
+    raise ImportError(
+        f"This model's code does not run on transformers {transformers.__version__} ({error}). It is tested with "
+        f"transformers {OLDEST} to {NEWEST}: pip install 'transformers=={NEWEST}.*'. For a newer release, "
+        "export the model again with a newer Blockformer."
+    ) from error
 
 __all__ = [
     "OutputRecorder",
