@@ -787,3 +787,26 @@ def test_a_head_on_a_checkpoint_without_one_starts_with_a_fixed_bias_of_zero(tmp
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(ours.logits_bias, torch.zeros(VOCAB))
+
+
+def test_both_stacks_share_the_models_config():
+    """What is set on the model reaches them; a cache is sized by a copy that has the decoder's numbers."""
+    config = blockformer.BlockformerEncoderDecoderConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_hidden_layers=2, decoder_layers=3,
+        decoder_vocab_size=40, share_embeddings=False, decoder_start_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config)
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    assert encoder.config is decoder.config is model.config is config
+    assert (len(encoder.layers), len(decoder.layers)) == (2, 3)
+    assert (encoder.embed_tokens.num_embeddings, decoder.embed_tokens.num_embeddings) == (50, 40)
+    side = config.get_text_config(decoder=True)
+    assert (side.num_hidden_layers, side.vocab_size, len(side.layer_types)) == (3, 40, 3)
+    assert (config.num_hidden_layers, config.vocab_size) == (2, 50)
+    model.resize_decoder_token_embeddings(44)
+    assert (config.vocab_size, config.decoder_vocab_size, model.lm_head.out_features) == (50, 44, 44)
+    model.set_attn_implementation("eager")
+    output = model(torch.tensor([[49, 3]]), decoder_input_ids=torch.tensor([[43, 2]]), output_attentions=True)
+    assert (len(output.encoder_attentions), len(output.decoder_attentions), len(output.cross_attentions)) == (2, 3, 3)
+    with pytest.raises(ValueError, match="the vocabulary has 0 to 43"):
+        model(torch.tensor([[49, 3]]), decoder_input_ids=torch.tensor([[44, 2]]))
