@@ -792,9 +792,17 @@ def test_a_head_on_a_checkpoint_without_one_starts_with_a_fixed_bias_of_zero(tmp
 def test_both_stacks_share_the_models_config():
     """What is set on the model reaches them; a cache is sized by a copy that has the decoder's numbers."""
     config = blockformer.BlockformerEncoderDecoderConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_hidden_layers=2, decoder_layers=3,
-        decoder_vocab_size=40, share_embeddings=False, decoder_start_token_id=1, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        decoder_layers=3,
+        decoder_vocab_size=40,
+        share_embeddings=False,
+        decoder_start_token_id=1,
+        pad_token_id=0,
+    )
     model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config)
     encoder, decoder = model.get_encoder(), model.get_decoder()
     assert encoder.config is decoder.config is model.config is config
