@@ -100,14 +100,16 @@ FETCHERS = {
 
 
 def from_cache(path):
-    """The fetchers that a file calls with `local_files_only=True` alone: these make no connection."""
-    calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    """The fetchers that a file imports and does not use, or calls with `local_files_only=True` alone: no connection."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
     local = {}
     for call in calls:
         is_local = any(word.arg == "local_files_only" and ast.unparse(word.value) == "True" for word in call.keywords)
         name = ast.unparse(call.func)
         local[name] = local.get(name, True) and is_local
-    return {name for name, is_local in local.items() if is_local}
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    return {name for name, is_local in local.items() if is_local} | (FETCHERS - used)
 
 
 def test_only_the_hub_is_asked_and_in_two_places():
