@@ -22,6 +22,9 @@ os.environ.update(
     MPLBACKEND="Agg",
 )
 os.environ.pop("HF_MODULES_CACHE", None)
+if "ATEN_CPU_CAPABILITY" in os.environ:
+    # Inductor keeps kernels by their source, not by the instruction set that PyTorch's own code has meanwhile.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_HF_HOME}/inductor"
 
 import pytest
 import torch
