@@ -22,6 +22,7 @@ from pairs import assert_close, assert_gradients_close, config
 
 import blockformer
 from blockformer.attention import Attention
+from blockformer.engine.fused import groups_of
 from blockformer.feed_forward import FeedForward
 from blockformer.normalization import RMSNorm
 
@@ -377,13 +378,12 @@ def test_what_a_symbolic_trace_sees():
 
 def test_layers_that_an_engine_has_put_together_are_not_looked_for():
     model = blockformer.BlockformerDecoderModel(config()).eval()
-    attention, mlp, states = model.layers[0].self_attn, model.layers[0].mlp, torch.randn(1, 3, 64)
-    for module, names in ((attention, ("q_proj", "k_proj", "v_proj")), (mlp, ("gate_proj", "up_proj"))):
-        for name in names:
-            delattr(module, name)
-        assert module.joinable() == ()
-    assert attention._quick_states(states, None) is None
-    assert mlp._quick_inner(states) is None
+    for layer in model.layers:
+        for module, names in ((layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.mlp, ("gate_proj", "up_proj"))):
+            for name in names:
+                delattr(module, name)
+    blockformer.prepare_for_inference(model, second_copy=True)
+    assert groups_of(model, has_copies=True) == []
 
 
 @pytest.mark.parametrize("name", scale_steps.MODELS)
