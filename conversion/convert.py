@@ -177,7 +177,7 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
         return Parity(notes=[f"not compared with the official model: {plan.not_runnable}"])
     kind = plan.dtype
     config = plan.source_config if to_official else plan.target_config
-    shift = plan.family.shift(config)
+    shift = plan.family.position_shift(config)
     kept = low_bit_weights(target.name for group in plan.groups for target in group.targets)
 
     def load_official(model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype):
@@ -188,12 +188,12 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
     def load_source(dtype: torch.dtype) -> PreTrainedModel:
         load = load_model if to_official else load_official
         model = _rounded(load(plan.source_class, plan.source_config, source, dtype), kind, kept)
-        return model if to_official else plan.family.settle(model)
+        return model if to_official else plan.family.prepare_official_model(model)
 
     def load_target(dtype: torch.dtype) -> PreTrainedModel:
         load = load_official if to_official else load_model
         model = load(plan.target_class, plan.target_config, target, dtype)
-        return plan.family.settle(model) if to_official else model
+        return plan.family.prepare_official_model(model) if to_official else model
 
     return verify_models(
         load_source,

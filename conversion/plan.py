@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from .errors import ConversionError, listed, shown
 from .families import awq
-from .families.base import Form
+from .families.fields import Form
 from .families.registry import FAMILIES, Family, family_by_name, family_for, family_of
 from .files.checkpoint import NEVER_FOLLOWED, Checkpoint, json_text, read_json
 from .files.unused_tensors import unused_groups
@@ -89,15 +89,16 @@ def plan_in(
         )
     family = family_of(official) if family_name is None else family_by_name(family_name)
     form = family.form(official, checkpoint.tensors, checkpoint.read)
-    rules, low_bits = family.rules_for(form), awq.TRAIT in form.traits
+    low_bits = awq.TRAIT in form.traits
+    plain = cast if dequantized else None
     if dequantized:
-        if not low_bits or cast is None:
+        if not low_bits or plain is None:
             raise ConversionError(f"{checkpoint.folder}: has no 4-bit weights; use --dtype to cast plain ones")
         official = awq.without(official)
         form = family.form(official, checkpoint.tensors, checkpoint.read)
-        rules = family.dequantizing_rules(form, cast)
     stored = _canonical_names(checkpoint.tensors, family, form)
     config = family.our_config(family.config_from(official, form))
+    rules = family.rules_for(form, config) if plain is None else family.dequantizing_rules(form, config, plain)
     if cast is not None:
         config.dtype = cast
     shapes, tied, parameters = expected_tensors(family.our_class(form), config)
@@ -154,7 +155,8 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     for group in kept:
         shapes.pop(family.canonical(group.targets[0].name, form), None)
     optional = [*tied, *family.optional(form)]
-    groups = family.rules_for(form).plan(checkpoint.tensors, shapes, reverse=True, optional=optional, dtype=cast)
+    rules = family.rules_for(form, config)
+    groups = rules.plan(checkpoint.tensors, shapes, reverse=True, optional=optional, dtype=cast)
     tied_pairs = [
         (family.stored(first, form), family.stored(second, form)) for first, second in stored_pairs(tied, groups)
     ]
@@ -278,7 +280,7 @@ class Memory:
 
 def memory_text(plan: Plan) -> str:
     """The text of the file that remembers an official checkpoint."""
-    form = {"head": plan.form.head, "traits": sorted(plan.form.traits)}
+    form = {"head": plan.form.head, "traits": sorted(plan.form.traits), "sizes": plan.form.sizes}
     return json_text({"family": plan.family.name, "form": form, "kept": plan.kept, "config": plan.remembered})
 
 
@@ -296,7 +298,10 @@ def remembered(folder: Path) -> Memory | None:
         return Memory(FAMILIES[name], official, None, [])
     if not isinstance(form, dict) or not all(map(_is_names, ([form.get("head")], form.get("traits"), kept))):
         raise damaged
-    earlier = Form(form["head"], frozenset(form["traits"]))
+    sizes = form.get("sizes", {})
+    if not isinstance(sizes, dict) or not all(isinstance(size, list) for size in sizes.values()):
+        raise damaged
+    earlier = Form(form["head"], frozenset(form["traits"]), {name: tuple(size) for name, size in sizes.items()})
     try:
         FAMILIES[name].head(earlier)
     except StopIteration:

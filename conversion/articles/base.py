@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConversionError, listed, shown
-from ..families.base import Family, Form, Head
+from ..families.base import Family
+from ..families.fields import Form, Head
 
 PREFIXES = ("module.", "_orig_mod.")
 """What `DataParallel` and `torch.compile` put before every name."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ConversionError
-from ..families.base import Form
+from ..families.fields import Form
 from ..rules.operations import Identity, Operation, Shape
 from ..rules.table import Rule, RuleTable
 from .base import (
@@ -124,7 +124,7 @@ class ArticleGPT(ArticleFamily):
         """The causal mask that the attention may hold as a buffer."""
         return {f".mha.{name}": causal(settings["max_seq_length"]) for name in MASKS}
 
-    def rules_for(self, form: Form) -> RuleTable:
+    def rules_for(self, form: Form, config) -> RuleTable:
         """See `Family.rules_for`."""
         qkv = next(names for names in QUERIES_KEYS_VALUES if names[0] in form.traits)
         (out,) = next(names for names in OUTPUTS if names[0] in form.traits)
@@ -207,7 +207,7 @@ class ArticleEncoderDecoder(ArticleFamily):
         sides = {"src_pos.pe": "src_seq_len", "tgt_pos.pe": "tgt_seq_len"}
         return {name: sinusoid(settings[length], settings["d_model"]) for name, length in sides.items()}
 
-    def rules_for(self, form: Form) -> RuleTable:
+    def rules_for(self, form: Form, config) -> RuleTable:
         """See `Family.rules_for`."""
         alpha = "alpha" in form.traits
 
@@ -285,7 +285,7 @@ class ArticleTransformer(ArticleFamily):
         length = settings["block_size"]
         return {"wpe.pe": sinusoid(length, settings["n_embd"]), "attn.bias": causal(length)}
 
-    def rules_for(self, form: Form) -> RuleTable:
+    def rules_for(self, form: Form, config) -> RuleTable:
         """See `Family.rules_for`."""
         rules = [
             Rule("transformer.wte.weight", "model.encoder.embed_tokens.weight"),

@@ -19,7 +19,7 @@ from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import Checkpoint
 from ..rules.operations import Shape
 from ..rules.table import Rule, RuleTable
-from .base import Form
+from .fields import Form
 
 TRAIT = "4 bits"
 """Of the form of a checkpoint whose linear maps are kept so."""

@@ -1,7 +1,9 @@
 """BERT (Devlin et al., 2019): every token sees the whole text; also as a decoder, with cross-attention or without."""
 
-from .bert_like import EncoderFamily
-from .encoder_heads import LanguageModelNames, fields, standard_heads
+from typing import Any
+
+from .bert_like import TOKEN_TYPES, BertLikeFamily
+from .encoder_heads import LanguageModelNames, standard_heads
 
 LAYER = {
     **{f"attention.self.{name}": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
@@ -19,23 +21,30 @@ EMBEDDINGS = {
     "embeddings.position_embeddings": "embed_positions",
     "embeddings.token_type_embeddings": "embed_token_types",
 }
-FIELDS = fields(
-    "hidden_size intermediate_size num_hidden_layers num_attention_heads hidden_act type_vocab_size use_cache".split(),
-    layer_norm_eps="norm_eps",
-    hidden_dropout_prob="hidden_dropout",
-    attention_probs_dropout_prob="attention_dropout",
-)
+SAME = "hidden_size intermediate_size num_hidden_layers num_attention_heads hidden_act use_cache classifier_dropout"
+NAMES: dict[str, Any] = {
+    "embeddings": EMBEDDINGS,
+    "layer": "encoder.layer.{layer}.",
+    "modules": LAYER,
+    "relative_key": "attention.self.distance_embedding.weight",
+    "fields": {
+        **{name: name for name in SAME.split()},
+        "layer_norm_eps": "norm_eps",
+        "hidden_dropout_prob": "hidden_dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+    },
+}
+"""What RoBERTa has too."""
 
-FAMILY = EncoderFamily(
-    name="bert",
-    config_class="BertConfig",
-    root="bert.",
-    heads=standard_heads(
+FAMILY = BertLikeFamily(
+    "bert",
+    "BertConfig",
+    standard_heads(
         "Bert", {"modules": {"classifier": "score"}, "pooler": "needed"}, "BertLMHeadModel", next_sentence=True
     ),
-    embeddings=EMBEDDINGS,
-    layer="encoder.layer.{layer}.",
-    modules=LAYER,
+    structure="bert",
+    root="bert.",
+    **NAMES,
     language_model=LanguageModelNames(
         dense="cls.predictions.transform.dense",
         norm="cls.predictions.transform.LayerNorm",
@@ -43,6 +52,5 @@ FAMILY = EncoderFamily(
         bias="cls.predictions.bias",
         copy="cls.predictions.decoder.bias",
     ),
-    fields=FIELDS,
-    relative_key="attention.self.distance_embedding.weight",
+    computed=[TOKEN_TYPES],
 )

@@ -1,4 +1,4 @@
-"""What the encoders after BERT share: heads, settings, and the several ways in which their checkpoints spell names.
+"""What the encoders after BERT share: settings, and the several ways in which their checkpoints spell names.
 
 A checkpoint may leave out the prefix of its encoder or have one where the official class has none, may call the weights
 of norms `gamma` and `beta`, and may hold the bias of its language model head once or twice. What of this it does is its
@@ -6,78 +6,170 @@ of norms `gamma` and `beta`, and may hold the bias of its language model head on
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from blockformer.presets import STRUCTURES
+
 from ..errors import ConversionError, shown
 from ..rules.operations import Copies
 from ..rules.table import Rule, RuleTable, module_rules
-from .base import Family, Form, common_entries, token_or_none, unequal
-from .encoder_heads import LM, NSP, SETTINGS, EncoderHead, LanguageModelNames
+from .base import Family
+from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
+from .fields import Computed, Form, NotExpressible, Value, token_or_none
 
 OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 RELATIVE = ("relative_key", "relative_key_query")
 HEADS_OF_ROWS = ("classifier.", "pre_classifier.", "qa_outputs.")
+FIELDS = {
+    name: name
+    for name in ("vocab_size initializer_range tie_word_embeddings pad_token_id bos_token_id eos_token_id").split()
+}
+"""Official field -> ours, in all of these families."""
 
 
-class EncoderFamily(Family[EncoderHead]):
+class EncoderPositions:
+    """How positions are told apart, and the rows at the head of their table.
+
+    Args:
+        relative: whether the family has tables of relative keys.
+        shifted: whether positions begin after the padding token's id.
+    """
+
+    def __init__(self, relative: bool, shifted: bool):
+        self.kinds = RELATIVE if relative else ()
+        self.shifted = shifted
+
+    def read(self, official):
+        """See `Value.read`."""
+        stated = official.entries.get("position_embedding_type") or "absolute"
+        if stated not in ("absolute", *self.kinds):
+            known = ", ".join(("absolute", *self.kinds))
+            raise ConversionError(f"config.json: position_embedding_type must be one of {known}, not {shown(stated)}")
+        kind = "learned" if stated == "absolute" else stated
+        offset = 0
+        if self.shifted and kind == "learned":
+            padding = token_or_none(official.config.pad_token_id)
+            if padding is None:
+                raise ConversionError("config.json: pad_token_id must be set: the positions begin after it")
+            offset = padding + 1
+        rows = official.config.max_position_embeddings - offset
+        return {"position_type": kind, "position_offset": offset, "max_position_embeddings": rows}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        entries = {"max_position_embeddings": config.max_position_embeddings + config.position_offset}
+        return entries | ({"position_embedding_type": config.position_type} if config.position_type in RELATIVE else {})
+
+
+class Pooler:
+    """Whether there is a pooler, which has one activation in a family.
+
+    Args:
+        act: the activation.
+    """
+
+    def __init__(self, act: str):
+        self.act = act
+
+    def read(self, official):
+        """See `Value.read`."""
+        head = official.head
+        there = head.own_pooler or head.pooler == "needed" or "pooler" in official.form.traits
+        return {"pooler_act": self.act if there and not head.is_decoder else None}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        return {}
+
+
+def _read_side(official):
+    if official.head.is_decoder:
+        return {"add_cross_attention": official.config.add_cross_attention}
+    if official.entries.get("add_cross_attention"):
+        raise ConversionError("config.json: add_cross_attention is true but is_decoder is not; set both or neither")
+    return {}
+
+
+def _write_side(config, head):
+    return {"is_decoder": True, "add_cross_attention": config.add_cross_attention} if head.is_decoder else {}
+
+
+SIDE = Computed(_read_side, _write_side)
+"""Whether it is a decoder, and looks at an encoder's states."""
+
+
+def _write_token_types(config, head):
+    if config.type_vocab_size < 1:
+        raise NotExpressible("type_vocab_size", "1 or more", config.type_vocab_size)
+    return {"type_vocab_size": config.type_vocab_size}
+
+
+TOKEN_TYPES = Computed(lambda official: {"type_vocab_size": official.config.type_vocab_size}, _write_token_types)
+
+
+class BertLikeFamily(Family[EncoderHead]):
     """An encoder after BERT.
 
     Args:
         name: the official `model_type`.
         config_class: name of the official configuration class.
-        root: prefix of the encoder's tensors in models with a head.
         heads: what its models are for; the stack alone stands first.
+        structure: name of its settings in `STRUCTURES`.
+        root: prefix of the encoder's tensors in models with a head.
         embeddings: official module of the embeddings -> ours.
         layer: prefix of a layer's tensors, with `{layer}`.
         modules: official module of a layer -> ours, each with weight and bias.
         language_model: the names of that head.
-        fields: official field -> ours.
-        settings: our fields that this family never varies, beyond the shared ones.
+        fields: official field -> ours, beyond `FIELDS`.
+        computed: values beyond those of all of these families.
         pooler_act: activation of the pooler.
         relative_key: official name, in a layer, of the table of relative keys; "" for a family without.
         shifted: whether positions begin after the padding token's id.
     """
 
-    spoken = ("position_embedding_type",)
-
     def __init__(
         self,
         name: str,
         config_class: str,
-        root: str,
         heads: Sequence[EncoderHead],
+        *,
+        structure: str,
+        root: str,
         embeddings: Mapping[str, str],
         layer: str,
         modules: Mapping[str, str],
         language_model: LanguageModelNames,
         fields: Mapping[str, str],
-        settings: Mapping[str, Any] | None = None,
+        computed: Sequence[Value] = (),
         pooler_act: str = "tanh",
         relative_key: str = "",
         shifted: bool = False,
     ):
-        super().__init__(name, config_class, heads)
+        super().__init__(
+            name,
+            config_class,
+            heads,
+            fields={**FIELDS, **fields},
+            fixed=STRUCTURES[structure],
+            computed=[EncoderPositions(bool(relative_key), shifted), Pooler(pooler_act), SIDE, *computed],
+            extra_fields=("position_embedding_type",),
+        )
         self.root = root
         self.embeddings = dict(embeddings)
         self.layer = layer
         self.modules = dict(modules)
         self.language_model = language_model
-        self.fields = dict(fields)
-        self.settings = {**SETTINGS, **(settings or {})}
-        self.pooler_act = pooler_act
         self.relative_key = relative_key
-        self.shifted = shifted
         self._inner = ("embeddings.", layer.partition(".")[0] + ".", "pooler.")
 
     # The form: which head, which names.
 
     def form(self, official, names: Collection[str] | None = None, read=None):
         """See `Family.form`. A head that the tensors hold beyond what `architectures` says is taken too."""
-        head = self._head(official, names)
+        head = self.find_head(official, names)
         traits = {"decoder"} if head.is_decoder else set()
         if official.get("position_embedding_type") in RELATIVE:
             traits.add("relative")
@@ -101,7 +193,8 @@ class EncoderFamily(Family[EncoderHead]):
             traits.add("both biases" if both else "second bias")
         return Form(head.official, frozenset(traits))
 
-    def _head(self, official: Mapping[str, Any], names: Collection[str] | None) -> EncoderHead:
+    def find_head(self, official, names):
+        """See `Family.find_head`; a decoder has heads of its own."""
         is_decoder = official.get("is_decoder", False) is True
         architectures = official.get("architectures") or [None]
         known = [head for head in self.heads if head.is_decoder == is_decoder]
@@ -128,9 +221,7 @@ class EncoderFamily(Family[EncoderHead]):
 
     def form_for(self, config, earlier: Form | None = None):
         """See `Family.form_for`."""
-        head = self._head_for(config)
-        if head is None:
-            return super().form_for(config)
+        head = self.known_head(config)
         traits = {"decoder"} if head.is_decoder else set()
         if config.pooler_act is not None and not head.own_pooler:
             traits.add("pooler")
@@ -146,16 +237,9 @@ class EncoderFamily(Family[EncoderHead]):
         return Form(head.official, frozenset(traits))
 
     def head(self, form):
-        """See `Family.head`."""
+        """See `ConfigTranslation.head`."""
         sides = [head for head in self.heads if head.official == form.head]
         return next(head for head in sides if head.is_decoder == ("decoder" in form.traits))
-
-    def _head_for(self, config: PretrainedConfig) -> EncoderHead | None:
-        """The head that a config of ours is for; its topology's first where it does not say."""
-        known = [head for head in self.heads if head.is_decoder == config.is_decoder]
-        if config.architectures:
-            known = [head for head in known if head.ours == config.architectures[0]]
-        return known[0] if known else None
 
     def _root(self, head: EncoderHead) -> str:
         return "" if head.bare else self.root
@@ -184,28 +268,29 @@ class EncoderFamily(Family[EncoderHead]):
 
     # The tensors.
 
-    def rules_for(self, form):
+    def rules_for(self, form, config):
         """See `Family.rules_for`."""
         head = self.head(form)
-        root, prefix = self._root(head), "" if head.bare else "model."
-        ignored = [root + "embeddings.position_ids", root + "embeddings.token_type_ids"]
-        rules = [*module_rules({root + "embeddings.LayerNorm": prefix + "embedding_norm"})]
+        ignored = ["embeddings.position_ids", "embeddings.token_type_ids"]
+        rules = module_rules({"embeddings.LayerNorm": "embedding_norm"})
         for theirs, ours in self.embeddings.items():
             if theirs == "embeddings.position_embeddings" and "relative" in form.traits:
-                ignored.append(f"{root}{theirs}.weight")
+                ignored.append(f"{theirs}.weight")
             else:
-                rules.append(Rule(f"{root}{theirs}.weight", f"{prefix}{ours}.weight"))
-        here, there = root + self.layer, prefix + "layers.{layer}."
-        rules += module_rules({here + theirs: there + ours for theirs, ours in self.modules.items()})
+                rules.append(Rule(f"{theirs}.weight", f"{ours}.weight"))
+        layer = module_rules(self.modules)
         if self.relative_key:
-            rules.append(Rule(here + self.relative_key, there + "self_attn.relative_keys.embedding.weight"))
+            layer.append(Rule(self.relative_key, "self_attn.relative_keys.embedding.weight"))
+        rules += [rule.under(self.layer, "layers.{layer}.") for rule in layer]
         if head.own_pooler or head.is_decoder:
-            ignored += [root + "pooler.dense.weight", root + "pooler.dense.bias"]
+            ignored += ["pooler.dense.weight", "pooler.dense.bias"]
         else:
-            rules += module_rules({root + "pooler.dense": prefix + "pooler.dense"})
+            rules += module_rules({"pooler.dense": "pooler.dense"})
+        root = self._root(head)
+        rules, ignored = [rule.under(root, head.our_root) for rule in rules], [root + name for name in ignored]
         if head.own_pooler:
-            rules += module_rules({head.own_pooler: prefix + "pooler.dense"})
-        rules += module_rules(head.modules)
+            rules += module_rules({head.own_pooler: head.our_root + "pooler.dense"})
+        rules += head.rules
         if LM in head.parts:
             rules += self._language_model_rules(form, ignored)
         if NSP in head.parts:
@@ -254,123 +339,20 @@ class EncoderFamily(Family[EncoderHead]):
             return "is not zero everywhere, so the token types are not those that the official class takes by default"
         return None
 
+    # The models.
+
     def official_arguments(self, form):
         """See `Family.official_arguments`."""
         head = self.head(form)
         has_choice = head.bare and any(other.pooler == "usual" for other in self.heads)
         return {"add_pooling_layer": "pooler" in form.traits and not head.is_decoder} if has_choice else {}
 
-    def not_runnable(self, config):
+    def not_runnable(self, config: PretrainedConfig) -> str | None:
         """See `Family.not_runnable`."""
         if config.position_type not in RELATIVE:
             return None
         return f"transformers has dropped position_embedding_type '{config.position_type}'"
 
-    # The config.
-
-    def config_from(self, official, form: Form | None = None):
-        """See `Family.config_from`."""
-        self.refuse_unsupported(official)
-        form = form or self.form(official)
-        head = self.head(form)
-        config = self.official_config(official)
-        settings = {**self.settings, "architectures": [head.ours]}
-        settings.update({ours: getattr(config, theirs) for theirs, ours in self.fields.items()})
-        settings["pad_token_id"] = token_or_none(settings["pad_token_id"])
-        settings["position_type"] = self._position_type(official)
-        settings["position_offset"] = self._offset(settings)
-        settings["max_position_embeddings"] -= settings["position_offset"]
-        has_pooler = head.own_pooler or head.pooler == "needed" or "pooler" in form.traits
-        settings["pooler_act"] = self.pooler_act if has_pooler and not head.is_decoder else None
-        settings["classifier_dropout"] = self.dropout_from(config, head)
-        if head.is_decoder:
-            settings["add_cross_attention"] = config.add_cross_attention
-        elif official.get("add_cross_attention"):
-            raise ConversionError("config.json: add_cross_attention is true but is_decoder is not; set both or neither")
-        settings.update(common_entries(config))
-        if LM in head.parts:
-            self.check_language_model(settings)
-        self.our_config(settings)
-        return settings
-
-    def _position_type(self, official: Mapping[str, Any]) -> str:
-        kind = official.get("position_embedding_type") or "absolute"
-        if kind == "absolute":
-            return "learned"
-        if kind in RELATIVE and self.relative_key:
-            return kind
-        known = ", ".join(["absolute", *(RELATIVE if self.relative_key else ())])
-        raise ConversionError(f"config.json: position_embedding_type must be one of {known}, not {shown(kind)}")
-
-    def _offset(self, settings: Mapping[str, Any]) -> int:
-        """Rows at the head of the table of positions that no token takes."""
-        if not self.shifted or settings["position_type"] != "learned":
-            return 0
-        if settings["pad_token_id"] is None:
-            raise ConversionError("config.json: pad_token_id must be set: the positions begin after it")
-        return settings["pad_token_id"] + 1
-
-    def shift(self, config):
-        """See `Family.shift`."""
+    def position_shift(self, config: PretrainedConfig) -> int:
+        """See `Family.position_shift`."""
         return config.position_offset
-
-    def dropout_from(self, official: PretrainedConfig, head: EncoderHead) -> float | None:
-        """Our `classifier_dropout`."""
-        return official.classifier_dropout
-
-    def dropout_to(self, config: PretrainedConfig) -> dict[str, Any]:
-        """The official entries for our `classifier_dropout`."""
-        return {"classifier_dropout": config.classifier_dropout}
-
-    def check_language_model(self, settings: Mapping[str, Any]) -> None:
-        """Refuse settings with which the official language model head differs from ours."""
-
-    def differences(self, config):
-        """See `Family.differences`."""
-        head = self._head_for(config)
-        if head is None:
-            sides = sorted({"decoder" if head.is_decoder else "encoder" for head in self.heads})
-            ours = ", ".join(dict.fromkeys(head.ours for head in self.heads))
-            return [f"it must be an {' or '.join(sides)} with architectures one of {ours}"]
-        wanted = {
-            **self.settings,
-            "num_key_value_heads": config.num_attention_heads,
-            "head_dim": config.hidden_size // config.num_attention_heads,
-            "position_offset": config.position_offset,
-        }
-        if head.pooler == "needed" or head.own_pooler or (config.pooler_act is not None and not head.is_decoder):
-            wanted["pooler_act"] = self.pooler_act
-        if LM not in head.parts:
-            del wanted["lm_head_transform"], wanted["lm_head_bias"]
-        try:
-            wanted["position_offset"] = self._offset(config.to_dict())
-        except ConversionError:
-            return ["pad_token_id must be set"]
-        lines = unequal(config, wanted)
-        kinds = ("learned", *(RELATIVE if self.relative_key else ()))
-        if config.position_type not in kinds:
-            lines.append(f"position_type must be one of {', '.join(kinds)}, not '{config.position_type}'")
-        if "type_vocab_size" in self.fields.values() and config.type_vocab_size < 1:
-            lines.append("type_vocab_size must be 1 or more, not 0")
-        if LM in head.parts:
-            try:
-                self.check_language_model(config.to_dict())
-            except ConversionError as error:
-                lines.append(str(error))
-        return lines
-
-    def config_to(self, config):
-        """See `Family.config_to`."""
-        self.check_expressible(config)
-        head = self.head(self.form_for(config))
-        official: dict[str, Any] = {"architectures": [head.official], "model_type": self.name}
-        official.update({theirs: getattr(config, ours) for theirs, ours in self.fields.items()})
-        official["max_position_embeddings"] += config.position_offset
-        official.update(self.dropout_to(config))
-        if config.position_type in RELATIVE:
-            official["position_embedding_type"] = config.position_type
-        if head.is_decoder:
-            official.update(is_decoder=True, add_cross_attention=config.add_cross_attention)
-        official.update(common_entries(config))
-        self.official_config(official)
-        return official

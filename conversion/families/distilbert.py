@@ -4,46 +4,39 @@ Two settings are about training only and have no place in ours: `qa_dropout`, an
 the learned positions were first filled. Its attention output has no dropout; ours has, when it is trained further.
 """
 
-from .bert_like import EncoderFamily
-from .encoder_heads import LM, EncoderHead, LanguageModelNames, fields
+from .bert_like import BertLikeFamily
+from .encoder_heads import LM, EncoderHead, LanguageModelNames
+from .fields import Computed
 
-OURS = "BlockformerEncoder"
-SCORE = {"classifier": "score"}
-
-
-class DistilBertFamily(EncoderFamily):
-    """The dropouts of heads have their own names."""
-
-    def dropout_from(self, official, head):
-        """See `EncoderFamily.dropout_from`."""
-        return None if head.official.endswith("ForTokenClassification") else official.seq_classif_dropout
-
-    def dropout_to(self, config):
-        """See `EncoderFamily.dropout_to`."""
-        return {} if config.classifier_dropout is None else {"seq_classif_dropout": config.classifier_dropout}
+ROWS = {"modules": {"classifier": "score"}, "own_pooler": "pre_classifier"}
 
 
-FAMILY = DistilBertFamily(
-    name="distilbert",
-    config_class="DistilBertConfig",
-    root="distilbert.",
-    heads=[
-        EncoderHead("DistilBertModel", f"{OURS}Model"),
-        EncoderHead("DistilBertForMaskedLM", f"{OURS}ForMaskedLM", frozenset([LM])),
-        EncoderHead(
-            "DistilBertForSequenceClassification",
-            f"{OURS}ForSequenceClassification",
-            modules=SCORE,
-            own_pooler="pre_classifier",
-        ),
-        EncoderHead(
-            "DistilBertForMultipleChoice", f"{OURS}ForMultipleChoice", modules=SCORE, own_pooler="pre_classifier"
-        ),
-        EncoderHead("DistilBertForTokenClassification", f"{OURS}ForTokenClassification", modules=SCORE),
-        EncoderHead(
-            "DistilBertForQuestionAnswering", f"{OURS}ForQuestionAnswering", modules={"qa_outputs": "qa_outputs"}
-        ),
+def _head(kind: str, **what) -> EncoderHead:
+    return EncoderHead(f"DistilBert{kind}", f"BlockformerEncoder{kind}", **what)
+
+
+def _read_dropout(official):
+    of_tokens = official.head.official.endswith("ForTokenClassification")
+    return {"classifier_dropout": None if of_tokens else official.config.seq_classif_dropout}
+
+
+def _write_dropout(config, head):
+    return {} if config.classifier_dropout is None else {"seq_classif_dropout": config.classifier_dropout}
+
+
+FAMILY = BertLikeFamily(
+    "distilbert",
+    "DistilBertConfig",
+    [
+        _head("Model"),
+        _head("ForMaskedLM", parts=frozenset([LM])),
+        _head("ForSequenceClassification", **ROWS),
+        _head("ForMultipleChoice", **ROWS),
+        _head("ForTokenClassification", modules={"classifier": "score"}),
+        _head("ForQuestionAnswering", modules={"qa_outputs": "qa_outputs"}),
     ],
+    structure="distilbert",
+    root="distilbert.",
     embeddings={
         "embeddings.word_embeddings": "embed_tokens",
         "embeddings.position_embeddings": "embed_positions",
@@ -60,15 +53,15 @@ FAMILY = DistilBertFamily(
     language_model=LanguageModelNames(
         dense="vocab_transform", norm="vocab_layer_norm", weight="vocab_projector.weight", bias="vocab_projector.bias"
     ),
-    fields=fields(
-        dim="hidden_size",
-        hidden_dim="intermediate_size",
-        n_layers="num_hidden_layers",
-        n_heads="num_attention_heads",
-        activation="hidden_act",
-        dropout="hidden_dropout",
-        attention_dropout="attention_dropout",
-    ),
-    settings={"norm_eps": 1e-12, "type_vocab_size": 0},
+    fields={
+        "dim": "hidden_size",
+        "hidden_dim": "intermediate_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "activation": "hidden_act",
+        "dropout": "hidden_dropout",
+        "attention_dropout": "attention_dropout",
+    },
+    computed=[Computed(_read_dropout, _write_dropout)],
     pooler_act="relu",
 )

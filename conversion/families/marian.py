@@ -7,7 +7,9 @@ vocabulary each. All else is as in `bart.py`.
 import torch
 from torch import Tensor
 
-from .bart import TABLES, BartFamily, BartHead
+from .bart import TABLES, BartFamily
+from .encoder_decoder import BOTH, LM_HEAD
+from .fields import Head
 
 
 class MarianFamily(BartFamily):
@@ -20,8 +22,8 @@ class MarianFamily(BartFamily):
         return None
 
     @torch.no_grad()
-    def settle(self, model):
-        """See `Family.settle`: a table that is stored in half precision is rounded, ours never is."""
+    def prepare_official_model(self, model):
+        """See `Family.prepare_official_model`: a table that is stored in half precision is rounded, ours never is."""
         for name, parameter in model.named_parameters():
             if name.endswith(TABLES):
                 parameter.copy_(_sinusoid(*parameter.shape))
@@ -47,16 +49,10 @@ FAMILY = MarianFamily(
     "marian",
     "Marian",
     [
-        BartHead("MarianMTModel", "BlockformerEncoderDecoderForConditionalGeneration"),
-        BartHead("MarianModel", "BlockformerEncoderDecoderModel"),
+        Head("MarianMTModel", f"{BOTH}ForConditionalGeneration", "model.", tensors={LM_HEAD: LM_HEAD}),
+        Head("MarianModel", f"{BOTH}Model"),
     ],
-    {
-        "norm_placement": "post",
-        "final_norm": False,
-        "decoder_starts_with_last_label": False,
-        "position_type": "sinusoidal_halves",
-        "position_offset": 0,
-        "embedding_norm": False,
-    },
+    fixed={"classifier_dropout": None},
     own_vocabularies=True,
+    not_none=["decoder_start_token_id"],
 )

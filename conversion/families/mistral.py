@@ -1,5 +1,6 @@
 """Mistral (Jiang et al., 2023): no biases, one sliding window for every layer."""
 
-from .llama_like import DecoderFamily, WindowEverywhere
+from .fields import WindowEverywhere
+from .llama_like import LlamaLikeFamily
 
-FAMILY = DecoderFamily(name="mistral", prefix="Mistral", window=WindowEverywhere(), span_root="model.")
+FAMILY = LlamaLikeFamily("mistral", "Mistral", window=WindowEverywhere(), spans="model.")

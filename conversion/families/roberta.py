@@ -5,53 +5,47 @@ The head of rows has a dense layer of its own, which is our pooler. The language
 """
 
 from ..errors import ConversionError, shown
-from .bert import EMBEDDINGS, FIELDS, LAYER
-from .bert_like import EncoderFamily
+from .bert import NAMES
+from .bert_like import TOKEN_TYPES, BertLikeFamily
 from .encoder_heads import LanguageModelNames, standard_heads
+from .fields import Computed
 
 
-class RobertaFamily(EncoderFamily):
+def _check_head(official):
+    act = official.config.hidden_act
+    if official.head.writes_text and act != "gelu":
+        raise ConversionError(
+            f"hidden_act must be 'gelu' with a language model head, which always has it, not {shown(act)}"
+        )
+    return {}
+
+
+def roberta(name: str, prefix: str) -> BertLikeFamily:
     """RoBERTa under one of its names.
 
     Args:
         name: the official `model_type`.
         prefix: what the official classes' names begin with.
     """
-
-    def __init__(self, name: str, prefix: str):
-        super().__init__(
-            name=name,
-            config_class=f"{prefix}Config",
-            root="roberta.",
-            heads=standard_heads(
-                prefix,
-                {"modules": {"classifier.out_proj": "score"}, "own_pooler": "classifier.dense"},
-                f"{prefix}ForCausalLM",
-                next_sentence=False,
-            ),
-            embeddings=EMBEDDINGS,
-            layer="encoder.layer.{layer}.",
-            modules=LAYER,
-            language_model=LanguageModelNames(
-                dense="lm_head.dense",
-                norm="lm_head.layer_norm",
-                weight="lm_head.decoder.weight",
-                bias="lm_head.bias",
-                copy="lm_head.decoder.bias",
-            ),
-            fields=FIELDS,
-            relative_key="attention.self.distance_embedding.weight",
-            shifted=True,
-        )
-
-    def check_language_model(self, settings):
-        """See `EncoderFamily.check_language_model`."""
-        if settings["hidden_act"] != "gelu":
-            raise ConversionError(
-                f"hidden_act must be 'gelu' with a language model head, which always has it, not "
-                f"{shown(settings['hidden_act'])}"
-            )
+    rows = {"modules": {"classifier.out_proj": "score"}, "own_pooler": "classifier.dense"}
+    return BertLikeFamily(
+        name,
+        f"{prefix}Config",
+        standard_heads(prefix, rows, f"{prefix}ForCausalLM", next_sentence=False),
+        structure="roberta",
+        root="roberta.",
+        **NAMES,
+        language_model=LanguageModelNames(
+            dense="lm_head.dense",
+            norm="lm_head.layer_norm",
+            weight="lm_head.decoder.weight",
+            bias="lm_head.bias",
+            copy="lm_head.decoder.bias",
+        ),
+        computed=[TOKEN_TYPES, Computed(_check_head)],
+        shifted=True,
+    )
 
 
-FAMILY = RobertaFamily("roberta", "Roberta")
-XLM = RobertaFamily("xlm-roberta", "XLMRoberta")
+FAMILY = roberta("roberta", "Roberta")
+XLM = roberta("xlm-roberta", "XLMRoberta")

@@ -95,14 +95,15 @@ class LeadingAxis:
 
 @dataclass(frozen=True)
 class Split:
-    """One tensor -> several along `dim`, with the given sizes; the way back concatenates them."""
+    """One tensor -> several along `dim`, with the given sizes; the way back concatenates them (GPT-2's c_attn)."""
 
     dim: int
     sizes: tuple[int, ...]
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         (tensor,) = tensors
-        return list(tensor.split(list(self.sizes), dim=self.dim))
+        parts = tensor.split(list(self.sizes), dim=self.dim)
+        return [part.clone(memory_format=torch.contiguous_format) for part in parts]  # no view that keeps the whole
 
     def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [torch.cat(list(tensors), dim=self.dim)]
@@ -120,38 +121,6 @@ class Split:
             parts = [list(shape) for shape in shapes]
             raise ConversionError(f"shapes {parts} are no parts of sizes {list(self.sizes)} along axis {self.dim}")
         return [whole]
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """One tensor -> `count` equal ones along `dim`; the way back concatenates them.
-
-    For rules that cannot know a size: GPT-2's c_attn [C, 3C] is queries, keys and values, whatever the width C.
-    """
-
-    dim: int
-    count: int
-
-    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        (tensor,) = tensors
-        return [part.clone(memory_format=torch.contiguous_format) for part in tensor.chunk(self.count, dim=self.dim)]
-
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [torch.cat(list(tensors), dim=self.dim)]
-
-    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        (shape,) = shapes
-        if len(shape) <= self.dim or shape[self.dim] % self.count:
-            raise ConversionError(f"shape {list(shape)} has no {self.count} equal parts along axis {self.dim}")
-        return [(*shape[: self.dim], shape[self.dim] // self.count, *shape[self.dim + 1 :])] * self.count
-
-    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        first = tuple(shapes[0])
-        alike = len(shapes) == self.count and {tuple(shape) for shape in shapes} == {first}
-        if not alike or len(first) <= self.dim:
-            parts = [list(shape) for shape in shapes]
-            raise ConversionError(f"shapes {parts} are not {self.count} equal parts along axis {self.dim}")
-        return [(*first[: self.dim], first[self.dim] * self.count, *first[self.dim + 1 :])]
 
 
 @dataclass(frozen=True)
@@ -204,7 +173,7 @@ class Reversed:
 
 @dataclass(frozen=True, init=False)
 class Chain:
-    """Operations one after the other: `Chain(Transpose(), Chunk(0, 3))` undoes GPT-2's fused c_attn."""
+    """Operations one after the other: `Chain(Transpose(), Split(0, (C, C, C)))` undoes GPT-2's c_attn."""
 
     ops: tuple[Operation, ...]
 

@@ -8,7 +8,7 @@ checkpoint are only ever compared; they never become a pattern, a format string 
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -54,18 +54,20 @@ class Rule:
         source: one name or several, with placeholders such as `{layer}` that stand for one number each.
         target: one name or several, with the same placeholders.
         op: how `source` becomes `target`; it knows its way back.
-        any_dtype: the tensor is kept as it is, whatever its dtype (a table of integers, say). Otherwise only
-            floating-point tensors are taken, and the plan's `dtype` is applied to them.
-        dtypes: what the sources must be, one for each; they are never cast.
+        dtypes: what the sources must be, one for each; they are never cast. Otherwise only floating-point tensors are
+            taken, and the plan's `dtype` is applied to them.
         made: the dtype of what is made of sources with `dtypes`; None: their own.
     """
 
     source: str | tuple[str, ...]
     target: str | tuple[str, ...]
     op: Operation = field(default_factory=Identity)
-    any_dtype: bool = False
     dtypes: tuple[torch.dtype, ...] | None = None
     made: torch.dtype | None = None
+
+    def under(self, theirs: str, ours: str) -> "Rule":
+        """The rule with a prefix before its official names and one before ours."""
+        return replace(self, source=_prefixed(theirs, self.source), target=_prefixed(ours, self.target))
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,10 @@ class _Pattern:
         """The name with these numbers."""
         numbers = dict(zip(self.fields, values, strict=True))
         return PLACEHOLDER.sub(lambda found: numbers[found[1]], self.text)
+
+
+def _prefixed(prefix: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    return prefix + names if isinstance(names, str) else tuple(prefix + name for name in names)
 
 
 def _patterns(names: str | tuple[str, ...]) -> list[_Pattern]:
@@ -261,7 +267,7 @@ def _group(
             return None
         made = rule.made or dtypes[0]
     else:
-        whole = [name for name in sources if not tensors[name].dtype.is_floating_point and not rule.any_dtype]
+        whole = [name for name in sources if not tensors[name].dtype.is_floating_point]
         if whole:
             lines = [f"{shown(name)} is {tensors[name].dtype}" for name in whole]
             problems["tensors that must be floating-point"] += lines
@@ -269,7 +275,7 @@ def _group(
         if len(set(dtypes)) > 1:
             problems["parts of different dtypes"].append(", ".join(f"{shown(n)} {tensors[n].dtype}" for n in sources))
             return None
-        made = dtypes[0] if dtype is None or rule.any_dtype else dtype
+        made = dtype or dtypes[0]
     try:
         shapes = op.forward_shapes([tuple(tensors[name].shape) for name in sources])
         targets = tuple(Target(name, made, tuple(shape)) for name, shape in zip(names, shapes, strict=True))

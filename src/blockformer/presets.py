@@ -10,40 +10,77 @@ from .configuration_decoder import BlockformerDecoderConfig
 from .configuration_encoder import BlockformerEncoderConfig
 from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 
-_LLAMA_STYLE = {
+_LLAMA_LIKE = {"norm_type": "rms_norm", "norm_placement": "pre", "position_type": "rotary", "gated_mlp": True}
+_BIASES = {"attention_bias": True, "attention_output_bias": True, "mlp_bias": True}
+_BERT_LIKE = {
+    "norm_type": "layer_norm",
+    "norm_placement": "post",
+    "position_type": "learned",
+    "gated_mlp": False,
+    **_BIASES,
+    "embedding_norm": True,
+    "lm_head_transform": True,
+    "lm_head_bias": True,
+}
+_ORIGINAL = {
+    "norm_type": "layer_norm",
+    "norm_placement": "post",
+    "norm_eps": 1e-5,
+    "position_type": "sinusoidal",
+    "gated_mlp": False,
+    **_BIASES,
+}
+_BART_LIKE = {**_ORIGINAL, "position_type": "learned", "position_offset": 2, "embedding_norm": True}
+_T5_LIKE = {
     "norm_type": "rms_norm",
     "norm_placement": "pre",
-    "position_type": "rotary",
-    "gated_mlp": True,
-    "hidden_act": "silu",
+    "position_type": "relative_bias",
+    "attention_scale": 1.0,
+    "float32_down_proj": True,
 }
-_BERT_STYLE = {
+
+STRUCTURES: dict[str, dict] = {
+    "qwen3": {**_LLAMA_LIKE, "qk_norm": True},
+    "qwen2": {**_LLAMA_LIKE, "attention_bias": True},
+    "llama": _LLAMA_LIKE,
+    "mistral": _LLAMA_LIKE,
+    "gpt2": {
+        "norm_type": "layer_norm",
+        "norm_placement": "pre",
+        "position_type": "learned",
+        "gated_mlp": False,
+        **_BIASES,
+    },
+    "bert": _BERT_LIKE,
+    "roberta": _BERT_LIKE,
+    "distilbert": {**_BERT_LIKE, "norm_eps": 1e-12, "type_vocab_size": 0},
+    "original": _ORIGINAL,
+    "marian": {**_ORIGINAL, "position_type": "sinusoidal_halves"},
+    "bart": _BART_LIKE,
+    "mbart": {**_BART_LIKE, "norm_placement": "pre", "decoder_starts_with_last_label": True},
+    "t5": _T5_LIKE,
+    "umt5": {**_T5_LIKE, "relative_bias_per_layer": True},
+}
+"""What is the same in every model of a family, whatever its size and training; conversion reads it too."""
+
+_BERT_BASE = {
     "vocab_size": 30522,
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
     "num_attention_heads": 12,
-    "norm_type": "layer_norm",
-    "norm_placement": "post",
     "norm_eps": 1e-12,
-    "position_type": "learned",
     "max_position_embeddings": 512,
     "type_vocab_size": 2,
-    "gated_mlp": False,
     "hidden_act": "gelu",
-    "attention_bias": True,
-    "attention_output_bias": True,
-    "mlp_bias": True,
-    "embedding_norm": True,
-    "lm_head_transform": True,
-    "lm_head_bias": True,
     "tie_word_embeddings": True,
     "hidden_dropout": 0.1,
     "attention_dropout": 0.1,
     "pad_token_id": 0,
 }
-_ROBERTA_STYLE = {
-    **_BERT_STYLE,
+_ROBERTA_BASE = {
+    **_BERT_BASE,
+    **STRUCTURES["roberta"],
     "norm_eps": 1e-5,
     "type_vocab_size": 1,
     "position_offset": 2,
@@ -52,22 +89,14 @@ _ROBERTA_STYLE = {
     "bos_token_id": 0,
     "eos_token_id": 2,
 }
-_ORIGINAL_STYLE = {
+_ORIGINAL_BASE = {
     "vocab_size": 37000,
     "hidden_size": 512,
     "intermediate_size": 2048,
     "num_hidden_layers": 6,
     "num_attention_heads": 8,
-    "norm_type": "layer_norm",
-    "norm_placement": "post",
-    "norm_eps": 1e-5,
-    "position_type": "sinusoidal",
     "max_position_embeddings": 512,
-    "gated_mlp": False,
     "hidden_act": "relu",
-    "attention_bias": True,
-    "attention_output_bias": True,
-    "mlp_bias": True,
     "tie_word_embeddings": True,
     "initializer_range": None,
     "hidden_dropout": 0.1,
@@ -75,18 +104,15 @@ _ORIGINAL_STYLE = {
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
 }
-_BART_STYLE = {
-    **_ORIGINAL_STYLE,
+_BART_LARGE = {
+    **_ORIGINAL_BASE,
     "vocab_size": 50265,
     "hidden_size": 1024,
     "intermediate_size": 4096,
     "num_hidden_layers": 12,
     "num_attention_heads": 16,
-    "position_type": "learned",
-    "position_offset": 2,
     "max_position_embeddings": 1024,
     "hidden_act": "gelu",
-    "embedding_norm": True,
     "lm_head_bias": "fixed",
     "initializer_range": 0.02,
     "pad_token_id": 1,
@@ -94,18 +120,15 @@ _BART_STYLE = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
 }
-_T5_STYLE = {
+_T5_SMALL = {
     "vocab_size": 32128,
     "hidden_size": 512,
     "intermediate_size": 2048,
     "num_hidden_layers": 6,
     "num_attention_heads": 8,
     "head_dim": 64,
-    "norm_type": "rms_norm",
-    "norm_placement": "pre",
-    "position_type": "relative_bias",
-    "attention_scale": 1.0,
-    "float32_down_proj": True,
+    "gated_mlp": True,
+    "hidden_act": "gelu_new",
     "initializer_range": None,
     "hidden_dropout": 0.1,
     "attention_dropout": 0.1,
@@ -114,9 +137,8 @@ _T5_STYLE = {
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
 }
-_T5_GATED = {**_T5_STYLE, "gated_mlp": True, "hidden_act": "gelu_new"}
-_MT5_STYLE = {
-    **_T5_GATED,
+_MT5_SMALL = {
+    **_T5_SMALL,
     "vocab_size": 250112,
     "intermediate_size": 1024,
     "num_hidden_layers": 8,
@@ -134,49 +156,27 @@ def _by_width(settings: dict) -> float:
     return settings["hidden_size"] ** -0.5
 
 
+def _rotary(theta: float) -> dict:
+    return {"hidden_act": "silu", "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+
 PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
-    "qwen3": (
-        BlockformerDecoderConfig,
-        {**_LLAMA_STYLE, "qk_norm": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}},
-    ),
-    "qwen2": (
-        BlockformerDecoderConfig,
-        {
-            **_LLAMA_STYLE,
-            "attention_bias": True,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
-        },
-    ),
-    "llama": (
-        BlockformerDecoderConfig,
-        {**_LLAMA_STYLE, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
-    ),
-    "mistral": (
-        BlockformerDecoderConfig,
-        {
-            **_LLAMA_STYLE,
-            "sliding_window": 4096,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        },
-    ),
+    "qwen3": (BlockformerDecoderConfig, {**STRUCTURES["qwen3"], **_rotary(1_000_000.0)}),
+    "qwen2": (BlockformerDecoderConfig, {**STRUCTURES["qwen2"], **_rotary(1_000_000.0)}),
+    "llama": (BlockformerDecoderConfig, {**STRUCTURES["llama"], **_rotary(10_000.0)}),
+    "mistral": (BlockformerDecoderConfig, {**STRUCTURES["mistral"], **_rotary(10_000.0), "sliding_window": 4096}),
     "gpt2": (
         BlockformerDecoderConfig,
         {
+            **STRUCTURES["gpt2"],
             "vocab_size": 50257,
             "hidden_size": 768,
             "intermediate_size": 3072,
             "num_hidden_layers": 12,
             "num_attention_heads": 12,
-            "norm_type": "layer_norm",
-            "norm_placement": "pre",
             "norm_eps": 1e-5,
-            "position_type": "learned",
             "max_position_embeddings": 1024,
-            "gated_mlp": False,
             "hidden_act": "gelu_new",
-            "attention_bias": True,
-            "attention_output_bias": True,
-            "mlp_bias": True,
             "tie_word_embeddings": True,
             "hidden_dropout": 0.1,
             "attention_dropout": 0.1,
@@ -184,22 +184,23 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
             "eos_token_id": 50256,
         },
     ),
-    "bert": (BlockformerEncoderConfig, {**_BERT_STYLE, "pooler_act": "tanh"}),
-    "bert-decoder": (BlockformerDecoderConfig, _BERT_STYLE),
-    "roberta": (BlockformerEncoderConfig, {**_ROBERTA_STYLE, "vocab_size": 50265}),
-    "xlm-roberta": (BlockformerEncoderConfig, {**_ROBERTA_STYLE, "vocab_size": 250002}),
+    "bert": (BlockformerEncoderConfig, {**STRUCTURES["bert"], **_BERT_BASE, "pooler_act": "tanh"}),
+    "bert-decoder": (BlockformerDecoderConfig, {**STRUCTURES["bert"], **_BERT_BASE}),
+    "roberta": (BlockformerEncoderConfig, {**_ROBERTA_BASE, "vocab_size": 50265}),
+    "xlm-roberta": (BlockformerEncoderConfig, {**_ROBERTA_BASE, "vocab_size": 250002}),
     "distilbert": (
         BlockformerEncoderConfig,
-        {**_BERT_STYLE, "num_hidden_layers": 6, "type_vocab_size": 0, "pooler_act": "relu"},
+        {**_BERT_BASE, **STRUCTURES["distilbert"], "num_hidden_layers": 6, "pooler_act": "relu"},
     ),
     "transformer-base": (
         BlockformerEncoderDecoderConfig,
-        {**_ORIGINAL_STYLE, "embedding_scale": _root_of_width},
+        {**STRUCTURES["original"], **_ORIGINAL_BASE, "embedding_scale": _root_of_width},
     ),
     "transformer-big": (
         BlockformerEncoderDecoderConfig,
         {
-            **_ORIGINAL_STYLE,
+            **STRUCTURES["original"],
+            **_ORIGINAL_BASE,
             "hidden_size": 1024,
             "intermediate_size": 4096,
             "num_attention_heads": 16,
@@ -209,14 +210,14 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
     ),
     "transformer-pre-ln": (
         BlockformerEncoderDecoderConfig,
-        {**_ORIGINAL_STYLE, "norm_placement": "pre", "embedding_scale": _root_of_width},
+        {**STRUCTURES["original"], **_ORIGINAL_BASE, "norm_placement": "pre", "embedding_scale": _root_of_width},
     ),
     "marian": (
         BlockformerEncoderDecoderConfig,
         {
-            **_ORIGINAL_STYLE,
+            **STRUCTURES["marian"],
+            **_ORIGINAL_BASE,
             "vocab_size": 58101,
-            "position_type": "sinusoidal_halves",
             "hidden_act": "silu",
             "embedding_scale": _root_of_width,
             "lm_head_bias": "fixed",
@@ -226,34 +227,31 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
             "decoder_start_token_id": 58100,
         },
     ),
-    "bart": (BlockformerEncoderDecoderConfig, _BART_STYLE),
+    "bart": (BlockformerEncoderDecoderConfig, {**STRUCTURES["bart"], **_BART_LARGE}),
     "mbart": (
         BlockformerEncoderDecoderConfig,
         {
-            **_BART_STYLE,
+            **STRUCTURES["mbart"],
+            **_BART_LARGE,
             "vocab_size": 250027,
-            "norm_placement": "pre",
             "embedding_scale": _root_of_width,
             "decoder_start_token_id": None,
-            "decoder_starts_with_last_label": True,
         },
     ),
     "t5": (
         BlockformerEncoderDecoderConfig,
         {
-            **_T5_STYLE,
+            **STRUCTURES["t5"],
+            **_T5_SMALL,
             "gated_mlp": False,
             "hidden_act": "relu",
             "tie_word_embeddings": True,
             "logit_scale": _by_width,
         },
     ),
-    "t5-v1.1": (BlockformerEncoderDecoderConfig, _T5_GATED),
-    "mt5": (BlockformerEncoderDecoderConfig, _MT5_STYLE),
-    "umt5": (
-        BlockformerEncoderDecoderConfig,
-        {**_MT5_STYLE, "relative_bias_per_layer": True, "logit_scale": _by_width},
-    ),
+    "t5-v1.1": (BlockformerEncoderDecoderConfig, {**STRUCTURES["t5"], **_T5_SMALL}),
+    "mt5": (BlockformerEncoderDecoderConfig, {**STRUCTURES["t5"], **_MT5_SMALL}),
+    "umt5": (BlockformerEncoderDecoderConfig, {**STRUCTURES["umt5"], **_MT5_SMALL, "logit_scale": _by_width}),
 }
 
 

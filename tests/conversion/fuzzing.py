@@ -246,7 +246,8 @@ class Cases:
         for name, sizes in OFFICIAL.items():
             family = FAMILIES[name]
             folder = base / "good" / name
-            family.official_model_class(family.official_config_class(**sizes)).save_pretrained(folder)
+            model_class = getattr(transformers, family.model_class_name)
+            model_class(family.official_config_class(**sizes)).save_pretrained(folder)
             (folder / "tokenizer_config.json").write_text('{"model_max_length": 32, "tokenizer_class": "X"}')
             convert(folder, base / "good" / f"ours-{name}", verify=False)
             convert(base / "good" / f"ours-{name}", base / "warm", to_official=True, verify=False)
@@ -370,7 +371,7 @@ class Cases:
         for own in found:
             assert isinstance(family.stored(own, form), str)
         headers = {new: found[own] for new, own in canonical.items()}
-        groups = family.rules_for(form).plan(headers)
+        groups = family.rules_for(form, family.our_config(family.config_from(config, form))).plan(headers)
         assert all(target.name.isprintable() for group in groups for target in group.targets)
 
     def config(self, rng: random.Random) -> None:

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 import blockformer
@@ -37,7 +38,7 @@ def official_model(family, seed=0, dtype=torch.float32, **settings):
     torch.manual_seed(seed)
     chosen = FAMILIES[family]
     config = chosen.official_config_class(**{**SIZES, **SPECIAL[family], **settings})
-    model = chosen.official_model_class(config).eval()
+    model = getattr(transformers, chosen.model_class_name)(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias") or "norm" in name:

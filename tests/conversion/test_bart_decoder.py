@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_named(tmp_path):
         ({"add_cross_attention": False}, "add_cross_attention must be True"),
         ({"position_offset": 0}, "position_offset must be 2"),
         ({"lm_head_bias": True}, "lm_head_bias must be False"),
-        ({"embedding_scale": 3.0}, "embedding_scale must be None or"),
+        ({"embedding_scale": 3.0}, "embedding_scale must be 6.9"),
         ({"num_key_value_heads": 2}, "num_key_value_heads must be 4"),
     ],
 )

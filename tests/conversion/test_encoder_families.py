@@ -500,7 +500,7 @@ def test_a_preset_of_ours_finds_its_family(name, architecture, family):
     ("changes", "named"),
     [
         ({"norm_placement": "pre"}, "norm_placement must be 'post'"),
-        ({"position_type": "sinusoidal"}, "position_type must be one of"),
+        ({"position_type": "sinusoidal"}, "position_type must be 'learned'"),
         ({"pooler_act": "gelu"}, "pooler_act must be 'tanh'"),
         ({"pooler_act": None, "architectures": ["BlockformerEncoderForSequenceClassification"]}, "pooler_act must be"),
         ({"position_offset": 3}, "position_offset must be"),

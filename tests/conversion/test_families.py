@@ -7,13 +7,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockformer
+from blockformer.axes import axes, flag
 from blockformer.conversion import ConversionError
 from blockformer.conversion.families.registry import FAMILIES, family_by_name, family_for, family_of
+from blockformer.conversion.families.translation import NOT_COMPUTED
 from blockformer.conversion.plan import expected_tensors
 
 from .oracles import SIZES, SPECIAL
 
 MIXED = ["full_attention", "sliding_attention"]
+OTHER_VALUES = {
+    "vocab_size": 60001,
+    "norm_eps": 0.25,
+    "qk_norm": True,
+    "relative_attention_num_buckets": 20,
+    "relative_attention_max_distance": 77,
+    "linear_group_size": 16,
+    "attention_scale": 0.3,
+    "embedding_scale": 3.0,
+    "logit_scale": 0.7,
+    "embedding_norm": True,
+    "lm_head_transform": True,
+    "lm_head_bias": True,
+    "float32_down_proj": True,
+    "hidden_dropout": 0.35,
+    "attention_dropout": 0.35,
+    "activation_dropout": 0.35,
+    "max_position_embeddings": 1234,
+    "position_offset": 5,
+    "type_vocab_size": 7,
+    "tie_word_embeddings": False,
+    "share_embeddings": False,
+    "decoder_layers": 1,
+    "decoder_starts_with_last_label": True,
+    "bos_token_id": 5,
+    "eos_token_id": 6,
+    "pad_token_id": 7,
+    "use_cache": False,
+    "initializer_range": 0.5,
+}
 ROPE = {
     "default": {"rope_theta": 5e5},
     "linear": {"rope_theta": 1e4, "factor": 2.0},
@@ -115,14 +147,15 @@ def test_rules_and_settings_fit_both_models_tensor_by_tensor(family, changes):
     config = chosen.our_config(chosen.config_from(entries))
     ours, tied, parameters = expected_tensors(chosen.model_class, config)
     theirs, their_tied, their_parameters = expected_tensors(
-        chosen.official_model_class, chosen.official_config(entries)
+        getattr(transformers, chosen.model_class_name), chosen.official_config(entries)
     )
     assert (tied, parameters) == (their_tied, their_parameters)
     headers = {name: torch.empty(shape, device="meta") for name, shape in theirs.items()}
-    groups = chosen.rules.plan(headers, ours)
+    rules = chosen.rules_for(chosen.form(entries), config)
+    groups = rules.plan(headers, ours)
     made = {target.name: torch.empty(target.shape, device="meta") for group in groups for target in group.targets}
     assert made.keys() == ours.keys()
-    chosen.rules.plan(made, theirs, reverse=True)
+    rules.plan(made, theirs, reverse=True)
 
 
 def test_old_rotary_frequencies_are_left_out_and_nothing_else():
@@ -132,10 +165,11 @@ def test_old_rotary_frequencies_are_left_out_and_nothing_else():
     shapes, _, _ = expected_tensors(chosen.model_class, config)
     headers = {name: torch.empty(shape, device="meta") for name, shape in theirs.items()}
     headers["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.empty(8, device="meta")
-    assert len(chosen.rules.plan(headers, shapes)) == len(shapes)
+    rules = chosen.rules_for(chosen.form(back), config)
+    assert len(rules.plan(headers, shapes)) == len(shapes)
     headers["model.layers.0.self_attn.extra"] = torch.empty(8, device="meta")
     with pytest.raises(ConversionError, match=r"no rule takes.*\n.*self_attn\.extra"):
-        chosen.rules.plan(headers, shapes)
+        rules.plan(headers, shapes)
 
 
 @pytest.mark.parametrize(
@@ -294,3 +328,64 @@ def test_any_config_survives_the_round_trip(family, heads, layers, vocab, tied, 
 def test_the_special_settings_of_the_oracles_are_real():
     for family, changes in SPECIAL.items():
         assert there_and_back(family, official(family, **changes))
+
+
+def with_a_new_axis(config, **changes):
+    """The same config, of a class with one more axis, that no family has heard of."""
+
+    class Newer(type(config)):
+        made_up: bool = flag(False, "attention", "made up")
+
+    settings = {name: getattr(config, name) for name in axes(type(config))}
+    return Newer(architectures=config.architectures, **settings, **changes)
+
+
+SMALL_T5 = {"d_model": 48, "d_ff": 96, "num_layers": 2, "num_heads": 4}
+SMALL = {
+    "distilbert": {"dim": 48, "hidden_dim": 96, "n_layers": 2, "n_heads": 4},
+    "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4},
+    "t5": SMALL_T5,
+    "mt5": SMALL_T5,
+    "umt5": SMALL_T5,
+}
+
+
+def config_of(family, head):
+    """A config of ours for a head of a family."""
+    entries = {"architectures": [head.official], **SMALL.get(family, {})}
+    if getattr(head, "is_decoder", False):
+        entries["is_decoder"] = True
+    return FAMILIES[family].our_config(FAMILIES[family].config_from(entries))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_axis_that_a_family_does_not_name_must_have_its_default(family):
+    chosen = FAMILIES[family]
+    for head in chosen.heads:
+        config = config_of(family, head)
+        assert config.architectures == [head.ours]
+        assert chosen.differences(with_a_new_axis(config)) == []
+        assert chosen.differences(with_a_new_axis(config, made_up=True)) == ["made_up must be False, not True"]
+    with pytest.raises(ConversionError, match="made_up must be False, not True"):
+        chosen.config_to(with_a_new_axis(config, made_up=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_field_of_ours_comes_back_or_is_refused(family):
+    """Each field in turn with another value: what is not refused is the same after the way out and in."""
+    chosen = FAMILIES[family]
+    config = config_of(family, next(head for head in chosen.heads if head.writes_text))
+    known = {name: getattr(config, name) for name in axes(type(config))}
+    refused, kept = set(), set()
+    for name, value in OTHER_VALUES.items():
+        if name not in known:
+            continue
+        changed = type(config)(architectures=config.architectures, **{**known, name: value})
+        if chosen.differences(changed):
+            refused.add(name)
+            continue
+        again = chosen.our_config(chosen.config_from(chosen.config_to(changed), chosen.form_for(changed)))
+        assert getattr(again, name) == value or name in NOT_COMPUTED | chosen.without_effect, name
+        kept.add(name)
+    assert {"qk_norm", "linear_group_size", "relative_attention_num_buckets"} & refused
+    assert {"vocab_size", "hidden_dropout"} & kept

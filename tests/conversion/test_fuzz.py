@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.errors import CheckpointError
@@ -90,7 +91,7 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         family = fuzzing.FAMILIES[name]
         folders[name] = tmp_path_factory.mktemp("official") / name
         config = family.official_config_class(**fuzzing.OFFICIAL[name])
-        family.official_model_class(config).save_pretrained(folders[name])
+        getattr(transformers, family.model_class_name)(config).save_pretrained(folders[name])
     return folders
 
 

@@ -1,0 +1,126 @@
+"""What the encoder-decoders share: two stacks, their embeddings under up to three names, and a head that may be tied.
+
+A checkpoint of tied embeddings holds one matrix, as `shared.weight`, or also its copies in the two stacks and the head.
+Which of them are there is part of its `Form`.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from ..rules.operations import Copies, bytes_of
+from ..rules.table import Rule, RuleTable
+from .base import Family
+from .fields import Form, Head
+
+SHARED, ENCODER, DECODER = EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+LM_HEAD = "lm_head.weight"
+UNTIED, SEPARATE = "untied", "separate"
+"""Traits, beside the names of the stored embeddings: a head of its own, and embeddings of its own for each stack."""
+BOTH = "BlockformerEncoderDecoder"
+
+
+def encoder_decoder_heads(prefix: str, rows: str, root: str = "") -> list[Head]:
+    """The heads of an encoder-decoder, the language model first.
+
+    Args:
+        prefix: what the official classes' names begin with.
+        rows: prefix of the stacks' tensors in the class for rows.
+        root: the same in the other classes, the two stacks alone excepted.
+    """
+    classifier = {"classification_head.dense": "dense", "classification_head.out_proj": "score"}
+    own: list[tuple[Any, ...]] = [
+        ("ForConditionalGeneration", root, {}, {LM_HEAD: LM_HEAD}),
+        ("Model", "", {}, {}),
+        ("ForSequenceClassification", rows, classifier, {}),
+        ("ForQuestionAnswering", root, {"qa_outputs": "qa_outputs"}, {}),
+    ]
+    return [Head(prefix + name, BOTH + name, *rest) for name, *rest in own]
+
+
+def stacks_of(head: Head) -> tuple[str, ...]:
+    """The stacks that a head has."""
+    return ("encoder", "decoder") if head.ours.startswith(BOTH) else ("encoder",)
+
+
+class HeadDropout:
+    """Our `classifier_dropout`, whose None is `hidden_dropout`: the official class always says a number."""
+
+    def read(self, official):
+        """See `Value.read`."""
+        return {"classifier_dropout": float(official.config.classifier_dropout)}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        dropout = config.classifier_dropout
+        return {"classifier_dropout": config.hidden_dropout if dropout is None else dropout}
+
+
+def same_bits(read: Callable[[str], Tensor], first: str, second: str) -> bool:
+    """Whether two tensors have the same bytes."""
+    return torch.equal(bytes_of(read(first)), bytes_of(read(second)))
+
+
+class EncoderDecoderFamily(Family[Head]):
+    """Two stacks, or the encoder of the two.
+
+    Args:
+        name: the official `model_type`.
+        config_class: name of the official configuration class.
+        heads: what its models are for, the language model first.
+        rules: (stack, config of ours) -> the rules of a stack's tensors, the embeddings excepted, without prefixes.
+        settings: the arguments of `ConfigTranslation`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config_class: str,
+        heads: Collection[Head],
+        *,
+        rules: Callable[[str, PretrainedConfig], list[Rule]],
+        extra_fields: Collection[str] = (),
+        **settings,
+    ):
+        super().__init__(name, config_class, heads, extra_fields=("is_encoder_decoder", *extra_fields), **settings)
+        self.stack_rules = rules
+
+    def stored_embeddings(self, head: Head, names: Collection[str]) -> list[str]:
+        """Which of the names of the embeddings are among these."""
+        return [name for name in EMBEDDINGS if head.root + name in names]
+
+    def rules_for(self, form, config):
+        """See `Family.rules_for`."""
+        head, traits = self.head(form), form.traits
+        stacks = stacks_of(head)
+        ours = {stack: head.our_root + (f"{stack}." if len(stacks) > 1 else "") for stack in stacks}
+        stored = [name for name in EMBEDDINGS if name in traits and (name != DECODER or SEPARATE not in traits)]
+        rules = []
+        if stored:
+            names = tuple(head.root + name for name in stored)
+            rules.append(Rule(names, f"{ours['encoder']}embed_tokens.weight", Copies(len(stored))))
+        if SEPARATE in traits:
+            rules.append(Rule(head.root + DECODER, f"{ours['decoder']}embed_tokens.weight"))
+        for stack in stacks:
+            rules += [rule.under(f"{head.root}{stack}.", ours[stack]) for rule in self.stack_rules(stack, config)]
+        ignored = [head.root + name for name in self.ignored(form, config)]
+        return RuleTable([*rules, *head.rules, *self.more_rules(form)], ignored=ignored)
+
+    def more_rules(self, form: Form) -> list[Rule]:
+        """Rules beyond those of the stacks and the head."""
+        return []
+
+    def ignored(self, form: Form, config: PretrainedConfig) -> list[str]:
+        """Official names, without the head's prefix, of tensors that no model uses."""
+        return []
+
+    def optional(self, form):
+        """See `Family.optional`."""
+        return tuple(self.head(form).root + name for name in EMBEDDINGS if name not in form.traits)
+
+    def ties(self, tied, form):
+        """See `Family.ties`."""
+        return {name: source for name, source in tied.items() if name != LM_HEAD or UNTIED not in form.traits}

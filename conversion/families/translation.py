@@ -1,0 +1,286 @@
+"""A config in both layouts, as data: official fields and ours, values of ours that never vary, and computed values.
+
+`config_from` reads them, `config_to` writes them, and `differences` follows from both: what does not come back from the
+way out and in again, a family cannot express. So a field that a family does not name must have its default.
+
+The official side is read through the configuration class of transformers, so that its defaults, its old spellings
+(`rope_theta`, `rope_scaling`, `torch_dtype`) and its checks are the official ones, not a copy of them. No code of a
+checkpoint takes part: the class is named by the family.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import transformers
+from transformers import PretrainedConfig
+
+from blockformer.axes import axes
+from blockformer.config_checks import check_sizes
+
+from ..errors import ConversionError, listed, shown
+from ..files.checkpoint import NEVER_FOLLOWED
+from ..quiet import quiet
+from .fields import DROPOUTS, Form, Head, NotExpressible, Official, Value, common_entries, token_or_none
+
+# Official settings that change what a model computes and that no family here has: name -> values that mean "not used".
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "quantization_config": (None, {}),
+    "compression_config": (None, {}),
+    "pretraining_tp": (None, 1),
+    "partial_rotary_factor": (None, 1, 1.0),
+    "is_encoder_decoder": (None, False),
+    "cross_attention_hidden_size": (None,),
+    "per_layer_config": (None, {}),
+    "token_classification_bias": (None, True),
+}
+ABOUT_THE_FILE = ("_name_or_path", "_commit_hash", "transformers_version")
+"""Entries of a config file that say where it comes from, not what the model is."""
+NOT_COMPUTED = frozenset(("use_cache", "initializer_range", "classifier_dropout"))
+"""Our fields that need not come back: nothing that a trained model computes depends on them."""
+OF_LANGUAGE_MODELS = frozenset(("lm_head_transform", "lm_head_bias", "logit_scale", "tie_word_embeddings"))
+"""Our fields that need not come back where there is no language model head."""
+
+
+class ConfigTranslation(ABC):
+    """The half of a family that is about configs.
+
+    Args:
+        name: the official `model_type`; another name for a model that shares it.
+        config_class: name of the official configuration class in transformers.
+        heads: what its models are for; the first is taken where a config does not say.
+        fields: official field -> ours, or several of ours that it sets together. Several official fields of one field
+            of ours must be equal.
+        fixed: our fields that the family never varies. Fields that are named nowhere have our default.
+        computed: values that are more than a name; later ones win.
+        unsupported: official settings, beyond `UNSUPPORTED`, that ours cannot express: name -> values that do no harm.
+        extra_fields: entries of an official `config.json` that the family reads although the official class does not
+            have them, or that it reads although other families do not support them.
+        not_none: our fields that the family cannot express as None.
+        without_effect: our fields that change nothing in its models, so that they need not come back.
+        former_names: earlier names of official classes -> those of today.
+        refused: official classes of this `model_type` that no class of ours can be, with the reason.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config_class: str,
+        heads: Collection[Head],
+        *,
+        fields: Mapping[str, str | tuple[str, ...]] | None = None,
+        fixed: Mapping[str, Any] | None = None,
+        computed: Sequence[Value] = (),
+        unsupported: Mapping[str, tuple[Any, ...]] | None = None,
+        extra_fields: Collection[str] = (),
+        not_none: Collection[str] = (),
+        without_effect: Collection[str] = (),
+        former_names: Mapping[str, str] | None = None,
+        refused: Mapping[str, str] | None = None,
+    ):
+        self.name = name
+        self.config_class_name = config_class
+        self.heads = tuple(heads)
+        self.fields = {theirs: (ours,) if isinstance(ours, str) else ours for theirs, ours in (fields or {}).items()}
+        self.fixed = dict(fixed or {})
+        self.computed = tuple(computed)
+        self.unsupported = {**UNSUPPORTED, **(unsupported or {})}
+        self.extra_fields = tuple(extra_fields)
+        self.not_none = tuple(not_none)
+        self.without_effect = frozenset(without_effect)
+        self.former_names = dict(former_names or {})
+        self.refused = dict(refused or {})
+
+    # What `Family` knows of checkpoints.
+
+    @abstractmethod
+    def form(self, official: Mapping[str, Any]) -> Form:
+        """See `Family.form`."""
+
+    @abstractmethod
+    def form_for(self, config: PretrainedConfig) -> Form:
+        """See `Family.form_for`."""
+
+    def config_from(self, official: Mapping[str, Any], form: Form | None = None) -> dict[str, Any]:
+        """Our settings for an official `config.json`, `architectures` among them.
+
+        Args:
+            official: the entries.
+            form: what is known of the checkpoint; None takes what `official` alone says.
+
+        Raises:
+            ConversionError: naming every official setting that ours cannot express.
+        """
+        form = form or self.form(official)
+        head, plain = self.head(form), self.plain_entries(official, form)
+        bad = self._unsupported(plain)
+        config = self.official_config({name: value for name, value in plain.items() if name not in bad})
+        fields, unequal = self._read_fields(config)
+        if lines := [*(f"{name} is {shown(plain[name])}" for name in bad), *unequal]:
+            raise ConversionError(f"config.json: settings that cannot be converted:{listed(lines)}")
+        read = Official(config, official, form, head)
+        settings = {**self.fixed, "architectures": [head.ours], **fields}
+        for value in self.computed:
+            settings.update(value.read(read))
+        settings.update(common_entries(config, self.default_labels))
+        self.our_config(settings)
+        return settings
+
+    def _read_fields(self, official: PretrainedConfig) -> tuple[dict[str, Any], list[str]]:
+        """Our settings for `fields`, and a line for each two official ones that must be equal and are not."""
+        settings: dict[str, Any] = {}
+        origin: dict[str, str] = {}
+        lines = []
+        for theirs, names in self.fields.items():
+            value = getattr(official, theirs)
+            if theirs == "pad_token_id":
+                value = token_or_none(value)
+            for name in names:
+                if name in DROPOUTS:
+                    value = float(value) if type(value) is int else value or 0.0
+                if settings.setdefault(name, value) != value:
+                    lines.append(f"{origin[name]} is {settings[name]} and {theirs} is {value}: make them equal")
+                origin.setdefault(name, theirs)
+        return settings, lines
+
+    def config_to(self, config: PretrainedConfig) -> dict[str, Any]:
+        """The official `config.json` for a config of ours.
+
+        Raises:
+            ConversionError: naming every field of ours that the family cannot express.
+        """
+        lines = self.differences(config)
+        if lines:
+            raise ConversionError(f"the family '{self.name}' cannot express this config:{listed(lines)}")
+        return self._written(config)[0]
+
+    def _written(self, config: PretrainedConfig) -> tuple[dict[str, Any], list[NotExpressible]]:
+        """The official entries for a config of ours, and what they cannot say of it."""
+        head = self.head(self.form_for(config))
+        official: dict[str, Any] = {"architectures": [head.official], "model_type": self.model_type}
+        official.update({theirs: getattr(config, names[0]) for theirs, names in self.fields.items()})
+        lacking = [NotExpressible(name, "set") for name in self.not_none if getattr(config, name) is None]
+        for value in self.computed:
+            try:
+                official.update(value.write(config, head))
+            except NotExpressible as error:
+                lacking.append(error)
+        official.update(common_entries(config, self.default_labels))
+        return official, lacking
+
+    def differences(self, config: PretrainedConfig) -> list[str]:
+        """The fields of a config of ours that this family cannot express, with what it would need; empty: none.
+
+        They are the fields that are not the same after `config_to` and `config_from`.
+        """
+        if not self.has_topology_of(config):
+            kinds = dict.fromkeys(head.config_class.model_type for head in self.heads)
+            return [f"model_type must be {' or '.join(map(repr, kinds))}"]
+        head = self.head_for(config)
+        if head is None:
+            return [f"architectures must be one of {', '.join(dict.fromkeys(head.ours for head in self.heads))}"]
+        official, lacking = self._written(config)
+        lines = {error.field: str(error) for error in lacking}
+        try:
+            with quiet():
+                made = type(config)(**self.config_from(official, self.form_for(config)))
+            again = {name: getattr(made, name) for name in axes(type(config))}
+        except ValueError as error:
+            lines[""] = str(error).removeprefix("config.json: ")
+            again = self.fixed
+        free = NOT_COMPUTED | self.without_effect | (frozenset() if head.writes_text else OF_LANGUAGE_MODELS)
+        for name in axes(type(config)):
+            value = getattr(config, name)
+            if again.get(name, value) != value and name not in lines and (name in self.fixed or name not in free):
+                lines[name] = f"{name} must be {again[name]!r}, not {value!r}"
+        return list(lines.values())
+
+    @property
+    def default_labels(self) -> int:
+        """The number of labels that the official class has where nobody says it."""
+        return self.official_config({}).num_labels
+
+    def plain_entries(self, official: Mapping[str, Any], form: Form) -> Mapping[str, Any]:
+        """The entries without those of a quantization that the form has."""
+        return official
+
+    def official_config(self, official: Mapping[str, Any]) -> PretrainedConfig:
+        """The official configuration object of a `config.json`.
+
+        Raises:
+            ConversionError: transformers refuses it.
+        """
+        settings = {name: value for name, value in official.items() if name not in ABOUT_THE_FILE + NEVER_FOLLOWED}
+        layers = settings.get("num_hidden_layers")
+        try:
+            check_sizes(0, layers if type(layers) is int else 0, settings.get("num_labels"))  # before lists of them
+            return self.official_config_class(**copy.deepcopy(settings))
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise ConversionError(f"config.json: {self.config_class_name} refuses it: {reason}") from error
+
+    def our_config(self, settings: Mapping[str, Any]) -> PretrainedConfig:
+        """Our configuration object of the settings that `config_from` gives.
+
+        Raises:
+            ConversionError: our config refuses them.
+        """
+        import blockformer
+
+        wanted = {"architectures": [self.our_model_class_name], **copy.deepcopy(dict(settings))}
+        try:
+            return getattr(blockformer, wanted["architectures"][0]).config_class(**wanted)
+        except ConversionError:
+            raise
+        except ValueError as error:
+            raise ConversionError(f"config.json: {error}") from error
+
+    def _unsupported(self, official: Mapping[str, Any]) -> list[str]:
+        """The names of entries whose values this family cannot express."""
+        known = {name: values for name, values in self.unsupported.items() if name not in self.extra_fields}
+        return [
+            name for name, value in official.items() if name in known and not any(value == one for one in known[name])
+        ]
+
+    def unused(self, official: Mapping[str, Any]) -> list[str]:
+        """Entries of an official `config.json` that the official class does not know, so that they change nothing."""
+        known = {*self.official_config({}).to_dict(), *ABOUT_THE_FILE, *NEVER_FOLLOWED, *self.unsupported}
+        known |= {"architectures", "torch_dtype", "dtype", "rope_theta", "rope_scaling", "rope_parameters", "head_dim"}
+        known |= {*self.extra_fields, *transformers.GenerationConfig().to_dict()}
+        return sorted(name for name in official if name not in known)
+
+    def head_for(self, config: PretrainedConfig) -> Any | None:
+        """The head that a config of ours is for; the first of its topology where it does not say."""
+        heads = [head for head in self.heads if head.config_class.model_type == config.model_type]
+        if config.architectures:
+            heads = [head for head in heads if head.ours == config.architectures[0]]
+        return heads[0] if heads else None
+
+    def has_topology_of(self, config: PretrainedConfig) -> bool:
+        """Whether one of the heads is for configs of this `model_type`."""
+        return any(head.config_class.model_type == config.model_type for head in self.heads)
+
+    def head(self, form: Form) -> Any:
+        """The head that a form names."""
+        return next(head for head in self.heads if head.official == form.head)
+
+    @property
+    def model_type(self) -> str:
+        """The official `model_type`."""
+        return self.name
+
+    @property
+    def model_class_name(self) -> str:
+        """The official class of the first head."""
+        return self.heads[0].official
+
+    @property
+    def our_model_class_name(self) -> str:
+        """Our class of the first head."""
+        return self.heads[0].ours
+
+    @property
+    def official_config_class(self) -> type[PretrainedConfig]:
+        """The official configuration class."""
+        return getattr(transformers, self.config_class_name)
