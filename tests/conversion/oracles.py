@@ -55,6 +55,17 @@ def official_folder(folder, family="qwen3", dtype=torch.float32, shards=False, t
     return model
 
 
+def in_our_names(tensors):
+    """Tensors of a decoder after Llama by the names that ours have: the norms of a layer have others."""
+    names = {"input_layernorm": "self_attn_pre_norm", "post_attention_layernorm": "mlp_pre_norm"}
+    made = {}
+    for name, tensor in tensors.items():
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        made[name] = tensor
+    return made
+
+
 def stored(folder):
     """name -> (dtype, shape, bytes) of every tensor in a folder's safetensors files, read by hand."""
     tensors = {}
