@@ -187,7 +187,8 @@ class ConfigTranslation(ABC):
                 made = type(config)(**self.config_from(official, self.form_for(config)))
             again = {name: getattr(made, name) for name in axes(type(config))}
         except ValueError as error:
-            lines[""] = str(error).removeprefix("config.json: ")
+            if not lines:  # else it follows from them
+                lines[""] = str(error).removeprefix("config.json: ")
             again = self.fixed
         free = NOT_COMPUTED | self.without_effect | (frozenset() if head.writes_text else OF_LANGUAGE_MODELS)
         for name in axes(type(config)):
