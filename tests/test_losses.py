@@ -19,9 +19,10 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.trainer_pt_utils import LabelSmoother
 
 import blockformer
-from blockformer import losses
-from blockformer.losses import chunked_cross_entropy, token_cross_entropy
-from blockformer.outputs import DeferredLogits
+from blockformer.losses import token_cross_entropy
+from blockformer.training import chunked_loss
+from blockformer.training.chunked_loss import chunked_cross_entropy
+from blockformer.training.late_outputs import DeferredLogits
 
 SIZES = {
     "vocab_size": 101,
@@ -60,7 +61,7 @@ def make(name, dropout=0.0):
 @pytest.fixture
 def few(monkeypatch):
     """So few logits at once that every model of these tests takes its loss in chunks of 3 tokens."""
-    monkeypatch.setattr(losses, "MAX_LOGITS", 3 * 101 + 7)
+    monkeypatch.setattr(chunked_loss, "MAX_LOGITS", 3 * 101 + 7)
 
 
 class Largest(TorchDispatchMode):
@@ -103,7 +104,7 @@ def test_loss_and_gradients_of_all_logits(
         leaves = [own, *head.parameters()]
         handle = None if is_plain else head.register_forward_hook(lambda *_: None)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(losses, "MAX_LOGITS", max_logits)
+            patch.setattr(chunked_loss, "MAX_LOGITS", max_logits)
             if in_chunks:
                 loss = chunked_cross_entropy(head, own, labels, items, smoothing)
             else:
@@ -173,7 +174,7 @@ def test_evaluation_gives_logits_unless_they_are_not_wanted(few):
 @pytest.mark.parametrize("name", ["qwen3", "gpt2"])
 def test_a_step_of_trainer_accumulated_over_batches(name, few, tmp_path, monkeypatch):
     def step(limit):
-        monkeypatch.setattr(losses, "MAX_LOGITS", limit)
+        monkeypatch.setattr(chunked_loss, "MAX_LOGITS", limit)
         model, _ = make(name)
         settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
         rows = [
@@ -275,7 +276,7 @@ def test_gradients_of_the_head_do_not_round_at_every_chunk(monkeypatch):
     double = copy.deepcopy(head).double()
     errors = []
     for max_logits in (4096 * 64, 8 * 64):
-        monkeypatch.setattr(losses, "MAX_LOGITS", max_logits)
+        monkeypatch.setattr(chunked_loss, "MAX_LOGITS", max_logits)
         found = torch.autograd.grad(chunked_cross_entropy(head, states, labels), list(head.parameters()))
         expected = torch.autograd.grad(token_cross_entropy(double(states.double()), labels), list(double.parameters()))
         errors.append([(one - two).norm() / two.norm() for one, two in zip(found, expected, strict=True)])

@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from strategies import ABSOLUTE, BOOLEANS, CHOICES, VOCAB, WRITERS, Mix, Subject, mixes, property_test, rows_of
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
-from blockformer import losses
 from blockformer.conversion import convert, from_official
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.demo.search import EncoderMissing, docstrings, embed, encoder_folder
 from blockformer.feed_forward import FeedForward
+from blockformer.training import chunked_loss
 
 pytestmark = pytest.mark.portable
 
@@ -148,7 +148,7 @@ def test_the_loss_in_chunks(mix, lengths, room):
     subject.model.train()
     ids, mask, source = subject.padded(lengths)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(losses, "MAX_LOGITS", room * subject.decoder_config.vocab_size)
+        patch.setattr(chunked_loss, "MAX_LOGITS", room * subject.decoder_config.vocab_size)
         loss, gradients = learn(subject, ids, mask, source, return_logits=True)
         in_chunks, found = learn(subject, ids, mask, source, return_logits=False)
     assert_close(in_chunks, loss, 1e-6)

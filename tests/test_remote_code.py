@@ -44,6 +44,9 @@ def results(folder):
         logits = model(**batch).logits
         states = base(**batch).last_hidden_state
     assert close(model.lm_head(states), logits)
+    alone = model(**batch, labels=batch["input_ids"], return_logits=False)
+    assert alone.logits is None
+    assert close(alone.loss, model(**batch, labels=batch["input_ids"]).loss)
     ids = model.generate(**batch, max_new_tokens=8, do_sample=False)
     assert config.model_type == "blockformer_decoder"
     assert type(model).__module__.startswith("transformers_modules."), type(model).__module__

@@ -40,6 +40,7 @@ from .presets import PRESETS, preset
 from .pretrained_model import BlockformerPreTrainedModel
 from .publishing import export_model
 from .publishing.upload import push_to_hub, save_pretrained
+from .training.chunked_loss import plug_in as _plug_in_chunked_loss
 from .training.optimizer import adamw, optimizer_groups
 
 __version__ = "0.1.0"
@@ -89,6 +90,7 @@ for _config, _models in (
 
 
 _plug_in()
+_plug_in_chunked_loss()
 
 # A repo's own code has transformers' uploads; what our models do better stands above the core and is put in here.
 BlockformerPreTrainedModel.push_to_hub = push_to_hub

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .losses import token_cross_entropy  # noqa: F401
     from .modeling_encoder_decoder import BlockformerEncoderDecoderModel  # noqa: F401
     from .normalization import RMSNorm  # noqa: F401
-    from .outputs import DeferredLogits  # noqa: F401
     from .pooling import Pooler  # noqa: F401
     from .positions import LearnedPositions  # noqa: F401
     from .pretrained_model import WeightsError  # noqa: F401

@@ -5,9 +5,8 @@ from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 
-from .losses import IGNORED, are_many, chunked_cross_entropy, token_cross_entropy
+from .losses import token_cross_entropy
 from .normalization import make_norm
-from .outputs import DeferredLogits
 from .pretrained_model import BlockformerPreTrainedModel
 
 
@@ -53,40 +52,31 @@ class LanguageModelHead(BlockformerPreTrainedModel):
 
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""
-        logits = self.lm_head(self._before_head(hidden_states))
+        logits = self.lm_head(self.before_head(hidden_states))
         return logits if self.logits_bias is None else logits + self.logits_bias.to(logits.device)
 
     def logits_and_loss(self, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
         """States [..., C] and labels int [...] or None -> logits [..., V], loss or None.
 
-        A loss in chunks never holds more than `losses.MAX_LOGITS` logits at once.
+        The package puts a loss in chunks here and logits that are computed when read (`training/chunked_loss.py`).
 
         Args:
-            return_logits: True takes the loss from the logits of all tokens, False takes it in chunks and gives no
-                logits. None takes it in chunks in training where the logits are many, and gives a `DeferredLogits`.
+            return_logits: False gives no logits where there is a loss.
             num_items_in_batch, label_smoothing: see `losses.token_cross_entropy`.
         """
+        logits = self.logits_of(hidden_states)
         if labels is None:
-            return self.logits_of(hidden_states), None
-        is_deferred = return_logits is None and self.training and not torch.compiler.is_compiling()
-        is_deferred = is_deferred and are_many(labels.numel(), self.lm_head)
-        if return_logits is not False and not is_deferred:
-            logits = self.logits_of(hidden_states)
-            return logits, token_cross_entropy(logits, labels, num_items_in_batch, label_smoothing)
-        loss = self._loss_in_chunks(hidden_states, labels, num_items_in_batch, label_smoothing)
-        logits = DeferredLogits(lambda: self.logits_of(hidden_states), self.lm_head.weight) if is_deferred else None
-        return logits, loss
+            return logits, None
+        loss = token_cross_entropy(logits, labels, num_items_in_batch, label_smoothing)
+        return (None if return_logits is False else logits), loss
 
-    def _loss_in_chunks(self, hidden_states, labels, num_items_in_batch, label_smoothing):
-        labels = labels.to(hidden_states.device)
-        if hidden_states.device.type == "cpu" and not torch.compiler.is_compiling():
-            labelled = labels != IGNORED  # elsewhere their number would be a synchronisation
-            hidden_states, labels = hidden_states[labelled], labels[labelled]
-        states = self._before_head(hidden_states).flatten(0, -2)  # [N, C]
-        bias = None if self.logits_bias is None else self.logits_bias.to(states.device)
-        return chunked_cross_entropy(self.lm_head, states, labels.flatten(), num_items_in_batch, label_smoothing, bias)
+    @staticmethod
+    def make_output(output_class, **fields):
+        """What `forward` returns."""
+        return output_class(**fields)
 
-    def _before_head(self, hidden_states):
+    def before_head(self, hidden_states):
+        """What the matrix of the head multiplies: [..., C] -> [..., C]."""
         if self.lm_head_transform is not None:
             hidden_states = self.lm_head_transform(hidden_states)
         if self.config.logit_scale != 1:

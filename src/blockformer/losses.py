@@ -1,18 +1,12 @@
 """Losses. Each takes `num_items_in_batch`, so that gradient accumulation equals one large batch.
 
-N tokens with a label, C hidden size, V vocabulary.
+B batch, T length, V vocabulary.
 """
 
 import torch
-from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 IGNORED = -100
-# Logits that may be held at once: 128 MiB in float32.
-MAX_LOGITS = 1 << 25
-# Elements of a product that is made to be added to another dtype.
-_MAX_PRODUCT = 1 << 22
 
 
 def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing=0.0):
@@ -34,121 +28,16 @@ def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing
     logits, labels = logits.float().flatten(0, -2), labels.flatten().to(logits.device)
     check_labels(labels, logits.shape[-1])
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
-    return total / _divisor(labels, num_items_in_batch, total.device)
+    return total / divisor_of(labels, num_items_in_batch, total.device)
 
 
-def _divisor(labels, num_items_in_batch, device):
+def divisor_of(labels, num_items_in_batch, device):
+    """What a sum of losses is divided by: `num_items_in_batch` or this call's own count of labels, at least 1."""
     if num_items_in_batch is None:
         return (labels != IGNORED).sum().clamp(min=1)
     if torch.is_tensor(num_items_in_batch):
         return num_items_in_batch.to(device).clamp(min=1)
     return max(num_items_in_batch, 1)
-
-
-def are_many(num_tokens: int, head) -> bool:
-    """Whether the logits of so many tokens are too many to be held at once."""
-    return num_tokens * head.out_features > MAX_LOGITS
-
-
-def chunked_cross_entropy(head, states, labels, num_items_in_batch=None, label_smoothing=0.0, logits_bias=None):
-    """`token_cross_entropy(head(states) + logits_bias, labels, ...)`, never with more than `MAX_LOGITS` logits at once.
-
-    The gradients of a plain linear head are taken with the loss, while a chunk's logits are there. Any other head (with
-    adapters, hooks, quantized, sharded), and any head under `torch.compile`, runs once more for each chunk in the
-    backward pass.
-
-    Args:
-        head: a module from states [n, C] to logits [n, V].
-        states: [N, C].
-        labels: int [N], each 0 to V - 1 or -100, on the device of the states.
-        num_items_in_batch, label_smoothing: see `token_cross_entropy`.
-        logits_bias: [V], a buffer beside a head without a bias, or None.
-    """
-    check_labels(labels, head.out_features)
-    rows = max(1, MAX_LOGITS // head.out_features)
-    divisor = _divisor(labels, num_items_in_batch, states.device)
-    is_plain = _is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type)
-    if torch.is_grad_enabled() and is_plain and not torch.compiler.is_compiling():
-        bias = head.bias if logits_bias is None else logits_bias
-        return _LinearCrossEntropy.apply(states, head.weight, bias, labels, label_smoothing, rows) / divisor
-    total = torch.zeros((), device=states.device)
-    for chunk in zip(states.split(rows), labels.split(rows), strict=True):
-        total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, logits_bias, use_reentrant=False)
-    return total / divisor
-
-
-def _sum_of_chunk(head, states, labels, label_smoothing, logits_bias):
-    logits = head(states)
-    logits = (logits if logits_bias is None else logits + logits_bias).float()
-    return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
-
-
-def _is_plain_linear(head) -> bool:
-    """Whether calling the head would be `F.linear` with its weights and nothing else: no wrapper, no hook."""
-    hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
-    is_linear = type(head) is nn.Linear and type(head.weight) is nn.Parameter
-    return is_linear and "forward" not in vars(head) and not any(hooks)
-
-
-class _LinearCrossEntropy(torch.autograd.Function):
-    """Sum of the cross-entropies of a linear head's logits, `rows` tokens at a time, with its gradients.
-
-    A chunk's loss is `logsumexp(z) - z[label]`, its gradient `softmax(z) - onehot(label)`, both of float32 logits z. A
-    token without a label adds nothing to either. The gradients of weight and bias are summed in float32.
-    """
-
-    @staticmethod
-    def forward(ctx, states, weight, bias, labels, label_smoothing, rows):
-        needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_states = torch.zeros_like(states) if needs_states else None
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
-        total = torch.zeros((), device=states.device)
-        for start in range(0, len(states), rows):
-            chunk, own = states[start : start + rows], labels[start : start + rows, None]
-            has_label, own = own != IGNORED, own.clamp(min=0)
-            logits = F.linear(chunk, weight, bias)  # [n, V]
-            scores = logits.float()
-            expected = scores.gather(-1, own)
-            if label_smoothing:
-                expected = (1 - label_smoothing) * expected + label_smoothing * scores.mean(-1, keepdim=True)
-            largest = scores.amax(-1, keepdim=True)
-            weights = scores.sub_(largest).exp_()
-            sums = weights.sum(-1, keepdim=True)
-            total += torch.where(has_label, largest + sums.log() - expected, 0).sum()
-            errors = weights.div_(sums)
-            if label_smoothing:
-                errors -= label_smoothing / errors.shape[-1]
-            errors.scatter_add_(-1, own, errors.new_full(own.shape, label_smoothing - 1))
-            errors.masked_fill_(~has_label, 0)
-            errors = errors if logits is scores else logits.copy_(errors)
-            if grad_states is not None:
-                grad_states[start : start + rows] = errors @ weight
-            if grad_weight is not None:
-                _add_product(grad_weight, errors.t(), chunk)
-            if grad_bias is not None:
-                grad_bias += errors.sum(0, dtype=torch.float32)
-        ctx.grads = [grad_states, grad_weight, grad_bias]
-        ctx.dtype = weight.dtype
-        return total
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        if ctx.grads is None:
-            raise RuntimeError("this loss kept no logits: for a second backward pass, call with return_logits=True.")
-        grads, ctx.grads = ctx.grads, None
-        return *(None if own is None else own.mul_(grad).to(ctx.dtype) for own in grads), None, None, None
-
-
-def _add_product(total, left, right):
-    """`total += left @ right` in the float32 of the total, whatever the dtype of the two. [V, C] += [V, n] @ [n, C]."""
-    if left.dtype is total.dtype:
-        total.addmm_(left, right)
-        return
-    rows = max(1, _MAX_PRODUCT // right.shape[-1])  # so that the product in the other dtype stays small
-    for part, own in zip(total.split(rows), left.split(rows), strict=True):
-        part += own @ right
 
 
 def shifted(labels, attention_mask=None):
@@ -188,7 +77,7 @@ def sequence_loss(logits, labels, config, num_items_in_batch=None):
     element_loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
     total = element_loss(logits.float(), labels.view_as(logits).float(), reduction="sum")
     items = labels.numel() if num_items_in_batch is None else num_items_in_batch
-    return total / _divisor(labels, items, total.device)
+    return total / divisor_of(labels, items, total.device)
 
 
 def share_of_items(labels, num_items_in_batch):
@@ -198,7 +87,7 @@ def share_of_items(labels, num_items_in_batch):
     """
     if num_items_in_batch is None:
         return 1.0
-    return (labels != IGNORED).sum() / _divisor(labels, num_items_in_batch, labels.device)
+    return (labels != IGNORED).sum() / divisor_of(labels, num_items_in_batch, labels.device)
 
 
 def span_loss(start_logits, end_logits, start_positions, end_positions):

@@ -21,7 +21,6 @@ from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import shifted, without_padding
 from .normalization import RMSNorm  # noqa: F401
-from .outputs import make_output
 from .pooling import last_token_states
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
@@ -92,8 +91,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
             label_smoothing: share of the probability that is spread over the vocabulary.
 
         Returns:
-            `logits` [B, T, V] and, with labels, `loss`. In training with many logits they are computed when they are
-            read (see `outputs.LateOutput`).
+            `logits` [B, T, V] and, with labels, `loss`.
         """
         # Not in the signature: `Trainer` takes every argument with "label" in its name for a column of the data.
         shift_labels, label_smoothing = kwargs.pop("shift_labels", None), kwargs.pop("label_smoothing", 0.0)
@@ -117,7 +115,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
         )
-        return make_output(
+        return self.make_output(
             CausalLMOutputWithCrossAttentions,
             loss=loss,
             logits=logits,

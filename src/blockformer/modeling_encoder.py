@@ -3,11 +3,14 @@
 Every module that an exported repo needs is imported here by name: some versions of the loader copy no others.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndCrossAttentions,
     MaskedLMOutput,
+    ModelOutput,
     MultipleChoiceModelOutput,
     NextSentencePredictorOutput,
 )
@@ -27,7 +30,6 @@ from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import share_of_items, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
-from .outputs import PreTrainingOutput, make_output
 from .pooling import Pooler, head_dropout
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
@@ -127,7 +129,7 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
             outputs.last_hidden_state, labels, num_items_in_batch, return_logits, label_smoothing
         )
         parts = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
-        return make_output(MaskedLMOutput, loss=loss, logits=logits, **parts)
+        return self.make_output(MaskedLMOutput, loss=loss, logits=logits, **parts)
 
 
 class BlockformerEncoderForNextSentencePrediction(BlockformerEncoderPreTrainedModel):
@@ -157,6 +159,17 @@ class BlockformerEncoderForNextSentencePrediction(BlockformerEncoderPreTrainedMo
         return NextSentencePredictorOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
+
+
+@dataclass
+class PreTrainingOutput(ModelOutput):
+    """Logits of masked tokens [B, T, V] and of the next sentence [B, 2], under the names that BERT's users know."""
+
+    loss: torch.FloatTensor | None = None
+    prediction_logits: torch.FloatTensor | None = None
+    seq_relationship_logits: torch.FloatTensor | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    attentions: tuple[torch.FloatTensor, ...] | None = None
 
 
 class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreTrainedModel):
@@ -195,7 +208,7 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
         if loss is not None:
             next_loss = token_cross_entropy(next_logits, next_sentence_label.view(-1))
             loss = loss + next_loss * share_of_items(labels, num_items_in_batch)
-        return make_output(
+        return self.make_output(
             PreTrainingOutput,
             loss=loss,
             prediction_logits=logits,

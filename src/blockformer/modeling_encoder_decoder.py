@@ -30,7 +30,6 @@ from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, sequence_loss, span_loss
 from .normalization import RMSNorm  # noqa: F401
-from .outputs import make_output
 from .pooling import head_dropout, last_token_states
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
@@ -285,8 +284,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
             label_smoothing: share of the probability that is spread over the vocabulary.
 
         Returns:
-            `logits` [B, T, V] and, with labels, `loss`. In training with many logits they are computed when they are
-            read (see `outputs.LateOutput`).
+            `logits` [B, T, V] and, with labels, `loss`.
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
@@ -298,7 +296,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], labels, num_items_in_batch, return_logits, label_smoothing
         )
-        return make_output(Seq2SeqLMOutput, loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
+        return self.make_output(Seq2SeqLMOutput, loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=True, input_ids=None, **model_kwargs):
         """Beams share the encoder's states and mask: only what belongs to the target is repeated."""

@@ -1,7 +1,4 @@
-"""What a language model returns: transformers' outputs, with logits that may be computed when they are first read.
-
-B batch, T length, V vocabulary.
-"""
+"""Outputs of a language model whose logits are computed when they are first read. V vocabulary."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +10,8 @@ from transformers.modeling_outputs import (
     ModelOutput,
     Seq2SeqLMOutput,
 )
+
+from ..modeling_encoder import PreTrainingOutput
 
 
 class DeferredLogits:
@@ -68,17 +67,6 @@ class LateOutput(ModelOutput):
     def get(self, key, default=None):
         """As of a dict."""
         return self[key] if key in self.keys() else default
-
-
-@dataclass
-class PreTrainingOutput(ModelOutput):
-    """Logits of masked tokens [B, T, V] and of the next sentence [B, 2], under the names that BERT's users know."""
-
-    loss: torch.FloatTensor | None = None
-    prediction_logits: torch.FloatTensor | None = None
-    seq_relationship_logits: torch.FloatTensor | None = None
-    hidden_states: tuple[torch.FloatTensor, ...] | None = None
-    attentions: tuple[torch.FloatTensor, ...] | None = None
 
 
 _LATE = {}
