@@ -39,6 +39,7 @@ from .modeling_encoder_decoder import (
 from .presets import PRESETS, preset
 from .pretrained_model import BlockformerPreTrainedModel
 from .publishing import export_model
+from .publishing.strict_loading import plug_in as _plug_in_strict_loading
 from .publishing.upload import push_to_hub, save_pretrained
 from .training.chunked_loss import plug_in as _plug_in_chunked_loss
 from .training.optimizer import adamw, optimizer_groups
@@ -91,6 +92,7 @@ for _config, _models in (
 
 _plug_in()
 _plug_in_chunked_loss()
+_plug_in_strict_loading()
 
 # A repo's own code has transformers' uploads; what our models do better stands above the core and is put in here.
 BlockformerPreTrainedModel.push_to_hub = push_to_hub

@@ -47,13 +47,11 @@ try:
     )
     from transformers.modeling_layers import GradientCheckpointingLayer
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-    from transformers.modeling_utils import load_state_dict
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     )
-    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, can_return_tuple, logging
-    from transformers.utils.hub import get_checkpoint_shard_files
+    from transformers.utils import can_return_tuple, logging
     from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 except (ImportError, AttributeError) as error:
     raise ImportError(

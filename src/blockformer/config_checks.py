@@ -1,6 +1,4 @@
-"""What a config refuses that no part of the model declares: unknown names, tokens, dtypes, sizes, malformed files."""
-
-import json
+"""What a config refuses that no part of the model declares: unknown names, tokens, dtypes, sizes."""
 
 from .axes import check_choice, did_you_mean, is_integer
 from .compat import config_field_names, generation_field_names
@@ -64,30 +62,3 @@ def check_sizes(num_parameters: int, num_layers: int, num_labels: int | None) ->
             f"these sizes make {num_parameters:.1e} parameters, more than {_MOST_PARAMETERS:.0e}: check vocab_size, "
             "hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings."
         )
-
-
-def parse_config_json(text: str, source: str) -> dict:
-    """Parse a config file strictly.
-
-    Raises:
-        ValueError: `source` is no JSON object, has a key twice, or holds NaN or Infinity.
-    """
-
-    def refuse_constant(name):
-        raise ValueError(f"{source}: {name} is no JSON value; use a number or null.")
-
-    def refuse_duplicates(pairs):
-        fields = dict(pairs)
-        if len(fields) != len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"{source}: the key {twice!r} stands there twice; keep one.")
-        return fields
-
-    try:
-        fields = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_duplicates)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{source} is no valid JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{source} must hold a JSON object, not {type(fields).__name__}.")
-    return fields

@@ -5,7 +5,6 @@ All are checked when the config is made, before any memory is taken. No field na
 of values (see `presets.py`).
 """
 
-import os
 from typing import ClassVar
 
 from transformers import PretrainedConfig
@@ -14,7 +13,7 @@ from .attention import AttentionFields
 from .awq_linear import LinearFields
 from .axes import axes, axis, flag
 from .compat import tell_peft
-from .config_checks import check_kinds, check_names, check_sizes, check_tokens, parse_config_json
+from .config_checks import check_kinds, check_names, check_sizes, check_tokens
 from .feed_forward import ACT2FN, FeedForwardFields
 from .layer import LayerFields
 from .normalization import NormFields
@@ -104,19 +103,6 @@ class BlockformerConfig(
     def convert_rope_params_to_dict(self, **kwargs):
         """Nothing is left to do for the library, after `settle_rope`."""
         return kwargs
-
-    @classmethod
-    def _dict_from_json_file(cls, json_file):
-        with open(json_file, encoding="utf-8") as file:
-            return parse_config_json(file.read(), str(json_file))
-
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        """As the library does it; the file that `AutoConfig` read before it knew the class is read again, strictly."""
-        path = os.path.join(str(kwargs.get("name_or_path") or ""), "config.json")
-        if kwargs.get("name_or_path") and os.path.isfile(path):
-            cls._dict_from_json_file(path)
-        return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self):
         """The fields as plain data, with the `auto_map` by which a repo of this config finds its code."""

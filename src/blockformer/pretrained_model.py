@@ -1,12 +1,8 @@
 """The base of every model: initialisation, what the library may do with it, and its place in a repo."""
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_utils import load_state_dict
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
-from transformers.utils.hub import get_checkpoint_shard_files
 
 from .attention import Attention
 from .awq_linear import QuantizedLinear
@@ -51,11 +47,11 @@ class BlockformerPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
         """Load a model as transformers does, and refuse weights that are not the model's.
 
-        transformers warns about missing weights and draws them at random, and casts integers to floats. Arguments and
-        result are those of `PreTrainedModel.from_pretrained`.
+        transformers warns about missing weights and draws them at random. Arguments and result are those of
+        `PreTrainedModel.from_pretrained`.
 
         Raises:
-            WeightsError: weights are missing, of another shape (unless `ignore_mismatched_sizes`), or integers.
+            WeightsError: weights are missing or of another shape (unless `ignore_mismatched_sizes`).
         """
         wants_info = kwargs.pop("output_loading_info", False)
         may_differ = kwargs.pop("ignore_mismatched_sizes", False)
@@ -68,8 +64,6 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         )
         source = pretrained_model_name_or_path or "state_dict"
         _check_shapes(source, () if may_differ else info["mismatched_keys"])
-        if not hasattr(model, "is_quantized"):  # set by a quantizer, which stores weights in its own way
-            _check_dtypes(model, source, kwargs.get("state_dict") or _tensors_on_disk(model.name_or_path, kwargs))
         _check_missing(model, source, info["missing_keys"])
         keep_dtypes_on_disk(model, QuantizedLinear)
         return (model, info) if wants_info else model
@@ -93,7 +87,7 @@ def _check_shapes(source, mismatched) -> None:
     if lines:
         raise WeightsError(
             f"{source}: wrong shapes; does config.json belong to these weights? (ignore_mismatched_sizes=True "
-            f"draws them anew, a head of other labels, say):{_listed(lines)}"
+            f"draws them anew, a head of other labels, say):{listed(lines)}"
         )
 
 
@@ -105,48 +99,7 @@ def _check_missing(model, source, missing) -> None:
         raise WeightsError(
             f"{source}: weights of {type(model).__name__} are missing; is the checkpoint whole, and one of this "
             "model? (To begin with random ones, build the model from its config and use "
-            f"load_state_dict(..., strict=False)):{_listed(missing)}"
-        )
-
-
-def _tensors_on_disk(source, options) -> dict:
-    """name -> a tensor on the meta device, for each tensor of the safetensors files that were loaded."""
-    if options.get("use_safetensors") is False:
-        return {}
-    variant = f".{options['variant']}" if options.get("variant") else ""
-    hub = {name: options[name] for name in ("cache_dir", "revision", "subfolder") if options.get(name)}
-    for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):  # in the library's order
-        stem, _, ending = name.rpartition(".")
-        try:
-            path = cached_file(source, f"{stem}{variant}.{ending}", local_files_only=True, **hub)
-        except OSError:  # not there, or another format than safetensors
-            continue
-        files = [path]
-        if ending != "safetensors":
-            files, _ = get_checkpoint_shard_files(source, path, local_files_only=True, **hub)
-        return {name: tensor for file in files for name, tensor in load_state_dict(file, map_location="meta").items()}
-    return {}
-
-
-def _check_dtypes(model, source, tensors) -> None:
-    """Refuse integers for weights, and anything but int32 for 4-bit ones: the library would cast them."""
-    prefix = f"{model.base_model_prefix}."
-    floats = {name.removeprefix(prefix) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-    layers = (name for name, module in model.named_modules() if isinstance(module, QuantizedLinear))
-    packed = {f"{name.removeprefix(prefix)}.{part}" for name in layers for part in ("qweight", "qzeros")}
-    cast, integers = [], []
-    for name, tensor in sorted(tensors.items()):
-        kind = getattr(tensor, "dtype", torch.float32)
-        if name.removeprefix(prefix) in packed and kind != torch.int32:
-            cast.append(f"{name} is {kind}")
-        if name.removeprefix(prefix) in floats and not (kind.is_floating_point or kind.is_complex):
-            integers.append(f"{name} is {kind}")
-    if cast:
-        raise WeightsError(f"{source}: packed weights that are not int32; has something cast them?{_listed(cast)}")
-    if integers:
-        raise WeightsError(
-            f"{source}: integers in place of floating-point weights; was the checkpoint quantized, and its "
-            f"quantization_config lost?{_listed(integers)}"
+            f"load_state_dict(..., strict=False)):{listed(missing)}"
         )
 
 
@@ -165,7 +118,7 @@ def _new_parts(model, missing) -> set:
     return new
 
 
-def _listed(lines, limit=20) -> str:
+def listed(lines, limit=20) -> str:
     """Indented lines for an error message; past `limit` lines only the number of the others."""
     more = [f"... and {len(lines) - limit} more"] if len(lines) > limit else []
     return "".join(f"\n  {line}" for line in lines[:limit] + more)

@@ -1,0 +1,117 @@
+"""Files that transformers would read as something else than they say, refused when the package loads them.
+
+A repeated key or NaN in a config file; integers in place of weights, which transformers casts without a word.
+"""
+
+import functools
+import json
+import os
+
+import torch
+from transformers.modeling_utils import load_state_dict
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils.hub import get_checkpoint_shard_files
+
+from ..awq_linear import QuantizedLinear
+from ..configuration_blockformer import BlockformerConfig
+from ..pretrained_model import BlockformerPreTrainedModel, WeightsError, listed
+
+
+def plug_in() -> None:
+    """Have this package's configs and models read their files strictly."""
+    load = BlockformerPreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    @functools.wraps(load)
+    def from_pretrained(cls, *args, **kwargs):
+        """The check of the model's own `from_pretrained`, and WeightsError for integers in place of weights."""
+        loaded = load(cls, *args, **kwargs)
+        model = loaded[0] if kwargs.get("output_loading_info") else loaded
+        if not hasattr(model, "is_quantized"):  # set by a quantizer, which stores weights in its own way
+            tensors = kwargs.get("state_dict") or _tensors_on_disk(model.name_or_path, kwargs)
+            _check_dtypes(model, model.name_or_path or "state_dict", tensors)
+        return loaded
+
+    BlockformerPreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[assignment]
+    BlockformerConfig.from_dict = classmethod(_from_dict)
+    setattr(BlockformerConfig, "_dict_from_json_file", classmethod(_read_json_file))  # noqa: B010 - see compat.py
+
+
+def _read_json_file(cls, json_file):
+    with open(json_file, encoding="utf-8") as file:
+        return parse_config_json(file.read(), str(json_file))
+
+
+def _from_dict(cls, config_dict, **kwargs):
+    """As the library does it; the file that `AutoConfig` read before it knew the class is read again, strictly."""
+    path = os.path.join(str(kwargs.get("name_or_path") or ""), "config.json")
+    if kwargs.get("name_or_path") and os.path.isfile(path):
+        cls._dict_from_json_file(path)
+    return super(BlockformerConfig, cls).from_dict(config_dict, **kwargs)
+
+
+def parse_config_json(text: str, source: str) -> dict:
+    """Parse a config file strictly.
+
+    Raises:
+        ValueError: `source` is no JSON object, has a key twice, or holds NaN or Infinity.
+    """
+
+    def refuse_constant(name):
+        raise ValueError(f"{source}: {name} is no JSON value; use a number or null.")
+
+    def refuse_duplicates(pairs):
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"{source}: the key {twice!r} stands there twice; keep one.")
+        return fields
+
+    try:
+        fields = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_duplicates)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{source} is no valid JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ValueError(f"{source} must hold a JSON object, not {type(fields).__name__}.")
+    return fields
+
+
+def _tensors_on_disk(source, options) -> dict:
+    """name -> a tensor on the meta device, for each tensor of the safetensors files that were loaded."""
+    if options.get("use_safetensors") is False:
+        return {}
+    variant = f".{options['variant']}" if options.get("variant") else ""
+    hub = {name: options[name] for name in ("cache_dir", "revision", "subfolder") if options.get(name)}
+    for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):  # in the library's order
+        stem, _, ending = name.rpartition(".")
+        try:
+            path = cached_file(source, f"{stem}{variant}.{ending}", local_files_only=True, **hub)
+        except OSError:  # not there, or another format than safetensors
+            continue
+        files = [path]
+        if ending != "safetensors":
+            files, _ = get_checkpoint_shard_files(source, path, local_files_only=True, **hub)
+        return {name: tensor for file in files for name, tensor in load_state_dict(file, map_location="meta").items()}
+    return {}
+
+
+def _check_dtypes(model, source, tensors) -> None:
+    """Refuse integers for weights, and anything but int32 for 4-bit ones: the library would cast them."""
+    prefix = f"{model.base_model_prefix}."
+    floats = {name.removeprefix(prefix) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    layers = (name for name, module in model.named_modules() if isinstance(module, QuantizedLinear))
+    packed = {f"{name.removeprefix(prefix)}.{part}" for name in layers for part in ("qweight", "qzeros")}
+    cast, integers = [], []
+    for name, tensor in sorted(tensors.items()):
+        kind = getattr(tensor, "dtype", torch.float32)
+        if name.removeprefix(prefix) in packed and kind != torch.int32:
+            cast.append(f"{name} is {kind}")
+        if name.removeprefix(prefix) in floats and not (kind.is_floating_point or kind.is_complex):
+            integers.append(f"{name} is {kind}")
+    if cast:
+        raise WeightsError(f"{source}: packed weights that are not int32; has something cast them?{listed(cast)}")
+    if integers:
+        raise WeightsError(
+            f"{source}: integers in place of floating-point weights; was the checkpoint quantized, and its "
+            f"quantization_config lost?{listed(integers)}"
+        )
