@@ -19,17 +19,7 @@ from .unpadding import attend_unpadded
 
 
 def sdpa_attention(module, query, key, value, attention_mask, unpadding=None, **kwargs):
-    """The library's attention function "sdpa"; of an unpadded row, for each sequence by itself.
-
-    Args:
-        query: [B, H, T, D].
-        key, value: [B, K, S, D].
-        attention_mask: as the library's; with an `unpadding` one for each sequence, or None.
-        unpadding: where the sequences of the row lie, see `unpadding.Unpadding`.
-
-    Returns:
-        The weighted values [B, T, H, D], and None for the probabilities.
-    """
+    """The library's attention function "sdpa"; of an unpadded row, for each sequence by itself with its own mask."""
     attend = AttentionInterface()["sdpa"]
     if unpadding is not None:
         return attend_unpadded(attend, unpadding, module, query, key, value, attention_mask, **kwargs)
@@ -44,13 +34,8 @@ ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
     """softmax(Q K^T * scaling + mask) V (Vaswani et al., 2017, section 3.2.1), the definition of every backend.
 
-    Args:
-        query: [B, H, T, D].
-        key, value: [B, K, S, D]; each serves H/K query heads.
-        attention_mask: additive float or boolean (True is visible) [B, 1 or H, T, S], or None.
-
-    Returns:
-        The weighted values [B, T, H, D] and the probabilities [B, H, T, S].
+    Queries [B, H, T, D], keys and values [B, K, S, D], an additive or boolean mask (True is visible) [B, 1 or H, T, S]
+    or None -> the weighted values [B, T, H, D] and the probabilities [B, H, T, S].
     """
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
@@ -210,21 +195,13 @@ class Attention(nn.Module):
         unpadding=None,
         **kwargs,
     ):
-        """Attend.
+        """States [B, T, C] -> states [B, T, C], and the probabilities [B, H, T, S] or None where the backend has none.
 
         Args:
-            hidden_states: [B, T, C], the source of the queries.
-            attention_mask: in the backend's form, or None.
-            position_embeddings: what `rotate` turns by, each [B, 1, T, D], or None.
+            key_value_states: [B, S, C], the source of keys and values of cross-attention.
             position_bias: [1 or B, H, T, S], added to the scores, or None.
-            query_positions: [T], the queries' places among the keys; needed for relative terms.
-            key_value_states: [B, S, C], the source of keys and values; None means `hidden_states`.
-            past_key_values: the cache, or None.
-            head_mask: [H] or [B, H], multiplies each head's output.
-            unpadding: where the sequences of a packed batch lie ([B, T] is then [1, N]), or None.
-
-        Returns:
-            States [B, T, C], and the probabilities [B, H, T, S] or None where the backend has none.
+            head_mask: [H] or [B, H], multiplies each head's output, or None.
+            attention_mask, position_embeddings, query_positions, unpadding: those of a `layer.Batch`.
         """
         if self.is_cross_attention:
             query, key, value = self._cross_states(hidden_states, key_value_states, past_key_values)

@@ -78,16 +78,9 @@ def pack(numbers):
 
 
 def dequantize(qweight, qzeros, scales, dtype):
-    """(q - z) * scale.
+    """The transposed weight [I, O], (q - z) * scale, rounded once; in bfloat16 the scale is rounded too.
 
-    Args:
-        qweight: int32 [I, O / 8].
-        qzeros: int32 [I / G, O / 8].
-        scales: [I / G, O].
-        dtype: of the result; the product is rounded once, in bfloat16 the scale too.
-
-    Returns:
-        The transposed weight [I, O].
+    The integers are words, int32 [I, O / 8] and [I / G, O / 8], the scales [I / G, O].
     """
     narrow = torch.bfloat16 if dtype is torch.bfloat16 else torch.float16
     numbers = _raised(qweight, narrow).unflatten(0, (len(scales), -1))  # [I / G, G, O]

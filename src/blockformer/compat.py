@@ -24,7 +24,6 @@ The engine's are in `engine/__init__.py`.
 """
 
 import sys
-from dataclasses import fields
 
 import torch
 import transformers
@@ -66,15 +65,9 @@ __all__ = [
     "bidirectional_mask",
     "capture_outputs",
     "causal_masks",
-    "config_field_names",
     "generation_field_names",
     "keep_dtypes_on_disk",
 ]
-
-
-def config_field_names(config_class) -> set:
-    """The declared fields of a config class, inherited ones included."""
-    return {field.name for field in fields(config_class)}
 
 
 def generation_field_names() -> set:
@@ -137,11 +130,8 @@ def keep_dtypes_on_disk(model, kind: type[torch.nn.Module]) -> None:
 def causal_masks(config, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
     """One causal mask for each of the config's layer types, in the form that the attention backend wants.
 
-    Args:
-        hidden_states: [B, T, C], read for its shape, dtype and device.
-        attention_mask: [B, S] of 0 and 1, or a ready [B, 1, T, S], or None.
-        position_ids: [B, T] where the caller gave them: rows may hold several sequences, each from position 0 on. The
-            helper reads them for that, so None where they are only counted.
+    The library finds several sequences of a row by `position_ids` [B, T], so they are None where they are only counted.
+    Of the states [B, T, C] it reads shape, dtype and device.
     """
     arguments = {
         "config": config,
@@ -157,13 +147,9 @@ def causal_masks(config, hidden_states, attention_mask, past_key_values, positio
 def bidirectional_mask(
     config, hidden_states, attention_mask, encoder_hidden_states=None, sequences=None
 ) -> torch.Tensor | None:
-    """The mask of an encoder's self-attention, or, given `encoder_hidden_states`, of a look at them.
+    """The mask of an encoder's self-attention, or, given `encoder_hidden_states` [B, S, C], of a look at them.
 
-    Args:
-        hidden_states: [B, T, C], read for its shape, dtype and device.
-        attention_mask: [B, S] of 0 and 1, or a ready [B, 1, T, S], or None.
-        encoder_hidden_states: [B, S, C], read for its length.
-        sequences: [B, T], the sequence of its row that a token belongs to and alone sees; None for one sequence a row.
+    `sequences` [B, T] numbers the sequence of its row that a token belongs to and alone sees; None: one a row.
     """
 
     def is_visible(row, head, query, key):

@@ -1,7 +1,9 @@
 """What a config refuses that no part of the model declares: unknown names, tokens, dtypes, sizes."""
 
+from dataclasses import fields
+
 from .axes import check_choice, did_you_mean, is_integer
-from .compat import config_field_names, generation_field_names
+from .compat import generation_field_names
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
@@ -17,7 +19,7 @@ _MOST_PARAMETERS, _MOST_LAYERS, _MOST_LABELS = 10**13, 100_000, 4_000_000
 
 def check_names(config_class, names) -> None:
     """Refuse a field that the config does not have, and name the nearest one that it has."""
-    known = config_field_names(config_class) | _INHERITED_ARGUMENTS
+    known = {field.name for field in fields(config_class)} | _INHERITED_ARGUMENTS
     allowed = known | generation_field_names()
     for name in names:
         if name not in allowed and not name.startswith("_"):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .attention import eager_attention_forward  # noqa: F401
     from .awq_linear import unpack  # noqa: F401
     from .axes import axis  # noqa: F401
-    from .compat import config_field_names  # noqa: F401
+    from .compat import causal_masks  # noqa: F401
     from .config_checks import check_names  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
     from .growing_cache import GrowingLayer  # noqa: F401

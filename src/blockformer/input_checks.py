@@ -20,16 +20,9 @@ def cached_length(past_key_values):
 def check_inputs(
     config, vocab_size: int, input_ids, inputs_embeds, attention_mask, past_key_values, token_type_ids=None
 ) -> None:
-    """Refuse inputs of a stack that cannot be right.
+    """Refuse inputs of a stack that cannot be right; shapes are those of `Stack.forward`.
 
-    Args:
-        vocab_size: tokens that the stack has.
-        input_ids: int [B, T] or None.
-        inputs_embeds: float [B, T, C] or None; exactly one of the two is given.
-        attention_mask: [B, S] of 0 and 1 over the cached and the new tokens, or None. Anything else (a ready 4D mask, a
-            dict of masks, a block mask) is left to the attention backend.
-        past_key_values: the cache, or None.
-        token_type_ids: int [B, T] or None.
+    A mask that is not [B, S] (a ready 4D one, a dict of masks, a block mask) is left to the attention backend.
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give exactly one of input_ids and inputs_embeds.")
@@ -61,13 +54,9 @@ def check_inputs(
 
 
 def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: int, cu_seq_lens) -> None:
-    """Refuse an encoder's states, or their mask, that the queries of a batch cannot look at.
+    """Refuse an encoder's states [B or B / beams, S, C], or their mask, that a batch of B rows cannot look at.
 
-    Args:
-        encoder_hidden_states: float [B or B / beams, S, C].
-        encoder_attention_mask: [B or B / beams, S] of 0 and 1; None or a ready 4D mask is not looked at.
-        batch: rows of the input.
-        cu_seq_lens: where the sequences of the input begin, or None.
+    None or a ready 4D mask is not looked at. `cu_seq_lens` says where the sequences of the input begin, or is None.
     """
     if not stack.has_cross_attention:
         raise ValueError(
@@ -93,12 +82,9 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
 
 
 def check_positions(config, position_ids, shape, longest: int | None) -> None:
-    """Refuse positions outside a learned table; warn once past the training length of rotary positions.
+    """Refuse positions [1 or B, T] outside a learned table; warn once past the training length of rotary positions.
 
-    Args:
-        position_ids: int [1 or B, T].
-        shape: (B, T).
-        longest: tokens of the longest text where shapes alone tell; None reads the positions, on the CPU.
+    `longest` are the tokens of the longest text where shapes alone tell; None reads the positions, on the CPU.
     """
     batch, length = shape
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
@@ -126,12 +112,7 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
 def check_generation(config, generation_config, attention_mask, past_key_values, length: int) -> None:
     """Refuse, before the first step, what would end in an error later or continue the padding instead of the text.
 
-    Args:
-        config: the model's.
-        generation_config: of this call, with its lengths settled.
-        attention_mask: [B, T] of 0 and 1, or None.
-        past_key_values: the caller's cache, or None.
-        length: tokens that the model will have read at most, padding included.
+    The lengths of `generation_config` are settled; `length` tokens, padding included, will be read at most.
     """
     _check_room(_own_layers(past_key_values), length)
     if generation_config.num_beams < 1:

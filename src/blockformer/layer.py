@@ -124,15 +124,10 @@ class Layer(GradientCheckpointingLayer):
         past_key_values=None,
         **kwargs,
     ):
-        """hidden_states [B, T, C] -> [B, T, C].
+        """hidden_states [B, T, C], encoder_hidden_states [B, S, C], position_bias [1, H, T, S] -> [B, T, C].
 
-        What gradients flow through comes first: reentrant checkpointing follows positional arguments only.
-
-        Args:
-            encoder_hidden_states: [B, S, C], for cross-attention.
-            position_bias: [1, H, T, S], added to the scores of self-attention, or None.
-            past_key_values: the cache, or None.
-            **kwargs: for the attention backend.
+        What gradients flow through comes first: reentrant checkpointing follows positional arguments only. `kwargs` are
+        for the attention backend.
         """
         states = self._norm("self_attn", "pre", hidden_states)
         change = self._self_attention(states, position_bias, batch, past_key_values, kwargs)

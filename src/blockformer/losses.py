@@ -41,12 +41,7 @@ def divisor_of(labels, num_items_in_batch, device):
 
 
 def shifted(labels, attention_mask=None):
-    """Each token's label for the one after it, the last one's -100; padding is neither predicted nor predicts.
-
-    Args:
-        labels: int [B, T], the inputs themselves.
-        attention_mask: [B, T] of 0 and 1, or None.
-    """
+    """The inputs [B, T] as labels, each for the token before; padding is neither predicted nor predicts."""
     labels = F.pad(without_padding(labels, attention_mask), (0, 1), value=IGNORED)[..., 1:]
     return without_padding(labels, attention_mask)
 
@@ -93,9 +88,7 @@ def share_of_items(labels, num_items_in_batch):
 def span_loss(start_logits, end_logits, start_positions, end_positions):
     """Mean of the cross-entropies of a span's first and last token; None without both positions.
 
-    Args:
-        start_logits, end_logits: [B, T].
-        start_positions, end_positions: int [B]; a position outside the text is left out of the loss.
+    Logits [B, T], positions int [B]; a position outside the text is left out of the loss.
     """
     if start_positions is None or end_positions is None:
         return None

@@ -132,16 +132,13 @@ class BlockformerEncoderDecoderModel(TwoStacks):
         """Run the encoder, unless its outputs are given, and the decoder.
 
         Args:
-            input_ids: source tokens, int [B, S]; or else `inputs_embeds`, or `encoder_outputs`.
+            input_ids: source tokens, int [B, S]; or else `inputs_embeds` [B, S, C], or `encoder_outputs`.
             attention_mask: [B, S] of 0 and 1 over the source.
-            decoder_input_ids: target tokens, int [B, T], already shifted; or else `decoder_inputs_embeds`. For several
-                beams of one source [B * n, T], with `encoder_outputs` and `attention_mask` of B rows.
+            decoder_input_ids: target tokens, int [B, T], already shifted; or else `decoder_inputs_embeds` [B, T, C].
+                For several beams of one source [B * n, T], with `encoder_outputs` and `attention_mask` of B rows.
             decoder_attention_mask: [B, T] of 0 and 1 over the target.
-            decoder_position_ids: [B, T].
             encoder_outputs: what the encoder gave in an earlier call.
             past_key_values: an `EncoderDecoderCache`; None makes a growing one if `use_cache`.
-            inputs_embeds: [B, S, C] instead of `input_ids`.
-            decoder_inputs_embeds: [B, T, C] instead of `decoder_input_ids`.
             head_mask: [layers, H] for the encoder; `decoder_head_mask` for the decoder's self-attention.
             use_cache: see `Stack.forward`.
         """

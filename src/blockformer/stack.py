@@ -24,10 +24,9 @@ logger = logging.get_logger(__name__)
 
 
 class Stack(BlockformerPreTrainedModel):
-    """Token and position embeddings, `num_hidden_layers` layers, final norm.
+    """Token and position embeddings, layers, final norm.
 
     Args:
-        config: a `BlockformerConfig`.
         is_causal: whether a token sees only itself and what stands before it.
         has_cross_attention: whether each layer also looks at an encoder's states.
     """
@@ -46,11 +45,7 @@ class Stack(BlockformerPreTrainedModel):
         self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size, padding_idx)
         if config.embedding_scale is not None:
             self.embed_tokens.initializer_factor = 1 / config.embedding_scale
-        tables = {
-            "learned": LearnedPositions,
-            "sinusoidal": SinusoidalPositions,
-            "sinusoidal_halves": SinusoidalPositions,
-        }
+        tables = {"learned": LearnedPositions} | dict.fromkeys(("sinusoidal", "sinusoidal_halves"), SinusoidalPositions)
         types = config.type_vocab_size
         self.embed_token_types = nn.Embedding(types, config.hidden_size) if types else None
         self.embed_positions = tables[config.position_type](config) if config.position_type in tables else None

@@ -40,11 +40,7 @@ class Unpadding:
 
     @classmethod
     def of_positions(cls, position_ids):
-        """The unpadding of rows that hold several sequences, each counted from 0; None where each row is one sequence.
-
-        Args:
-            position_ids: int [B, T].
-        """
+        """The unpadding of rows of several sequences, by positions [B, T]; None where each row is one sequence."""
         starts = _starts(position_ids)
         if not starts[:, 1:].any():
             return None
@@ -69,16 +65,9 @@ class Unpadding:
 
 
 def attend_unpadded(attend, unpadding, module, query, key, value, masks, **kwargs):
-    """Attention of each sequence of an unpadded row to itself alone.
+    """Each sequence of an unpadded row attends to itself alone, by one call of `attend` with its own mask.
 
-    Args:
-        attend: an attention function, called once a sequence.
-        query: [1, H, N, D].
-        key, value: [1, K, N, D].
-        masks: one for each sequence, or None.
-
-    Returns:
-        The weighted values [1, N, H, D], and None for the probabilities.
+    Queries [1, H, N, D], keys and values [1, K, N, D] -> the weighted values [1, N, H, D], None for the probabilities.
     """
     states = zip(*(unpadding.split(each) for each in (query, key, value)), strict=True)
     masks = itertools.repeat(None) if masks is None else masks
@@ -93,11 +82,8 @@ def attend_unpadded(attend, unpadding, module, query, key, value, masks, **kwarg
 def find_unpadding(config, attention_mask, position_ids):
     """The unpadding that gives the same result with less work, or None for the plain way.
 
-    Only on the CPU: counting the real tokens would make the host wait for an accelerator.
-
-    Args:
-        attention_mask: [B, T] of 0 and 1, or None.
-        position_ids: [B, T] as the caller gave them, or None.
+    Only on the CPU: counting the real tokens would make the host wait for an accelerator. The mask [B, T] of 0 and 1
+    and the positions [B, T] are those that the caller gave, or None.
     """
     if config._attn_implementation != "sdpa" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
@@ -113,10 +99,8 @@ def find_unpadding(config, attention_mask, position_ids):
 def flattened_positions(cu_seq_lens, shape):
     """Positions [B, T] in rows that hold several sequences, each counted from 0 on.
 
-    Args:
-        cu_seq_lens: int [n + 1], where each sequence starts in the flattened batch, and its end, as
-            `DataCollatorWithFlattening(return_flash_attn_kwargs=True)` gives them.
-        shape: (B, T).
+    `cu_seq_lens` int [n + 1] says where each sequence starts in the flattened batch, and where it ends, as
+    `DataCollatorWithFlattening(return_flash_attn_kwargs=True)` does.
     """
     places = torch.arange(shape.numel(), dtype=cu_seq_lens.dtype, device=cu_seq_lens.device)
     starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, places, right=True) - 1]
