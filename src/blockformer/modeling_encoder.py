@@ -34,7 +34,7 @@ from .pooling import Pooler, head_dropout
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
 from .stack import Stack
-from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
+from .task_heads import Classification, QuestionAnswering, SequenceClassification, TokenClassification
 from .unpadding import Unpadding  # noqa: F401
 
 
@@ -132,33 +132,24 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
         return self.make_output(MaskedLMOutput, loss=loss, logits=logits, **parts)
 
 
-class BlockformerEncoderForNextSentencePrediction(BlockformerEncoderPreTrainedModel):
-    """An encoder that tells whether the second segment follows the first (class 0) or not (class 1)."""
+class BlockformerEncoderForNextSentencePrediction(Classification, BlockformerEncoderPreTrainedModel):
+    """An encoder that tells whether the second segment follows the first (class 0) or not (class 1).
+
+    `logits` [B, 2], labels int [B].
+    """
+
+    output_class = NextSentencePredictorOutput
 
     def __init__(self, config):
         super().__init__(config)
         self.next_sentence_score = nn.Linear(config.hidden_size, 2)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
-    ) -> NextSentencePredictorOutput:
-        """Tokens [B, T] to `logits` [B, 2]; with labels int [B] also `loss`."""
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
-        logits = self.next_sentence_score(self.summarise(outputs, input_ids, attention_mask))
-        loss = None if labels is None else token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
-        return NextSentencePredictorOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+    def logits_of(self, outputs, input_ids, attention_mask):
+        return self.next_sentence_score(self.summarise(outputs, input_ids, attention_mask))
+
+    def loss_of(self, logits, labels, attention_mask, num_items_in_batch):
+        return token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
 
 
 @dataclass

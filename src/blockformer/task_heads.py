@@ -6,6 +6,7 @@ A head is a class that goes before the topology's base class, which makes `self.
 import torch
 from torch import nn
 from transformers.modeling_outputs import (
+    ModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutputWithPast,
     TokenClassifierOutput,
@@ -17,8 +18,46 @@ from .pooling import head_dropout
 from .pretrained_model import BlockformerPreTrainedModel
 
 
-class SequenceClassification(BlockformerPreTrainedModel):
-    """One row, one answer: a linear head on what `summarise` of the topology says of the row, [B, C]."""
+class Classification(BlockformerPreTrainedModel):
+    """A head that puts texts or tokens into classes: a subclass says by `logits_of` and `loss_of` how."""
+
+    output_class: type[ModelOutput]
+    passed_on: tuple[str, ...] = ("hidden_states", "attentions")
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        past_key_values=None,
+        use_cache: bool | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> ModelOutput:
+        """Tokens [B, T] to `logits`; with labels also `loss`. The class says the shapes of both.
+
+        The arguments not listed are those of `Stack.forward`.
+        """
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
+        outputs = self.model(**inputs, use_cache=use_cache, **kwargs)
+        logits = self.logits_of(outputs, input_ids, attention_mask)
+        loss = None if labels is None else self.loss_of(logits, labels, attention_mask, num_items_in_batch)
+        return self.output_class(loss=loss, logits=logits, **{name: outputs.get(name) for name in self.passed_on})
+
+
+class SequenceClassification(Classification):
+    """One row, one answer: a linear head on what `summarise` of the topology says of the row, [B, C].
+
+    `logits` [B, num_labels]; for labels see `losses.sequence_loss`.
+    """
+
+    output_class = SequenceClassifierOutputWithPast
+    passed_on = ("past_key_values", "hidden_states", "attentions")
 
     def __init__(self, config):
         super().__init__(config)
@@ -27,40 +66,17 @@ class SequenceClassification(BlockformerPreTrainedModel):
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=self.score_bias)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        past_key_values=None,
-        use_cache: bool | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
-    ) -> SequenceClassifierOutputWithPast:
-        """Tokens [B, T] to `logits` [B, num_labels]; with labels (see `losses.sequence_loss`) also `loss`.
+    def logits_of(self, outputs, input_ids, attention_mask):
+        return self.score(self.dropout(self.summarise(outputs, input_ids, attention_mask)))
 
-        The arguments not listed are those of `Stack.forward`.
-        """
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-        inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
-        outputs = self.model(**inputs, use_cache=use_cache, **kwargs)
-        logits = self.score(self.dropout(self.summarise(outputs, input_ids, attention_mask)))
-        loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
-        return SequenceClassifierOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.get("past_key_values"),
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+    def loss_of(self, logits, labels, attention_mask, num_items_in_batch):
+        return sequence_loss(logits, labels, self.config, num_items_in_batch)
 
 
-class TokenClassification(BlockformerPreTrainedModel):
-    """One answer a token: dropout and a linear head."""
+class TokenClassification(Classification):
+    """One answer a token: dropout and a linear head. `logits` [B, T, num_labels]; labels int [B, T] (-100: none)."""
+
+    output_class = TokenClassifierOutput
 
     def __init__(self, config):
         super().__init__(config)
@@ -69,33 +85,11 @@ class TokenClassification(BlockformerPreTrainedModel):
         self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        past_key_values=None,
-        use_cache: bool | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **kwargs,
-    ) -> TokenClassifierOutput:
-        """Tokens [B, T] to `logits` [B, T, num_labels]; with labels int [B, T] (-100: none) also `loss`.
+    def logits_of(self, outputs, input_ids, attention_mask):
+        return self.score(self.dropout(outputs.last_hidden_state))
 
-        The arguments not listed are those of `Stack.forward`.
-        """
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
-        inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
-        outputs = self.model(**inputs, use_cache=use_cache, **kwargs)
-        logits = self.score(self.dropout(outputs.last_hidden_state))
-        labels = without_padding(labels, attention_mask)
-        loss = None if labels is None else token_cross_entropy(logits, labels, num_items_in_batch)
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+    def loss_of(self, logits, labels, attention_mask, num_items_in_batch):
+        return token_cross_entropy(logits, without_padding(labels, attention_mask), num_items_in_batch)
 
 
 class QuestionAnswering(BlockformerPreTrainedModel):
