@@ -15,8 +15,9 @@ from quantized_layers import SIZES, layer_of, low_of, pair
 from safetensors.torch import save_file
 
 import blockformer
-from blockformer.awq_linear import QuantizedLinear, dequantize, pack, unpack
+from blockformer.awq_linear import QuantizedLinear, dequantize
 from blockformer.compat import keep_dtypes_on_disk
+from blockformer.engine.four_bits import pack, unpack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

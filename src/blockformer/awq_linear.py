@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from .axes import Part, axis
 
 # The lowest 4 bits of each half of a word are two neighbours; the next 4 bits the next two, and so on.
-_SHIFTS = (0, 4, 8, 12)
+SHIFTS = (0, 4, 8, 12)
 _TWO = 0x000F000F
 # With these bits above it, a number q of 4 bits in 16 is a floating-point number: 128 + q, or 1,024 + q.
-_ABOVE = {torch.bfloat16: (0x43004300, 128), torch.float16: (0x64006400, 1024)}
+ABOVE = {torch.bfloat16: (0x43004300, 128), torch.float16: (0x64006400, 1024)}
 
 
 @dataclass(eq=False, repr=False)
@@ -56,25 +56,13 @@ class LinearFields(Part):
             raise ValueError("float32_down_proj=True contradicts linear_bits=4: the down projections have 4 bits.")
 
 
-def _raised(words, dtype):
+def raised(words, dtype):
     """Words, int32 [R, O / 8] -> their numbers, all raised by the same, [R, O], in bfloat16 or float16."""
-    shifts = torch.tensor(_SHIFTS, dtype=torch.int32, device=words.device)
+    shifts = torch.tensor(SHIFTS, dtype=torch.int32, device=words.device)
     pairs = words[..., None] >> shifts  # two 16-bit integers in one word, and other bits
     pairs &= _TWO
-    pairs |= _ABOVE[dtype][0]
+    pairs |= ABOVE[dtype][0]
     return pairs.view(dtype).flatten(-2)
-
-
-def unpack(words):
-    """Words, int32 [R, O / 8] -> their numbers from 0 to 15, float16 [R, O]."""
-    return _raised(words, torch.float16).sub_(_ABOVE[torch.float16][1])
-
-
-def pack(numbers):
-    """Numbers from 0 to 15, [R, O] of any dtype -> words, int32 [R, O / 8]; the way back of `unpack`."""
-    pairs = numbers.to(torch.int32).unflatten(-1, (-1, 4, 2))
-    shifts = torch.tensor(_SHIFTS, dtype=torch.int32, device=numbers.device)
-    return ((pairs[..., 0] | (pairs[..., 1] << 16)) << shifts).sum(-1, dtype=torch.int32)
 
 
 def dequantize(qweight, qzeros, scales, dtype):
@@ -83,8 +71,8 @@ def dequantize(qweight, qzeros, scales, dtype):
     The integers are words, int32 [I, O / 8] and [I / G, O / 8], the scales [I / G, O].
     """
     narrow = torch.bfloat16 if dtype is torch.bfloat16 else torch.float16
-    numbers = _raised(qweight, narrow).unflatten(0, (len(scales), -1))  # [I / G, G, O]
-    numbers = numbers.sub_(_raised(qzeros, narrow)[:, None]).to(dtype)  # q - z, exactly
+    numbers = raised(qweight, narrow).unflatten(0, (len(scales), -1))  # [I / G, G, O]
+    numbers = numbers.sub_(raised(qzeros, narrow)[:, None]).to(dtype)  # q - z, exactly
     return numbers.mul_(scales.to(dtype)[:, None]).flatten(0, 1)
 
 

@@ -75,16 +75,6 @@ def sequence_loss(logits, labels, config, num_items_in_batch=None):
     return total / divisor_of(labels, items, total.device)
 
 
-def share_of_items(labels, num_items_in_batch):
-    """The share of an optimizer step's labels that this call has; 1 where the step is this call alone.
-
-    A loss that is averaged over something `num_items_in_batch` does not count is weighted by it.
-    """
-    if num_items_in_batch is None:
-        return 1.0
-    return (labels != IGNORED).sum() / divisor_of(labels, num_items_in_batch, labels.device)
-
-
 def span_loss(start_logits, end_logits, start_positions, end_positions):
     """Mean of the cross-entropies of a span's first and last token; None without both positions.
 

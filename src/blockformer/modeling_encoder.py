@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndCrossAttentions,
     MaskedLMOutput,
@@ -28,14 +29,26 @@ from .growing_cache import GrowingLayer  # noqa: F401
 from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
-from .losses import share_of_items, token_cross_entropy, without_padding
+from .losses import IGNORED, divisor_of, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
-from .pooling import Pooler, head_dropout
+from .pooling import head_dropout
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
 from .stack import Stack
 from .task_heads import Classification, QuestionAnswering, SequenceClassification, TokenClassification
 from .unpadding import Unpadding  # noqa: F401
+
+
+class Pooler(nn.Module):
+    """act(dense(first token's state)) (BERT, Devlin et al., 2019). [B, T, C] -> [B, C]."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.act_fn = ACT2FN[config.pooler_act]
+
+    def forward(self, hidden_states):
+        return self.act_fn(self.dense(hidden_states[:, 0]))
 
 
 class BlockformerEncoderModel(Stack):
@@ -152,6 +165,16 @@ class BlockformerEncoderForNextSentencePrediction(Classification, BlockformerEnc
         return token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
 
 
+def _share_of_items(labels, num_items_in_batch):
+    """The share of an optimizer step's labels that this call has; 1 where the step is this call alone.
+
+    A loss that is averaged over something `num_items_in_batch` does not count is weighted by it.
+    """
+    if num_items_in_batch is None:
+        return 1.0
+    return (labels != IGNORED).sum() / divisor_of(labels, num_items_in_batch, labels.device)
+
+
 @dataclass
 class PreTrainingOutput(ModelOutput):
     """Logits of masked tokens [B, T, V] and of the next sentence [B, 2], under the names that BERT's users know."""
@@ -198,7 +221,7 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
         next_logits = self.next_sentence_score(self.summarise(outputs, input_ids, attention_mask))
         if loss is not None:
             next_loss = token_cross_entropy(next_logits, next_sentence_label.view(-1))
-            loss = loss + next_loss * share_of_items(labels, num_items_in_batch)
+            loss = loss + next_loss * _share_of_items(labels, num_items_in_batch)
         return self.make_output(
             PreTrainingOutput,
             loss=loss,

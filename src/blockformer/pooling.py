@@ -4,20 +4,6 @@ B batch, T length, C hidden size.
 """
 
 import torch
-from torch import nn
-from transformers.activations import ACT2FN
-
-
-class Pooler(nn.Module):
-    """act(dense(first token's state)) (BERT, Devlin et al., 2019). [B, T, C] -> [B, C]."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.act_fn = ACT2FN[config.pooler_act]
-
-    def forward(self, hidden_states):
-        return self.act_fn(self.dense(hidden_states[:, 0]))
 
 
 def head_dropout(config) -> float:

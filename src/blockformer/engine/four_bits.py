@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..awq_linear import QuantizedLinear, pack, unpack
+from ..awq_linear import ABOVE, SHIFTS, QuantizedLinear, raised
 from .gptqmodel_kernels import Kernel, has_kernel
 from .linear import is_transformed
 from .measure import is_enabled
@@ -187,3 +187,15 @@ def _has_product(group_size: int, out_features: int) -> bool:
             return torch.allclose(_Packed(layer).product(states), states @ layer.dequantized(torch.float32), atol=1e-2)
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
+
+
+def unpack(words):
+    """Words, int32 [R, O / 8] -> their numbers from 0 to 15, float16 [R, O]."""
+    return raised(words, torch.float16).sub_(ABOVE[torch.float16][1])
+
+
+def pack(numbers):
+    """Numbers from 0 to 15, [R, O] of any dtype -> words, int32 [R, O / 8]; the way back of `unpack`."""
+    pairs = numbers.to(torch.int32).unflatten(-1, (-1, 4, 2))
+    shifts = torch.tensor(SHIFTS, dtype=torch.int32, device=numbers.device)
+    return ((pairs[..., 0] | (pairs[..., 1] << 16)) << shifts).sum(-1, dtype=torch.int32)
