@@ -21,9 +21,9 @@ from .unpadding import attend_unpadded
 def sdpa_attention(module, query, key, value, attention_mask, unpadding=None, **kwargs):
     """The library's attention function "sdpa"; of an unpadded row, for each sequence by itself with its own mask."""
     attend = AttentionInterface()["sdpa"]
-    if unpadding is not None:
-        return attend_unpadded(attend, unpadding, module, query, key, value, attention_mask, **kwargs)
-    return attend(module, query, key, value, attention_mask, **kwargs)
+    if unpadding is None:
+        return attend(module, query, key, value, attention_mask, **kwargs)
+    return attend_unpadded(attend, unpadding, module, query, key, value, attention_mask, **kwargs)
 
 
 # These models' own table: what is registered for all models is in it too.

@@ -59,16 +59,6 @@ except (ImportError, AttributeError) as error:
         "export the model again with a newer Blockformer."
     ) from error
 
-__all__ = [
-    "OutputRecorder",
-    "announce_language_model",
-    "bidirectional_mask",
-    "capture_outputs",
-    "causal_masks",
-    "generation_field_names",
-    "keep_dtypes_on_disk",
-]
-
 
 def generation_field_names() -> set:
     """Generation settings that old config files carry; the base class moves them to the generation config."""

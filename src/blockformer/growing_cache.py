@@ -1,8 +1,7 @@
 """The key/value cache that grows in place.
 
-The library's dynamic cache copies all past keys and values at every token (`torch.cat`). A `GrowingLayer` writes the
-new ones into a buffer with room to spare and, when the room is used up, moves to one that is half as large again: the
-copying per token is then constant on average, whatever the length.
+The library's dynamic cache copies all past keys and values at every token (`torch.cat`). A `GrowingLayer` writes into a
+buffer with room to spare, then into one half as large again: it copies a constant number per token on average.
 """
 
 import functools

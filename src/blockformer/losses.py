@@ -12,18 +12,15 @@ IGNORED = -100
 def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing=0.0):
     """Cross-entropy over the tokens whose label is not -100, in float32.
 
+    Logits [..., V] and labels int [...] -> a scalar; without a single label it is 0, with zero gradients.
+
     Args:
-        logits: [..., V].
-        labels: int [...], each 0 to V - 1 or -100.
         num_items_in_batch: what to divide the sum by: the count of labels over all the batches that one optimizer step
             accumulates, as `Trainer` gives it. None divides by this call's own count.
         label_smoothing: share of the probability that is spread evenly over all V classes.
 
-    Returns:
-        A scalar. Without a single label it is 0, with zero gradients.
-
     Raises:
-        ValueError: a label that is no class.
+        ValueError: a label that is neither a class nor -100.
     """
     logits, labels = logits.float().flatten(0, -2), labels.flatten().to(logits.device)
     check_labels(labels, logits.shape[-1])
@@ -59,11 +56,8 @@ def without_padding(labels, attention_mask):
 def sequence_loss(logits, labels, config, num_items_in_batch=None):
     """The loss of a sequence classifier, by `config.problem_type` or, where that is None, by the labels' form.
 
-    Args:
-        logits: [B, num_labels].
-        labels: int [B] (one class a row), float [B] or [B, num_labels] (regression: mean squared error), or float
-            [B, num_labels] of 0 and 1 (several labels a row: binary cross-entropy).
-        num_items_in_batch: see `token_cross_entropy`; the last two forms have num_labels items a row.
+    Labels are int [B] (one class a row), float [B] or [B, num_labels] (regression: mean squared error), or float
+    [B, num_labels] of 0 and 1 (several labels a row: binary cross-entropy); the last two have num_labels items a row.
     """
     labels = labels.to(logits.device)
     problem = config.problem_type or ("regression" if logits.shape[-1] == 1 else None)

@@ -45,26 +45,14 @@ class BlockformerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
-        """Load a model as transformers does, and refuse weights that are not the model's.
-
-        transformers warns about missing weights and draws them at random. Arguments and result are those of
-        `PreTrainedModel.from_pretrained`.
+        """Load a model as transformers does, which would draw missing weights at random; here they are refused.
 
         Raises:
-            WeightsError: weights are missing or of another shape (unless `ignore_mismatched_sizes`).
+            WeightsError: weights are missing.
         """
-        wants_info = kwargs.pop("output_loading_info", False)
-        may_differ = kwargs.pop("ignore_mismatched_sizes", False)
-        model, info = super().from_pretrained(
-            pretrained_model_name_or_path,
-            *model_args,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # the refusal below names the shapes
-            **kwargs,
-        )
-        source = pretrained_model_name_or_path or "state_dict"
-        _check_shapes(source, () if may_differ else info["mismatched_keys"])
-        _check_missing(model, source, info["missing_keys"])
+        source, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(source, *model_args, output_loading_info=True, **kwargs)
+        _check_missing(model, source or "state_dict", info["missing_keys"])
         keep_dtypes_on_disk(model, QuantizedLinear)
         return (model, info) if wants_info else model
 
@@ -80,15 +68,6 @@ class BlockformerPreTrainedModel(PreTrainedModel):
             _draw_by_inputs(module)
         if hasattr(module, "init_buffers"):  # no checkpoint may hold them, and the meta device has no values
             module.init_buffers()
-
-
-def _check_shapes(source, mismatched) -> None:
-    lines = [f"{name} is {list(theirs)}, the model's is {list(ours)}" for name, theirs, ours in sorted(mismatched)]
-    if lines:
-        raise WeightsError(
-            f"{source}: wrong shapes; does config.json belong to these weights? (ignore_mismatched_sizes=True "
-            f"draws them anew, a head of other labels, say):{listed(lines)}"
-        )
 
 
 def _check_missing(model, source, missing) -> None:

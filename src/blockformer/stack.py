@@ -79,15 +79,13 @@ class Stack(BlockformerPreTrainedModel):
         """Run the stack.
 
         Args:
-            input_ids: tokens, int [B, T]; or else `inputs_embeds`.
+            input_ids: tokens, int [B, T]; or else `inputs_embeds` [B, T, C].
             attention_mask: [B, S] over cached and new tokens, 1 for a token and 0 for padding; or a ready 4D mask, or a
                 dict of them by layer type.
             position_ids: [B, T]; None counts the tokens of `attention_mask`, so that padding shifts nothing.
             past_key_values: a cache of the library's or a growing one; None makes a growing one if `use_cache`.
-            inputs_embeds: [B, T, C] instead of `input_ids`.
             token_type_ids: int [B, T], each token's segment; None is segment 0 for all.
-            encoder_hidden_states: [B, S, C] for cross-attention.
-            encoder_attention_mask: [B, S] of 0 and 1.
+            encoder_hidden_states: [B, S, C] for cross-attention, `encoder_attention_mask` [B, S] of 0 and 1 over them.
             head_mask: [num_hidden_layers, H], multiplies each head's output.
             use_cache: whether to return keys and values; None is the config's in evaluation, no in training.
 
@@ -96,7 +94,7 @@ class Stack(BlockformerPreTrainedModel):
             layer's input and the final state) and `output_attentions` (needs the eager backend).
 
         Raises:
-            ValueError: see `input_checks.py`; and encoder states for a stack without cross-attention.
+            ValueError: see `input_checks.py`.
         """
         _, vocab_size = self.config.stack_sizes(self.is_causal)
         check_inputs(self.config, vocab_size, input_ids, inputs_embeds, attention_mask, past_key_values, token_type_ids)

@@ -1,9 +1,9 @@
 """Files that transformers would read as something else than they say, refused when the package loads them.
 
-A repeated key or NaN in a config file; integers in place of weights, which transformers casts without a word.
+A repeated key or NaN in a config file; integers in place of weights, which transformers casts without a word. Weights
+of another shape are all listed.
 """
 
-import functools
 import json
 import os
 
@@ -21,15 +21,24 @@ def plug_in() -> None:
     """Have this package's configs and models read their files strictly."""
     load = BlockformerPreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
 
-    @functools.wraps(load)
-    def from_pretrained(cls, *args, **kwargs):
-        """The check of the model's own `from_pretrained`, and WeightsError for integers in place of weights."""
-        loaded = load(cls, *args, **kwargs)
-        model = loaded[0] if kwargs.get("output_loading_info") else loaded
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, **kwargs):
+        """Load a model as transformers does, and refuse weights that are not the model's.
+
+        transformers warns about missing weights and draws them at random, and casts integers to floats. Arguments and
+        result are those of `PreTrainedModel.from_pretrained`.
+
+        Raises:
+            WeightsError: weights are missing, of another shape (unless `ignore_mismatched_sizes`), or integers.
+        """
+        source, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
+        may_differ = kwargs.pop("ignore_mismatched_sizes", False)
+        # The refusal below names the shapes.
+        model, info = load(cls, source, *model_args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
+        _check_shapes(source or "state_dict", () if may_differ else info["mismatched_keys"])
         if not hasattr(model, "is_quantized"):  # set by a quantizer, which stores weights in its own way
             tensors = kwargs.get("state_dict") or _tensors_on_disk(model.name_or_path, kwargs)
-            _check_dtypes(model, model.name_or_path or "state_dict", tensors)
-        return loaded
+            _check_dtypes(model, source or "state_dict", tensors)
+        return (model, info) if wants_info else model
 
     BlockformerPreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[assignment]
     BlockformerConfig.from_dict = classmethod(_from_dict)
@@ -74,6 +83,15 @@ def parse_config_json(text: str, source: str) -> dict:
     if not isinstance(fields, dict):
         raise ValueError(f"{source} must hold a JSON object, not {type(fields).__name__}.")
     return fields
+
+
+def _check_shapes(source, mismatched) -> None:
+    lines = [f"{name} is {list(theirs)}, the model's is {list(ours)}" for name, theirs, ours in sorted(mismatched)]
+    if lines:
+        raise WeightsError(
+            f"{source}: wrong shapes; does config.json belong to these weights? (ignore_mismatched_sizes=True "
+            f"draws them anew, a head of other labels, say):{listed(lines)}"
+        )
 
 
 def _tensors_on_disk(source, options) -> dict:
