@@ -17,7 +17,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from blockformer.axes import axes
-from blockformer.config_checks import check_sizes
+from blockformer.configuration_blockformer import check_sizes
 
 from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import NEVER_FOLLOWED

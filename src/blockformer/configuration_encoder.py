@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from .awq_linear import QuantizedLinear  # noqa: F401
     from .axes import axis  # noqa: F401
     from .compat import causal_masks  # noqa: F401
-    from .config_checks import check_names  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
     from .growing_cache import GrowingLayer  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from .losses import token_cross_entropy  # noqa: F401
     from .modeling_encoder import BlockformerEncoderModel  # noqa: F401
     from .normalization import RMSNorm  # noqa: F401
-    from .pooling import last_token_states  # noqa: F401
     from .positions import LearnedPositions  # noqa: F401
     from .pretrained_model import WeightsError  # noqa: F401
     from .stack import Stack  # noqa: F401

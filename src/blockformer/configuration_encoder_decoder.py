@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
     from .awq_linear import QuantizedLinear  # noqa: F401
-    from .config_checks import check_names  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
     from .growing_cache import GrowingLayer  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from .losses import token_cross_entropy  # noqa: F401
     from .modeling_encoder_decoder import BlockformerEncoderDecoderModel  # noqa: F401
     from .normalization import RMSNorm  # noqa: F401
-    from .pooling import last_token_states  # noqa: F401
     from .positions import LearnedPositions  # noqa: F401
     from .pretrained_model import WeightsError  # noqa: F401
     from .stack import Stack  # noqa: F401

@@ -11,7 +11,6 @@ from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import axis  # noqa: F401
 from .compat import causal_masks  # noqa: F401
-from .config_checks import check_names  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
@@ -21,10 +20,9 @@ from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import shifted, without_padding
 from .normalization import RMSNorm  # noqa: F401
-from .pooling import last_token_states
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
-from .stack import Stack
+from .stack import Stack, last_token_states
 from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
 from .unpadding import Unpadding  # noqa: F401
 

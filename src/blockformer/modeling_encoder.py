@@ -21,7 +21,6 @@ from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import axis  # noqa: F401
 from .compat import causal_masks  # noqa: F401
-from .config_checks import check_names  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder import BlockformerEncoderConfig
 from .feed_forward import FeedForward  # noqa: F401
@@ -31,7 +30,6 @@ from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, divisor_of, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
-from .pooling import head_dropout
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
 from .stack import Stack
@@ -237,7 +235,7 @@ class BlockformerEncoderForMultipleChoice(BlockformerEncoderPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.dropout = nn.Dropout(head_dropout(config))
+        self.dropout = nn.Dropout(config.head_dropout)
         self.score = nn.Linear(config.hidden_size, 1)
         self.post_init()
 

@@ -20,7 +20,6 @@ from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import axis  # noqa: F401
 from .compat import causal_masks  # noqa: F401
-from .config_checks import check_names  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
@@ -30,10 +29,9 @@ from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, sequence_loss, span_loss
 from .normalization import RMSNorm  # noqa: F401
-from .pooling import head_dropout, last_token_states
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
-from .stack import Stack
+from .stack import Stack, last_token_states
 from .unpadding import Unpadding  # noqa: F401
 
 
@@ -314,7 +312,7 @@ class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecod
     def __init__(self, config):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.dropout = nn.Dropout(head_dropout(config))
+        self.dropout = nn.Dropout(config.head_dropout)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()

@@ -257,3 +257,25 @@ def _place_padding(config, position_ids, attention_mask):
     index = torch.arange(length, device=position_ids.device).clamp(max=config.max_position_embeddings - 1)
     padding = torch.full_like(index, -1) if config.position_offset else index
     return torch.where(attention_mask[:, -length:] != 0, position_ids, padding)
+
+
+def last_token_states(config, states, input_ids, attention_mask):
+    """Each row's state at its last real token, whichever side is padded: [B, T, C] -> [B, C].
+
+    Args:
+        attention_mask: [B, T] of 0 and 1; without one the end is told by `config.pad_token_id` in `input_ids` [B, T].
+
+    Raises:
+        ValueError: several rows and neither to tell where they end.
+    """
+    batch, length = states.shape[:2]
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+        real = attention_mask[:, -length:].to(states.device) != 0
+    elif input_ids is not None and config.pad_token_id is not None:
+        real = input_ids.to(states.device) != config.pad_token_id
+    elif batch == 1:
+        return states[:, -1]
+    else:
+        raise ValueError("several rows, and nothing tells where each ends: give attention_mask or set pad_token_id.")
+    last = (torch.arange(length, device=states.device) * real).argmax(-1)
+    return states[torch.arange(batch, device=states.device), last]

@@ -14,7 +14,6 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from .losses import sequence_loss, span_loss, token_cross_entropy, without_padding
-from .pooling import head_dropout
 from .pretrained_model import BlockformerPreTrainedModel
 
 
@@ -62,7 +61,7 @@ class SequenceClassification(Classification):
     def __init__(self, config):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.dropout = nn.Dropout(head_dropout(config))
+        self.dropout = nn.Dropout(config.head_dropout)
         self.score = nn.Linear(config.hidden_size, config.num_labels, bias=self.score_bias)
         self.post_init()
 
@@ -81,7 +80,7 @@ class TokenClassification(Classification):
     def __init__(self, config):
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.dropout = nn.Dropout(head_dropout(config))
+        self.dropout = nn.Dropout(config.head_dropout)
         self.score = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
