@@ -1,4 +1,4 @@
-"""The errors of conversion, and how names that come from files are shown in them."""
+"""The errors of conversion, and how they show names from files safely."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ LISTED = 20
 class ConversionError(ValueError):
     """A conversion that cannot be done. The message names the file, key or field, and the fix.
 
-    Whatever the message quotes, it is fit for a terminal: control characters are escaped, line ends excepted.
+    The message is safe to print on a terminal whatever it quotes: control characters except line ends are escaped.
     """
 
     def __init__(self, message: str):
@@ -31,7 +31,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def shown(name: object, limit: int = 200) -> str:
-    """A name from a file, fit for a terminal: quoted, control characters escaped, cut when very long."""
+    """A name from a file, safe for a terminal: quoted, control characters escaped, shortened if very long."""
     text = repr(str(name)[: limit + 1])
     return text if len(str(name)) <= limit else f"{text[:limit]}...' ({len(str(name))} characters)"
 

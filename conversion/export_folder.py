@@ -1,4 +1,4 @@
-"""A folder in our layout as a repo that needs nothing but itself."""
+"""Turn a folder in our layout into a self-contained repo."""
 
 import os
 import shutil

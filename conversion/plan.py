@@ -1,4 +1,4 @@
-"""What a conversion will do, worked out from the config and the headers alone: either way, or within our layout."""
+"""What a conversion will do, in either direction or within our layout, worked out from config and headers alone."""
 
 import copy
 import os
@@ -27,7 +27,7 @@ OURS = "blockformer_"
 
 @dataclass
 class Plan:
-    """A conversion as it will be done, known from config and headers alone.
+    """A planned conversion, worked out from config and headers alone.
 
     Attributes:
         family: the official family.
@@ -233,7 +233,7 @@ def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
 
 
 def architecture_of(config: PretrainedConfig) -> str:
-    """The class of ours that a config names or, where it names none, its topology's plainest."""
+    """The class of ours that a config names; without a name, the basic model of its topology."""
     if config.architectures:
         return config.architectures[0]
     classes = type(config).auto_classes
@@ -285,7 +285,7 @@ def memory_text(plan: Plan) -> str:
 
 
 def remembered(folder: Path) -> Memory | None:
-    """What a conversion left in a repo, if it did."""
+    """What a conversion left in a repo, or None."""
     path = folder / MEMORY
     if not os.path.lexists(path):
         return None

@@ -1,4 +1,4 @@
-"""Silence for what transformers says while it loads."""
+"""Keeps transformers quiet while it loads."""
 
 import warnings
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a conversion tells its caller: its progress and, at the end, its report."""
+"""What a conversion reports to its caller: progress, and a report at the end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

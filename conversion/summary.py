@@ -1,4 +1,4 @@
-"""What a model is, from its config alone: settings by axis, the tree of layers, parameters, memory, cache."""
+"""A model described from its config alone: settings by axis, the tree of layers, parameters, memory, cache."""
 
 import os
 from collections.abc import Mapping

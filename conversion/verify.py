@@ -1,10 +1,10 @@
-"""Does a converted model compute what the original computes? Both run on the same input; the differences are measured.
+"""Does a converted model compute the same as the original? Both run on the same input; the differences are measured.
 
-Compared are logits, or the states of a model without a head; greedy text too where the model writes text.
+It compares logits, or the states of a model without a head, and greedy text if the model generates text.
 
-One model is in memory at a time. float32 checkpoints are compared in float32. Checkpoints of a smaller dtype are run in
-that dtype, briefly, and, where memory allows, in float32 on the same (exactly widened) weights. That is the sharp test:
-in bfloat16 alone a real fault could hide behind rounding.
+One model is in memory at a time. float32 checkpoints are compared in float32. Checkpoints of a smaller dtype are run
+briefly in that dtype and, if memory allows, in float32 on the same (exactly widened) weights. The latter is the sharp
+test: in bfloat16 alone, rounding could hide a real fault.
 
 B batch, T length, S length of an encoder's states, C their width, V vocabulary.
 """
@@ -159,7 +159,7 @@ def _as_source(probe: Probe, end: Any) -> Probe:
 def run(
     model: PreTrainedModel, inputs: list[Probe], shift: int = 0, writes_text: bool = True
 ) -> tuple[list[Tensor], list[list[int]], str]:
-    """What a model makes of the probes.
+    """Run a model on the probes.
 
     Args:
         model: the model.

@@ -1,1 +1,1 @@
-"""Weights of the models that articles build: read from the state dicts of their own code, never written."""
+"""Weights trained with the articles' own code: read from its state dicts, never written."""

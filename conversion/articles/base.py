@@ -1,7 +1,7 @@
-"""What the state dicts of tutorials have in common: settings in a file of their own, names before names, buffers.
+"""What the articles' state dicts have in common: a separate file of settings, prefixes, buffers.
 
-A tutorial's model is a class that a reader has typed in. No class of transformers is it, so there is nothing to compare
-with, no `model_type`, and no way back: such a family is only read, and only where it is named.
+An article's model is a class that a reader has typed in. transformers has no such class, so there is nothing to compare
+with, no `model_type` and no way back: such a family is only read, and only if you name it.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""One file a family of official checkpoints, over three bases: `llama_like`, `bert_like` and `encoder_decoder`."""
+"""One file per family of official checkpoints, on three bases: `llama_like`, `bert_like` and `encoder_decoder`."""

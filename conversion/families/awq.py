@@ -1,7 +1,7 @@
-"""Weights of 4 bits, as AWQ checkpoints hold them (Lin et al., 2023), in the layout called "gemm".
+"""4-bit weights of AWQ checkpoints (Lin et al., 2023) in the layout called "gemm".
 
-K inputs, N outputs, G inputs a group: `qweight` int32 [K, N / 8], `qzeros` int32 [K / G, N / 8], `scales` float16
-[K / G, N] stand for the weight [N, K] of a linear map. Ours has the same three tensors.
+K inputs, N outputs, G inputs per group: `qweight` int32 [K, N / 8], `qzeros` int32 [K / G, N / 8], `scales` float16
+[K / G, N] stand for the weight [N, K] of a linear layer. Ours has the same three tensors.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ _DEFAULTS = {"version": "gemm", "zero_point": True, "bits": 4}
 
 
 def group_size(official: Mapping[str, Any]) -> int | None:
-    """The inputs a group of an official `config.json`, -1 for all of a map's; None where it says nothing of AWQ.
+    """The inputs per group in an official `config.json`, -1 if all inputs are one group; None without AWQ.
 
     Raises:
         ConversionError: it is an AWQ checkpoint of another kind.

@@ -1,10 +1,10 @@
 """BART (Lewis et al., 2020), mBART (Liu et al., 2020) and what Marian shares with them (`marian.py`).
 
 The original Transformer with biases, tied heads and a bias of the logits. BART trains its positions and has a norm on
-the embeddings; mBART is BART with each norm before its part.
+the embeddings; mBART is BART with pre-norm.
 
-Without `tie_word_embeddings` the official classes of today tie nothing at all: all the matrices are stored, each stack
-reads its own, and `shared.weight` is read by nobody. What of this a checkpoint does is its `Form`.
+Without `tie_word_embeddings`, today's official classes tie nothing: all matrices are stored, each stack reads its
+own, and nothing reads `shared.weight`. Which of this a checkpoint does is its `Form`.
 """
 
 from collections.abc import Collection, Sequence

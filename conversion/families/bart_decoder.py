@@ -1,7 +1,7 @@
 """The decoder of a BART, mBART or Marian alone, as a causal language model that may look at an encoder's states.
 
-Its names are the decoder's of the whole model (`bart.py`) and its `model_type` too: the class in `architectures` tells
-them apart. It has no bias of the logits. The official class counts padding among the positions, ours does not.
+Its tensor names and `model_type` are those of the whole model (`bart.py`); the class in `architectures` tells them
+apart. It has no bias of the logits. The official class counts padding as positions, ours does not.
 """
 
 from ..errors import ConversionError

@@ -1,6 +1,6 @@
-"""A family: how one official kind of checkpoint is named and stored, and which of our tensors are which of its.
+"""A family: how one kind of official checkpoint is named and stored, and how its tensors map to ours.
 
-What it says of configs stands in `translation.py`; what both are made of in `fields.py`.
+Configs are in `translation.py`; the building blocks of both are in `fields.py`.
 """
 
 from abc import abstractmethod

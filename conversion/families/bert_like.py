@@ -1,8 +1,8 @@
-"""What the encoders after BERT share: settings, and the several ways in which their checkpoints spell names.
+"""What BERT-like encoders share: settings, and the different spellings of names in their checkpoints.
 
-A checkpoint may leave out the prefix of its encoder or have one where the official class has none, may call the weights
-of norms `gamma` and `beta`, and may hold the bias of its language model head once or twice. What of this it does is its
-`Form`; the rules are written for the names that the official classes of today use.
+A checkpoint may leave out its encoder's prefix or have one where the official class has none, may call the weights of
+norms `gamma` and `beta`, and may store the bias of its language model head once or twice. Which of this it does is its
+`Form`; the rules use the names of today's official classes.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""What the decoders share: their heads, and the prefix that a checkpoint of any head has or leaves out.
+"""What decoders share: their heads, and the prefix that a checkpoint has or leaves out.
 
-A class of today writes the stack's tensors behind a prefix, or without one if it is the stack alone. Other checkpoints
-do it the other way round, whatever their head: that is a trait of their `Form`.
+Today's classes write the stack's tensors with a prefix, or without one if the model is the stack alone. Some
+checkpoints do the opposite, whatever their head: that is a trait of their `Form`.
 """
 
 from collections.abc import Callable, Collection, Sequence

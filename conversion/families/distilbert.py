@@ -1,7 +1,7 @@
-"""DistilBERT (Sanh et al., 2019): BERT without token types and without a pooler, its norms with a fixed epsilon.
+"""DistilBERT (Sanh et al., 2019): BERT without token types and pooler, with a fixed epsilon in its norms.
 
-Two settings are about training only and have no place in ours: `qa_dropout`, and `sinusoidal_pos_embds`, which says how
-the learned positions were first filled. Its attention output has no dropout; ours has, when it is trained further.
+Two settings only matter for training and have no counterpart here: `qa_dropout`, and `sinusoidal_pos_embds`, which says
+how the learned positions were initialised. Its attention output has no dropout; ours has, if you train it further.
 """
 
 from .bert_like import BertLikeFamily

@@ -1,7 +1,7 @@
-"""What the encoder-decoders share: two stacks, their embeddings under up to three names, and a head that may be tied.
+"""What encoder-decoders share: two stacks, embeddings under up to three names, and a head that may be tied.
 
-A checkpoint of tied embeddings holds one matrix, as `shared.weight`, or also its copies in the two stacks and the head.
-Which of them are there is part of its `Form`.
+A checkpoint with tied embeddings stores one matrix, `shared.weight`, and possibly its copies in the two stacks and the
+head. Which of them it has is part of its `Form`.
 """
 
 from collections.abc import Callable, Collection

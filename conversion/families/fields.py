@@ -1,4 +1,4 @@
-"""What a family's data is made of: heads, forms, and the values of a config that need more than another name."""
+"""The building blocks of a family: heads, forms, and config values that need more than a renaming."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Form:
-    """How one checkpoint of a family is written: what `config.json` alone does not say.
+    """How one checkpoint of a family is written, as far as `config.json` does not say it.
 
     Attributes:
         head: name of the official class that its tensors make.

@@ -1,11 +1,11 @@
 """GPT-2 (Radford et al., 2019): a decoder with learned positions and layer norms before each sub-layer.
 
-Its matrices are stored [inputs, outputs], those of queries, keys and values as one. The first checkpoints have no
-prefix, and hold the causal mask of every layer, which is computed today; it lies beside the weights for the way back.
+Its matrices are stored [inputs, outputs], with queries, keys and values in one. The first checkpoints have no prefix
+and contain the causal mask of every layer, which is computed today; it is kept beside the weights for the way back.
 
-Two differences are about training only: ours has a dropout before the head of rows where the config asks for one, the
-official class never; and the fresh weights of ours all have one deviation. The settings `summary_*` are about a head
-that ours does not have, and are kept for the way back.
+Two differences only matter for training: ours has a dropout before the classification head if the config asks for
+one, the official class never has; and our fresh weights all have the same deviation. The settings `summary_*` belong
+to a head that ours does not have, and are kept for the way back.
 """
 
 import torch

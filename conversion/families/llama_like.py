@@ -1,6 +1,6 @@
-"""What the decoders after Llama share: the names of their tensors and most of their settings.
+"""What Llama-like decoders share: the names of their tensors and most of their settings.
 
-Their names are ours, but for the norms; what differs is which tensors and settings there are.
+Their names are ours except for the norms; they differ in which tensors and settings they have.
 """
 
 from collections.abc import Collection, Mapping

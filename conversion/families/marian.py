@@ -1,7 +1,7 @@
 """Marian (Junczys-Dowmunt et al., 2018), the translators of OPUS-MT: the original Transformer and a bias of the logits.
 
-Its positions are computed, all sines before all cosines; older checkpoints hold the table. The two sides may have a
-vocabulary each. All else is as in `bart.py`.
+Its positions are computed, all sines before all cosines; older checkpoints contain the table. Each side may have its
+own vocabulary. Everything else is as in `bart.py`.
 """
 
 import torch

@@ -1,6 +1,6 @@
-"""Every family, told apart by the official `model_type` on the way in and by a config's fields on the way out.
+"""All families: chosen by the official `model_type` on the way in and by a config's fields on the way out.
 
-Those of `articles` have no `model_type` and no way out: they are taken by name alone.
+Those of `articles` have no `model_type` and no way out; they are chosen only by name.
 """
 
 import difflib

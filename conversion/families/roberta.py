@@ -1,7 +1,7 @@
 """RoBERTa (Liu et al., 2019) and XLM-RoBERTa (Conneau et al., 2020): BERT whose positions begin after the padding id.
 
-The head of rows has a dense layer of its own, which is our pooler. The language model head always has `gelu`, whatever
-`hidden_act` says.
+The sequence classification head has its own dense layer, which becomes our pooler. The language model head always uses
+`gelu`, whatever `hidden_act` says.
 """
 
 from ..errors import ConversionError, shown

@@ -1,9 +1,9 @@
 """T5 (Raffel et al., 2020) in all its versions, mT5 and umT5: encoder-decoders, and the encoder alone.
 
-What tells the versions apart is settings: the first T5 has plain ReLU layers and a head that is its embeddings, scaled;
-version 1.1, Flan-T5 and mT5 have gated layers and a head of their own; umT5 has a relative bias in every layer. The
-official classes of today say in every config that the head is tied, and then keep a stored head that differs: whether
-it is tied is read from the tensors.
+The versions differ in settings: the first T5 has plain ReLU layers and uses its scaled embeddings as head; version 1.1,
+Flan-T5 and mT5 have gated layers and a separate head; umT5 has a relative bias in every layer. Today's official classes
+say in every config that the head is tied, and still keep a stored head that differs: the tensors decide whether it is
+tied.
 """
 
 from blockformer.presets import STRUCTURES

@@ -1,11 +1,11 @@
-"""A config in both layouts, as data: official fields and ours, values of ours that never vary, and computed values.
+"""A config in both layouts, as data: official fields and ours, fixed values of ours, and computed values.
 
-`config_from` reads them, `config_to` writes them, and `differences` follows from both: what does not come back from the
-way out and in again, a family cannot express. So a field that a family does not name must have its default.
+`config_from` reads it, `config_to` writes it, and `differences` follows from both: whatever a round trip out and in
+does not preserve, a family cannot express. So a field that a family does not name must have its default.
 
-The official side is read through the configuration class of transformers, so that its defaults, its old spellings
-(`rope_theta`, `rope_scaling`, `torch_dtype`) and its checks are the official ones, not a copy of them. No code of a
-checkpoint takes part: the class is named by the family.
+The official side is read through transformers' configuration class, so its defaults, old spellings (`rope_theta`,
+`rope_scaling`, `torch_dtype`) and checks are the official ones, not a copy. The family names the class; no code of a
+checkpoint is involved.
 """
 
 import copy

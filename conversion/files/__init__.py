@@ -1,1 +1,1 @@
-"""Reading and writing checkpoints: safetensors, pickles, sharded and atomic writing, what lies beside the weights."""
+"""Reading and writing checkpoints: safetensors, pickles, sharded and atomic writing, the files beside them."""

@@ -1,11 +1,12 @@
-"""A folder that appears whole or not at all.
+"""A folder that appears as a whole or not at all.
 
-Everything is written into a temporary sibling folder and synced; one rename then puts it into place. An existing
-folder is exchanged with the new one by `renameat2(RENAME_EXCHANGE)`, so that at every moment, a kill or power cut
-included, the name leads to the old folder or to the new one.
+Everything is written to a temporary sibling folder and synced; one rename then puts it in place. An existing folder
+is exchanged with the new one by `renameat2(RENAME_EXCHANGE)`, so the name always leads to the old folder or to the
+new one, even after a kill or power cut.
 
-Where the system lacks that call (other systems than Linux, some network file systems), the old folder is renamed aside
-to `.<name>.<random>.old` first; a kill between the two renames leaves both folders whole, but neither at the name.
+Where the system lacks that call (other systems than Linux, some network file systems), the old folder is renamed
+aside to `.<name>.<random>.old` first; a kill between the two renames leaves both folders whole, but neither at the
+name.
 
 Temporary folders (`.<name>.<random>.tmp`) of killed runs are never reused and never looked at; delete them at will.
 """

@@ -4,7 +4,7 @@ Which weights are read, first found wins (the order of transformers): `model.saf
 `model.safetensors.index.json` with its shards, `pytorch_model.bin`, `pytorch_model.bin.index.json` with its shards. A
 single file beside an index of the same kind is read, with a warning.
 
-A checkpoint may also be one weight file that is named, with the file of its settings; nothing else is looked at then.
+A checkpoint may also be a single weight file plus a file of settings; nothing else is then read.
 """
 
 import json

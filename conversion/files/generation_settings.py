@@ -1,4 +1,4 @@
-"""Generation settings of a checkpoint without a `generation_config.json`: older ones hold them in `config.json`."""
+"""Generation settings of a checkpoint without `generation_config.json`: older ones have them in `config.json`."""
 
 import json
 from collections.abc import Mapping

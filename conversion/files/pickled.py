@@ -1,10 +1,10 @@
-"""Pickled checkpoints (`pytorch_model.bin`): read by `torch.load(weights_only=True)` alone, after checks of our own.
+"""Pickled checkpoints (`pytorch_model.bin`): read only by `torch.load(weights_only=True)`, after our own checks.
 
-What is taken: a flat dict of names to plain tensors, or that dict under a well-known key (`{"state_dict": {...}, ...}`,
-as training frameworks write it; what lies beside it is not looked at). In a folder that key is `state_dict` alone; in a
+Accepted: a flat dict of names to plain tensors, or that dict under a well-known key (`{"state_dict": {...}, ...}`, as
+training frameworks write it; anything beside it is ignored). In a folder only the key `state_dict` counts; in a
 weight file that a user names it may be any one of `WRAPPERS`. Two of them in one file, or one of them beside tensors
-with names like a module's ("head.weight"), are refused: it would be a guess which is the model. Everything else is
-refused too, and there is no other way of loading to fall back to.
+with names like a module's ("head.weight"), are refused, because it would be a guess which is the model. Everything
+else is refused too; there is no fallback.
 """
 
 import zipfile

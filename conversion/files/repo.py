@@ -1,4 +1,4 @@
-"""What every writer of a repo does: open the source, write weights and generation settings, tell of it."""
+"""What every writer of a repo does: open the source, write weights and generation settings, report problems."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What lies beside the weights: tokenizer files and generation settings. A closed list is taken, never any code."""
+"""The files beside the weights: tokenizer files and generation settings. Only a closed list is copied, never code."""
 
 import json
 import os

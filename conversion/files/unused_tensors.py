@@ -1,7 +1,7 @@
 """Tensors of an official checkpoint that no model uses: kept beside the weights, so that the way back is exact.
 
-Old checkpoints hold buffers that are computed today (`position_ids`), or the weights of a part that their own class
-never looks at (the pooler under another head). They lie in a subfolder, where nothing takes them for the model's.
+Old checkpoints contain buffers that are computed today (`position_ids`), or weights that their own class never reads (a
+pooler under another head). They go into a subfolder, where nothing mistakes them for the model's.
 """
 
 from dataclasses import dataclass

@@ -1,12 +1,13 @@
-"""Quick ways for one kind of processor. They plug into the model from outside; no published repo carries them.
+"""Fast paths for particular processors. They plug into the model from outside; no published repo carries them.
 
-Private names of torch (seen in 2.6 to 2.13) beside those in `compat.py`, and what happens once one is gone:
+Private names of torch (seen in 2.6 to 2.13) besides those in `compat.py`, and what happens if one disappears:
 
 - `_linear_pointwise`, `_reorder_linear_weight` (torch.ops.mkldnn), `_convert_weight_to_int4pack_for_cpu`,
-  `_weight_int4pack_mm_for_cpu` (torch.ops.aten): each is tried before it is used; products are then torch's plain ones.
-- `_save_to_state_dict`, `_load_from_state_dict` (torch.nn.Module): a prepared model can be neither saved nor filled.
+  `_weight_int4pack_mm_for_cpu` (torch.ops.aten): each is tried before it is used; products then stay
+  torch's plain ones.
+- `_save_to_state_dict`, `_load_from_state_dict` (torch.nn.Module): a prepared model cannot be saved or loaded into.
 - `_current_level` (torch.autograd.forward_ad), `_C`, `_functorch` (torch): AttributeError in a prepared model.
-- `_is_replica` (a copy that DataParallel makes): every copy packs the weights again.
+- `_is_replica` (set on DataParallel's copies): every copy packs the weights again.
 """
 
 from .prepare import plug_in, prepare_for_inference, prepare_for_training

@@ -1,4 +1,4 @@
-"""Attention on the CPU by fewer and larger products, beside the library's "sdpa", which defines the result.
+"""Attention on the CPU with fewer and larger products; the library's "sdpa" defines the result.
 
 B batch, T query length, S key length, H heads, K key/value heads, D head size.
 """
@@ -16,7 +16,7 @@ from .measure import is_enabled
 
 
 def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, unpadding=None, **kwargs):
-    """`attention.sdpa_attention`, or what is quicker on a CPU for these inputs and gives the same.
+    """`attention.sdpa_attention`, or something equivalent that is faster on a CPU for these inputs.
 
     Shapes: query [B, H, T, D]; key, value [B, K, S, D] -> [B, T, H, D], and None for the probabilities.
     """
@@ -39,7 +39,7 @@ def can_attend_grouped(query, key, kwargs: dict) -> bool:
 def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: float):
     """Scaled dot-product attention of one query token, with the heads that share a key as its queries.
 
-    The same as repeating keys and values for each head, without reading them once a head.
+    The same as repeating keys and values for each head, but each is read only once.
 
     Args:
         query: [B, H, 1, D].
@@ -59,12 +59,12 @@ def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: f
     return output.reshape(batch, 1, heads, size)
 
 
-# Queries of one block, and the shortest text that is cut into such blocks.
+# Queries per block, and the shortest text that is cut into blocks.
 _BLOCK, _LEAST_LENGTH = 128, 256
 
 
 def can_attend_in_blocks(query, key, value, attention_mask, is_causal: bool, dropout: float, kwargs: dict) -> bool:
-    """Whether `attend_in_blocks` takes these: a whole long text in bfloat16 on the CPU, with nothing to learn."""
+    """Whether `attend_in_blocks` takes these: a whole long text in bfloat16 on the CPU, without gradients."""
     is_whole = is_causal and attention_mask is None and query.shape[2] == key.shape[2] >= _LEAST_LENGTH
     if not is_whole or query.dtype is not torch.bfloat16 or query.device.type != "cpu" or dropout:
         return False
@@ -73,10 +73,10 @@ def can_attend_in_blocks(query, key, value, attention_mask, is_causal: bool, dro
 
 
 def attend_in_blocks(query, key, value, scaling: float):
-    """Causal scaled dot-product attention, some queries at a time with the keys that they see, as plain products.
+    """Causal scaled dot-product attention, a block of queries at a time with the keys that they see, as plain products.
 
-    Half of all scores are never computed, and the products of bfloat16 run at the processor's full speed, as those of
-    PyTorch's flash attention do not.
+    Half of the scores are never computed, and bfloat16 products run at the processor's full speed, unlike those of
+    PyTorch's flash attention.
 
     Args:
         query: [B, H, T, D].
@@ -102,9 +102,9 @@ def attend_in_blocks(query, key, value, scaling: float):
 
 
 class FusedAttention(Attention):
-    """`Attention` whose queries, keys and values may come as one product: then their norms and rotations are one too.
+    """`Attention` that norms and rotates queries and keys together when they come from one fused product.
 
-    Put in by changing the class of an `Attention` whose projections are `fused`, and taken out so.
+    An `Attention` whose projections are `fused` becomes one by changing its class.
     """
 
     def _split_states(self, query, key, value, position_embeddings):

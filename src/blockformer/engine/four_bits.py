@@ -1,4 +1,4 @@
-"""4-bit weights in the layouts that quicker products read: PyTorch's on a CPU, gptqmodel's kernels on a GPU.
+"""4-bit weights in the layouts of faster products: PyTorch's on a CPU, gptqmodel's kernels on a GPU.
 
 I inputs and O outputs of a layer, G inputs of a group that share a scale and a zero point.
 """
@@ -14,7 +14,7 @@ from .gptqmodel_kernels import Kernel, has_kernel
 from .linear import is_transformed
 from .measure import is_enabled
 
-# So many rows are multiplied by the packed weights; for more it is quicker to make plain ones of them first.
+# Up to this many rows are multiplied by the packed weights; with more it is faster to unpack them first.
 _MOST_ROWS = 32
 # What PyTorch's 4-bit product takes.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -22,10 +22,10 @@ _lock = threading.Lock()
 
 
 class PreparedQuantizedLinear(QuantizedLinear):
-    """`QuantizedLinear` by quicker products. Put in by changing the class of such a layer, and taken out so.
+    """`QuantizedLinear` with faster products. A plain layer becomes one by changing its class.
 
-    A second copy of the integers is made at the first call that can use it: on a CPU with few rows, in the layout that
-    PyTorch's 4-bit product reads; on a GPU, as a kernel of gptqmodel reads them, where that package is installed.
+    The first call that can use a second copy of the integers makes it: on a CPU with few rows, in the layout of
+    PyTorch's 4-bit product; on a GPU, in that of a gptqmodel kernel, if that package is installed.
 
     Shapes: [..., I] -> [..., O].
     """
@@ -47,7 +47,7 @@ class PreparedQuantizedLinear(QuantizedLinear):
         return product if self.bias is None else product + self.bias.to(product.dtype)
 
     def _quick_product(self, states):
-        """The product by a second copy of the weights, without the bias; None where there is none."""
+        """The product with a second copy of the weights, without the bias; None if there is no such copy."""
         kind: tuple
         if _is_visiting(self):
             return None
@@ -82,21 +82,21 @@ class PreparedQuantizedLinear(QuantizedLinear):
 
 
 class _Copy:
-    """Weights of layers a second time, as a quicker product reads them.
+    """A second copy of some layers' weights, in the layout of a faster product.
 
     Args:
-        layers: one, or several of the same inputs whose products are to be one.
-        kind: a class of such products, and what its instances are made of besides the layers.
+        layers: one layer, or several with the same inputs that are fused.
+        kind: the product's class, and its arguments besides the layers.
     """
 
     def __init__(self, layers: tuple[QuantizedLinear, ...], kind: tuple):
         self.kind, self.identities = kind, [_identity(layer) for layer in layers]
-        # Held, so that no other tensor takes their place.
+        # Held, so that no other tensor can get their addresses.
         self.sources = [(layer.qweight, layer.qzeros, layer.scales) for layer in layers]
         self.made = kind[0](*layers, *kind[1:])
 
     def is_of(self, layers: tuple[QuantizedLinear, ...], kind: tuple) -> bool:
-        """Whether it is of this kind, and the layers' integers are still those that it was made of."""
+        """Whether it is of this kind, and the layers still have the integers that it was made from."""
         return self.kind == kind and self.identities == [_identity(layer) for layer in layers]
 
 
@@ -108,7 +108,7 @@ def _identity(layer) -> list:
 def _is_visiting(layer) -> bool:
     """Whether the weights are resident only during a call: accelerate's offloading, DataParallel.
 
-    A copy of them would be made at every call, and stay behind.
+    Otherwise every call would make a copy and leave it behind.
     """
     own = vars(layer)
     hook = own.get("_hf_hook")
@@ -140,7 +140,7 @@ class _Packed:
 
 
 class JointlyPacked:
-    """The packed weights of some layers as one. The layers make none of their own unless they are called alone."""
+    """The packed weights of some layers as one. A layer makes a copy of its own only if it is called alone."""
 
     def __init__(self, layers: tuple[PreparedQuantizedLinear, ...]):
         self._layers, self._copy = layers, _Copy(layers, (_Packed,))
@@ -160,7 +160,7 @@ class JointlyPacked:
         return self._copy.is_of(self._layers, (_Packed,))
 
     def takes(self, states) -> bool:
-        """Whether the states are of few rows."""
+        """Whether the states have few rows."""
         is_few = 0 < states.shape[:-1].numel() <= _MOST_ROWS
         return is_few and states.device.type == "cpu" and states.dtype in _DTYPES
 
@@ -173,11 +173,11 @@ class JointlyPacked:
 @functools.cache
 @torch.no_grad()
 def _has_product(group_size: int, out_features: int) -> bool:
-    """Whether PyTorch's 4-bit product is there for such layers, and agrees with plain weights on a small one."""
+    """Whether PyTorch's 4-bit product exists for such layers, and agrees with plain weights on a small one."""
     if group_size not in (32, 64, 128, 256) or out_features % 16:
         return False
     try:
-        # Whatever default device or autocast the first call of a process comes under
+        # Whatever default device or autocast is set at the first call of a process
         with torch.device("cpu"), torch.autocast("cpu", enabled=False):
             generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
             numbers = [torch.randint(16, (rows, 16), generator=generator) for rows in (2 * group_size, 2)]

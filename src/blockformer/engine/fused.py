@@ -1,8 +1,8 @@
-"""Layers that read the same states, as one product: queries, keys and values; the gate and what it is multiplied by.
+"""Layers that read the same states, fused into one product: queries, keys and values; gate and up projection.
 
 For a single token, launch overhead rivals the matmul itself. A model that is prepared for inference therefore has the
-weights of such layers side by side: the first layer that is called multiplies by all of them, the others take their
-parts of the result.
+weights of such layers side by side: the first layer that is called multiplies by all of them, and the others take
+their parts of the result.
 
 I inputs of every layer, O outputs of all together.
 """
@@ -19,7 +19,7 @@ from .four_bits import JointlyPacked, PreparedQuantizedLinear
 from .linear import is_bare, is_transformed
 from .packed import HalfCopy, PackedLinear
 
-# The sub-modules that read the same states, by the class of what holds them.
+# The sub-modules that read the same states, by the class of their parent.
 _GROUPS = {Attention: ("q_proj", "k_proj", "v_proj"), FeedForward: ("gate_proj", "up_proj")}
 
 
@@ -27,10 +27,10 @@ _lock = threading.Lock()
 
 
 class FusedProduct:
-    """The weights of some layers side by side, for few tokens; the layers keep what a state dict holds.
+    """The weights of some layers side by side, for few tokens; the layers keep what goes into a state dict.
 
     Args:
-        layers: packed ones or ones of 4 bits, with the same inputs, all with a bias or none.
+        layers: packed layers or 4-bit layers, with the same inputs, either all with a bias or all without.
     """
 
     def __init__(self, layers: tuple[Any, ...]):
@@ -44,7 +44,7 @@ class FusedProduct:
         self._last = threading.local()  # what this thread multiplied last
 
     def build(self) -> bool:
-        """Lay the weights side by side, if they do not yet; False where this PyTorch or device cannot."""
+        """Put the weights side by side, if not done yet; False if this PyTorch or device cannot."""
         with _lock:
             if self._copy is not None:
                 return True
@@ -62,8 +62,8 @@ class FusedProduct:
             states: [..., I].
 
         Returns:
-            [..., outputs of the layer], or None where it has to multiply by itself: for many tokens, for gradients, or
-            because the layers are called with different states.
+            [..., outputs of the layer], or None if it has to multiply by itself: with many tokens, with gradients, or
+            when the layers are called with different states.
         """
         index = next(index for index, each in enumerate(self.layers) if each is layer)
         if index == 0:
@@ -74,7 +74,7 @@ class FusedProduct:
         return None if product is None else product[..., self._starts[index] : self._starts[index] + self.sizes[index]]
 
     def whole(self, *parts):
-        """The product [..., O] that these are the parts of, one a layer, in order; None if they are not."""
+        """The product [..., O] of which these are the parts, one per layer in order; None if they are not."""
         product = getattr(self._last, "product", None)
         if product is None:
             return None
@@ -86,7 +86,7 @@ class FusedProduct:
         return product
 
     def is_current(self) -> bool:
-        """Whether the layers' weights are still those that lie side by side."""
+        """Whether the layers' weights are still those that were put side by side."""
         return self._copy is None or self._copy.is_current()
 
     def _multiply(self, states):
@@ -101,7 +101,7 @@ class FusedProduct:
         return self._copy.product(states, bias)
 
     def __getstate__(self):
-        # Copied and pickled as the layers alone: the layout belongs to the processor.
+        # Copies and pickles hold only the layers, because the layout depends on the processor.
         return {name: value for name, value in vars(self).items() if name not in ("_copy", "_last")}
 
     def __setstate__(self, state):
@@ -110,11 +110,11 @@ class FusedProduct:
 
 
 def groups_of(model: nn.Module, has_copies: bool) -> list[tuple[Any, ...]]:
-    """The groups of layers that a `FusedProduct` can be made of and is worth it.
+    """The groups of layers that can be fused and gain from it.
 
     Args:
         model: with packed layers and layers of 4 bits.
-        has_copies: whether packed bfloat16 weights may be held twice. Of 4 bits there is a packed copy either way.
+        has_copies: whether packed bfloat16 weights may be held twice. 4-bit layers have a packed copy either way.
     """
     groups = []
     for module in model.modules():
@@ -126,7 +126,7 @@ def groups_of(model: nn.Module, has_copies: bool) -> list[tuple[Any, ...]]:
 
 
 def can_fuse(layers, has_copies: bool) -> bool:
-    """Whether a `FusedProduct` of these layers is of use: of one kind, with nothing around them."""
+    """Whether these layers can be fused: they are of one kind and nothing wraps them."""
     kinds = {type(layer) for layer in layers}
     if len(kinds) != 1 or len({layer.bias is None for layer in layers}) != 1 or not all(map(is_bare, layers)):
         return False

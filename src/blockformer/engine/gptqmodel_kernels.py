@@ -1,6 +1,6 @@
-"""Products of 4-bit weights by the kernels of the package gptqmodel, where it is installed and a layer lies on a GPU.
+"""4-bit products with the kernels of the package gptqmodel, if it is installed and the layer is on a GPU.
 
-No line here imports the package: it is asked for by name when such a layer first multiplies.
+The package is imported by name only when such a layer first multiplies.
 
 I inputs and O outputs of a layer, R rows of states.
 """
@@ -14,18 +14,18 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-# The backend of gptqmodel by type of device: on CUDA whichever it takes itself for AWQ checkpoints.
+# gptqmodel's backend by type of device: on CUDA whichever it chooses itself for AWQ checkpoints.
 BACKENDS = {"cuda": "auto"}
-# A kernel's product may differ so much from that of plain weights in float32, norm by norm; rounding makes up to 0.004.
+# The relative error (of norms) that a kernel may have against plain weights in float32; rounding causes up to 0.004.
 _TOLERANCE = 0.01
-# Rows of the compared products: kernels take other ways for few than for many.
+# Rows of the compared products: kernels work differently for few rows and for many.
 _ROWS = (1, 40, 1100)
 
 
 def has_kernel(layer, states) -> bool:
-    """Whether a kernel multiplies these states by a layer's weights, and agrees with plain ones of that shape.
+    """Whether a kernel can multiply these states by a layer's weights, and agrees with plain weights of that shape.
 
-    None does where gradients are recorded, whether or not the states have one: an adapter beside the layer may.
+    None is used while gradients are recorded, even if the states need none: an adapter beside the layer may.
     """
     device, dtype = states.device, states.dtype
     if device.type not in BACKENDS or dtype not in (torch.float16, torch.bfloat16) or type(states) is not torch.Tensor:
@@ -37,7 +37,7 @@ def has_kernel(layer, states) -> bool:
 
 
 class Kernel:
-    """The weights of a `QuantizedLinear` as a kernel of gptqmodel keeps them: a copy, which the kernel may change.
+    """A gptqmodel kernel with its own copy of a `QuantizedLinear`'s weights, which it may change.
 
     Args:
         layer: on the kernel's device.
@@ -54,7 +54,7 @@ class Kernel:
             _warn(error, layer.qweight.device)
 
     def product(self, states):
-        """[..., I] -> [..., O]; None where the kernel fails."""
+        """[..., I] -> [..., O]; None if the kernel fails."""
         if self._kernel is None:
             return None
         try:
@@ -71,7 +71,7 @@ def _make(layer, dtype) -> nn.Module:
     device, group_size = layer.qweight.device, _group_size(layer)
     settings = {"bits": 4, "group_size": group_size, "desc_act": False, "sym": False, "dtype": dtype}
     kernel_class = _kernel_class(BACKENDS[device.type], group_size, device, dtype)
-    # Tensors that are made in inference mode could not be changed outside of it.
+    # Tensors made in inference mode could not be changed outside it.
     with torch.inference_mode(False), torch.no_grad(), torch.device(device):
         shape = {"in_features": layer.in_features, "out_features": layer.out_features}
         kernel = kernel_class(**settings, **shape, bias=False, register_buffers=True).to(device).eval()
@@ -88,13 +88,13 @@ def _multiply(kernel, states):
 
 
 def _group_size(layer) -> int:
-    """As a checkpoint says it: -1 where all inputs are one group."""
+    """As a checkpoint writes it: -1 if all inputs are one group."""
     return -1 if layer.group_size == layer.in_features else layer.group_size
 
 
 @functools.cache
 def _kernel_class(backend, group_size, device, dtype) -> type:
-    """The class that gptqmodel takes for the layers of an AWQ checkpoint in the `gemm` layout."""
+    """The class that gptqmodel uses for the layers of an AWQ checkpoint in the `gemm` layout."""
     settings = {"bits": 4, "group_size": group_size, "desc_act": False, "sym": False, "zero_point": True}
     select = importlib.import_module("gptqmodel.utils.importer").hf_select_quant_linear_v2
     method = {"quant_method": "awq", "format": "gemm", "backend": backend, "pack": False}
@@ -103,9 +103,9 @@ def _kernel_class(backend, group_size, device, dtype) -> type:
 
 @functools.cache
 def _agrees(layer_class, shape, backend, device, dtype) -> bool:
-    """Whether there is a kernel for layers of this shape, and its product of random weights is that of plain ones."""
+    """Whether there is a kernel for layers of this shape, and it agrees with plain weights on random ones."""
     try:
-        with torch.device("cpu"):  # whatever default device the first call of a process comes under
+        with torch.device("cpu"):  # whatever default device is set at the first call
             generator = torch.Generator().manual_seed(0)  # not the global one, by which the user draws
             layer = layer_class(shape[0], shape[1], False, shape[2])
             for words in (layer.qweight, layer.qzeros):

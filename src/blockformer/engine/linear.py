@@ -1,4 +1,4 @@
-"""Plain weights, quicker products: oneDNN's float32 and, for many rows, float16 by way of float32.
+"""Faster products with plain weights: oneDNN's float32 and, for many rows, float16 by way of float32.
 
 I inputs and O outputs of a linear layer.
 """
@@ -17,10 +17,10 @@ _MANY_ROWS, _WIDENED = 8, 1 << 24
 
 
 class QuickLinear(nn.Linear):
-    """`nn.Linear` on the CPU by the quicker product. Put in by changing the class of a plain layer, and taken out so.
+    """`nn.Linear` on the CPU by the faster product. A plain layer becomes one by changing its class.
 
-    PyTorch's float32 product uses about half of what some processors can do, oneDNN's all of it. Both sum in float32,
-    in another order. Rows of float16 are multiplied in float32 where the processor has no float16 product.
+    On some processors PyTorch's float32 product reaches about half of the speed of oneDNN's. Both sum in float32, in
+    a different order. Float16 rows are multiplied in float32 where the processor has no float16 product.
 
     Shapes: [..., I] -> [..., O].
     """
@@ -49,7 +49,7 @@ class QuickLinear(nn.Linear):
 
 
 def can_be_quick(layer: nn.Module) -> bool:
-    """Whether a layer is a plain `nn.Linear` of float32 or float16 on the CPU, with a quicker product there."""
+    """Whether a layer is a plain `nn.Linear` of float32 or float16 on the CPU, with a faster product there."""
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
         return False
     if layer.weight.dtype is torch.float32:
@@ -63,7 +63,7 @@ def _is_dense(tensor) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether forward-mode differentiation or torch.func is at work: they know plain operations only."""
+    """Whether forward-mode differentiation or torch.func is active: they know only plain operations."""
     return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -94,7 +94,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         states, weight = ctx.saved_tensors
-        # For a gradient of the gradient the products must be differentiable themselves.
+        # For second derivatives the products must be differentiable themselves.
         product = F.linear if torch.is_grad_enabled() else _onednn
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
         rows, inputs = grad.reshape(-1, grad.shape[-1]), states.reshape(-1, states.shape[-1])
@@ -104,7 +104,7 @@ class _Product(torch.autograd.Function):
 
 
 def _widened(states, weight, bias):
-    """The float16 product in float32, some of the outputs at a time."""
+    """The float16 product in float32, a few of the outputs at a time."""
     states, size = states.float(), max(1, _WIDENED // weight.shape[1])
     parts = zip(weight.split(size), [None] * len(weight) if bias is None else bias.split(size), strict=False)
     product = _onednn if onednn_is_quicker() else F.linear
@@ -113,13 +113,13 @@ def _widened(states, weight, bias):
 
 
 def onednn_is_quicker() -> bool:
-    """Whether oneDNN's float32 product is there, right, and quicker than PyTorch's own."""
+    """Whether oneDNN's float32 product exists, is correct, and is faster than PyTorch's own."""
     return is_measured("onednn", _measure_onednn)
 
 
 @torch.no_grad()
 def _measure_onednn() -> bool:
-    """In about a tenth of a second."""
+    """This takes about a tenth of a second."""
     states, weight = random_matrix(64, 1024), random_matrix(3072, 1024)
     try:
         fast, plain = _onednn(states, weight, None), F.linear(states, weight)

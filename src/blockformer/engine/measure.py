@@ -1,4 +1,4 @@
-"""Whether a quick way may be taken, and whether it wins on this processor: measured once in a process."""
+"""Whether fast paths are allowed, and whether each is faster on this processor: measured once per process."""
 
 import os
 import threading
@@ -9,7 +9,7 @@ import torch
 
 
 def is_enabled() -> bool:
-    """Whether quick ways may be taken: not while a graph is traced, and not with BLOCKFORMER_FAST=0."""
+    """Whether fast paths are allowed: not while a graph is traced, and not with BLOCKFORMER_FAST=0."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return os.environ.get("BLOCKFORMER_FAST", "1") != "0" and not is_traced
 
@@ -19,7 +19,7 @@ _verdicts: dict[str, bool] = {}
 
 
 def is_measured(name: str, measure: Callable[[], bool]) -> bool:
-    """What `measure` says, asked once in a process."""
+    """The result of `measure`, which runs once per process."""
     if name not in _verdicts:
         with _lock:
             if name not in _verdicts:
@@ -30,7 +30,7 @@ def is_measured(name: str, measure: Callable[[], bool]) -> bool:
 def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9) -> bool:
     """Whether `work` takes less than that share of the other's time.
 
-    They take turns and the best round of each counts, so that other load on the machine does not decide.
+    They take turns and the best round of each counts, so other load on the machine matters little.
     """
     best = [float("inf")] * 2
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""RMS norms of many tokens, some rows at a time, so that the float32 copies stay in the processor's cache."""
+"""RMS norms of many tokens, a few rows at a time, so that the float32 copies stay in the processor's cache."""
 
 import torch
 
@@ -10,7 +10,7 @@ _PIECE = 1 << 18
 
 
 class PiecewiseRMSNorm(RMSNorm):
-    """`RMSNorm`, some rows at a time where many are normed on the CPU without gradients. The same bits."""
+    """`RMSNorm`, a few rows at a time if there are many, on the CPU without gradients. The result is the same bits."""
 
     def forward(self, hidden_states):
         if not self._takes(hidden_states):

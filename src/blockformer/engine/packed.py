@@ -1,6 +1,6 @@
-"""Bfloat16 weights in the layout that oneDNN multiplies quickest, for models that only answer and do not learn.
+"""Bfloat16 weights in the layout that oneDNN multiplies fastest, for inference only.
 
-I inputs and O outputs of a linear layer; of one that is tied to an embedding, O is the vocabulary.
+I inputs and O outputs of a linear layer; if it is tied to an embedding, O is the vocabulary.
 """
 
 import functools
@@ -14,16 +14,16 @@ from torch.nn import functional as F
 from .linear import is_plain_linear
 from .measure import is_enabled, is_measured, is_quicker, random_matrix
 
-# Rows of an embedding that lie together: so many are unpacked to look one up.
+# Rows of an embedding that are packed together: looking up one unpacks them all.
 _TABLE_ROWS = 2048
-# Up to so many tokens are multiplied by the second copy, where there is one.
+# The second copy, if there is one, serves up to this many tokens.
 _FEW_TOKENS = 4
-# Rows of the second copy that are made together, by way of float32.
+# Rows of the second copy that are made at a time, by way of float32.
 _COPY_ROWS = 1 << 14
 
 
 class PackedWeight:
-    """A bfloat16 matrix [O, I] in oneDNN's own layout, `rows` by `rows`, and nowhere else but in its second copy."""
+    """A bfloat16 matrix [O, I] in oneDNN's own layout, in parts of `rows` rows; there is no plain copy."""
 
     def __init__(self, weight, rows: int, second_copy: bool = False):
         self.rows, self.num_rows = rows, len(weight)
@@ -52,7 +52,7 @@ class PackedWeight:
         return found
 
     def dense(self):
-        """The plain matrix, bit for bit: one tensor for all who ask while somebody holds it."""
+        """The plain matrix, bit for bit: the same tensor for every caller as long as one of them holds it."""
         weight = None if self._dense is None else self._dense()
         if weight is None:
             weight = torch.cat([part.to_dense() for part in self.parts])
@@ -82,14 +82,14 @@ class HalfCopy:
 
     @classmethod
     def of(cls, weight) -> "HalfCopy | None":
-        """The copy, or None where the layout does not hold the numbers or this PyTorch does not have it."""
+        """The copy, or None if the layout cannot hold the numbers or this PyTorch does not have it."""
         return cls(weight) if cls.is_there() and cls.holds(weight) else None
 
     @staticmethod
     @functools.cache
     @torch.no_grad()
     def is_there() -> bool:
-        """Whether this PyTorch packs and multiplies so, asked with a matrix for which there is always memory."""
+        """Whether this PyTorch can pack and multiply this way, tried with a small matrix."""
         try:
             weight = torch.ones(8, 8, dtype=torch.bfloat16, device="cpu")
             HalfCopy(weight).product(weight[:1], None)
@@ -99,7 +99,7 @@ class HalfCopy:
 
     @staticmethod
     def holds(weight) -> bool:
-        """Whether no number is infinite or NaN, or so large that states would have to be scaled up."""
+        """Whether all numbers are finite, and none so large that states would have to be scaled up."""
         return weight.abs().max().item() < 2.0**15
 
     def is_current(self) -> bool:
@@ -107,7 +107,7 @@ class HalfCopy:
         return True
 
     def takes(self, states) -> bool:
-        """Whether the states are those of a few tokens."""
+        """Whether the states are of a few tokens only."""
         is_few = states.dim() > 1 and states.shape[:-1].numel() <= _FEW_TOKENS
         return is_few and states.dtype is torch.bfloat16 and states.device.type == "cpu"
 
@@ -126,7 +126,7 @@ class PackedModule(nn.Module):
         super().__init__()
         self.packed = packed
         self.bias = getattr(module, "bias", None)
-        self._plain = [module]  # in a list: no part of the model for now
+        self._plain = [module]  # in a list, so that it is no submodule
         module.weight = None
         self.train(module.training)
 
@@ -179,8 +179,8 @@ class PackedEmbedding(PackedModule):
 def pack_weights(model: nn.Module) -> int:
     """Pack the weights of the plain bfloat16 linear layers on the CPU, one after the other; returns how many.
 
-    One that is also an embedding is packed in parts. Layers with a wrapper or a hook stay as they are, and all of them
-    where the processor gains nothing.
+    A weight that is also an embedding is packed in parts. Layers with a wrapper or a hook stay as they are; so do all
+    layers if packing gains nothing on this processor.
     """
     places = [owners for owners in _owners_of_weights(model) if _are_packable([module for _, _, module in owners])]
     if not places or not is_enabled() or not is_worth("packed"):
@@ -201,7 +201,7 @@ def pack_weights(model: nn.Module) -> int:
 
 
 def packed_weights(model: nn.Module) -> set[PackedWeight]:
-    """Those of all packed layers."""
+    """The weights of all packed layers."""
     return {module.packed for module in model.modules() if isinstance(module, PackedModule)}
 
 
@@ -217,7 +217,7 @@ def unpack_weights(model: nn.Module) -> None:
 
 
 def _owners_of_weights(model: nn.Module) -> list:
-    """For each weight the modules that have it, each with its parent and its name there."""
+    """The modules of each weight, each module with its parent and its name there."""
     owners: dict[int, list] = {}
     for parent in model.modules():
         for name, child in parent.named_children():
@@ -227,7 +227,7 @@ def _owners_of_weights(model: nn.Module) -> list:
 
 
 def _are_packable(modules) -> bool:
-    """Whether the modules of one weight are plain ones, among them a linear layer, with bfloat16 on the CPU."""
+    """Whether the modules of one weight are all plain, in bfloat16 on the CPU, and one of them is a linear layer."""
     weight = modules[0].weight
     is_dense = weight.layout is torch.strided and weight.is_contiguous()
     if not is_dense or weight.dtype is not torch.bfloat16 or weight.device.type != "cpu":
@@ -239,16 +239,16 @@ def _are_packable(modules) -> bool:
 
 
 def is_worth(way: str) -> bool:
-    """Whether "packed" is quicker than plain weights, or a second "copy" than packed ones.
+    """Whether "packed" is faster than plain weights, or a second "copy" faster than packed ones.
 
-    Measured once in a process, in some tenths of a second: one row by matrices that no cache holds.
+    Measured once per process, in a few tenths of a second: one row times matrices too large for any cache.
     """
     return is_measured(way, lambda: _can_pack() and (way == "packed" or HalfCopy.is_there()) and _measure(way))
 
 
 @torch.no_grad()
 def _can_pack() -> bool:
-    """Whether this PyTorch has oneDNN's layout, asked with a matrix for which there is always memory."""
+    """Whether this PyTorch has oneDNN's layout, tried with a small matrix."""
     try:
         weight = torch.ones(8, 8, dtype=torch.bfloat16, device="cpu")
         PackedWeight(weight, 8).product(weight, None)

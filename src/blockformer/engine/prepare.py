@@ -1,4 +1,4 @@
-"""Prepare a model for what it is to do next: to answer, or to learn."""
+"""Prepare a model for inference, or for training."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +17,7 @@ from .measure import is_enabled
 from .norm import PiecewiseRMSNorm
 from .packed import HalfCopy, PackedLinear, PackedModule, is_worth, pack_weights, packed_weights, unpack_weights
 
-# A plain class and the one that takes its place in a prepared model, with the same parameters.
+# Each plain class and its replacement in a prepared model, which has the same parameters.
 _PREPARED = {
     QuantizedLinear: PreparedQuantizedLinear,
     RMSNorm: PiecewiseRMSNorm,
@@ -27,23 +27,23 @@ _PREPARED = {
 
 
 def prepare_for_inference(model, second_copy: bool = False):
-    """Make a model quicker where it only answers.
+    """Make a model faster at inference.
 
-    On a CPU: bfloat16 and 4-bit weights lie as the processor multiplies them, layers that read the same states are one
-    product for a few tokens, float32 products are oneDNN's where those are quicker. On a GPU: 4-bit weights by
-    gptqmodel's kernels, where that package is installed. Results agree within the rounding of the dtype. Saving still
-    writes plain tensors. No gradients, adapters, casts or moves until `prepare_for_training`.
+    On a CPU, bfloat16 and 4-bit weights are packed for the processor, layers that read the same states are fused for a
+    few tokens, and float32 products use oneDNN where it is faster. On a GPU, 4-bit weights use gptqmodel's kernels if
+    that package is installed. Results agree within the rounding of the dtype, and saving still writes plain tensors.
+    Until `prepare_for_training`, the model takes no gradients, adapters, casts or moves.
 
     Args:
         model: a Blockformer model of this package.
-        second_copy: hold bfloat16 weights twice: a second layout makes steps of up to four tokens quicker still. Only
-            `prepare_for_training` gives it up again.
+        second_copy: hold bfloat16 weights twice. The second layout makes steps of up to four tokens faster still. Only
+            `prepare_for_training` frees it.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        TypeError: the model is of another library, or of the code that a repo carries.
+        TypeError: the model comes from another library, or from the code in a repo.
     """
     _check_class(model)
     model.eval()
@@ -59,9 +59,9 @@ def prepare_for_inference(model, second_copy: bool = False):
 
 
 def prepare_for_training(model):
-    """Make a model ready to learn: plain weights again, which learn if they did before `prepare_for_inference`.
+    """Make a model ready for training: plain weights again, trainable if they were before `prepare_for_inference`.
 
-    In float32 on a CPU the products of linear layers and of their gradients are oneDNN's where those are quicker.
+    In float32 on a CPU, linear layers and their gradients use oneDNN where it is faster.
 
     Args:
         model: a Blockformer model of this package.
@@ -70,7 +70,7 @@ def prepare_for_training(model):
         The model. Its mode (training or evaluation) is as it was.
 
     Raises:
-        TypeError: the model is of another library, or of the code that a repo carries.
+        TypeError: the model comes from another library, or from the code in a repo.
     """
     _check_class(model)
     for module in model.modules():
@@ -82,7 +82,7 @@ def prepare_for_training(model):
         if name in trainable:
             parameter.requires_grad_(True)
     if is_enabled():
-        # The head has losses of its own, which look for a plain layer.
+        # The head's losses look for a plain layer.
         _put_in(model, {nn.Linear: QuickLinear}, but=model.get_output_embeddings())
     return model
 
@@ -92,14 +92,14 @@ def _check_class(model) -> None:
         return
     if str(getattr(getattr(model, "config", None), "model_type", "")).startswith("blockformer_"):
         raise TypeError(
-            f"this {type(model).__name__} runs the code of its own repo, which has no quick ways: import blockformer "
-            "before you load the model, and it is made of this package's classes."
+            f"this {type(model).__name__} runs the code of its own repo, which has no fast paths: import blockformer "
+            "before you load the model, and load it without trust_remote_code=True."
         )
     raise TypeError(f"{type(model).__name__} is not a Blockformer model: convert it, or load it with blockformer.")
 
 
 def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> None:
-    """Give the modules of some classes, with nothing around them, the classes of prepared ones."""
+    """Give modules of these classes the prepared class, unless something wraps them."""
     for module in model.modules():
         prepared = classes.get(type(module))
         if prepared is None or module is but or not is_bare(module):
@@ -116,7 +116,7 @@ def _take_out(model: nn.Module, *classes: type) -> None:
 
 
 def _fuse(model: nn.Module, second_copy: bool) -> None:
-    """Lay the weights of layers that read the same states side by side, and hold the others twice if asked to."""
+    """Fuse layers that read the same states, and hold the weights of the others twice if asked to."""
     packed = packed_weights(model)
     has_copies = bool(second_copy and packed and is_worth("copy"))
     groups = [layers for layers in groups_of(model, has_copies) if not _is_fused(layers)]
@@ -136,27 +136,27 @@ def _fuse(model: nn.Module, second_copy: bool) -> None:
     def copy(weight):
         weight.copy = weight.copy or HalfCopy.of(weight.dense())
 
-    # One thread makes 30 million weights in a second; more than two would hold much at a time.
+    # One thread copies 30 million weights per second; more than two would use much memory at a time.
     with ThreadPoolExecutor(2 if has_copies else 1) as pool:
         list(pool.map(fuse, groups))
         list(pool.map(copy, single if has_copies else ()))
 
 
 def _is_fused(layers) -> bool:
-    """Whether they are one product already, of the weights that they have now."""
+    """Whether they are fused already, with their current weights."""
     products = {layer.fused for layer in layers}
     (product, *others) = products
     return not others and product is not None and product.layers == layers and product.is_current()
 
 
 def check_stays(model: nn.Module, fn) -> None:
-    """Refuse, before any of it is changed, to cast or move a model with packed weights.
+    """Refuse to cast or move a model with packed weights, before anything is changed.
 
     Args:
-        fn: what `nn.Module._apply` is to do to each tensor.
+        fn: what `nn.Module._apply` will do to each tensor.
 
     Raises:
-        RuntimeError: it changes the dtype or the device.
+        RuntimeError: `fn` changes the dtype or the device.
     """
     if any(isinstance(module, PackedModule) for module in model.modules()):
         changed = fn(torch.empty(0, dtype=torch.bfloat16, device="cpu"))
@@ -168,7 +168,7 @@ def check_stays(model: nn.Module, fn) -> None:
 
 
 def plug_in() -> None:
-    """Have this package's models attend by the quicker ways, and offer to prepare themselves."""
+    """Give this package's models the faster attention and the methods that prepare them."""
     apply = BlockformerPreTrainedModel._apply
 
     def checked_apply(self, fn, recurse=True):
