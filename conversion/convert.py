@@ -46,24 +46,24 @@ def convert(
     strict_finite: bool = False,
     progress: Progress | None = None,
 ) -> ConversionReport:
-    """Convert a checkpoint into a new folder, which appears whole or not at all.
+    """Convert a checkpoint into a new folder, which appears as a whole or not at all.
 
-    Peak memory is the largest tensor and a constant, without `verify`; with it, one model at a time where that fits.
+    Without `verify`, peak memory is the largest tensor plus a constant; with it, one whole model at a time, if it fits.
 
     Args:
         src: a folder or Hub id, in an official layout; with `to_official` in ours. Or a weight file, with `config`.
-        dst: the folder to make. Towards ours it becomes a self-contained `trust_remote_code` repo.
-        to_official: the way back.
+        dst: the folder to make. In our layout it is a self-contained `trust_remote_code` repo.
+        to_official: convert from our layout back to the official one.
         family: the official family; None takes it from `model_type` or, on the way back, from the settings. A weight
             file needs it.
         config: the JSON file with the settings of a weight file.
         dtype: cast the weights to "float32", "bfloat16" or "float16"; None keeps each tensor's own.
-        dequantize: write plain weights of this dtype for a checkpoint with weights of 4 bits; None keeps those.
+        dequantize: write plain weights of this dtype for a 4-bit checkpoint; None keeps the 4 bits.
         max_shard_size: bytes ("5GB") after which a new weight file begins.
         verify: run both models on the same input; a difference is an error.
-        force: replace a model folder that is there already.
+        force: replace an existing model folder.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
-        progress: told how far it is.
+        progress: receives progress reports.
 
     Raises:
         ConversionError: the source cannot be converted, or the target cannot be made. Nothing is left behind then.

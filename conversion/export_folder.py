@@ -45,9 +45,9 @@ def export_folder(
         src: a folder or Hub id.
         dst: the repo to make.
         max_shard_size: bytes ("5GB") after which a new weight file begins.
-        force: replace a model folder that is there already.
+        force: replace an existing model folder.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
-        progress: told how far it is.
+        progress: receives progress reports.
 
     Raises:
         ConversionError: see `convert`.
