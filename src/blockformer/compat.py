@@ -10,17 +10,14 @@ Private names of torch (seen in 2.6 to 2.13) and transformers (5.5 to 5.23), and
 - `_tied_weights_keys`, `_keep_in_fp32_modules`, `_keys_to_ignore_on_load_unexpected` (PreTrainedModel): tied weights
   are saved twice, T5's second product is not float32, loading warns of spare weights.
 - `_init_weights` (PreTrainedModel): a new model has torch's weights; a loaded one lacks its frequencies.
-- `_attn_implementation` (config), `_get_resized_lm_head` (PreTrainedModel): AttributeError.
+- `_attn_implementation` (config), `_get_resized_lm_head` (PreTrainedModel), `_modules` (Module): AttributeError.
 - `_prepare_cache_for_generation` (GenerationMixin): `generate` uses the library's cache and checks no lengths.
 - `_expand_inputs_for_generation` (GenerationMixin): every beam copies the encoder's states.
-- `_dict_from_json_file` (config): repeated keys and NaN in a config file are no longer refused.
 - `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
 - `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
-- `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks`, `_backward_pre_hooks`, `_modules` (torch.nn.Module),
-  `_version` (torch.Tensor): AttributeError.
 - `_hf_hook` (accelerate 1.x): on transformers up to 5.12, 4-bit weights offloaded to the disk are read wrong.
 
-The engine's are in `engine/__init__.py`.
+Those that no repo needs are in `engine/__init__.py`.
 """
 
 import sys

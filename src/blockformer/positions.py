@@ -29,15 +29,8 @@ _ROPE_NUMBERS = (
     "beta_slow mscale mscale_all_dim"
 ).split()
 _ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "partial_rotary_factor", "truncate")
-POSITION_TYPES = (
-    "learned",
-    "sinusoidal",
-    "sinusoidal_halves",
-    "rotary",
-    "relative_bias",
-    "relative_key",
-    "relative_key_query",
-    "none",
+POSITION_TYPES = tuple(
+    "learned sinusoidal sinusoidal_halves rotary relative_bias relative_key relative_key_query none".split()
 )
 
 

@@ -262,8 +262,7 @@ def _place_padding(config, position_ids, attention_mask):
 def last_token_states(config, states, input_ids, attention_mask):
     """Each row's state at its last real token, whichever side is padded: [B, T, C] -> [B, C].
 
-    Args:
-        attention_mask: [B, T] of 0 and 1; without one the end is told by `config.pad_token_id` in `input_ids` [B, T].
+    Without a mask [B, T] of 0 and 1 the end is told by `config.pad_token_id` in `input_ids` [B, T].
 
     Raises:
         ValueError: several rows and neither to tell where they end.

@@ -16,7 +16,6 @@ class Unpadding:
     """Which tokens of [B, T] are real, and where each sequence lies in the packed row.
 
     Args:
-        shape: (B, T).
         indices: int64 [N], the real tokens' places in the flattened batch, sequence after sequence.
         lengths: the sequences' lengths in tokens, together N.
     """

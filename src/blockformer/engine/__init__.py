@@ -1,12 +1,15 @@
 """Fast paths for particular processors. They plug into the model from outside; no published repo carries them.
 
-Private names of torch (seen in 2.6 to 2.13) besides those in `compat.py`, and what happens if one disappears:
+Private names that only the package uses, besides those in `compat.py`, and what happens if one disappears:
 
 - `_linear_pointwise`, `_reorder_linear_weight` (torch.ops.mkldnn), `_convert_weight_to_int4pack_for_cpu`,
   `_weight_int4pack_mm_for_cpu` (torch.ops.aten): each is tried before it is used; products then stay
   torch's plain ones.
 - `_save_to_state_dict`, `_load_from_state_dict` (torch.nn.Module): a prepared model cannot be saved or loaded into.
 - `_current_level` (torch.autograd.forward_ad), `_C`, `_functorch` (torch): AttributeError in a prepared model.
+- `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks`, `_backward_pre_hooks` (torch.nn.Module), `_version`
+  (torch.Tensor): AttributeError where a loss is taken in chunks.
+- `_dict_from_json_file` (config of transformers): repeated keys and NaN in a config file are no longer refused.
 - `_is_replica` (set on DataParallel's copies): every copy packs the weights again.
 """
 

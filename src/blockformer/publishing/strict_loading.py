@@ -42,7 +42,7 @@ def plug_in() -> None:
 
     BlockformerPreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[assignment]
     BlockformerConfig.from_dict = classmethod(_from_dict)
-    setattr(BlockformerConfig, "_dict_from_json_file", classmethod(_read_json_file))  # noqa: B010 - see compat.py
+    setattr(BlockformerConfig, "_dict_from_json_file", classmethod(_read_json_file))  # noqa: B010 - see engine/__init__.py
 
 
 def _read_json_file(cls, json_file):
