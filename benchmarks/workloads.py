@@ -14,7 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen3Conf
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import blockformer
-from blockformer.awq_linear import QuantizedLinear, pack
+from blockformer.awq_linear import QuantizedLinear
+from blockformer.engine.four_bits import pack
 from blockformer.engine.linear import QuickLinear
 from blockformer.engine.packed import PackedLinear
 

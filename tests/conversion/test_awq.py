@@ -243,7 +243,7 @@ def plain_weight_by_hand(qweight, qzeros, scales):
 def test_a_wrong_weight_fails_the_comparison(tmp_path, monkeypatch):
     awq_folder(tmp_path / "official")
     monkeypatch.setattr(awq, "plain_weight", plain_weight_by_hand)  # the original stays right
-    monkeypatch.setattr(blockformer.awq_linear, "_SHIFTS", (0, 8, 4, 12))
+    monkeypatch.setattr(blockformer.awq_linear, "SHIFTS", (0, 8, 4, 12))
     with pytest.raises(ConversionError, match="does not compute what the original computes"):
         convert(tmp_path / "official", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
