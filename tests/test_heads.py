@@ -1,6 +1,8 @@
 """The task heads: they take what the official heads take, and learn the same from a batch whole or in pieces."""
 
+import dataclasses
 import inspect
+import typing
 
 import pytest
 import torch
@@ -105,6 +107,14 @@ def is_trained(name):
 
 
 @pytest.mark.versions
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_forward_says_what_it_returns(name):
+    """sentence-transformers reads the fields of an output off the annotation."""
+    returned = typing.get_type_hints(getattr(blockformer, f"Blockformer{name}").forward)["return"]
+    for output in typing.get_args(returned) or (returned,):
+        assert {field.name for field in dataclasses.fields(output)} >= {"hidden_states"} or "Seq2Seq" in output.__name__
+
+
 @pytest.mark.parametrize("name", OFFICIAL)
 def test_forward_names_what_the_official_classes_name(name):
     """`Trainer` keeps the columns that it finds in the signature, and drops all others without a word."""

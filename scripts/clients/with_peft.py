@@ -39,6 +39,7 @@ TASKS = {
 # The same modules by their names here and there: for LoRA, for IA3 (and which of these are fed forward), the norms.
 OURS = (["q_proj", "v_proj"], ["k_proj", "v_proj", "down_proj"], ["down_proj"])
 NORMS = ["self_attn_pre_norm", "mlp_pre_norm", "cross_attn_pre_norm", "norm"]
+NORMS_AFTER = ["self_attn_post_norm", "mlp_post_norm", "cross_attn_post_norm"]
 OFFICIAL = {
     "llama": (*OURS, ["input_layernorm", "post_attention_layernorm", "norm"]),
     "gpt2": (["c_proj"], ["attn.c_proj", "mlp.c_proj"], ["mlp.c_proj"], ["ln_1", "ln_2", "ln_f"]),
@@ -70,7 +71,9 @@ def methods(model: str, folder: str) -> dict:
     """name -> config of each method; the modules are named, since the defaults mean other ones here and there."""
     family, task = model.partition("-")[0], TASKS[model]
     theirs = folder.endswith("-official")
-    lora, ia3, down, norms = OFFICIAL[family] if theirs else (*OURS, NORMS if family != "bert" else NORMS[:2])
+    lora, ia3, down, norms = (
+        OFFICIAL[family] if theirs else (*OURS, NORMS_AFTER if family in ("bert", "bart") else NORMS)
+    )
     if family == "gpt2" and not theirs:
         lora, ia3 = ["o_proj", "down_proj"], ["o_proj", "down_proj"]
     common = {"task_type": task} if task else {}

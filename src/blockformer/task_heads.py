@@ -36,7 +36,7 @@ class Classification(BlockformerPreTrainedModel):
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
-    ) -> ModelOutput:
+    ) -> SequenceClassifierOutputWithPast | TokenClassifierOutput:
         """Tokens [B, T] to `logits`; with labels also `loss`. The class says the shapes of both.
 
         The arguments not listed are those of `Stack.forward`.
