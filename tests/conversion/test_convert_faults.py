@@ -185,6 +185,7 @@ from blockformer import cli
 from blockformer.cli import checkpoints
 from blockformer.conversion import convert
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
 base = Path(sys.argv[1])
 source, big, target = base / "source", base / "big", base / "dst"
 really = checkpoints.convert_checkpoint
