@@ -143,7 +143,7 @@ def check_rope(rope: dict, head_dim: int) -> None:
             raise ValueError(f"{name} must be a positive number, not {value!r}.")
         if name not in _ROPE_NAMES and (hint := did_you_mean(name, _ROPE_NAMES, cutoff=0.8)):
             raise ValueError(f"rope_parameters have no '{name}'.{hint}")
-    if rope_type == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
+    if "high_freq_factor" in ROPE_TYPES[rope_type] and rope["high_freq_factor"] <= rope["low_freq_factor"]:
         raise ValueError("high_freq_factor must be above low_freq_factor: between the two the scaling is blended.")
     if rope_type == "yarn" and rope["rope_theta"] <= 1:
         raise ValueError("rope_theta must be above 1 with rope_type 'yarn': it divides by the logarithm.")
