@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pairs import assert_close
 from peft import LoraConfig, get_peft_model
-from quantized_layers import SIZES, layer_of, low_of, pair
+from quantized_layers import SIZES, layer_of, low_of, pair, prepared_of, prepared_pair
 from safetensors.torch import save_file
 
 import blockformer
@@ -51,10 +51,11 @@ def test_one_layer(group, shape):
         assert_close(layer(states), plain(states))
 
 
+@pytest.mark.parametrize("make", [layer_of, prepared_of])
 @pytest.mark.parametrize("rows", [1, 7, 32, 33])
 @torch.no_grad()
-def test_in_bfloat16_as_exact_as_a_plain_layer(rows):
-    layer, plain = layer_of(256, 512, 128)
+def test_in_bfloat16_as_exact_as_a_plain_layer(rows, make):
+    layer, plain = make(256, 512, 128)
     states = torch.randn(rows, 512).bfloat16()
     exact, found = plain(states.float()), layer(states).float()
     of_plain = (plain.bfloat16()(states).float() - exact).norm() / exact.norm()
@@ -73,9 +74,10 @@ def test_under_autocast_it_computes_in_the_smaller_dtype(bias):
         assert layer(states).dtype == plain(states).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("make", [pair, prepared_pair])
 @pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
-def test_a_model_is_its_plain_twin(family):
-    model, plain = pair(family)
+def test_a_model_is_its_plain_twin(family, make):
+    model, plain = make(family)
     ids, mask = pairs.left_padded(3, 40)
     with torch.no_grad():
         pairs.assert_close(model(ids, attention_mask=mask).logits, plain(ids, attention_mask=mask).logits)
@@ -139,9 +141,10 @@ def test_lora_learns_on_top_and_goes_away_again(tmp_path):
     assert not torch.equal(after, before)
 
 
+@pytest.mark.parametrize("make", [pair, prepared_pair])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_saved_and_loaded_to_the_bit_whatever_the_dtype(tmp_path, dtype):
-    model, _ = pair()
+def test_saved_and_loaded_to_the_bit_whatever_the_dtype(tmp_path, dtype, make):
+    model, _ = make()
     kept = {name: tensor.clone() for module in low_of(model) for name, tensor in module.state_dict().items()}
     model.generate(pairs.token_ids(1, 4), max_new_tokens=2)
     model = model.to(dtype)
@@ -154,8 +157,9 @@ def test_saved_and_loaded_to_the_bit_whatever_the_dtype(tmp_path, dtype):
     assert all(torch.equal(kept[name], low_of(loaded)[-1].state_dict()[name]) for name in kept)
 
 
-def test_threads_share_a_model():
-    model, _ = pair()
+@pytest.mark.parametrize("make", [pair, prepared_pair])
+def test_threads_share_a_model(make):
+    model, _ = make()
     ids = pairs.token_ids(1, 6)
     with torch.no_grad():
         expected = copy.deepcopy(model)(ids).logits
@@ -174,8 +178,9 @@ def test_threads_share_a_model():
     assert all(torch.equal(logits, expected) for logits in found)
 
 
-def test_compiled_exported_and_mapped():
-    layer, plain = layer_of(32, 64, 32)
+@pytest.mark.parametrize("make", [layer_of, prepared_of])
+def test_compiled_exported_and_mapped(make):
+    layer, plain = make(32, 64, 32)
     states = torch.randn(3, 64)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     pairs.assert_close(compiled(states), plain(states))

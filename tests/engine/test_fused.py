@@ -220,6 +220,18 @@ def test_a_hook_is_asked_whenever_it_comes(place, make, products):
 
 
 @torch.no_grad()
+def test_a_layer_called_by_itself_sees_states_that_have_changed_in_place():
+    model, plain = low()
+    states = torch.randn(1, 2, model.config.hidden_size)
+    for part in (model, plain):
+        attention = part.model.layers[0].self_attn
+        for layer in (attention.q_proj, attention.k_proj, attention.v_proj):
+            layer(states)
+    states.mul_(2)
+    near(*(part.model.layers[0].self_attn.k_proj(states) for part in (model, plain)), 1e-5)
+
+
+@torch.no_grad()
 def test_adapters_are_asked():
     model, plain = low()
     torch.manual_seed(0)

@@ -65,12 +65,14 @@ class FusedProduct:
             [..., outputs of the layer], or None if it has to multiply by itself: with many tokens, with gradients, or
             when the layers are called with different states.
         """
-        index = next(index for index, each in enumerate(self.layers) if each is layer)
+        index = self.layers.index(layer)
         if index == 0:
             self._last.states, self._last.product = states, self._multiply(states)
         elif getattr(self._last, "states", None) is not states:
             return None
         product = self._last.product
+        if index == len(self.layers) - 1:
+            self._last.states = None  # whoever calls with this tensor again may have changed it
         return None if product is None else product[..., self._starts[index] : self._starts[index] + self.sizes[index]]
 
     def whole(self, *parts):

@@ -4,10 +4,10 @@ N tokens with a label, C hidden size, V vocabulary.
 """
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ..engine.linear import is_plain_linear
 from ..language_model_head import LanguageModelHead
 from ..losses import IGNORED, check_labels, divisor_of
 from .late_outputs import DeferredLogits, make_output
@@ -74,7 +74,7 @@ def chunked_cross_entropy(head, states, labels, num_items_in_batch=None, label_s
     check_labels(labels, head.out_features)
     rows = max(1, MAX_LOGITS // head.out_features)
     divisor = divisor_of(labels, num_items_in_batch, states.device)
-    is_plain = _is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type)
+    is_plain = is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type)
     if torch.is_grad_enabled() and is_plain and not torch.compiler.is_compiling():
         bias = head.bias if logits_bias is None else logits_bias
         return _LinearCrossEntropy.apply(states, head.weight, bias, labels, label_smoothing, rows) / divisor
@@ -88,13 +88,6 @@ def _sum_of_chunk(head, states, labels, label_smoothing, logits_bias):
     logits = head(states)
     logits = (logits if logits_bias is None else logits + logits_bias).float()
     return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
-
-
-def _is_plain_linear(head) -> bool:
-    """Whether calling the head would be `F.linear` with its weights and nothing else: no wrapper, no hook."""
-    hooks = (head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks)
-    is_linear = type(head) is nn.Linear and type(head.weight) is nn.Parameter
-    return is_linear and "forward" not in vars(head) and not any(hooks)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
