@@ -15,7 +15,6 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import blockformer
 from blockformer.axes import axes
-from blockformer.growing_cache import new_cache
 
 # The fields with a closed list of values.
 CHOICES = {
@@ -204,7 +203,7 @@ class Subject:
         """An empty cache: "growing" is ours, "dynamic" and "static" are the library's."""
         has_cross = "attention" in self.topology or self.has_two_stacks
         if kind == "growing":
-            return new_cache(self.decoder_config, for_cross_attention=has_cross)
+            return self.model.get_decoder().new_cache(for_cross_attention=has_cross)
         if kind == "dynamic":
             own = DynamicCache(config=self.decoder_config)
             return EncoderDecoderCache(own, DynamicCache()) if has_cross else own

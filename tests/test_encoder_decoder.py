@@ -29,7 +29,8 @@ from blockformer import (
     from_official,
     preset,
 )
-from blockformer.growing_cache import CrossLayer, GrowingLayer
+from blockformer.engine.growing_cache import GrowingLayer
+from blockformer.stack import CrossLayer
 
 VOCAB = 97
 SMALL = {

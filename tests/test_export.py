@@ -116,6 +116,12 @@ def test_plain_save_pretrained_carries_all_code_and_the_full_auto_map(tmp_path, 
     assert json.loads((tmp_path / "base/config.json").read_text())["auto_map"] == full_auto_map(model.config)
 
 
+def test_the_code_of_a_repo_can_be_read_in_an_afternoon():
+    for name in blockformer.PRESETS:
+        files = code_files(blockformer.preset(name))
+        assert sum(len(path.read_text().splitlines()) for path in files) <= 3000, name
+
+
 @pytest.mark.parametrize("name", ["qwen3", "bert", "t5"])
 def test_the_code_of_a_repo_is_closed_and_has_no_side_effects(tmp_path, name):
     config = blockformer.preset(name)

@@ -10,7 +10,7 @@ from pairs import FAMILIES, assert_close, left_padded, model, pair, token_ids
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, StaticCache, TextStreamer
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from blockformer.growing_cache import GrowingLayer
+from blockformer.engine.growing_cache import GrowingLayer
 
 pytestmark = pytest.mark.versions
 

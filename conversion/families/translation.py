@@ -17,7 +17,7 @@ import transformers
 from transformers import PretrainedConfig
 
 from blockformer.axes import axes
-from blockformer.configuration_blockformer import check_sizes
+from blockformer.configuration_blockformer import check_counts
 
 from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import NEVER_FOLLOWED
@@ -215,7 +215,7 @@ class ConfigTranslation(ABC):
         settings = {name: value for name, value in official.items() if name not in ABOUT_THE_FILE + NEVER_FOLLOWED}
         layers = settings.get("num_hidden_layers")
         try:
-            check_sizes(0, layers if type(layers) is int else 0, settings.get("num_labels"))  # before lists of them
+            check_counts(layers if type(layers) is int else 0, settings.get("num_labels"))  # before lists of them
             return self.official_config_class(**copy.deepcopy(settings))
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__

@@ -134,11 +134,6 @@ class AttentionFields(Part):
                 plan |= {f"layers.*.{attention}.{name}": SHARED for name in ("q_norm", "k_norm")}
         return plan
 
-    def layer_parameters(self, has_cross_attention):
-        """Four matrices, twice with cross-attention."""
-        own = self.hidden_size * self.head_dim * 2 * (self.num_attention_heads + self.num_key_value_heads)
-        return super().layer_parameters(has_cross_attention) + own * (1 + has_cross_attention)
-
 
 def layer_type_of(config, layer_idx: int) -> str:
     """A layer's type; `layer_types` are those of a single stack, in an encoder-decoder all layers attend fully."""

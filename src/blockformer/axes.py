@@ -119,10 +119,6 @@ class Part:
         """How the modules of one stack are shared out: each process has some of the heads and of the inner states."""
         return {}
 
-    def layer_parameters(self, has_cross_attention: bool) -> int:
-        """Weights of the part's matrices in one layer."""
-        return 0
-
 
 def check_choice(name: str, value, choices) -> None:
     """Refuse a value that is none of the names."""

@@ -11,7 +11,7 @@ Private names of torch (seen in 2.6 to 2.13) and transformers (5.5 to 5.23), and
   are saved twice, T5's second product is not float32, loading warns of spare weights.
 - `_init_weights` (PreTrainedModel): a new model has torch's weights; a loaded one lacks its frequencies.
 - `_attn_implementation` (config), `_get_resized_lm_head` (PreTrainedModel), `_modules` (Module): AttributeError.
-- `_prepare_cache_for_generation` (GenerationMixin): `generate` uses the library's cache and checks no lengths.
+- `_prepare_cache_for_generation` (GenerationMixin): `generate` does not check lengths before the first step.
 - `_expand_inputs_for_generation` (GenerationMixin): every beam copies the encoder's states.
 - `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
 - `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.

@@ -28,7 +28,7 @@ _INHERITED_ARGUMENTS = frozenset(
 )
 # More is taken for a slip of the keyboard, on every machine alike: several times the largest published models, and
 # what their names and lists still take little memory for.
-_MOST_PARAMETERS, _MOST_LAYERS, _MOST_LABELS = 10**13, 100_000, 4_000_000
+_MOST_NUMBERS, _MOST_LAYERS, _MOST_LABELS = 10**13, 100_000, 4_000_000
 
 
 class BlockformerConfig(
@@ -88,8 +88,7 @@ class BlockformerConfig(
             each.check(name, getattr(self, name))
         _check_tokens(self)
         self.settle()
-        deepest = max(self.num_hidden_layers, getattr(self, "decoder_layers", 0))
-        check_sizes(self.num_parameters_estimate(), deepest, kwargs.get("num_labels"))
+        self._check_sizes(kwargs.get("num_labels"))
         if self.layer_types is None:
             layer_type = "sliding_attention" if self.sliding_window else "full_attention"
             self.layer_types = [layer_type] * self.num_hidden_layers
@@ -132,11 +131,19 @@ class BlockformerConfig(
         """Layers and vocabulary of a stack."""
         return self.num_hidden_layers, self.vocab_size
 
-    def num_parameters_estimate(self) -> int:
-        """Weights of the matrices, without building the model: biases and norms, below 1%, are left out."""
-        tables = (self.vocab_size * (1 if self.tie_word_embeddings else 2) + self.type_vocab_size) * self.hidden_size
-        layers = self.num_hidden_layers * self.layer_parameters(self.add_cross_attention)
-        return layers + tables + self.position_parameters()
+    def _check_sizes(self, num_labels) -> None:
+        """Refuse sizes that no machine holds, by the longest table of vectors times the widest vector."""
+        deepest = max(self.num_hidden_layers, getattr(self, "decoder_layers", 0))
+        check_counts(deepest, num_labels)
+        width = max(self.hidden_size, self.intermediate_size, self.num_attention_heads * self.head_dim)
+        tables = (self.vocab_size, getattr(self, "decoder_vocab_size", 0) or 0, self.type_vocab_size, deepest * width)
+        positions = (self.max_position_embeddings, self.position_offset, self.relative_attention_num_buckets)
+        numbers = width * max(*tables, *positions)
+        if numbers > _MOST_NUMBERS:
+            raise ValueError(
+                f"these sizes make {numbers:.1e} parameters, more than {_MOST_NUMBERS:.0e}: check vocab_size, "
+                "hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings."
+            )
 
 
 def _check_names(config_class, names) -> None:
@@ -168,21 +175,11 @@ def _check_kinds(dtype, problem_type) -> None:
         check_choice("problem_type", problem_type, PROBLEM_TYPES)
 
 
-def check_sizes(num_parameters: int, num_layers: int, num_labels: int | None) -> None:
-    """Refuse sizes that no machine holds; a model that does not fit this one may still be inspected or offloaded.
-
-    Layers and labels have bounds of their own: the library makes lists and dicts of them at once.
-    """
+def check_counts(num_layers: int, num_labels: int | None) -> None:
+    """Refuse more layers or labels than any model has: the library makes lists and dicts of them at once."""
     if num_labels is not None and not (is_integer(num_labels) and num_labels > 0):
         raise ValueError(f"num_labels must be a positive integer, not {num_labels!r}.")
-    for name, count, most in (
-        ("num_hidden_layers", num_layers, _MOST_LAYERS),
-        ("num_labels", num_labels or 0, _MOST_LABELS),
-    ):
+    counts = (("num_hidden_layers", num_layers, _MOST_LAYERS), ("num_labels", num_labels or 0, _MOST_LABELS))
+    for name, count, most in counts:
         if count > most:
             raise ValueError(f"{name} ({count}) must be at most {most:,}.")
-    if num_parameters > _MOST_PARAMETERS:
-        raise ValueError(
-            f"these sizes make {num_parameters:.1e} parameters, more than {_MOST_PARAMETERS:.0e}: check vocab_size, "
-            "hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings."
-        )

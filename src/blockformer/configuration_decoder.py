@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .awq_linear import QuantizedLinear  # noqa: F401
     from .axes import axis  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
-    from .growing_cache import GrowingLayer  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
     from .language_model_head import LanguageModelHead  # noqa: F401
     from .layer import Layer  # noqa: F401

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
     from .awq_linear import QuantizedLinear  # noqa: F401
+    from .beams import SharedBeamsGenerationMixin  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
-    from .growing_cache import GrowingLayer  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
     from .language_model_head import LanguageModelHead  # noqa: F401
     from .layer import Layer  # noqa: F401
@@ -81,12 +81,6 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
             for stack, plan in stacks.items()
             for name, style in {"embed_tokens": "embedding_rowwise", **plan}.items()
         }
-
-    def num_parameters_estimate(self) -> int:
-        """Weights of both stacks' matrices; see the base class."""
-        decoder = self.decoder_layers * self.layer_parameters(has_cross_attention=True)
-        embeddings = 0 if self.share_embeddings else (self.decoder_vocab_size or self.vocab_size) * self.hidden_size
-        return super().num_parameters_estimate() + decoder + embeddings
 
     def stack_sizes(self, is_decoder: bool) -> tuple[int, int]:
         """Layers and vocabulary of one of the two stacks."""

@@ -31,11 +31,6 @@ class FeedForwardFields(Part):
         own = {**gate, "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
         return super().tensor_parallel_plan(has_cross_attention) | own
 
-    def layer_parameters(self, has_cross_attention):
-        """Two matrices, or three with a gate."""
-        own = self.hidden_size * self.intermediate_size * (3 if self.gated_mlp else 2)
-        return super().layer_parameters(has_cross_attention) + own
-
 
 class FeedForward(nn.Module):
     """Plain: down(act(up(x))), as in "Attention Is All You Need". Gated: down(act(gate(x)) * up(x)) (Shazeer, 2020).

@@ -1,8 +1,7 @@
 """Checks of a model's inputs: what would give an obscure error or, worse, a silently wrong result, is refused here.
 
 Shapes are always checked. Values are read on the CPU only, where nothing has to wait for it, and never while a graph is
-being traced. Only `check_generation` reads them on an accelerator too, once before the first step. Each check raises
-ValueError, which names the argument and the fix.
+being traced. Each check raises ValueError, which names the argument and the fix.
 """
 
 import torch
@@ -94,8 +93,8 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
     is_learned, limit = config.position_type == "learned", config.max_position_embeddings
     if longest is None:
         first, last = (int(bound) for bound in position_ids.aminmax())
-        if is_learned and first < 0:
-            raise ValueError(f"position_ids holds {first}, learned positions begin at 0.")
+        if is_learned and first < -config.position_offset:
+            raise ValueError(f"position_ids holds {first}, learned positions begin at {-config.position_offset}.")
         longest = last + 1
     if longest > limit and is_learned:
         raise ValueError(
@@ -107,44 +106,6 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
             f"the text is {longest} tokens long, longer than the {limit} (max_position_embeddings) that the model was "
             "trained on: expect worse results."
         )
-
-
-def check_generation(config, generation_config, attention_mask, past_key_values, length: int) -> None:
-    """Refuse, before the first step, what would end in an error later or continue the padding instead of the text.
-
-    The lengths of `generation_config` are settled; `length` tokens, padding included, will be read at most.
-    """
-    _check_room(_own_layers(past_key_values), length)
-    if generation_config.num_beams < 1:
-        raise ValueError(f"num_beams must be 1 or more, not {generation_config.num_beams}.")
-    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
-        attention_mask = attention_mask.cpu()
-        empty = (attention_mask == 0).all(-1).nonzero()
-        if len(empty):
-            raise ValueError(f"prompt {int(empty[0])} is empty: all of its attention_mask is 0; leave the row out.")
-        if not attention_mask[:, -1].all():
-            raise ValueError(
-                "the prompts are padded on the right: set tokenizer.padding_side = 'left' before generating."
-            )
-        length -= int((attention_mask == 0).sum(-1).min())
-    limit = config.max_position_embeddings
-    if config.position_type == "learned" and length > limit:
-        raise ValueError(
-            f"the text may become {length + 1} tokens long, the table of learned positions (max_position_embeddings) "
-            f"has {limit}: shorten the prompt or lower max_new_tokens."
-        )
-
-
-def check_target(decoder_input_ids, decoder_inputs_embeds, kwargs) -> None:
-    """Refuse an encoder-decoder's call that gives the decoder nothing to read, or rows that hold several sequences."""
-    for name in ("position_ids", "cu_seq_lens_q"):
-        if kwargs.get(name) is not None:
-            raise ValueError(
-                f"{name} does not go with an encoder-decoder: nothing says which target belongs to which source of a "
-                "row, so give padded rows (DataCollatorForSeq2Seq); decoder_position_ids are the target's."
-            )
-    if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
-        raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds, or labels instead.")
 
 
 def _is_readable(tensor) -> bool:
@@ -184,7 +145,7 @@ def _check_mask_values(mask) -> None:
         raise ValueError("a 2D attention_mask holds 1 for a token and 0 for padding, nothing else.")
 
 
-def _own_layers(past_key_values) -> list:
+def own_layers(past_key_values) -> list:
     """The layers of the cache for self-attention."""
     if isinstance(past_key_values, EncoderDecoderCache):
         past_key_values = past_key_values.self_attention_cache
@@ -193,7 +154,7 @@ def _own_layers(past_key_values) -> list:
 
 def _check_cache(past_key_values, batch: int, length: int) -> None:
     """The cache holds this batch's rows and has room for its tokens."""
-    layers = _own_layers(past_key_values)
+    layers = own_layers(past_key_values)
     keys = getattr(layers[0], "keys", None) if layers else None
     if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[0] != batch:
         raise ValueError(
@@ -202,10 +163,11 @@ def _check_cache(past_key_values, batch: int, length: int) -> None:
     past = cached_length(past_key_values)
     if not torch.compiler.is_compiling():
         on_accelerator = isinstance(past, torch.Tensor) and past.device.type != "cpu"
-        _check_room(layers, length if on_accelerator else past + length)
+        check_room(layers, length if on_accelerator else past + length)
 
 
-def _check_room(layers, length) -> None:
+def check_room(layers, length) -> None:
+    """Refuse a text of `length` tokens that a static cache has no room for."""
     for layer in layers:
         room = None if getattr(layer, "is_sliding", False) else getattr(layer, "max_cache_len", None)
         if room is not None and length > room:

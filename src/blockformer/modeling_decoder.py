@@ -4,6 +4,7 @@ Every module that an exported repo needs is imported here by name: some versions
 """
 
 import torch
+from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 from transformers.utils import can_return_tuple
 
@@ -14,8 +15,7 @@ from .compat import causal_masks  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
-from .growing_cache import GrowingGenerationMixin
-from .input_checks import check_generation
+from .input_checks import check_room, own_layers
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import shifted, without_padding
@@ -52,7 +52,7 @@ class BlockformerDecoderPreTrainedModel(BlockformerPreTrainedModel):
         return last_token_states(self.config, outputs.last_hidden_state, input_ids, attention_mask)
 
 
-class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrainedModel, GrowingGenerationMixin):
+class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrainedModel, GenerationMixin):
     """A decoder with a language model head: logits of the next token."""
 
     def __init__(self, config):
@@ -125,9 +125,36 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, mode, batch_size, max_cache_length):
         mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
-        check_generation(self.config, generation_config, mask, cache, max_cache_length)
+        _check_generation(self.config, generation_config, mask, cache, max_cache_length)
         return super()._prepare_cache_for_generation(
             generation_config, model_kwargs, mode, batch_size, max_cache_length
+        )
+
+
+def _check_generation(config, generation_config, attention_mask, past_key_values, length: int) -> None:
+    """Refuse, before the first step, what would end in an error later or continue the padding instead of the text.
+
+    The lengths of `generation_config` are settled; `length` tokens, padding included, will be read at most. Values are
+    read on an accelerator too, this once.
+    """
+    check_room(own_layers(past_key_values), length)
+    if generation_config.num_beams < 1:
+        raise ValueError(f"num_beams must be 1 or more, not {generation_config.num_beams}.")
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+        attention_mask = attention_mask.cpu()
+        empty = (attention_mask == 0).all(-1).nonzero()
+        if len(empty):
+            raise ValueError(f"prompt {int(empty[0])} is empty: all of its attention_mask is 0; leave the row out.")
+        if not attention_mask[:, -1].all():
+            raise ValueError(
+                "the prompts are padded on the right: set tokenizer.padding_side = 'left' before generating."
+            )
+        length -= int((attention_mask == 0).sum(-1).min())
+    limit = config.max_position_embeddings
+    if config.position_type == "learned" and length > limit:
+        raise ValueError(
+            f"the text may become {length + 1} tokens long, the table of learned positions (max_position_embeddings) "
+            f"has {limit}: shorten the prompt or lower max_new_tokens."
         )
 
 

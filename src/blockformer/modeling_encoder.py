@@ -24,7 +24,6 @@ from .compat import causal_masks  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder import BlockformerEncoderConfig
 from .feed_forward import FeedForward  # noqa: F401
-from .growing_cache import GrowingLayer  # noqa: F401
 from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401

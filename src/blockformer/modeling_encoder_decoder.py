@@ -19,12 +19,12 @@ from transformers.utils import can_return_tuple
 from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import axis  # noqa: F401
+from .beams import SharedBeamsGenerationMixin
 from .compat import causal_masks  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
-from .growing_cache import GrowingGenerationMixin
-from .input_checks import check_target
+from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, sequence_loss, span_loss
@@ -140,7 +140,7 @@ class BlockformerEncoderDecoderModel(TwoStacks):
             head_mask: [layers, H] for the encoder; `decoder_head_mask` for the decoder's self-attention.
             use_cache: see `Stack.forward`.
         """
-        check_target(decoder_input_ids, decoder_inputs_embeds, kwargs)
+        _check_target(decoder_input_ids, decoder_inputs_embeds, kwargs)
         if encoder_outputs is None:
             source = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
             encoder_outputs = self.encoder(**source, head_mask=head_mask, return_dict=True, **kwargs)
@@ -170,6 +170,18 @@ class BlockformerEncoderDecoderModel(TwoStacks):
             encoder_hidden_states=encoder_outputs.get("hidden_states"),
             encoder_attentions=encoder_outputs.get("attentions"),
         )
+
+
+def _check_target(decoder_input_ids, decoder_inputs_embeds, kwargs) -> None:
+    """Refuse an encoder-decoder's call that gives the decoder nothing to read, or rows that hold several sequences."""
+    for name in ("position_ids", "cu_seq_lens_q"):
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"{name} does not go with an encoder-decoder: nothing says which target belongs to which source of a "
+                "row, so give padded rows (DataCollatorForSeq2Seq); decoder_position_ids are the target's."
+            )
+    if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
+        raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds, or labels instead.")
 
 
 class BlockformerEncoderDecoderPreTrainedModel(TwoStacks):
@@ -206,9 +218,7 @@ class BlockformerEncoderDecoderPreTrainedModel(TwoStacks):
             raise ValueError("without input_ids, give decoder_input_ids or decoder_inputs_embeds too.")
         return self.shift_right(input_ids)
 
-    def prepare_decoder_input_ids_from_labels(self, labels):
-        """What `DataCollatorForSeq2Seq` asks for."""
-        return self.shift_right(labels)
+    prepare_decoder_input_ids_from_labels = shift_right  # what `DataCollatorForSeq2Seq` asks for
 
 
 def _encoder_decoder_parts(outputs) -> dict:
@@ -232,7 +242,7 @@ def _end_mask(config, input_ids, attention_mask):
 
 
 class BlockformerEncoderDecoderForConditionalGeneration(
-    LanguageModelHead, BlockformerEncoderDecoderPreTrainedModel, GrowingGenerationMixin
+    LanguageModelHead, BlockformerEncoderDecoderPreTrainedModel, SharedBeamsGenerationMixin
 ):
     """An encoder-decoder that writes: logits of the next target token."""
 
@@ -292,15 +302,6 @@ class BlockformerEncoderDecoderForConditionalGeneration(
             outputs.last_hidden_state[:, keep], labels, num_items_in_batch, return_logits, label_smoothing
         )
         return self.make_output(Seq2SeqLMOutput, loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
-
-    def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=True, input_ids=None, **model_kwargs):
-        """Beams share the encoder's states and mask: only what belongs to the target is repeated."""
-        names = ("encoder_outputs", "attention_mask")
-        shared = {name: model_kwargs.pop(name) for name in names if name in model_kwargs}
-        input_ids, model_kwargs = super()._expand_inputs_for_generation(
-            expand_size=expand_size, is_encoder_decoder=False, input_ids=input_ids, **model_kwargs
-        )
-        return input_ids, {**model_kwargs, **shared}
 
 
 class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecoderPreTrainedModel):

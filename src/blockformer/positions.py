@@ -117,19 +117,6 @@ class PositionFields(Part):
             plan[f"{owner}relative_bias.embedding"] = SHARED
         return plan
 
-    def layer_parameters(self, has_cross_attention):
-        """Relative keys have a vector for each distance."""
-        has_keys = self.position_type in ("relative_key", "relative_key_query")
-        own = 2 * self.max_position_embeddings * self.head_dim if has_keys else 0
-        return super().layer_parameters(has_cross_attention) + own
-
-    def position_parameters(self) -> int:
-        """Weights of the tables that a whole stack shares."""
-        if self.position_type == "learned":
-            return (self.max_position_embeddings + self.position_offset) * self.hidden_size
-        is_shared_bias = self.position_type == "relative_bias" and not self.relative_bias_per_layer
-        return self.relative_attention_num_buckets * self.num_attention_heads if is_shared_bias else 0
-
 
 def check_rope(rope: dict, head_dim: int) -> None:
     """Refuse rotary parameters, of one layer type, that transformers does not have or cannot compute with."""

@@ -8,11 +8,11 @@ B batch, T query length, S key length, C hidden size.
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 
 from .compat import bidirectional_mask, capture_outputs, causal_masks
-from .growing_cache import new_cache
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Batch, Layer
 from .normalization import make_norm
@@ -104,30 +104,16 @@ class Stack(BlockformerPreTrainedModel):
         use_cache = self._uses_cache(use_cache)
         # Padding is kept where a cache or the caller will look at it.
         unpads = self.skips_padding and past_key_values is None and not use_cache and not self._is_recording(kwargs)
-        hidden_states, kwargs["position_ids"], batch = self._prepare(
-            self._embed_tokens(input_ids, inputs_embeds, token_type_ids),
-            attention_mask,
-            position_ids,
-            past_key_values,
-            encoder_hidden_states,
-            encoder_attention_mask,
-            head_mask,
-            unpads,
-            kwargs.get("cu_seq_lens_q"),
-        )
+        hidden_states = self._embed_tokens(input_ids, inputs_embeds, token_type_ids)
+        places = (attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), past_key_values)
+        source = (encoder_hidden_states, encoder_attention_mask)
+        hidden_states, kwargs["position_ids"], batch = self._prepare(hidden_states, places, source, head_mask, unpads)
         if use_cache and past_key_values is None:
-            past_key_values = new_cache(self.config, for_cross_attention=encoder_hidden_states is not None)
+            past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)
         position_bias = self._position_bias(batch.query_positions, past_key_values)
         for layer in self.layers:
-            hidden_states = layer(
-                hidden_states,
-                encoder_hidden_states,
-                position_bias,
-                batch=batch,
-                past_key_values=past_key_values,
-                use_cache=use_cache,
-                **kwargs,
-            )
+            cached = {"past_key_values": past_key_values, "use_cache": use_cache}
+            hidden_states = layer(hidden_states, encoder_hidden_states, position_bias, batch=batch, **cached, **kwargs)
         if self.norm is not None:
             hidden_states = self.norm(hidden_states)
         if batch.unpadding is not None:
@@ -136,41 +122,34 @@ class Stack(BlockformerPreTrainedModel):
             last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
         )
 
-    def _prepare(
-        self,
-        hidden_states,
-        attention_mask,
-        position_ids,
-        past_key_values,
-        encoder_hidden_states,
-        encoder_attention_mask,
-        head_mask,
-        unpads: bool,
-        cu_seq_lens,
-    ):
+    def new_cache(self, for_cross_attention: bool = False):
+        """An empty cache; with `for_cross_attention` one that holds the encoder's keys and values too."""
+        cache = DynamicCache(config=self.config)
+        return EncoderDecoderCache(cache, shared_cache()) if for_cross_attention else cache
+
+    def _prepare(self, hidden_states, places: tuple, source: tuple, head_mask, unpads: bool):
         """What the layers need: embedded states [B, T, C] (unpadded [1, N, C]), positions for the backend, a `Batch`.
 
         Positions that the caller gave may say that a row holds several sequences; those that are only counted do not,
         and the backend is not told of them.
         """
+        attention_mask, position_ids, cu_seq_lens, past_key_values = places
         shape, past = hidden_states.shape[:2], cached_length(past_key_values)
         query_positions = torch.arange(shape[1], device=hidden_states.device) + past
         if position_ids is None and cu_seq_lens is not None:
             position_ids = flattened_positions(cu_seq_lens, shape)
         given_positions, longest = position_ids, None
         if position_ids is None and isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
-            position_ids = _ranks(attention_mask)[:, -shape[1] :]
+            position_ids = ranks(attention_mask)[:, -shape[1] :]
         elif position_ids is None:
             position_ids = query_positions[None]
             longest = past + shape[1] if isinstance(past, int) else None
         check_positions(self.config, position_ids, shape, longest)
         if given_positions is not None:
             given_positions = given_positions.expand(shape)
-        elif not self.skips_padding:
-            position_ids = _place_padding(self.config, position_ids, attention_mask)
 
         unpadding = None
-        if unpads and encoder_hidden_states is None:
+        if unpads and source[0] is None:
             unpadding = find_unpadding(self.config, attention_mask, given_positions)
         if unpadding is None:
             masks = self._masks(hidden_states, attention_mask, past_key_values, given_positions)
@@ -179,7 +158,7 @@ class Stack(BlockformerPreTrainedModel):
             hidden_states, position_ids = unpadding.gather(hidden_states), unpadding.gather(position_ids)
         hidden_states = self._embed(hidden_states, position_ids)
         rotations = rotations_of(self.rotary_emb, self.config, hidden_states, position_ids)
-        encoder_mask = self._encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask)
+        encoder_mask = self._encoder_mask(hidden_states, *source)
         batch = Batch(masks, rotations, query_positions, encoder_mask, head_mask, unpadding)
         return hidden_states, given_positions, batch
 
@@ -241,22 +220,23 @@ class Stack(BlockformerPreTrainedModel):
         return self.relative_bias(query_positions, length)
 
 
-def _ranks(attention_mask):
+class CrossLayer(DynamicLayer):
+    """Keys and values of an encoder's states [B, K, S, D], one row for all beams of an input."""
+
+    def reorder_cache(self, beam_idx):
+        """Nothing to do: a beam only ever takes the place of another one of the same input."""
+
+
+def shared_cache() -> DynamicCache:
+    """An empty cache for the keys and values of an encoder's states."""
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = CrossLayer
+    return cache
+
+
+def ranks(attention_mask):
     """A token's rank among the real tokens of its row: mask [B, S] -> int64 [B, S]."""
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
-
-
-def _place_padding(config, position_ids, attention_mask):
-    """The positions [B, T] that padding has in the official models, for a head that reads its states.
-
-    The last of the `position_offset` rows before the first token's (RoBERTa) or, without any, its index (BERT).
-    """
-    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
-        return position_ids
-    length = position_ids.shape[1]
-    index = torch.arange(length, device=position_ids.device).clamp(max=config.max_position_embeddings - 1)
-    padding = torch.full_like(index, -1) if config.position_offset else index
-    return torch.where(attention_mask[:, -length:] != 0, position_ids, padding)
 
 
 def last_token_states(config, states, input_ids, attention_mask):

@@ -15,6 +15,7 @@ from transformers.utils import can_return_tuple
 
 from .losses import sequence_loss, span_loss, token_cross_entropy, without_padding
 from .pretrained_model import BlockformerPreTrainedModel
+from .stack import ranks
 
 
 class Classification(BlockformerPreTrainedModel):
@@ -120,6 +121,10 @@ class QuestionAnswering(BlockformerPreTrainedModel):
         The arguments not listed are those of `Stack.forward`.
         """
         kwargs.pop("num_items_in_batch", None)  # counts labels, of which there are none here
+        if position_ids is None:
+            position_ids = _with_padding(
+                self.config, input_ids if inputs_embeds is None else inputs_embeds, attention_mask
+            )
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         outputs = self.model(**inputs, use_cache=use_cache, **kwargs)
@@ -132,3 +137,17 @@ class QuestionAnswering(BlockformerPreTrainedModel):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+
+def _with_padding(config, inputs, attention_mask):
+    """The positions [B, T] of inputs [B, T, ...] whose padding has those of the official models; None without a mask.
+
+    It has the last of the `position_offset` rows before the first token's (RoBERTa) or, without any, its index (BERT).
+    """
+    if inputs is None or not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
+        return None
+    index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    padding = (
+        torch.full_like(index, -1) if config.position_offset else index.clamp(max=config.max_position_embeddings - 1)
+    )
+    return torch.where(attention_mask != 0, ranks(attention_mask), padding)[:, -inputs.shape[1] :]

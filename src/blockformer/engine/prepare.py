@@ -9,6 +9,7 @@ from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..awq_linear import QuantizedLinear
 from ..normalization import RMSNorm
 from ..pretrained_model import BlockformerPreTrainedModel
+from . import growing_cache
 from .attention import FusedAttention, sdpa_attention
 from .four_bits import PreparedQuantizedLinear
 from .fused import FusedProduct, groups_of
@@ -179,3 +180,4 @@ def plug_in() -> None:
     BlockformerPreTrainedModel._apply = checked_apply
     BlockformerPreTrainedModel.prepare_for_inference = prepare_for_inference
     BlockformerPreTrainedModel.prepare_for_training = prepare_for_training
+    growing_cache.plug_in()

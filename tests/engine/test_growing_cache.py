@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairs import assert_close, model, token_ids
-from transformers import DynamicCache, EncoderDecoderCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from blockformer import preset
-from blockformer.growing_cache import CrossLayer, GrowingLayer, grow_in_place, new_cache
+from blockformer.engine.growing_cache import GrowingLayer, grow_in_place
+from blockformer.stack import CrossLayer
 
 
 def states(length, batch=2):
@@ -130,15 +130,15 @@ def test_a_copy_of_a_cache_is_independent():
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
 def test_only_plain_layers_of_fresh_dynamic_caches_are_swapped(family):
-    config = preset(family, num_hidden_layers=2)
-    cache = new_cache(config)
-    growing = [type(layer) is GrowingLayer for layer in cache.layers]
+    decoder = model(family, num_hidden_layers=2).model
+    growing = [type(layer) is GrowingLayer for layer in decoder.new_cache().layers]
     assert growing == [family == "qwen3"] * 2
     lazy = grow_in_place(DynamicCache())
     lazy.update(*states(3), layer_idx=0)
     assert type(lazy.layers[0]) is GrowingLayer
-    both = grow_in_place(EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config)))
-    assert {type(layer) for layer in both.cross_attention_cache.layers} <= {CrossLayer, DynamicSlidingWindowLayer}
+    both = decoder.new_cache(for_cross_attention=True)
+    both.cross_attention_cache.update(*states(3), layer_idx=0)
+    assert type(both.cross_attention_cache.layers[0]) is CrossLayer
     assert grow_in_place(None) is None
 
 

@@ -8,7 +8,10 @@ import functools
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
-from transformers.generation import GenerationMixin
+
+from ..modeling_decoder import BlockformerDecoderForCausalLM
+from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
+from ..stack import Stack
 
 _GROWTH = 1.5
 _LEAST_ROOM = 64
@@ -85,13 +88,6 @@ class GrowingLayer(_Buffers, DynamicLayer):
         self.is_initialized = False
 
 
-class CrossLayer(DynamicLayer):
-    """Keys and values of an encoder's states [B, K, S, D], one row for all beams of an input."""
-
-    def reorder_cache(self, beam_idx):
-        """Nothing to do: a beam only ever takes the place of another one of the same input."""
-
-
 def _is_head_of(view, buffer) -> bool:
     """Whether `view` is `buffer[..., :n, :]`: the same memory, batch and layout."""
     return (
@@ -109,49 +105,34 @@ def _is_writable(buffer) -> bool:
 
 def grow_in_place(cache):
     """Swap the plain dynamic layers of a fresh cache for growing ones; other layers and caches stay as they are."""
-    if isinstance(cache, EncoderDecoderCache):
-        _swap_layers(cache.self_attention_cache, GrowingLayer)
-        _swap_layers(cache.cross_attention_cache, CrossLayer)
-    else:
-        _swap_layers(cache, GrowingLayer)
+    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    if type(own) is DynamicCache and not own.offloading:
+        if own.layer_class_to_replicate is DynamicLayer:
+            own.layer_class_to_replicate = GrowingLayer
+        own.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in own.layers]
     return cache
 
 
-def _swap_layers(cache, layer_class) -> None:
-    if type(cache) is DynamicCache and not cache.offloading:
-        if cache.layer_class_to_replicate is DynamicLayer:
-            cache.layer_class_to_replicate = layer_class
-        cache.layers = [layer_class() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+def plug_in() -> None:
+    """Have this package's models make growing caches, by themselves and in `generate`."""
+    new_cache = Stack.new_cache
+
+    @functools.wraps(new_cache)
+    def new_growing_cache(self, for_cross_attention: bool = False):
+        return grow_in_place(new_cache(self, for_cross_attention))
+
+    Stack.new_cache = new_growing_cache  # type: ignore[method-assign]
+    for generating in (BlockformerDecoderForCausalLM, BlockformerEncoderDecoderForConditionalGeneration):
+        growing = _growing(generating._prepare_cache_for_generation)
+        generating._prepare_cache_for_generation = growing  # type: ignore[method-assign]
 
 
-def new_cache(config, for_cross_attention: bool = False):
-    """An empty growing cache for a model of this config; with `for_cross_attention` one that also holds cross keys."""
-    cache = DynamicCache(config=config)
-    return grow_in_place(EncoderDecoderCache(cache, DynamicCache()) if for_cross_attention else cache)
+def _growing(prepare_cache):
+    @functools.wraps(prepare_cache)
+    def prepare_growing_cache(self, generation_config, model_kwargs, *args, **kwargs):
+        is_fresh = model_kwargs.get("past_key_values") is None
+        prepare_cache(self, generation_config, model_kwargs, *args, **kwargs)
+        if is_fresh:
+            grow_in_place(model_kwargs.get("past_key_values"))
 
-
-class GrowingGenerationMixin(GenerationMixin):
-    """`generate()` with the growing cache as its default."""
-
-    @functools.wraps(GenerationMixin.generate)
-    def generate(self, *args, **kwargs):
-        outputs = super().generate(*args, **kwargs)
-        cache = getattr(outputs, "past_key_values", None)
-        if isinstance(cache, EncoderDecoderCache):
-            # While it ran, the beams of an input shared a row. The caller gets a row a beam, as from any model.
-            beams = cache.self_attention_cache.layers[0].keys.shape[0]
-            for layer in cache.cross_attention_cache.layers:
-                if isinstance(layer, DynamicLayer) and layer.keys.shape[0] < beams:
-                    layer.batch_repeat_interleave(beams // layer.keys.shape[0])
-        return outputs
-
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
-        supplied = model_kwargs.get("past_key_values")
-        result = super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache = model_kwargs.get("past_key_values")
-        if supplied is None:
-            if isinstance(cache, EncoderDecoderCache):
-                # The library sizes it for every beam; ours holds one row for all beams of an input.
-                cache.cross_attention_cache = DynamicCache()
-            grow_in_place(cache)
-        return result
+    return prepare_growing_cache
