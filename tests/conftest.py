@@ -7,8 +7,9 @@ import random
 import shutil
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Set before anything imports huggingface_hub, which reads them once. Remote-code tests then cannot meet modules that an
 # earlier run left in the user's cache.
@@ -27,10 +28,11 @@ if "ATEN_CPU_CAPABILITY" in os.environ:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_HF_HOME}/inductor"
 
 import pytest
-import torch
-from pairs import margins
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+
+# torch and transformers are imported where they are used: the process that only shares out the tests needs neither.
+if TYPE_CHECKING:
+    from fork_server import ForkServer
+    from transformers import PreTrainedTokenizerFast
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """A test's report tells how near `assert_close` came to its bound, from another process too."""
+    from pairs import margins
+
     margins.clear()
     result = yield
     item.user_properties.append(("margin", max(margins, default=0.0)))
@@ -62,6 +66,8 @@ def pytest_unconfigure() -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
     """Every test starts from the same random state and leaves torch's defaults as it found them."""
+    import torch
+
     random.seed(0)
     torch.manual_seed(0)
     dtype = torch.get_default_dtype()
@@ -72,6 +78,9 @@ def seeded() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of 512 tokens over three standard-library files; eos `<|end|>` is id 0, pad `<|pad|>` id 1."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     texts = [(stdlib / name).read_text(encoding="utf-8") for name in ("bisect.py", "heapq.py", "textwrap.py")]
     tokenizer = Tokenizer(models.BPE())
@@ -87,3 +96,20 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", padding_side="left", model_max_length=512
     )
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Fresh processes, offline."""
+    from fork_server import ForkServer
+
+    folder = tmp_path_factory.mktemp("processes")
+    server = ForkServer(folder / "home", {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def fresh(processes: ForkServer) -> Callable[..., str]:
+    """What a program prints last in a process that cannot import this package; see `ForkServer.said`."""
+    return processes.said

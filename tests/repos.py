@@ -1,8 +1,4 @@
-"""The small model that tests publish, and what keeps this package out of the processes that load it."""
-
-from inspect import getsource
-
-from blockformer.demo.fresh import Refuse
+"""The small model that tests publish, and what scripts use that load it where this package is not."""
 
 SIZES = {
     "vocab_size": 512,
@@ -17,12 +13,10 @@ SIZES = {
     "pad_token_id": 1,
 }
 
-# Code for such a process, which must not import it from here.
-REFUSAL = f"""
-import sys
-
-{getsource(Refuse)}
-
-def refuse_this_package():
-    sys.meta_path[:0] = [Refuse("blockformer"), Refuse("conversion")]
+# Two folders are two copies of the code, and each measures for itself which product is the quicker one here.
+CLOSE = r"""
+def close(found, expected):
+    import torch
+    found, expected = torch.as_tensor(found), torch.as_tensor(expected)
+    return (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 """

@@ -5,8 +5,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +278,7 @@ def test_checkpoints_of_fsdp_and_deepspeed(run):
 SCRIPT = r"""
 import builtins, hashlib, json, os, shutil, signal, sys
 from pathlib import Path
+sys.path.insert(0, os.getcwd())  # where `pairs` is
 import torch
 import transformers.modeling_utils
 from pairs import config, token_ids
@@ -425,18 +424,16 @@ print(json.dumps(found))
 """
 
 
-def killed_runs(folder, every=False) -> dict[str, Any]:
+def killed_runs(processes, folder, every=False) -> dict[str, Any]:
     """What came of runs that were killed, at some calls of a save or at every one."""
-    command = [sys.executable, "-c", SCRIPT, str(folder), "every" if every else ""]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False, env=environment)
+    done = processes.run(SCRIPT, folder, "every" if every else "", folder=Path(__file__).parent, elsewhere=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return {**json.loads(done.stdout.splitlines()[-1]), "said": done.stderr}
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    return killed_runs(tmp_path_factory.mktemp("killed"))
+def killed(processes, tmp_path_factory):
+    return killed_runs(processes, tmp_path_factory.mktemp("killed"))
 
 
 @pytest.mark.parametrize("step", [1, 5])
@@ -470,8 +467,8 @@ def test_a_run_killed_in_a_save_goes_on_from_the_last_complete_checkpoint(killed
 
 
 @pytest.mark.exhaustive
-def test_a_run_killed_anywhere_in_a_save_ends_as_if_it_had_not_been(tmp_path):
-    found = killed_runs(tmp_path, every=True)
+def test_a_run_killed_anywhere_in_a_save_ends_as_if_it_had_not_been(processes, tmp_path):
+    found = killed_runs(processes, tmp_path, every=True)
     check_points(found)
     assert all(resumed for *_, resumed in found["points"])
     print(f"{len(found['points'])} kill points")

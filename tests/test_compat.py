@@ -3,10 +3,7 @@
 import ast
 import importlib
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -109,22 +106,14 @@ def test_all_that_a_repo_imports_from_transformers_is_tried_in_compat():
         assert set(imports(path)) <= tried, path.name
 
 
-# Each fault in a fork of one process that has imported transformers.
 LOAD = """
-import os, sys, transformers, transformers.cache_utils, transformers.generation, transformers.masking_utils
-
-for fault in sys.argv[2:]:
-    sys.stdout.flush()
-    if not os.fork():
-        try:
-            exec(fault)
-            transformers.AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
-            print("loaded")
-        except Exception as error:
-            print(f"{type(error).__name__}: {error}")
-        sys.stdout.flush()
-        os._exit(0)
-    os.wait()
+import transformers, transformers.cache_utils, transformers.generation, transformers.masking_utils
+exec(sys.argv[2])
+try:
+    transformers.AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
+    print("loaded")
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
 """
 NEWER = "transformers.__version__ = '5.99.0'"
 GONE = "; del transformers.cache_utils.DynamicLayer"
@@ -132,13 +121,14 @@ OLD = "transformers.__version__ = '4.57.1'"
 
 
 @pytest.mark.versions
-def test_a_repo_says_what_a_release_of_transformers_lacks(tmp_path):
+def test_a_repo_says_what_a_release_of_transformers_lacks(tmp_path, processes):
     blockformer.preset("qwen3").save_pretrained(tmp_path / "repo")
-    command = [sys.executable, "-c", LOAD, tmp_path / "repo", "", NEWER, NEWER + GONE, OLD]
-    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert not done.stderr
-    as_it_is, newer, gone, old = done.stdout.splitlines()
+    said = []
+    for fault in ("", NEWER, NEWER + GONE, OLD):
+        done = processes.run(LOAD, tmp_path / "repo", fault, folder=tmp_path)
+        assert not done.stderr
+        said += done.stdout.splitlines()
+    as_it_is, newer, gone, old = said
     assert as_it_is == newer == "loaded"
     start = "ImportError: This model's code does not run on transformers"
     assert gone.startswith(f"{start} 5.99.0 (cannot import name 'DynamicLayer'")

@@ -1,8 +1,6 @@
 """On an accelerator: no waiting for its values, no tensor of another device, no float64; and other default devices."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,17 +31,11 @@ def example(name, dtype):
     return ours, {"labels": ids}, batch
 
 
-def complaints(*arguments):
-    """What `fake_device.py` finds wrong, by case."""
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], check=False, capture_output=True, text=True, timeout=900
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout)
-
-
-def test_nothing_waits_for_an_accelerator():
-    found = complaints()
+def test_nothing_waits_for_an_accelerator(processes):
+    code = "import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
+    done = processes.run(code, SCRIPT, folder=SCRIPT.parent, elsewhere=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
     assert len(found) == EXPECTED
     wrong = {case: what for case, what in found.items() if what}
     assert not wrong, json.dumps(wrong, indent=1)

@@ -8,8 +8,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -567,7 +565,7 @@ def test_inspect_of_a_hostile_config_takes_no_memory(tmp_path, capsys):
         assert "must be at most" in capsys.readouterr().err
 
 
-def test_a_file_larger_than_the_limit_leaves_nothing(tmp_path, official):
+def test_a_file_larger_than_the_limit_leaves_nothing(tmp_path, processes, official):
     """The system's own limit of file sizes (`ulimit -f`), in a process of its own, as a full disk would do it."""
     resource = pytest.importorskip("resource")
     code = (
@@ -577,7 +575,7 @@ def test_a_file_larger_than_the_limit_leaves_nothing(tmp_path, official):
         f"main(['convert', {str(official / 'one')!r}, {str(tmp_path / 'deep' / 'dst')!r}, '--no-verify'])\n"
     )
     assert resource.RLIMIT_FSIZE
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = processes.run(code, folder=official, elsewhere=False)
     assert done.returncode == 1
     assert "not written, nothing was changed" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,54 +1,20 @@
 """Publishing and loading over HTTP, against a Hub on loopback (`hub_server.py`).
 
-A client reads where its Hub is when huggingface_hub is imported, so every client here is a process of its own: a fork
-of one that has imported torch and transformers, and neither this package nor any repo. Its caches are empty.
+A client reads where its Hub is when huggingface_hub is imported, so every client here is a process of its own.
 """
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fork_server import ForkServer
 from hub_server import Hub
 from pairs import assert_close
-from repos import REFUSAL, SIZES
+from repos import SIZES
 
 from blockformer.presets import preset
 from blockformer.publishing import code_files
-
-HELPER = (
-    REFUSAL
-    + r"""
-import json, os, traceback
-import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-assert "blockformer" not in sys.modules
-for line in sys.stdin:
-    job = json.loads(line)
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(output, 1), os.dup2(output, 2), os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            if job["elsewhere"]:
-                refuse_this_package()
-            exec(compile(job["code"], "job", "exec"), {"arguments": job["arguments"], "torch": torch})
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(status)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-)
 
 IDS = [[5, 88, 301, 17, 9, 40]]
 ANN, BOB = "hf_ann", "hf_bob"
@@ -119,59 +85,25 @@ print(json.dumps(text))
 """
 
 
+START = "import json, torch; arguments = json.loads(sys.argv[1])\n"
+
+
 class Clients:
-    """Processes that know one Hub. Each job starts in a fork of one process, with empty caches."""
+    """Processes that know one Hub."""
 
     def __init__(self, hub, folder):
-        self.hub, self.folder, self.home = hub, folder, folder / "hf"
-        # Neither Python's own settings nor those of a Hub or a proxy come along.
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("PYTHON", "HF_", "HUGGING", "TRANSFORMERS_"))
-            and not name.lower().endswith("_proxy")
-        }
-        environment = {
-            **kept,
-            "HF_ENDPOINT": hub.url,
-            "HF_HOME": str(self.home),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        self.helper = subprocess.Popen(
-            [sys.executable, "-I", "-c", HELPER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=folder,
-        )
-
-    def close(self):
-        self.helper.kill()
-        self.helper.communicate()
+        self.folder = folder
+        settings = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
+        settings |= dict.fromkeys(("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS"), "1")
+        self.server = ForkServer(folder / "home", settings)
+        self.home, self.close = self.server.home, self.server.close
 
     def run(self, code, elsewhere=True, **arguments):
-        """What a job prints last, as JSON.
-
-        Args:
-            code: finds the arguments in `arguments`.
-            elsewhere: this package cannot be imported.
-
-        Raises:
-            AssertionError: the job failed.
-        """
-        shutil.rmtree(self.home, ignore_errors=True)
-        output = self.folder / "output.txt"
+        """What a job prints last, as JSON; it finds its arguments in `arguments`."""
         arguments = {"folder": str(self.folder), "ids": IDS, "sizes": SIZES, **arguments}
-        job = {"code": code, "elsewhere": elsewhere, "output": str(output), "arguments": arguments}
-        print(json.dumps(job), file=self.helper.stdin, flush=True)
-        status = self.helper.stdout.readline().strip()
-        text = output.read_text(encoding="utf-8") if output.exists() else ""
-        assert status == "0", f"status {status}\n{text[-4000:]}"
-        return json.loads(text.strip().splitlines()[-1])
+        return json.loads(
+            self.server.said(START + code, json.dumps(arguments), folder=self.folder, elsewhere=elsewhere)
+        )
 
     def load(self, repo, *revisions, **arguments):
         """The logits of each revision where this package is not, and what else the job said."""

@@ -2,8 +2,6 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -354,7 +352,7 @@ def test_trained_prompts_in_the_cache_and_in_the_embeddings(method):
 
 
 @pytest.mark.slow
-def test_peft_knows_the_targets_whichever_is_imported_first_and_is_never_imported_by_us():
+def test_peft_knows_the_targets_whichever_is_imported_first_and_is_never_imported_by_us(processes, tmp_path):
     pytest.importorskip("peft")
     script = (
         "import sys, blockformer as b\n"
@@ -363,7 +361,7 @@ def test_peft_knows_the_targets_whichever_is_imported_first_and_is_never_importe
         "from peft import LoraConfig, get_peft_model\n"
         "print(sorted(get_peft_model(m, LoraConfig()).peft_config['default'].target_modules))"
     )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    run = processes.run(script, folder=tmp_path, elsewhere=False)
     assert run.stdout.strip() == "['q_proj', 'v_proj']", run.stderr
 
 

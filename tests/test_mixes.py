@@ -7,7 +7,6 @@ import pytest
 import torch
 from example_files import load
 from pairs import assert_close
-from test_remote_code import fresh
 from test_unpadding import both
 from tokenizers import AddedToken
 from transformers import (
@@ -132,7 +131,7 @@ def source_and_target(translator):
     return {**batch, "decoder_input_ids": target["input_ids"], "decoder_attention_mask": target["attention_mask"]}
 
 
-def published(model, tokenizer, batch, script, *arguments, folder):
+def published(fresh, model, tokenizer, batch, script, *arguments, folder):
     """What a script says of the exported model in a process without the package."""
     blockformer.export_model(model, folder / "repo", tokenizer=tokenizer)
     torch.save(dict(batch), folder / "batch.pt")
@@ -173,11 +172,11 @@ def test_saved_and_loaded_is_the_same_bit_for_bit(mix, request, tmp_path):
     assert torch.equal(again(**batch, **target).logits, model(**batch, **target).logits)
 
 
-def test_the_encoder_published_gives_the_same_logits_and_fills_masks(encoder, tmp_path):
+def test_the_encoder_published_gives_the_same_logits_and_fills_masks(encoder, fresh, tmp_path):
     model, tokenizer, _ = encoder
     batch = tokenizer(list(TEXTS), padding=True, return_tensors="pt")
     text = "import <mask>"
-    found = published(model, tokenizer, batch, FILL, text, folder=tmp_path)
+    found = published(fresh, model, tokenizer, batch, FILL, text, folder=tmp_path)
     with torch.no_grad():
         assert_close(torch.tensor(found["logits"]), model(**batch).logits)
     here = pipeline("fill-mask", model=model, tokenizer=tokenizer)(text)
@@ -190,10 +189,10 @@ def test_the_encoder_published_gives_the_same_logits_and_fills_masks(encoder, tm
     assert here[0]["score"] == pytest.approx(chances.max().item(), rel=1e-5)
 
 
-def test_the_translator_published_gives_the_same_logits_and_writes_the_same(translator, tmp_path):
+def test_the_translator_published_gives_the_same_logits_and_writes_the_same(translator, fresh, tmp_path):
     model, tokenizer, _ = translator
     batch = source_and_target(translator)
-    found = published(model, tokenizer, batch, WRITE, json.dumps(PHRASES), folder=tmp_path)
+    found = published(fresh, model, tokenizer, batch, WRITE, json.dumps(PHRASES), folder=tmp_path)
     with torch.no_grad():
         assert_close(torch.tensor(found["logits"]), model(**batch).logits)
     inputs = tokenizer(list(PHRASES), padding=True, return_tensors="pt")

@@ -1,15 +1,12 @@
 """An exported repo in a fresh interpreter that cannot import `blockformer`, offline."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 from pairs import assert_close
-from repos import REFUSAL, SIZES
+from repos import CLOSE, SIZES
 
 import blockformer
 from blockformer.conversion import convert
@@ -19,15 +16,9 @@ pytestmark = pytest.mark.versions
 
 WORDS = ["def heap(x):", "import textwrap as t"]
 
-# Two folders are two copies of the code, and each measures for itself which product is the quicker one here.
-CLOSE = r"""
-def close(found, expected):
-    import torch
-    found, expected = torch.as_tensor(found), torch.as_tensor(expected)
-    return (found - expected).abs().max() <= 1e-5 * expected.abs().max()
-"""
-
-LOADED = r"""
+LOADED = (
+    CLOSE
+    + r"""
 import json, torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers import AutoModelForSequenceClassification
@@ -66,8 +57,11 @@ assert classifier.score.weight.shape == (3, model.config.hidden_size)
 assert "blockformer" not in sys.modules
 print(json.dumps(first))
 """
+)
 
-SEQ2SEQ = r"""
+SEQ2SEQ = (
+    CLOSE
+    + r"""
 import json, os, torch
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
 repo, again, ids = sys.argv[1], sys.argv[2], torch.tensor(json.loads(sys.argv[3]))
@@ -98,6 +92,7 @@ assert not os.path.exists(os.path.join(again, "modeling_decoder.py"))
 assert "blockformer" not in sys.modules
 print(json.dumps(first))
 """
+)
 
 CONFIG_ALONE = r"""
 import json, os, shutil
@@ -161,29 +156,6 @@ print("refused")
 """
 
 
-def fresh(script, *arguments, folder):
-    """Run a script in an interpreter of its own, with a cache of its own, without a terminal."""
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
-        "HF_HOME": str(folder / "hf"),
-        "HF_MODULES_CACHE": str(folder / "modules"),
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", REFUSAL + "refuse_this_package()\n" + CLOSE + script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-        env=environment,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1]
-
-
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
@@ -207,12 +179,12 @@ def check(found, wanted):
 
 
 @pytest.mark.parametrize("name", ["blockformer", "conversion"])
-def test_this_package_is_out_of_reach_there(tmp_path, name):
+def test_this_package_is_out_of_reach_there(tmp_path, fresh, name):
     with pytest.raises(AssertionError, match=f"{name} is out of reach"):
         fresh(f"import {name}", folder=tmp_path)
 
 
-def test_a_repo_loads_where_blockformer_is_not_and_saves_itself_with_its_code(tmp_path, model, tiny_tokenizer):
+def test_a_repo_loads_where_blockformer_is_not_and_saves_itself_with_its_code(tmp_path, fresh, model, tiny_tokenizer):
     blockformer.export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer)
     found = fresh(LOADED, tmp_path / "repo", tmp_path / "again", json.dumps(WORDS), folder=tmp_path)
     check(found, expected(model, tiny_tokenizer))
@@ -221,7 +193,7 @@ def test_a_repo_loads_where_blockformer_is_not_and_saves_itself_with_its_code(tm
     assert entries["auto_map"] == blockformer.BlockformerDecoderConfig.auto_classes
 
 
-def test_a_plainly_saved_and_a_converted_model_load_just_as_well(tmp_path, model, tiny_tokenizer):
+def test_a_plainly_saved_and_a_converted_model_load_just_as_well(tmp_path, fresh, model, tiny_tokenizer):
     """As above, through `save_pretrained` and through the official layout and back."""
     model.save_pretrained(tmp_path / "plain")
     tiny_tokenizer.save_pretrained(tmp_path / "plain")
@@ -234,7 +206,7 @@ def test_a_plainly_saved_and_a_converted_model_load_just_as_well(tmp_path, model
         check(json.dumps(found), wanted)
 
 
-def test_nothing_of_a_repo_runs_without_trust(tmp_path, model, tiny_tokenizer):
+def test_nothing_of_a_repo_runs_without_trust(tmp_path, fresh, model, tiny_tokenizer):
     blockformer.export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer)
     planted = tmp_path / "PLANTED"
     for name in ("configuration_decoder.py", "modeling_decoder.py"):
@@ -246,7 +218,7 @@ def test_nothing_of_a_repo_runs_without_trust(tmp_path, model, tiny_tokenizer):
 
 
 @pytest.mark.parametrize("way", ["exported", "converted"])
-def test_an_encoder_decoder_where_blockformer_is_not(tmp_path, way):
+def test_an_encoder_decoder_where_blockformer_is_not(tmp_path, fresh, way):
     sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
     config = blockformer.preset("t5-v1.1", vocab_size=97, head_dim=16, **sizes)
@@ -281,7 +253,7 @@ def test_an_encoder_decoder_where_blockformer_is_not(tmp_path, way):
     ],
 )
 def test_a_config_alone_brings_the_code_of_its_models_and_says_what_they_are(
-    tmp_path, preset, model_class, auto_class, lists
+    tmp_path, fresh, preset, model_class, auto_class, lists
 ):
     """mergekit saves a config beside merged weights; lm-eval decides by the library's lists before it loads a model."""
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}

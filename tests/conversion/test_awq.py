@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from awq_layout import ENTRIES, ORDER, state_of
-from example_files import load
 from pairs import assert_close
 from safetensors.torch import load_file, save_file
 
@@ -111,7 +110,7 @@ def test_plain_weights_of_them(tmp_path, capsys, name, dtype):
     assert torch.isfinite(loaded(IDS).logits).all()
 
 
-def test_the_repo_runs_without_the_package(tmp_path, tiny_tokenizer):
+def test_the_repo_runs_without_the_package(tmp_path, fresh, tiny_tokenizer):
     awq_folder(tmp_path / "official", tokenizer=tiny_tokenizer, vocab_size=len(tiny_tokenizer))
     convert(tmp_path / "official", tmp_path / "ours", verify=False)
     code = """
@@ -124,7 +123,7 @@ text = model.generate(ids, max_new_tokens=6, do_sample=False)[0].tolist()
 kind = type(model.model.layers[0].mlp.up_proj)
 print(json.dumps([text, kind.__name__, kind.__module__, "gptqmodel" in sys.modules]))
 """
-    text, kind, module, other = load("elsewhere").run_elsewhere(code, tmp_path / "ours")
+    text, kind, module, other = json.loads(fresh(code, tmp_path / "ours", folder=tmp_path))
     here = from_official(tmp_path / "official").float()
     assert text == here.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=6, do_sample=False)[0].tolist()
     assert kind == "QuantizedLinear"

@@ -7,7 +7,6 @@ import torch
 import transformers
 from pairs import assert_close, assert_gradients_close
 from safetensors.torch import load_file
-from test_remote_code import fresh
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from transformers.models.bart.modeling_bart import shift_tokens_right
 from transformers.models.mbart.modeling_mbart import shift_tokens_right as shift_tokens_around
@@ -811,7 +810,7 @@ assert "blockformer" not in sys.modules
 
 @pytest.mark.versions
 @pytest.mark.parametrize("family", PREFIXES)
-def test_a_converted_repo_where_blockformer_is_not(tmp_path, family):
+def test_a_converted_repo_where_blockformer_is_not(tmp_path, fresh, family):
     model = official_folder(tmp_path / "src", family, **(OWN if family == "marian" else {}))
     (tmp_path / "src" / "generation_config.json").unlink()
     beams = {} if family == "marian" else {"num_beams": 2}  # see the test of beams above

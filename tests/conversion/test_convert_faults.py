@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -254,16 +253,21 @@ for name, *arguments in json.loads(sys.argv[2]):
         if path.endswith(".tmp"):
             import shutil
             shutil.rmtree(base / path)
-    print(json.dumps({"code": os.waitstatus_to_exitcode(status_code), "text": text.decode(), "left": left}))
+    run = {"code": os.waitstatus_to_exitcode(status_code), "text": text.decode(), "left": left}
+    print(json.dumps(run), flush=True)  # or the next child has it to write too
 """
 
 
-def scenarios(base, *wanted):
-    """Run scenarios of the script: a name and its arguments each."""
-    command = [sys.executable, "-c", SCENARIOS, str(base), json.dumps(wanted)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"code"')]
+@pytest.fixture
+def scenarios(processes, tmp_path):
+    """Runs scenarios of the script in the test's folder: a name and its arguments each."""
+
+    def run(*wanted):
+        done = processes.run(SCENARIOS, tmp_path, json.dumps(wanted), folder=tmp_path, elsewhere=False)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"code"')]
+
+    return run
 
 
 # Progress is told at the beginning, for each of 25 tensors, before each of two model runs, and at the end.
@@ -271,9 +275,9 @@ POINTS = [1, 2, 15, 26, 27, 28, 29]
 
 
 @needs_linux
-def test_ctrl_c_cleans_up_and_exits_130(tmp_path, source):
+def test_ctrl_c_cleans_up_and_exits_130(tmp_path, scenarios, source):
     before = fingerprint(source)
-    *runs, last = scenarios(tmp_path, *(("interrupted", point) for point in POINTS), ("terminated", 15))
+    *runs, last = scenarios(*(("interrupted", point) for point in POINTS), ("terminated", 15))
     for run in runs:
         assert run["code"] == 130, run["text"]
         assert run["text"].strip().splitlines()[-1] == "interrupted"
@@ -285,10 +289,10 @@ def test_ctrl_c_cleans_up_and_exits_130(tmp_path, source):
 
 
 @needs_linux
-def test_kill_9_leaves_the_old_target_or_the_new_one(tmp_path, source):
+def test_kill_9_leaves_the_old_target_or_the_new_one(tmp_path, scenarios, source):
     convert(source, tmp_path / "dst", verify=False, dtype="bfloat16")
     old, before = fingerprint(tmp_path / "dst"), fingerprint(source)
-    runs = scenarios(tmp_path, *(("killed", point) for point in POINTS))
+    runs = scenarios(*(("killed", point) for point in POINTS))
     assert [run["code"] for run in runs] == [-9] * len(POINTS)
     assert all(len([name for name in run["left"] if name in ("source", "dst")]) == 2 for run in runs)
     assert any(name.endswith(".tmp") for run in runs for name in run["left"])
@@ -299,14 +303,14 @@ def test_kill_9_leaves_the_old_target_or_the_new_one(tmp_path, source):
 
 
 @needs_linux
-def test_memory_limits(tmp_path, source):
+def test_memory_limits(tmp_path, scenarios, source):
     """Peak memory is that of one tensor, not of the checkpoint; too little of it is a clean failure."""
     sizes = {"vocab_size": 12_000, "hidden_size": 512, "intermediate_size": 3072, "num_hidden_layers": 5}
     official_folder(tmp_path / "big", **sizes, initializer_range=0.02)
     total = (tmp_path / "big/model.safetensors").stat().st_size
     largest = 12_000 * 512 * 4
     assert total > 5 * largest
-    run, other = scenarios(tmp_path, ("little_memory",), ("peak",))
+    run, other = scenarios(("little_memory",), ("peak",))
     assert run["code"] == 1, run["text"]
     assert run["text"].startswith("error: "), run["text"]
     assert "memory" in run["text"]
@@ -319,6 +323,8 @@ def test_memory_limits(tmp_path, source):
 
 AUDITED = r"""
 import json, os, socket, sys
+sys.path.insert(0, "")  # as `python -c` has it: the source's own folder
+sys.dont_write_bytecode = True
 base, target = sys.argv[1:]
 import torch
 import transformers.models.qwen3.modeling_qwen3
@@ -366,7 +372,7 @@ print(json.dumps(listed))
 """
 
 
-def test_nothing_of_the_source_is_run_and_nothing_written_elsewhere(tmp_path, source, tiny_tokenizer):
+def test_nothing_of_the_source_is_run_and_nothing_written_elsewhere(tmp_path, processes, source, tiny_tokenizer):
     tiny_tokenizer.save_pretrained(source)
     planted = f"open({str(tmp_path / 'PLANTED')!r}, 'w').write('run')\n"
     for name in ("evil.py", "modeling_evil.py", "modeling_qwen3.py", "__init__.py", "setup.py", "sitecustomize.py"):
@@ -384,16 +390,7 @@ def test_nothing_of_the_source_is_run_and_nothing_written_elsewhere(tmp_path, so
     settings["auto_map"] = {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}
     (source / "tokenizer_config.json").write_text(json.dumps(settings))
     before = fingerprint(source)
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    done = subprocess.run(
-        [sys.executable, "-c", AUDITED, str(tmp_path), str(tmp_path / "dst")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=environment,
-        cwd=source,
-    )
+    done = processes.run(AUDITED, tmp_path, tmp_path / "dst", folder=source, elsewhere=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []
     assert not (tmp_path / "PLANTED").exists()

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 from pairs import assert_close, assert_gradients_close
+from repos import CLOSE
 from safetensors.torch import load_file
-from test_remote_code import fresh
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
@@ -607,7 +607,9 @@ def test_missing_and_unexpected_tensors_are_listed(tmp_path, head):
     assert not (tmp_path / "dst").exists()
 
 
-LOADED = r"""
+LOADED = (
+    CLOSE
+    + r"""
 import json, sys, torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 repo, again, ids = sys.argv[1], sys.argv[2], torch.tensor(json.loads(sys.argv[3]))
@@ -629,10 +631,11 @@ assert results(again)[1] == first
 assert "blockformer" not in sys.modules
 print(json.dumps(first))
 """
+)
 
 
 @pytest.mark.versions
-def test_a_converted_repo_where_blockformer_is_not(tmp_path):
+def test_a_converted_repo_where_blockformer_is_not(tmp_path, fresh):
     theirs = official_folder(tmp_path / "src")
     edit_tensors(tmp_path / "src", lambda tensors: without_prefix(tensors) | masks(""))
     convert(tmp_path / "src", tmp_path / "repo", verify=False)

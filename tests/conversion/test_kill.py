@@ -1,18 +1,16 @@
 """SIGKILL at every write, sync and rename: the target is the old model or the new one, whole.
 
-First of the writers alone, then of `convert` itself. One helper process imports everything once, then forks a child for
-each kill point. A child counts its calls and kills itself before call number N (writes: after half of the bytes), for
+First of the writers alone, then of `convert` itself. A process forks a child for each
+kill point. A child counts its calls and kills itself before call number N (writes: after half of the bytes), for
 N = 1, 2, ... until a child comes through.
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import ForkServer
 
 COMMON = r"""
 import hashlib, json, os, shutil, signal, sys
@@ -112,19 +110,11 @@ print(json.dumps(runs))
 """
 
 
-def said_by(script: str, *arguments: object, timeout: int) -> Any:
-    """What a script prints last, as JSON, in a process of one thread."""
-    command = [sys.executable, "-c", COMMON + script, *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=timeout)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def runs(processes: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """What the target was after each kill, for each way of replacing; the last entry is the run that came through."""
-    return said_by(SCRIPT, tmp_path_factory.mktemp("kill"), timeout=250)
+    folder = tmp_path_factory.mktemp("kill")
+    return json.loads(processes.said(COMMON + SCRIPT, folder, folder=folder, elsewhere=False))
 
 
 @pytest.mark.parametrize(("name", "before"), [("replace", "old"), ("fresh", "none")])
@@ -269,9 +259,9 @@ print(json.dumps(runs))
 """
 
 
-def converters(folder: Path, step: int) -> dict[str, list[dict[str, Any]]]:
+def converters(processes: ForkServer, folder: Path, step: int) -> dict[str, list[dict[str, Any]]]:
     """What the target was after each kill of `convert`, at every `step`-th point and at each around the rename."""
-    return said_by(CONVERT, folder, step, timeout=1500)
+    return json.loads(processes.said(COMMON + CONVERT, folder, step, folder=folder, elsewhere=False))
 
 
 def check_converters(runs: dict[str, list[dict[str, Any]]]) -> None:
@@ -286,8 +276,8 @@ def check_converters(runs: dict[str, list[dict[str, Any]]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def some_points(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    return converters(tmp_path_factory.mktemp("convert"), 13)
+def some_points(processes: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    return converters(processes, tmp_path_factory.mktemp("convert"), 13)
 
 
 def test_a_converter_killed_at_some_points(some_points: dict[str, list[dict[str, Any]]]) -> None:
@@ -304,8 +294,8 @@ def test_three_converters_on_one_target_and_a_reader(some_points: dict[str, list
 
 
 @pytest.mark.exhaustive
-def test_a_converter_killed_at_every_point(tmp_path: Path) -> None:
-    runs = converters(tmp_path, 1)
+def test_a_converter_killed_at_every_point(processes: ForkServer, tmp_path: Path) -> None:
+    runs = converters(processes, tmp_path, 1)
     check_converters(runs)
     points = [len(killed) - 1 for name, killed in runs.items() if name != "together"]
     assert min(points) > 100

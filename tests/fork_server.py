@@ -1,0 +1,128 @@
+"""Fresh processes at the price of a fork: one helper has imported torch and transformers, which takes seconds.
+
+Nothing of this package and no repo's code is in the helper, and a job's caches are empty: a child of it is what a new
+interpreter is after those two imports.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from inspect import getsource
+from pathlib import Path
+
+from blockformer.demo.fresh import Refuse
+
+# Run by the helper. The modules that most jobs load first come with it.
+LOOP = f"""
+import json, os, sys, traceback
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, pipeline
+
+{getsource(Refuse)}
+
+def do(job):
+    status = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.environ.update(job["environment"])
+        os.chdir(job["folder"])
+        sys.argv[1:] = job["arguments"]
+        if job["elsewhere"]:
+            sys.meta_path[:0] = [Refuse("blockformer"), Refuse("conversion")]
+        exec(compile(job["code"], "job", "exec"), {{"__name__": "__main__", "sys": sys}})
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+
+assert "blockformer" not in sys.modules
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        do(json.loads(line))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class ForkServer:
+    """A helper process and what its children print.
+
+    Args:
+        home: the folder of its caches, emptied before each job.
+        environment: for the helper, which keeps no setting of Python, of a Hub or of a proxy.
+    """
+
+    def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
+        self.home = home
+        private = ("PYTHON", "HF_", "HUGGING", "TRANSFORMERS_")
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(private) and not name.lower().endswith("_proxy")
+        }
+        more = {"HF_HOME": str(home / "hf"), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        home.mkdir(parents=True, exist_ok=True)
+        self._helper = subprocess.Popen(
+            [sys.executable, "-I", "-c", LOOP],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**kept, **more, **environment},
+            cwd=home.parent,
+        )
+
+    def close(self) -> None:
+        self._helper.kill()
+        self._helper.communicate()
+
+    def run(
+        self, code: str, *arguments: object, folder: Path, elsewhere: bool = True, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program in a process of its own; it finds `arguments` in `sys.argv[1:]`, and `sys` imported.
+
+        Args:
+            code: the program.
+            arguments: written as text.
+            folder: where it runs.
+            elsewhere: this package cannot be imported.
+            environment: set for this program; what the libraries read when they are imported is set for the helper.
+        """
+        shutil.rmtree(self.home, ignore_errors=True)
+        self.home.mkdir()
+        said = [self.home.with_suffix(f".{name}") for name in ("stdout", "stderr")]
+        job = {
+            "code": code,
+            "arguments": list(map(str, arguments)),
+            "folder": str(folder),
+            "elsewhere": elsewhere,
+            "environment": environment,
+            "stdout": str(said[0]),
+            "stderr": str(said[1]),
+        }
+        assert self._helper.stdin is not None
+        assert self._helper.stdout is not None
+        print(json.dumps(job), file=self._helper.stdin, flush=True)
+        status = int(self._helper.stdout.readline())
+        return subprocess.CompletedProcess(code, status, *(path.read_text(encoding="utf-8") for path in said))
+
+    def said(self, code: str, *arguments: object, folder: Path, **how: object) -> str:
+        """The last line that a program prints; see `run`.
+
+        Raises:
+            AssertionError: the program failed.
+        """
+        done = self.run(code, *arguments, folder=folder, **how)
+        assert done.returncode == 0, f"status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        return done.stdout.strip().splitlines()[-1]
