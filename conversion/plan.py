@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from blockformer.on_import import CONFIGS
+
 from .errors import ConversionError, listed, shown
 from .families import awq
 from .families.fields import Form
@@ -217,17 +219,13 @@ def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
         ConversionError: it is none, or its settings are refused.
     """
     import blockformer
-    from blockformer.configuration_blockformer import BlockformerConfig
 
     model_type = entries.get("model_type")
-    public = [value for value in vars(blockformer).values() if isinstance(value, type)]
-    classes = [value for value in public if issubclass(value, BlockformerConfig) and value.model_type]
-    found = next((config_class for config_class in classes if config_class.model_type == model_type), None)
-    if found is None:
+    if not isinstance(model_type, str) or model_type not in CONFIGS:
         raise ConversionError(f"config.json: model_type {shown(model_type)} is not one of ours")
     kept = {name: value for name, value in entries.items() if name not in NEVER_FOLLOWED}
     try:
-        return found(**copy.deepcopy(kept))
+        return getattr(blockformer, CONFIGS[model_type])(**copy.deepcopy(kept))
     except (ValueError, TypeError) as error:
         raise ConversionError(f"config.json: {error}") from error
 

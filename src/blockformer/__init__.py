@@ -1,48 +1,19 @@
 """Blockformer: every classic Transformer, from one small set of blocks, natively Hugging Face.
 
-Importing this package registers its models with the Auto classes of transformers.
+Once this package is imported, the Auto classes of transformers know its models. It imports neither torch nor
+transformers before something of the model is asked for.
 """
 
 import importlib
+import importlib.util
+from typing import TYPE_CHECKING
 
-import transformers
+from .on_import import watch_imports
 
-from . import modeling_decoder, modeling_encoder, modeling_encoder_decoder
-from .configuration_decoder import BlockformerDecoderConfig
-from .configuration_encoder import BlockformerEncoderConfig
-from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
-from .engine import plug_in as _plug_in
-from .engine import prepare_for_inference, prepare_for_training
-from .modeling_decoder import (
-    BlockformerDecoderForCausalLM,
-    BlockformerDecoderForQuestionAnswering,
-    BlockformerDecoderForSequenceClassification,
-    BlockformerDecoderForTokenClassification,
-    BlockformerDecoderModel,
-)
-from .modeling_encoder import (
-    BlockformerEncoderForMaskedLM,
-    BlockformerEncoderForMultipleChoice,
-    BlockformerEncoderForNextSentencePrediction,
-    BlockformerEncoderForPreTraining,
-    BlockformerEncoderForQuestionAnswering,
-    BlockformerEncoderForSequenceClassification,
-    BlockformerEncoderForTokenClassification,
-    BlockformerEncoderModel,
-)
-from .modeling_encoder_decoder import (
-    BlockformerEncoderDecoderForConditionalGeneration,
-    BlockformerEncoderDecoderForQuestionAnswering,
-    BlockformerEncoderDecoderForSequenceClassification,
-    BlockformerEncoderDecoderModel,
-)
-from .presets import PRESETS, preset
-from .pretrained_model import BlockformerPreTrainedModel
-from .publishing import export_model
-from .publishing.strict_loading import plug_in as _plug_in_strict_loading
-from .publishing.upload import push_to_hub, save_pretrained
-from .training.chunked_loss import plug_in as _plug_in_chunked_loss
-from .training.optimizer import adamw, optimizer_groups
+if TYPE_CHECKING:
+    from .api import *
+    from .conversion import from_official
+    from .training.callbacks import StopOnNonFiniteLoss, last_complete_checkpoint
 
 __version__ = "0.1.0"
 
@@ -79,38 +50,23 @@ __all__ = [
     "preset",
 ]
 
-for _config, _models in (
-    (BlockformerDecoderConfig, modeling_decoder),
-    (BlockformerEncoderConfig, modeling_encoder),
-    (BlockformerEncoderDecoderConfig, modeling_encoder_decoder),
-):
-    transformers.AutoConfig.register(_config.model_type, _config)
-    for _auto_class, _target in _config.auto_classes.items():
-        if _auto_class != "AutoConfig":
-            getattr(transformers, _auto_class).register(_config, getattr(_models, _target.rpartition(".")[2]))
-
-
-_plug_in()
-_plug_in_chunked_loss()
-_plug_in_strict_loading()
-
-# A repo's own code has transformers' uploads; what our models do better stands above the core and is put in here.
-BlockformerPreTrainedModel.push_to_hub = push_to_hub
-BlockformerPreTrainedModel.save_pretrained = save_pretrained
-
-# Public names that are imported when first used, each with its module.
-_LAZY = {
-    "StopOnNonFiniteLoss": ".training.callbacks",
-    "from_official": ".conversion",
-    "last_complete_checkpoint": ".training.callbacks",
+# The modules of public names that are elsewhere than in `api`, for they bring more libraries along.
+_ELSEWHERE = {
+    "StopOnNonFiniteLoss": "training.callbacks",
+    "from_official": "conversion",
+    "last_complete_checkpoint": "training.callbacks",
 }
+
+watch_imports()
 
 
 def __getattr__(name):
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name], __name__), name)
+    if name in __all__:
+        return getattr(importlib.import_module(f".{_ELSEWHERE.get(name, 'api')}", __name__), name)
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}"):
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 def __dir__():
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,63 @@
+"""The public names, and what importing them sets up.
+
+The Auto classes of transformers know the models; the models load more strictly, run faster and upload better than by a
+repo's own code. `on_import` sees to it that this is imported with the first part of the model.
+"""
+
+import transformers
+
+from . import modeling_decoder, modeling_encoder, modeling_encoder_decoder
+from .configuration_decoder import BlockformerDecoderConfig
+from .configuration_encoder import BlockformerEncoderConfig
+from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
+from .engine import plug_in as _plug_in
+from .engine import prepare_for_inference, prepare_for_training
+from .modeling_decoder import (
+    BlockformerDecoderForCausalLM,
+    BlockformerDecoderForQuestionAnswering,
+    BlockformerDecoderForSequenceClassification,
+    BlockformerDecoderForTokenClassification,
+    BlockformerDecoderModel,
+)
+from .modeling_encoder import (
+    BlockformerEncoderForMaskedLM,
+    BlockformerEncoderForMultipleChoice,
+    BlockformerEncoderForNextSentencePrediction,
+    BlockformerEncoderForPreTraining,
+    BlockformerEncoderForQuestionAnswering,
+    BlockformerEncoderForSequenceClassification,
+    BlockformerEncoderForTokenClassification,
+    BlockformerEncoderModel,
+)
+from .modeling_encoder_decoder import (
+    BlockformerEncoderDecoderForConditionalGeneration,
+    BlockformerEncoderDecoderForQuestionAnswering,
+    BlockformerEncoderDecoderForSequenceClassification,
+    BlockformerEncoderDecoderModel,
+)
+from .presets import PRESETS, preset
+from .pretrained_model import BlockformerPreTrainedModel
+from .publishing import export_model
+from .publishing.strict_loading import plug_in as _plug_in_strict_loading
+from .publishing.upload import push_to_hub, save_pretrained
+from .training.chunked_loss import plug_in as _plug_in_chunked_loss
+from .training.optimizer import adamw, optimizer_groups
+
+for _config, _models in (
+    (BlockformerDecoderConfig, modeling_decoder),
+    (BlockformerEncoderConfig, modeling_encoder),
+    (BlockformerEncoderDecoderConfig, modeling_encoder_decoder),
+):
+    transformers.AutoConfig.register(_config.model_type, _config)
+    for _auto_class, _target in _config.auto_classes.items():
+        if _auto_class != "AutoConfig":
+            getattr(transformers, _auto_class).register(_config, getattr(_models, _target.rpartition(".")[2]))
+
+
+_plug_in()
+_plug_in_chunked_loss()
+_plug_in_strict_loading()
+
+# A repo's own code has transformers' uploads; what our models do better stands above the core and is put in here.
+BlockformerPreTrainedModel.push_to_hub = push_to_hub
+BlockformerPreTrainedModel.save_pretrained = save_pretrained
