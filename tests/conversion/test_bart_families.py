@@ -26,8 +26,8 @@ VOCAB = 97
 SIZES = {
     "vocab_size": VOCAB,
     "d_model": 48,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
     "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 80,
@@ -130,6 +130,8 @@ def assert_same_outputs(ours, theirs, family, tolerance=1e-5):
 def there_and_back(tmp_path, family, fresh_config=True):
     """A folder `src` through ours and back: verified both ways, nothing lost; then again without what ours remembers.
 
+    What comes back is the source bit for bit, and that was compared with ours on the way in.
+
     Returns:
         The report of the way in.
     """
@@ -137,7 +139,7 @@ def there_and_back(tmp_path, family, fresh_config=True):
     before = fingerprint(src)
     report = convert(src, dst)
     assert report.parity.passed
-    assert convert(dst, back, to_official=True).parity.passed
+    convert(dst, back, to_official=True, verify=False)
     assert fingerprint(src) == before
     assert stored(back) == stored(src)
     assert entries_of(back) == entries_of(src)
@@ -155,7 +157,7 @@ def there_and_back(tmp_path, family, fresh_config=True):
 @pytest.mark.versions
 @pytest.mark.parametrize(("family", "head"), HEADS, ids=name_of)
 def test_every_head_there_and_back(tmp_path, family, head):
-    model = official_folder(tmp_path / "src", family, head.official, decoder_layers=3)
+    model = official_folder(tmp_path / "src", family, head.official, encoder_layers=2, decoder_layers=3)
     report = there_and_back(tmp_path, family)
     assert report.notes == []
     assert report.parity.measured[0].same_text is (True if head.writes_text else None)
@@ -171,8 +173,9 @@ def test_every_head_there_and_back(tmp_path, family, head):
     assert anew == {name: tensor for name, tensor in source.items() if name not in computed}
 
 
-@pytest.mark.parametrize("family", PREFIXES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("family", "dtype"), [*((family, torch.bfloat16) for family in PREFIXES), ("bart", torch.float16)], ids=str
+)
 def test_smaller_dtypes(tmp_path, family, dtype):
     official_model(family).to(dtype).save_pretrained(tmp_path / "src")
     report = there_and_back(tmp_path, family)
@@ -183,9 +186,11 @@ def test_smaller_dtypes(tmp_path, family, dtype):
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("head", ["MTModel", "Model"])
-@pytest.mark.parametrize("size", [71, 130])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("head", "size", "tied"),
+    [(head, size, tied) for head in ("MTModel", "Model") for size, tied in ((71, True), (130, False))]
+    + [("MTModel", 71, False), ("MTModel", 130, True)],
+)
 def test_vocabularies_of_each_side(tmp_path, head, size, tied):
     own = {**OWN, "decoder_vocab_size": size, "tie_word_embeddings": tied}
     model = official_folder(tmp_path / "src", "marian", head, **own)
@@ -225,10 +230,16 @@ def test_probes_ask_only_for_tokens_that_there_are_and_pad_where_the_official_cl
     assert "padded" in [probe.name for probe in probes(blockformer.preset("t5", **small))]
 
 
-@pytest.mark.parametrize("family", PREFIXES)
 @pytest.mark.parametrize(
-    "names",
-    [[ENCODER, DECODER, "lm_head.weight"], [DECODER], ["-", ENCODER], ["-", DECODER, "lm_head.weight"]],
+    ("family", "names"),
+    [
+        ("bart", [ENCODER, DECODER, "lm_head.weight"]),
+        ("bart", [DECODER]),
+        ("bart", ["-", ENCODER]),
+        ("bart", ["-", DECODER, "lm_head.weight"]),
+        ("marian", ["-", DECODER, "lm_head.weight"]),
+        ("mbart", [ENCODER, DECODER, "lm_head.weight"]),
+    ],
     ids=str,
 )
 def test_embeddings_under_several_names(tmp_path, family, names):
@@ -430,7 +441,7 @@ def test_what_the_first_checkpoints_hold(tmp_path):
     official_folder(tmp_path / "src", "bart")
     numbers = {f"model.{stack}.version": torch.tensor([3.0]) for stack in ("encoder", "decoder")}
     edit_tensors(tmp_path / "src", **numbers)
-    edit_config(tmp_path / "src", normalize_before=False, num_hidden_layers=2, encoder_layerdrop=0.1)
+    edit_config(tmp_path / "src", normalize_before=False, num_hidden_layers=1, encoder_layerdrop=0.1)
     report = convert(tmp_path / "src", tmp_path / "dst")
     assert report.notes == [
         "config.json: settings that bart does not use: 'encoder_layerdrop', 'normalize_before'",

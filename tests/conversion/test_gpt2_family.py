@@ -25,7 +25,7 @@ SIZES = {
     "vocab_size": 97,
     "n_positions": 64,
     "n_embd": 48,
-    "n_layer": 3,
+    "n_layer": 2,
     "n_head": 4,
     "n_inner": 80,
     "initializer_range": 0.35,
@@ -72,7 +72,7 @@ def with_prefix(tensors):
     return {f"transformer.{name}": tensor for name, tensor in tensors.items()}
 
 
-def masks(root, dtype=torch.uint8, size=64, layers=3):
+def masks(root, dtype=torch.uint8, size=64, layers=2):
     """What the first checkpoints hold beside their weights."""
     causal = torch.ones(size, size).tril().to(dtype)[None, None]
     return {f"{root}h.{layer}.attn.bias": causal for layer in range(layers)} | {
@@ -80,13 +80,13 @@ def masks(root, dtype=torch.uint8, size=64, layers=3):
     }
 
 
-def there_and_back(tmp_path, **options):
-    """Convert `src` to `dst` and on to `back`; both ways are verified, and nothing of `src` has changed."""
+def there_and_back(tmp_path, verify_back=False):
+    """Convert `src` to `dst`, which is verified, and on to `back`, which is `src` bit for bit."""
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
-    report = convert(src, dst, **options)
+    report = convert(src, dst)
     assert report.parity.passed
     assert report.parity.measured
-    assert convert(dst, back, to_official=True).parity.passed
+    convert(dst, back, to_official=True, verify=verify_back)
     assert stored(back) == stored(src)
     assert entries_of(back) == entries_of(src)
     return report
@@ -118,7 +118,7 @@ def assert_same_outputs(ours, theirs):
 def test_every_head_there_and_back(tmp_path, head):
     model = official_folder(tmp_path / "src", head.official)
     before = fingerprint(tmp_path / "src")
-    report = there_and_back(tmp_path)
+    report = there_and_back(tmp_path, verify_back=True)
     assert report.parity.measured[0].same_text is (True if head.official == LM else None)
     assert report.notes == []
     assert fingerprint(tmp_path / "src") == before
@@ -244,8 +244,8 @@ CAUSAL = torch.ones(1, 1, 8, 8).tril()
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-@pytest.mark.parametrize("root", ["", "transformer."], ids=["bare", "prefix"])
-def test_a_damaged_mask_is_refused(tmp_path, root, name, tensor):
+def test_a_damaged_mask_is_refused(tmp_path, name, tensor):
+    root = "transformer." if tensor.dim() < 4 else ""
     official_folder(tmp_path / "src")
     change = (lambda tensors: tensors) if root else without_prefix
     edit_tensors(tmp_path / "src", lambda tensors: change(tensors) | masks(root) | {root + name: tensor})
@@ -339,7 +339,7 @@ def targets(head, tensors):
 @every_head
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_loss_and_gradients(tmp_path, head, side):
-    theirs = official_folder(tmp_path / "src", head.official)
+    theirs = official_folder(tmp_path / "src", head.official, n_layer=3)
     ours = from_official(tmp_path / "src")
     tensors = inputs(side)
     mask = tensors["attention_mask"].bool()
@@ -656,5 +656,5 @@ def test_inspecting_an_official_config(tmp_path):
     model = official_folder(tmp_path / "src")
     summary = summarize(tmp_path / "src")
     assert summary.parameters == model.num_parameters()
-    assert summary.cache["float32"] == 2 * 3 * 48 * 4
+    assert summary.cache["float32"] == 2 * 2 * 48 * 4
     assert summarize("gpt2").parameters == 124_439_808
