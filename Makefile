@@ -30,11 +30,11 @@ demo: $(READY) ## the main job: train, publish, reload and convert a small model
 	$(BIN)/blockformer demo $(DEMO_ARGS)
 
 test: $(READY) ## run the tests, up to four at a time (TESTS=tests/cli to run some)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(TESTS)
 
 portable: $(READY) ## the tests that compare numbers, as a processor without AVX-512 computes them
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ONEDNN) MKL_ENABLE_INSTRUCTIONS=$(MKL) \
-	  $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --margins 10 -m "portable and not exhaustive" $(TESTS)
+	  $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal --margins 10 -m "portable and not exhaustive" $(TESTS)
 
 exhaustive: $(READY) ## the tests that take minutes: fuzzing with 50,000 cases, large checkpoints
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m exhaustive --durations=0 --timeout=3600 $(TESTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -10,6 +11,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+gc.disable()  # until everything is imported and collected, which leaves little to find
 
 # Set before anything imports huggingface_hub, which reads them once. Remote-code tests then cannot meet modules that an
 # earlier run left in the user's cache.
@@ -57,6 +60,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         margin_of = {report.nodeid: dict(report.user_properties)["margin"] for report in passed}
         for test in sorted(margin_of, key=margin_of.__getitem__, reverse=True)[:count]:
             terminalreporter.line(f"{margin_of[test]:.2f} {test}")
+
+
+def pytest_collection_finish() -> None:
+    """What there is by then stays: the collector need not look through a million objects again and again."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

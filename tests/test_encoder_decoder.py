@@ -468,15 +468,15 @@ def test_a_step_of_the_trainer_is_that_of_t5(tmp_path, pair, smoothing):
 def test_it_learns_to_write_backwards_and_the_trainer_judges_by_what_is_written(tmp_path):
     torch.manual_seed(0)
     model = BlockformerEncoderDecoderForConditionalGeneration(preset("t5", **{**SMALL, **DRY, "vocab_size": 12}))
-    settings = {"max_steps": 200, "learning_rate": 4e-3, "optim": "adamw_torch", "per_device_train_batch_size": 32}
+    settings = {"max_steps": 120, "learning_rate": 1e-2, "optim": "adamw_torch", "per_device_train_batch_size": 64}
     more = {"predict_with_generate": True, "generation_max_length": 14, "max_grad_norm": 1.0, "logging_steps": 50}
-    trainer = trained(model, tmp_path, rows(2000, longest=4), **settings, **more, lr_scheduler_type="linear")
-    held_out = rows(60, seed=9, longest=4)
+    trainer = trained(model, tmp_path, rows(2000, longest=2), **settings, **more, lr_scheduler_type="linear")
+    held_out = rows(60, seed=9, longest=2)
     found = trainer.predict(held_out).predictions
     right = 0
     for row, written in zip(held_out, found, strict=True):
         right += [token for token in written[1:].tolist() if token > 0][: len(row["labels"])] == row["labels"]
-    assert right / len(held_out) > 0.4  # by chance about 0.001
+    assert right / len(held_out) > 0.4  # by chance about 0.01
     assert "eval_loss" in trainer.evaluate()
 
 

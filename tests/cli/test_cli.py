@@ -1,7 +1,5 @@
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -268,13 +266,8 @@ def test_the_progress_bar_takes_known_and_unknown_amounts(capsys):
     assert capsys.readouterr().err == ""  # no terminal, no bar
 
 
-def test_the_installed_command_works():
-    done = subprocess.run(
-        [sys.executable, "-c", "from blockformer.cli import main; main()", "inspect", "/nowhere/at/all"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_the_command_in_a_process_of_its_own(processes, tmp_path):
+    script = "from blockformer.cli import main; main()"
+    done = processes.run(script, "inspect", "/nowhere/at/all", folder=tmp_path, elsewhere=False)
     assert done.returncode == 1
     assert done.stderr == "error: /nowhere/at/all: no such folder\n"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import re
+import shutil
+import sys
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blockformer import BlockformerDecoderForCausalLM
-from blockformer.demo import corpus, roundtrip, steps, training_run
+from blockformer.demo import corpus, fresh, roundtrip, steps, training_run
 
 
 @pytest.fixture
@@ -194,7 +197,7 @@ def test_its_own_folder_is_emptied_of_its_own_files(tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [steps.MARKER, "notes.txt"]
 
 
-def test_reloading_finds_a_changed_weight(tmp_path, tiny_tokenizer):
+def test_reloading_finds_a_changed_weight(tmp_path, processes, tiny_tokenizer):
     from blockformer import export_model
 
     model = BlockformerDecoderForCausalLM(steps.QUICK.config(end=0, pad=1)).eval()
@@ -202,16 +205,28 @@ def test_reloading_finds_a_changed_weight(tmp_path, tiny_tokenizer):
     with torch.no_grad():
         model.model.norm.weight[3] += 0.01
     export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer)
-    with pytest.raises(roundtrip.RoundTripError, match="logits differ"):
-        roundtrip.reload_elsewhere(tmp_path / "repo", expected, Console(quiet=True), new_tokens=4)
+    torch.save(expected, tmp_path / "expected.pt")
+    arguments = (fresh.__file__, tmp_path / "repo", tmp_path / "expected.pt", roundtrip.PROMPT, 4)
+    script = "import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    done = processes.run(script, *arguments, folder=tmp_path, elsewhere=False)
+    assert done.returncode == 1
+    assert "the reloaded model's logits differ" in done.stderr
     with pytest.raises(roundtrip.RoundTripError, match="Qwen3ForCausalLM gives other logits"):
         roundtrip.convert_and_compare(tmp_path / "repo", tmp_path / "official", expected)
 
 
+def test_a_process_that_fails_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(roundtrip.RoundTripError, match="the published repo failed in a fresh process"):
+        roundtrip.reload_elsewhere(tmp_path, {}, Console(quiet=True), new_tokens=4)
+
+
 @pytest.mark.slow
-def test_the_whole_demo(tmp_path):
+def test_the_whole_demo(tmp_path, monkeypatch):
     from blockformer.cli import app
 
+    fewer = dataclasses.replace(steps.QUICK, corpus_bytes=300_000, max_steps=15, docstrings=12)
+    monkeypatch.setattr(steps, "QUICK", fewer)
     output = tmp_path / "out"
     result = CliRunner().invoke(app, ["demo", "--quick", "--output", str(output)])
     assert result.exit_code == 0, (result.output, result.exception)

@@ -44,10 +44,10 @@ def repo(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def texts():
-    """Real sentences from one line to a whole page, 64 of them, the long ones among the short."""
+    """Real sentences from one line to a whole page, 16 of them, the long ones among the short."""
     found = sorted((entry.text for entry in docstrings()), key=len)
-    some = found[:: len(found) // 63][:64]
-    return [text for pair in zip(some[:32], some[:31:-1], strict=True) for text in pair]
+    some = found[:: len(found) // 15][:16]
+    return [text for pair in zip(some[:8], some[:7:-1], strict=True) for text in pair]
 
 
 @pytest.fixture(scope="module")
