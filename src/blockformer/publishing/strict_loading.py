@@ -8,7 +8,8 @@ import json
 import os
 
 import torch
-from transformers.modeling_utils import load_state_dict
+from safetensors import safe_open
+from transformers.modeling_utils import str_to_torch_dtype
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils.hub import get_checkpoint_shard_files
 
@@ -36,8 +37,9 @@ def plug_in() -> None:
         model, info = load(cls, source, *model_args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
         _check_shapes(source or "state_dict", () if may_differ else info["mismatched_keys"])
         if not hasattr(model, "is_quantized"):  # set by a quantizer, which stores weights in its own way
-            tensors = kwargs.get("state_dict") or _tensors_on_disk(model.name_or_path, kwargs)
-            _check_dtypes(model, source or "state_dict", tensors)
+            tensors = kwargs.get("state_dict") or {}
+            given = {name: getattr(tensor, "dtype", torch.float32) for name, tensor in tensors.items()}
+            _check_dtypes(model, source or "state_dict", given or _dtypes_on_disk(model.name_or_path, kwargs))
         return (model, info) if wants_info else model
 
     BlockformerPreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[assignment]
@@ -94,8 +96,8 @@ def _check_shapes(source, mismatched) -> None:
         )
 
 
-def _tensors_on_disk(source, options) -> dict:
-    """name -> a tensor on the meta device, for each tensor of the safetensors files that were loaded."""
+def _dtypes_on_disk(source, options) -> dict[str, torch.dtype]:
+    """name -> dtype, for each tensor of the safetensors files that were loaded."""
     if options.get("use_safetensors") is False:
         return {}
     variant = f".{options['variant']}" if options.get("variant") else ""
@@ -109,19 +111,25 @@ def _tensors_on_disk(source, options) -> dict:
         files = [path]
         if ending != "safetensors":
             files, _ = get_checkpoint_shard_files(source, path, local_files_only=True, **hub)
-        return {name: tensor for file in files for name, tensor in load_state_dict(file, map_location="meta").items()}
+        dtypes: dict[str, torch.dtype] = {}
+        for file in files:
+            with safe_open(file, framework="pt") as tensors:
+                names = tensors.keys()
+                dtypes |= {name: str_to_torch_dtype[tensors.get_slice(name).get_dtype()] for name in names}
+        return dtypes
     return {}
 
 
-def _check_dtypes(model, source, tensors) -> None:
+def _check_dtypes(model, source, dtypes) -> None:
     """Refuse integers for weights, and anything but int32 for 4-bit ones: the library would cast them."""
+    if not model.config.linear_bits and all(kind.is_floating_point or kind.is_complex for kind in dtypes.values()):
+        return  # without going through the model
     prefix = f"{model.base_model_prefix}."
     floats = {name.removeprefix(prefix) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     layers = (name for name, module in model.named_modules() if isinstance(module, QuantizedLinear))
     packed = {f"{name.removeprefix(prefix)}.{part}" for name in layers for part in ("qweight", "qzeros")}
     cast, integers = [], []
-    for name, tensor in sorted(tensors.items()):
-        kind = getattr(tensor, "dtype", torch.float32)
+    for name, kind in sorted(dtypes.items()):
         if name.removeprefix(prefix) in packed and kind != torch.int32:
             cast.append(f"{name} is {kind}")
         if name.removeprefix(prefix) in floats and not (kind.is_floating_point or kind.is_complex):
