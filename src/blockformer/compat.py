@@ -104,7 +104,7 @@ def keep_dtypes_on_disk(model, kind: type[torch.nn.Module]) -> None:
     For transformers up to 5.12, which tells accelerate to read every tensor in the model's dtype: an int32 word that
     passes through a float32 keeps 24 of its bits. Later releases do as this does.
     """
-    for name, module in model.named_modules():
+    for name, module in model.named_modules() if model.config.linear_bits else ():
         hook = getattr(module, "_hf_hook", None) if isinstance(module, kind) else None
         for each in getattr(hook, "hooks", (hook,)):
             weights = getattr(each, "weights_map", None)  # of accelerate's AlignDevicesHook, where it offloads

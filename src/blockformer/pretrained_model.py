@@ -53,8 +53,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         source, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(source, *model_args, output_loading_info=True, **kwargs)
         _check_missing(model, source or "state_dict", info["missing_keys"])
-        if model.config.linear_bits is not None:
-            keep_dtypes_on_disk(model, QuantizedLinear)
+        keep_dtypes_on_disk(model, QuantizedLinear)
         return (model, info) if wants_info else model
 
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):
