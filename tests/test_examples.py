@@ -1,15 +1,16 @@
 """The examples: their parts, and their way from start to end on very little text."""
 
+import asyncio
 import math
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
-from example_files import EXAMPLES, load
+from example_files import load, load_forking
 
 import blockformer
-from blockformer.demo.search import EncoderMissing, encoder_folder
+from blockformer.demo.search import EncoderMissing, docstrings, encoder_folder
 
 try:
     encoder_folder()
@@ -24,7 +25,10 @@ needs_encoder = pytest.mark.skipif(bool(missing), reason=missing)
 def test_a_search_shows_ranked_hits(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["search", "--limit", "40", "--count", "2", "--query", "abstract base class"])
     monkeypatch.setenv("COLUMNS", "160")
-    load("semantic_search").main()
+    example = load("semantic_search")
+    some = docstrings(Path(asyncio.__file__).parent)
+    monkeypatch.setattr(example, "docstrings", lambda: some)
+    example.main()
     output = capsys.readouterr().out
     assert "40 docstrings embedded" in output
     scores = [float(line.split("│")[1]) for line in output.splitlines() if line.startswith("│")]
@@ -32,8 +36,9 @@ def test_a_search_shows_ranked_hits(monkeypatch, capsys):
     assert 1 >= scores[0] >= scores[1] > 0
 
 
-def test_no_text_of_the_classifier_is_both_trained_on_and_held_out():
+def test_no_text_of_the_classifier_is_both_trained_on_and_held_out(monkeypatch):
     example = load("finetune_classifier")
+    monkeypatch.setattr(example, "PACKAGES", example.PACKAGES[:2])
     train, held_out = example.pieces(20)
     for part, most in ((train, 20), (held_out, 10)):
         labels = [piece.label for piece in part]
@@ -48,14 +53,16 @@ def test_no_text_of_the_classifier_is_both_trained_on_and_held_out():
 @pytest.mark.parametrize(
     "more", [pytest.param([], id="all", marks=pytest.mark.exhaustive), pytest.param(["--lora"], id="lora")]
 )
-def test_the_classifier_is_trained_saved_and_reloaded(tmp_path, more):
-    command = [sys.executable, EXAMPLES / "finetune_classifier.py", "--output", tmp_path / "repo", "--pieces", "4"]
-    done = subprocess.run(
-        [*command, "--epochs", "1", *more], capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_the_classifier_is_trained_saved_and_reloaded(tmp_path, fresh, capsys, monkeypatch, more):
+    monkeypatch.setenv("COLUMNS", "160")
+    example = load_forking("finetune_classifier", fresh, tmp_path, monkeypatch)
+    monkeypatch.setattr(example, "PACKAGES", example.PACKAGES[:4])
+    command = ["finetune_classifier", "--output", str(tmp_path / "repo"), "--pieces", "4", "--epochs", "1", *more]
+    monkeypatch.setattr(sys, "argv", command)
+    example.main()
+    output = capsys.readouterr().out
     for line in ("most frequent class", "linear, on frozen features", "fine-tuned", "reloaded in a fresh process"):
-        assert line in done.stdout
+        assert line in output
     assert (tmp_path / "repo/modeling_encoder.py").exists()
 
 
@@ -103,9 +110,11 @@ def test_the_questions_are_the_same_for_everyone_and_a_mask_hides_its_space():
 
 
 @pytest.mark.slow
-def test_a_masked_lm_is_trained_saved_and_reloaded(tmp_path, capsys, monkeypatch):
+def test_a_masked_lm_is_trained_saved_and_reloaded(tmp_path, fresh, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
-    load("train_masked_lm").main(["--output", str(tmp_path / "repo"), "--steps", "8", "--bytes", "300000"])
+    load_forking("train_masked_lm", fresh, tmp_path, monkeypatch).main(
+        ["--output", str(tmp_path / "repo"), "--steps", "8", "--bytes", "300000"]
+    )
     output = capsys.readouterr().out
     for line in ("token frequencies", "the encoder", "the same, reloaded in a fresh process", "return <mask>.name"):
         assert line in output

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from example_files import load
+from example_files import load, load_forking
 from pairs import model, token_ids
 
 import blockformer
@@ -41,9 +41,10 @@ def drawn_by_hand(a_model, ids, new_tokens, temperature, top_k, seed):
     return ids
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 4.0])
-@pytest.mark.parametrize("top_k", [0, 1, 5, 1000])
-@pytest.mark.parametrize("settings", [{}, LEARNED], ids=["rotary", "learned"])
+@pytest.mark.parametrize(
+    ("settings", "top_k", "temperature"),
+    [({}, top_k, temperature) for top_k in (0, 1, 5, 1000) for temperature in (0.7, 4.0)] + [(LEARNED, 5, 1.0)],
+)
 def test_temperature_and_top_k_are_the_plain_loop(settings, top_k, temperature):
     a_model = model(eos_token_id=None, **settings)
     ids = token_ids(3, 6)
@@ -218,8 +219,9 @@ def test_an_opening_is_the_first_words(example):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["gpt2", "qwen3"])
-def test_a_gpt_is_trained_drawn_published_and_reloaded(example, preset, tmp_path, monkeypatch, capsys):
+def test_a_gpt_is_trained_drawn_published_and_reloaded(preset, tmp_path, fresh, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
+    example = load_forking("train_gpt", fresh, tmp_path, monkeypatch)
     (tmp_path / "texts").mkdir()
     for at in range(20):
         (tmp_path / f"texts/{at}.txt").write_text(lines(100, seed=at))

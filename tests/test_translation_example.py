@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from example_files import load
+from example_files import load, load_forking
 from pairs import assert_close
 from transformers import DataCollatorForSeq2Seq
 
@@ -140,7 +140,7 @@ def test_what_the_config_refuses_is_said_before_any_training(arguments, message,
 @pytest.mark.parametrize("preset", example.ENCODER_DECODERS)
 def test_every_preset_trains_and_writes_with_the_tokens_of_this_tokenizer(preset, tokenizer, entries):
     torch.manual_seed(0)
-    config = example.make_config(preset, tokenizer)
+    config = example.make_config(preset, tokenizer, hidden_size=32, intermediate_size=48, num_attention_heads=4)
     assert (config.vocab_size, config.bos_token_id) == (len(tokenizer), None)
     model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config)
     rows = example.Rows(entries, tokenizer)
@@ -256,8 +256,9 @@ def test_without_matplotlib_the_example_says_so_and_goes_on(untrained, tokenizer
     [[], ["--preset", "mbart", "--set", "qk_norm=true", "position_type=rotary", "num_key_value_heads=2"]],
     ids=["original", "mix"],
 )
-def test_a_translator_is_trained_saved_reloaded_and_drawn(more, tmp_path, capsys, monkeypatch):
+def test_a_translator_is_trained_saved_reloaded_and_drawn(more, tmp_path, fresh, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
+    load_forking("train_translation", fresh, tmp_path, monkeypatch)
     command = ["--steps", "12", "--pairs", "600", "--held-out", "40", *more]
     example.main([*command, "--output", str(tmp_path / "repo")])
     output = capsys.readouterr().out

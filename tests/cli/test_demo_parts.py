@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import math
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blockformer import BlockformerDecoderForCausalLM
-from blockformer.demo import corpus, fresh, roundtrip, steps, training_run
+from blockformer.demo import corpus, fresh, roundtrip, search, steps, training_run
 
 
 @pytest.fixture
@@ -227,6 +229,8 @@ def test_the_whole_demo(tmp_path, monkeypatch):
 
     fewer = dataclasses.replace(steps.QUICK, corpus_bytes=300_000, max_steps=15, docstrings=12)
     monkeypatch.setattr(steps, "QUICK", fewer)
+    some = search.docstrings(Path(asyncio.__file__).parent)
+    monkeypatch.setattr(search, "docstrings", lambda: some)
     output = tmp_path / "out"
     result = CliRunner().invoke(app, ["demo", "--quick", "--output", str(output)])
     assert result.exit_code == 0, (result.output, result.exception)
