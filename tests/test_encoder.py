@@ -97,9 +97,16 @@ def test_head_mask_silences_a_head(backend):
     assert_close(silenced[mask.bool()], expected[mask.bool()])
 
 
-@pytest.mark.slow
 @torch.no_grad()
-def test_flex_attention_agrees():
+@pytest.mark.parametrize(
+    "stance", ["force_eager", pytest.param("default", id="compiled", marks=pytest.mark.exhaustive)]
+)
+def test_flex_attention_agrees(stance):
+    with torch.compiler.set_stance(stance):
+        flex_agrees()
+
+
+def flex_agrees():
     ours, tokens = encoder(), ids(2, 9)
     expected = ours(tokens).last_hidden_state
     ours.set_attn_implementation("flex_attention")

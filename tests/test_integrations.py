@@ -34,8 +34,10 @@ def reloaded(a_model, folder, **settings):
 # Attention backends and what they record
 
 
-@pytest.mark.parametrize("windows", [{}, MIXED], ids=["full", "mixed"])
-@pytest.mark.parametrize("backend", ["eager", "sdpa", pytest.param("flex_attention", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("backend", "windows"),
+    [(backend, windows) for backend in ("eager", "sdpa") for windows in ({}, MIXED)] + [("flex_attention", MIXED)],
+)
 def test_every_attention_backend_gives_the_logits_of_transformers(backend, windows):
     """Flex attention builds its kernel with a C++ compiler."""
     ours, theirs = pair(num_attention_heads=2, num_key_value_heads=1, **MILD, **windows)
