@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from memory import peak_of_command
-from transformers import PreTrainedModel, Qwen3ForCausalLM
+from transformers import GPT2LMHeadModel, PreTrainedModel, Qwen3ForCausalLM
 from workloads import Row, Shape, check_same, interleaved, make_row
 
 import blockformer
@@ -41,7 +41,8 @@ def load(folders: tuple[Path, Path], shape: Shape, rounds: int, read_gbs: float)
     Raises:
         RuntimeError: the models do not compute the same, so that timing them would compare nothing.
     """
-    classes = (blockformer.BlockformerDecoderForCausalLM, Qwen3ForCausalLM)
+    peer = {"qwen3": Qwen3ForCausalLM, "gpt2": GPT2LMHeadModel}[shape.family]
+    classes = (blockformer.BlockformerDecoderForCausalLM, peer)
     sides = list(zip(classes, folders, strict=True))
     ids = torch.randint(0, shape.vocab_size, (1, 24))
     with torch.no_grad():

@@ -42,7 +42,8 @@ class Size:
         layers, text_tokens: of BERT and T5, and of what an encoder-decoder writes.
         steps: rows and length of a training step, by dtype.
         step_rounds: turns of a training step that count, by dtype; in bfloat16 also of processes whose memory is taken.
-        files: the checkpoint that is loaded and converted.
+        loads: small float32 checkpoints that are loaded.
+        files: the bfloat16 checkpoint that is loaded and converted.
     """
 
     decoder: workloads.Shape
@@ -58,11 +59,18 @@ class Size:
     training: workloads.Shape
     steps: dict[torch.dtype, tuple[int, int]]
     step_rounds: dict[torch.dtype, int]
+    loads: list[workloads.Shape]
     files: workloads.Shape
     file_rounds: int
     limits: dict[str, int]
 
 
+SMALL_SIZES = {"vocab_size": 1000, "heads": 4, "kv_heads": 2}
+LOADS = [
+    workloads.Shape("2 layers x 64", layers=2, hidden_size=64, intermediate_size=256, head_dim=16, **SMALL_SIZES),
+    workloads.Shape("48 layers x 128", layers=48, hidden_size=128, intermediate_size=512, head_dim=32, **SMALL_SIZES),
+    GPT2,
+]
 STEPS = {torch.float32: (2, 512), torch.bfloat16: (6, 512)}
 WHOLE = workloads.Shape("Qwen3-0.6B", layers=28, vocab_size=151936)
 SHORT = Size(
@@ -79,6 +87,7 @@ SHORT = Size(
     training=workloads.Shape("Qwen3-0.6B width, 2 layers", layers=2, vocab_size=151936),
     steps=STEPS,
     step_rounds={torch.float32: 2, torch.bfloat16: 1},
+    loads=LOADS,
     files=WHOLE,
     file_rounds=2,
     limits={},
@@ -97,15 +106,17 @@ FULL = Size(
     training=WHOLE,
     steps=STEPS,
     step_rounds={torch.float32: 3, torch.bfloat16: 2},
+    loads=LOADS,
     files=WHOLE,
     file_rounds=5,
     limits={},
 )
 TINY_SIZES = {"layers": 1, "vocab_size": 512, "hidden_size": 64, "heads": 4, "head_dim": 16}
 TINY_DECODER = workloads.Shape("Tiny", kv_heads=2, intermediate_size=128, **TINY_SIZES)
+TINY_GPT2 = workloads.Shape("Tiny GPT-2", kv_heads=4, intermediate_size=128, family="gpt2", **TINY_SIZES)
 TINY = Size(
     decoder=TINY_DECODER,
-    gpt2=workloads.Shape("Tiny GPT-2", kv_heads=4, intermediate_size=128, family="gpt2", **TINY_SIZES),
+    gpt2=TINY_GPT2,
     decodes=[(16, 1), (16, 2)],
     prefill=TINY_DECODER,
     prefills=[16],
@@ -117,6 +128,7 @@ TINY = Size(
     training=TINY_DECODER,
     steps={torch.float32: (2, 16), torch.bfloat16: (2, 16)},
     step_rounds={torch.float32: 1, torch.bfloat16: 1},
+    loads=[TINY_GPT2],
     files=TINY_DECODER,
     file_rounds=1,
     limits={"size": 64, "read_bytes": 2**20},
@@ -263,10 +275,14 @@ def training_rows(size: Size, limits: machine.Machine, output: Path, console: Co
 def file_rows(
     size: Size, parts: list[str], limits: machine.Machine, output: Path, console: Console
 ) -> list[workloads.Row]:
-    """Loading and converting one bfloat16 checkpoint, saved on the disk of the output folder."""
+    """Loading some checkpoints, and converting one; they are saved on the disk of the output folder."""
     import files
 
     rows: list[workloads.Row] = []
+    for shape in size.loads if "load" in parts else ():
+        with tempfile.TemporaryDirectory(dir=output) as name, console.status(f"load {shape.name}"):
+            folders = files.save_both(workloads.make_pair(shape, torch.float32), Path(name))
+            rows += files.load(folders, shape, size.rounds, limits.read_gbs)
     with tempfile.TemporaryDirectory(dir=output) as name, console.status("load, convert"):
         folder = Path(name)
         folders = files.save_both(workloads.make_pair(size.files, torch.bfloat16), folder)

@@ -1,10 +1,15 @@
 """Conversion between official checkpoints and Blockformer's layout: strict, streaming, atomic, exact both ways."""
 
-from .convert import convert, from_official
+import importlib
+from typing import TYPE_CHECKING
+
 from .errors import CheckpointError, ConversionError
-from .export_folder import export_folder
-from .files.checkpoint import Checkpoint, TensorInfo
-from .report import ConversionReport
+
+if TYPE_CHECKING:
+    from .converting import convert, from_official
+    from .exporting import export_folder
+    from .files.checkpoint import Checkpoint, TensorInfo
+    from .report import ConversionReport
 
 __all__ = [
     "Checkpoint",
@@ -16,3 +21,23 @@ __all__ = [
     "export_folder",
     "from_official",
 ]
+
+# The modules of names that need torch, imported when one is asked for. No module here bears the name of a function.
+_MODULES = {
+    "Checkpoint": "files.checkpoint",
+    "ConversionReport": "report",
+    "TensorInfo": "files.checkpoint",
+    "convert": "converting",
+    "export_folder": "exporting",
+    "from_official": "converting",
+}
+
+
+def __getattr__(name):
+    if name in _MODULES:
+        return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

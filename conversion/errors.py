@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-import torch
-
 LISTED = 20
 """How many entries of one kind an error message lists before it only counts them."""
 
@@ -24,6 +22,8 @@ class CheckpointError(ConversionError):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out. On the CPU PyTorch says so in a plain RuntimeError, by its allocator or the system."""
+    import torch
+
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     words = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")

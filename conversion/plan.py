@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from blockformer.on_import import CONFIGS
 
+from .arguments import dtype_name
 from .errors import ConversionError, listed, shown
 from .families import awq
 from .families.fields import Form
@@ -22,8 +23,6 @@ from .rules.table import Group, Rule, RuleTable, Target
 
 MEMORY = "conversion.json"
 """A small file in a converted repo: the family and the official config, for an exact way back. Not needed for one."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 OURS = "blockformer_"
 
 
@@ -250,13 +249,8 @@ def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     Raises:
         ConversionError: another one.
     """
-    if dtype is None:
-        return None
-    name = str(dtype).removeprefix("torch.")
-    name = SHORT_DTYPES.get(name, name)
-    if name not in DTYPES:
-        raise ConversionError(f"dtype must be one of {', '.join(DTYPES)}, not {shown(name)}")
-    return DTYPES[name]
+    name = dtype_name(dtype)
+    return None if name is None else getattr(torch, name)
 
 
 @dataclass(frozen=True)

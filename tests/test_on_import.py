@@ -61,6 +61,17 @@ def test_a_part_of_the_model_by_its_own_name_sets_the_package_up(tmp_path, proce
     assert processes.said(imports + PART_FIRST, tmp_path, folder=tmp_path, elsewhere=False) == "True"
 
 
+def test_the_model_brings_no_library_that_transformers_has_not_brought(tmp_path, processes):
+    code = """
+from transformers import GPT2LMHeadModel
+before = set(sys.modules)
+import blockformer.modeling_decoder
+new = set(sys.modules) - before
+print(sorted({name.partition(".")[0] for name in new} - sys.stdlib_module_names), "transformers.trainer" in new)
+"""
+    assert processes.said(code, folder=tmp_path, elsewhere=False) == "['blockformer'] False"
+
+
 def test_each_config_has_its_stand_in():
     config_classes = {getattr(api, name) for name in CONFIGS.values()}
     assert {each.model_type: each.__name__ for each in config_classes} == CONFIGS

@@ -3,21 +3,18 @@
 Those of `articles` have no `model_type` and no way out; they are chosen only by name.
 """
 
-import difflib
 from collections.abc import Mapping
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from transformers import PretrainedConfig
 
+from ..arguments import check_family
 from ..articles import models as articles
 from ..errors import ConversionError, listed, shown
-from ..files.sources import WEIGHT_FILES, Source, locate, weight_file
 from . import bart, bart_decoder, bert, distilbert, gpt2, llama, marian, mistral, qwen2, qwen3, roberta, t5
 from .base import Family
 
-__all__ = ["ARTICLES", "FAMILIES", "Family", "family_by_name", "family_for", "family_of", "find_source"]
+__all__ = ["ARTICLES", "FAMILIES", "Family", "family_by_name", "family_for", "family_of"]
 
 # On the way out the first that can express a config is taken: the more a family demands, the earlier it stands.
 _KNOWN = (
@@ -40,46 +37,8 @@ def family_by_name(name: str) -> Family:
     Raises:
         ConversionError: there is none; the near one is named.
     """
-    known = {**FAMILIES, **ARTICLES}
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
-    raise ConversionError(f"there is no family {shown(name)}; there are {', '.join(sorted(known))}.{hint}")
-
-
-def find_source(
-    source: str | PathLike[str],
-    family_name: str | None = None,
-    config: str | PathLike[str] | None = None,
-    to_official: bool = False,
-) -> Source:
-    """Where a checkpoint is: a folder or a Hub id, or the weight file of a family that is read from one.
-
-    Raises:
-        ConversionError: there is no such source, or it and the other arguments do not belong together.
-    """
-    family = None if family_name is None else family_by_name(family_name)
-    if family is not None and family.is_file:
-        if to_official:
-            raise ConversionError(
-                f"the family '{family.name}' is read and not written; leave out --to official, or name another family"
-            )
-        if config is None:
-            raise ConversionError(
-                f"the family '{family.name}' needs --config, a JSON file with its settings; see docs/tutorials.md"
-            )
-        return weight_file(source, config)
-    names = ", ".join(ARTICLES)
-    if config is not None:
-        raise ConversionError(f"--config is for a weight file, with --family {names}; other sources have a config.json")
-    path = Path(source)
-    if family is None and path.suffix in WEIGHT_FILES and path.is_file():
-        raise ConversionError(
-            f"{path}: not a folder; name the folder that holds config.json too or, for a tutorial's state dict, give "
-            f"--config and --family {names}"
-        )
-    return Source(*locate(source))
+    check_family(name)
+    return {**FAMILIES, **ARTICLES}[name]
 
 
 def family_of(official: Mapping[str, Any]) -> Family:

@@ -55,7 +55,7 @@ def atomic_folder(
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
     made: list[Path] = []
     try:
-        _check(target, force, origins)
+        check_target(target, force, origins)
         for parent in reversed(target.parents):
             if not parent.exists():
                 parent.mkdir()
@@ -77,8 +77,13 @@ def atomic_folder(
         raise ConversionError(f"{target}: not written, nothing was changed: {error}{fix}") from error
 
 
-def _check(target: Path, force: bool, sources: list[Path]) -> None:
-    """Refuse a target that must not be written to."""
+def check_target(target: str | PathLike[str], force: bool, sources: Iterable[str | PathLike[str]]) -> None:
+    """Refuse a target that must not be written to; see `atomic_folder`.
+
+    Raises:
+        ConversionError: it must not.
+    """
+    target = Path(os.path.abspath(target))
     if not target.name:
         raise ConversionError(f"{target}: not a folder to write to; name another one")
     if target.is_symlink():
@@ -87,7 +92,7 @@ def _check(target: Path, force: bool, sources: list[Path]) -> None:
     if there and not target.is_dir():
         raise ConversionError(f"{target}: a file is there; name another folder")
     for source in sources:
-        _check_apart(target, source)
+        _check_apart(target, Path(source))
     if there and not force:
         raise ConversionError(f"{target}: exists already; name another folder, or replace it with --force")
     if there and not _replaceable(target):
@@ -180,7 +185,7 @@ def _publish(temporary: Path, target: Path, force: bool, sources: list[Path]) ->
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-    _check(target, force, sources)  # another run may have put something there meanwhile
+    check_target(target, force, sources)  # another run may have put something there meanwhile
     if _renameat2(temporary, target, RENAME_EXCHANGE):
         _sync_parent(target)
         return

@@ -31,6 +31,7 @@ from .safetensors_io import (
     read_tensor,
     strict_json,
 )
+from .sources import PICKLED_SUFFIXES
 
 __all__ = ["Checkpoint", "TensorInfo", "json_text", "nonfinite", "read_json"]
 
@@ -40,7 +41,6 @@ WEIGHTS = (
 )
 MAX_NAME = 255
 """Bytes of a file's name; all common systems have this limit."""
-PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 LAYERS = (
     "num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
 )  # fmt: skip

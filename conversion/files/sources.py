@@ -7,7 +7,6 @@ from os import PathLike
 from pathlib import Path
 
 from ..errors import ConversionError, shown
-from .checkpoint import PICKLED_SUFFIXES
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 TEXT_FILES = (
@@ -36,6 +35,7 @@ SENTENCE_FILES = (
 SAFETENSORS = ("*.safetensors", "model.safetensors.index.json")
 PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 WEIGHT_FILES = (*PICKLED_SUFFIXES, ".safetensors")
 
 
@@ -75,6 +75,23 @@ def weight_file(source: str | PathLike[str], config: str | PathLike[str]) -> Sou
     return Source(path, config=Path(config))
 
 
+def folder_of(source: str | PathLike[str]) -> Path | None:
+    """The folder that a source is, or None for what can only be a Hub id.
+
+    Raises:
+        ConversionError: it is neither.
+    """
+    text = os.fspath(source)
+    folder = Path(text)
+    if folder.is_dir():
+        return folder
+    if os.path.lexists(folder):
+        raise ConversionError(f"{text}: not a folder; name the folder that holds config.json and the weights")
+    if not HUB_ID.fullmatch(text) or ".." in text:
+        raise ConversionError(f"{text}: no such folder")
+    return None
+
+
 def locate(source: str | PathLike[str], weights: bool = True) -> tuple[Path, str | None]:
     """The folder of a checkpoint, and its Hub id if it is one. An existing folder always wins.
 
@@ -85,15 +102,8 @@ def locate(source: str | PathLike[str], weights: bool = True) -> tuple[Path, str
     Raises:
         ConversionError: there is no such folder or repo, or it cannot be fetched.
     """
-    text = os.fspath(source)
-    folder = Path(text)
-    if folder.is_dir():
-        return folder, None
-    if os.path.lexists(folder):
-        raise ConversionError(f"{text}: not a folder; name the folder that holds config.json and the weights")
-    if not HUB_ID.fullmatch(text) or ".." in text:
-        raise ConversionError(f"{text}: no such folder")
-    return _fetch(text, weights), text
+    folder = folder_of(source)
+    return (folder, None) if folder is not None else (_fetch(os.fspath(source), weights), os.fspath(source))
 
 
 def _fetch(hub_id: str, weights: bool) -> Path:

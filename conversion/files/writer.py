@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 from collections.abc import Iterable, Sequence
 from os import PathLike
@@ -15,32 +14,12 @@ from torch import Tensor
 from ..errors import ConversionError, shown
 from .atomic import atomic_folder
 from .safetensors_io import SafetensorsWriter
+from .sizes import parse_size
 
 __all__ = ["Planned", "ShardWriter", "atomic_folder", "parse_size"]
 
 Planned = tuple[str, torch.dtype, Sequence[int]]
 """Name, dtype and shape of a tensor that will be written."""
-
-UNITS = {
-    "": 1,
-    "B": 1,
-    **{f"{u}B": 1000**i for i, u in enumerate("KMGT", 1)},
-    **{f"{u}IB": 1024**i for i, u in enumerate("KMGT", 1)},
-}
-
-
-def parse_size(size: int | str) -> int:
-    """Bytes of "5GB" (1000s), "1.5GiB" (1024s), "200 MB" or a plain number.
-
-    Raises:
-        ConversionError: anything else, or less than one byte.
-    """
-    found = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)\s*", str(size), re.ASCII)
-    unit = UNITS.get(found[2].upper()) if found else None
-    count = int(float(found[1]) * unit) if found and unit else 0
-    if count < 1:
-        raise ConversionError(f"max_shard_size {shown(size)}: needs a size such as 5GB, 200MB, 1.5GiB or 5000000000")
-    return count
 
 
 def _shards(planned: list[Planned], limit: int) -> list[list[Planned]]:

@@ -112,6 +112,9 @@ class ReportingLoader(Loader):
     def __init__(self, loader: Any, watch: Watch):
         self.loader, self.watch = loader, watch
 
+    def __getattr__(self, name):
+        return getattr(self.loader, name)
+
     def create_module(self, spec):
         """As the module's loader makes it."""
         return self.loader.create_module(spec)

@@ -180,14 +180,13 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 import transformers.models.qwen3.modeling_qwen3
-from blockformer import cli
-from blockformer.cli import checkpoints
+import blockformer.cli.checkpoints
+from blockformer import cli, conversion
 from blockformer.conversion import convert
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
 base = Path(sys.argv[1])
 source, big, target = base / "source", base / "big", base / "dst"
-really = checkpoints.convert_checkpoint
 
 def at(count, action):
     # Do something when progress is told for the count-th time.
@@ -199,8 +198,8 @@ def at(count, action):
             if told == count:
                 action()
             progress(*step)
-        return really(*args, progress=tell, **kwargs)
-    checkpoints.convert_checkpoint = run
+        return convert(*args, progress=tell, **kwargs)
+    conversion.convert = run
 
 def interrupted(count):
     at(count, lambda: os.kill(os.getpid(), signal.SIGINT))

@@ -1,15 +1,21 @@
-"""`blockformer convert` and `blockformer export`: a progress bar, and what was done."""
+"""`blockformer convert` and `blockformer export`: a progress bar, and what was done.
+
+Their arguments are checked before anything that takes seconds is imported.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from blockformer.conversion import ConversionError, ConversionReport, export_folder
-from blockformer.conversion import convert as convert_checkpoint
+from blockformer.conversion import ConversionError
+from blockformer.conversion.arguments import check_conversion
+
+if TYPE_CHECKING:
+    from blockformer.conversion import ConversionReport
 
 LAYOUTS = ("blockformer", "official")
 
@@ -42,8 +48,11 @@ def run_convert(src: str, dst: str, to: str, **options: Any) -> None:
     """Convert and report."""
     if to not in LAYOUTS:
         raise ConversionError(f"--to must be one of {', '.join(LAYOUTS)}, not '{to}'")
+    check_conversion(src, dst, to_official=to == "official", **options)
+    from blockformer.conversion import convert
+
     with progress_bar() as tell:
-        report = convert_checkpoint(src, dst, to_official=to == "official", progress=tell, **options)
+        report = convert(src, dst, to_official=to == "official", progress=tell, **options)
     layout = f"the official {report.family} layout" if report.to_official else "a self-contained repo"
     _show(report, f"{report.source} -> {report.target}: {layout}")
     if report.parity is None:
@@ -52,12 +61,15 @@ def run_convert(src: str, dst: str, to: str, **options: Any) -> None:
 
 def run_export(src: str, dst: str, **options: Any) -> None:
     """Export and report."""
+    check_conversion(src, dst, **options)
+    from blockformer.conversion import export_folder
+
     with progress_bar() as tell:
         report = export_folder(src, dst, progress=tell, **options)
     _show(report, f"{report.source} -> {report.target}: a self-contained repo")
 
 
-def _show(report: ConversionReport, title: str) -> None:
+def _show(report: "ConversionReport", title: str) -> None:
     print(title)
     dtypes = f", {', '.join(report.dtypes)}" if report.dtypes else ""
     print(f"{report.tensors} tensors, {size(report.nbytes)}{dtypes}, {report.seconds:.1f} s")

@@ -1,19 +1,27 @@
 """`blockformer inspect`: a model on paper."""
 
+from typing import TYPE_CHECKING
+
 from rich.console import Console
 from rich.table import Table
 
-from blockformer.conversion.summary import Summary, summarize
+from blockformer.conversion.arguments import check_model
 
 from .checkpoints import size
+
+if TYPE_CHECKING:
+    from blockformer.conversion.summary import Summary
 
 
 def run_inspect(src: str) -> None:
     """Print the summary of a model."""
+    check_model(src)
+    from blockformer.conversion.summary import summarize
+
     show(summarize(src), Console())
 
 
-def show(summary: Summary, console: Console) -> None:
+def show(summary: "Summary", console: Console) -> None:
     """Print a summary: title, settings by axis, layers, numbers."""
 
     def line(text: str = "") -> None:

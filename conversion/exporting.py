@@ -8,6 +8,7 @@ from pathlib import Path
 
 from blockformer.publishing import copy_code, write_card
 
+from .arguments import check_conversion
 from .errors import ConversionError, shown
 from .files.atomic import atomic_folder
 from .files.checkpoint import json_text, read_json
@@ -16,7 +17,6 @@ from .files.repo import memory_errors, opened, write_generation_config, write_we
 from .files.side_files import copy_side_files, refuse_adapters
 from .files.sources import Source, locate
 from .files.unused_tensors import UNUSED_FILE
-from .files.writer import parse_size
 from .plan import (
     MEMORY,
     architecture_of,
@@ -56,7 +56,7 @@ def export_folder(
 
     start = time.monotonic()
     tell: Progress = progress or (lambda step, done, total: None)
-    parse_size(max_shard_size)
+    check_conversion(src, dst, max_shard_size=max_shard_size, force=force)
     folder, hub_id = locate(src)
     refuse_adapters(folder)
     with memory_errors(), opened(Source(folder)) as (checkpoint, notes):

@@ -14,16 +14,16 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from blockformer.publishing import copy_code, write_card
 
-from .errors import ConversionError, listed, shown
+from .arguments import check_conversion, find_source
+from .errors import listed, shown
 from .families.awq import load_plain, low_bit_weights
-from .families.registry import Family, find_source
+from .families.registry import Family
 from .files.atomic import atomic_folder
 from .files.checkpoint import Checkpoint, nonfinite, read_json
 from .files.generation_settings import FILE, settings_in
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
 from .files.side_files import compare_tokenizers, copy_side_files, refuse_adapters
 from .files.unused_tensors import write_unused
-from .files.writer import parse_size
 from .plan import MEMORY, Plan, memory_text, parse_dtype, plan_in, plan_out
 from .report import ConversionReport, Progress
 from .rules.table import check_tied
@@ -70,10 +70,18 @@ def convert(
     """
     start = time.monotonic()
     tell: Progress = progress or (lambda step, done, total: None)
-    parse_size(max_shard_size)
+    check_conversion(
+        src,
+        dst,
+        to_official=to_official,
+        family=family,
+        config=config,
+        dtype=dtype,
+        dequantize=dequantize,
+        max_shard_size=max_shard_size,
+        force=force,
+    )
     cast = parse_dtype(dtype if dequantize is None else dequantize)
-    if dequantize is not None and (to_official or dtype is not None):
-        raise ConversionError("--dequantize goes neither with --to official nor with --dtype: it names the dtype")
     tell("looking at the source", 0, 0)
     place = find_source(src, family, config, to_official)
     folder, hub_id = place.path, place.hub_id

@@ -1,0 +1,137 @@
+"""What can be said of arguments before a file is opened; the command line says it before it imports torch."""
+
+import difflib
+import os
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from .errors import ConversionError, shown
+from .files.atomic import check_target
+from .files.sizes import parse_size
+from .files.sources import WEIGHT_FILES, Source, folder_of, locate, weight_file
+
+FAMILIES = (
+    "bart bart-decoder bert distilbert gpt2 llama marian marian-decoder mbart mbart-decoder mistral mt5 qwen2 qwen3 "
+    "roberta t5 umt5 xlm-roberta"
+).split()
+"""The names of the official families."""
+ARTICLES = ["article-gpt", "article-encoder-decoder", "article-transformer"]
+"""The names of the families that are read from a tutorial's weight file."""
+DTYPES = ("float32", "bfloat16", "float16")
+_SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def check_conversion(
+    src: str | PathLike[str],
+    dst: str | PathLike[str],
+    *,
+    to_official: bool = False,
+    family: str | None = None,
+    config: str | PathLike[str] | None = None,
+    dtype: Any = None,
+    dequantize: Any = None,
+    max_shard_size: int | str = "5GB",
+    force: bool = False,
+    **options: Any,
+) -> None:
+    """Check the arguments of `convert`, or of `export_folder`, which has some of them.
+
+    Raises:
+        ConversionError: one is wrong, or they do not belong together.
+    """
+    parse_size(max_shard_size)
+    dtype_name(dtype if dequantize is None else dequantize)
+    if dequantize is not None and (to_official or dtype is not None):
+        raise ConversionError("--dequantize goes neither with --to official nor with --dtype: it names the dtype")
+    check_source(src, family, config, to_official)
+    check_target(dst, force, [path for path in (src, config) if path is not None and os.path.exists(path)])
+
+
+def dtype_name(dtype: Any) -> str | None:
+    """The name of a dtype that weights can be cast to, given by a name or as torch's; None stays None.
+
+    Raises:
+        ConversionError: another one.
+    """
+    if dtype is None:
+        return None
+    name = str(dtype).removeprefix("torch.")
+    name = _SHORT_DTYPES.get(name, name)
+    if name not in DTYPES:
+        raise ConversionError(f"dtype must be one of {', '.join(DTYPES)}, not {shown(name)}")
+    return name
+
+
+def check_family(name: str) -> None:
+    """Refuse what is no family's name.
+
+    Raises:
+        ConversionError: the near one is named.
+    """
+    known = [*FAMILIES, *ARTICLES]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise ConversionError(f"there is no family {shown(name)}; there are {', '.join(sorted(known))}.{hint}")
+
+
+def check_source(
+    source: str | PathLike[str], family: str | None, config: str | PathLike[str] | None, to_official: bool
+) -> None:
+    """Check that there is a source, where it is no Hub id, and that its family and its settings go with it.
+
+    Raises:
+        ConversionError: they do not.
+    """
+    if family is not None:
+        check_family(family)
+    if family in ARTICLES:
+        if to_official:
+            raise ConversionError(
+                f"the family '{family}' is read and not written; leave out --to official, or name another family"
+            )
+        if config is None:
+            raise ConversionError(
+                f"the family '{family}' needs --config, a JSON file with its settings; see docs/tutorials.md"
+            )
+        weight_file(source, config)
+        return
+    names = ", ".join(ARTICLES)
+    if config is not None:
+        raise ConversionError(f"--config is for a weight file, with --family {names}; other sources have a config.json")
+    path = Path(source)
+    if family is None and path.suffix in WEIGHT_FILES and path.is_file():
+        raise ConversionError(
+            f"{path}: not a folder; name the folder that holds config.json too or, for a tutorial's state dict, give "
+            f"--config and --family {names}"
+        )
+    folder_of(source)
+
+
+def check_model(source: str | PathLike[str]) -> None:
+    """Check the source of `inspect`: a folder, a Hub id, a config.json or a preset.
+
+    Raises:
+        ConversionError: it can be none of them.
+    """
+    path = Path(source)
+    if path.suffix != ".json":
+        folder_of(source)
+    elif not path.exists():
+        raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
+
+
+def find_source(
+    source: str | PathLike[str],
+    family: str | None = None,
+    config: str | PathLike[str] | None = None,
+    to_official: bool = False,
+) -> Source:
+    """Where a checkpoint is: a folder or a Hub id, or the weight file of a family that is read from one.
+
+    Raises:
+        ConversionError: there is no such source, or it and the other arguments do not belong together.
+    """
+    check_source(source, family, config, to_official)
+    return weight_file(source, config) if config is not None else Source(*locate(source))

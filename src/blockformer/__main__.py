@@ -1,0 +1,5 @@
+"""`python -m blockformer` is the command line."""
+
+from .cli import main
+
+main()
