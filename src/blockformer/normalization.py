@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from .axes import Part, axis, flag
 
@@ -50,8 +51,7 @@ class RMSNorm(nn.Module):
 
 def rms_norm(hidden_states, weight, eps: float):
     """`RMSNorm`'s definition. hidden_states [..., size], a weight that fits [..., size] -> [..., size]."""
-    states = hidden_states.float()
-    states = states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps)
+    states = F.rms_norm(hidden_states.float(), hidden_states.shape[-1:], eps=eps)
     return weight * states.to(weight.dtype)
 
 

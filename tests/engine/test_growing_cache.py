@@ -10,8 +10,15 @@ from pairs import assert_close, model, token_ids
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from blockformer.engine import growing_cache
 from blockformer.engine.growing_cache import GrowingLayer, grow_in_place
 from blockformer.stack import CrossLayer
+
+
+@pytest.fixture(autouse=True)
+def no_few(monkeypatch):
+    """Small states go into buffers too, as large ones do."""
+    monkeypatch.setattr(growing_cache, "_FEW", 0)
 
 
 def states(length, batch=2):

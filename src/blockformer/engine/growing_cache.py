@@ -15,6 +15,8 @@ from ..stack import Stack
 
 _GROWTH = 1.5
 _LEAST_ROOM = 64
+# Elements of the keys up to which concatenating them takes no longer than looking after a buffer.
+_FEW = 1 << 15
 
 
 class _Buffers:
@@ -28,7 +30,7 @@ class GrowingLayer(_Buffers, DynamicLayer):
 
     Whatever replaces the views (beam reordering, cropping, offloading) stays correct: an update looks whether they
     still are the head of the buffer, and moves to a fresh one if not. Where an in-place write is not allowed (autograd
-    needs the past values, a graph is being traced), the library's own concatenation is used.
+    needs the past values, a graph is being traced), and as long as the keys are few, the library concatenates.
     """
 
     def __new__(cls, *args, **kwargs):
@@ -38,6 +40,8 @@ class GrowingLayer(_Buffers, DynamicLayer):
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Append keys and values [B, K, T, D]; returns all of them, [B, K, S, D]."""
+        if not self._buffers and self.get_seq_length() and self.keys.numel() < _FEW:  # type: ignore[has-type]
+            return super().update(key_states, value_states, *args, **kwargs)
         in_place = not (torch.compiler.is_compiling() or (torch.is_grad_enabled() and key_states.requires_grad))
         if not in_place or not self._can_append(key_states):
             self._buffers.clear()
@@ -58,14 +62,32 @@ class GrowingLayer(_Buffers, DynamicLayer):
 
     def _append(self, name, held, states):
         past, length = held.shape[-2], held.shape[-2] + states.shape[-2]
+        buffer = self._with_room(name, held, length)
+        buffer[..., past:length, :] = states
+        return buffer[..., :length, :]
+
+    def _with_room(self, name, held, length):
+        """The buffer that holds these states and has room for `length` tokens in all."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape[-2] < length or not _is_head_of(held, buffer) or not _is_writable(buffer):
             capacity = max(length + _LEAST_ROOM, int(length * _GROWTH))
             buffer = held.new_empty((*held.shape[:-2], capacity, held.shape[-1]))
-            buffer[..., :past, :] = held
+            buffer[..., : held.shape[-2], :] = held
             self._buffers[name] = buffer
-        buffer[..., past:length, :] = states
-        return buffer[..., :length, :]
+        return buffer
+
+    def reserve(self, tokens: int):
+        """The contiguous buffers [B, K, capacity, D] of keys and values, with room for so many more tokens.
+
+        Whoever writes into them calls `advance` afterwards.
+        """
+        length = self.keys.shape[-2] + tokens
+        return self._with_room("keys", self.keys, length), self._with_room("values", self.values, length)
+
+    def advance(self, tokens: int) -> None:
+        """Take the next tokens of the buffers, which somebody has written, for held ones."""
+        length = self.keys.shape[-2] + tokens
+        self.keys, self.values = (self._buffers[name][..., :length, :] for name in ("keys", "values"))
 
     def reorder_cache(self, beam_idx):
         """Keep the beams `beam_idx` [B], together with the room behind them."""

@@ -12,6 +12,10 @@ from torch.nn import functional as F
 
 from .measure import is_enabled, is_measured, is_quicker, random_matrix
 
+# Multiplications below which oneDNN's overhead, tens of microseconds a call, costs more than its product gains.
+_LEAST_WORK = 1 << 23
+# Fewer rows than this are a matter of reading the weights; from this size of theirs on, that outweighs the overhead.
+_FEW_ROWS, _LEAST_WEIGHTS = 8, 1 << 19
 # Float16 rows from which converting the weights to float32 pays off, and how many of their elements at a time.
 _MANY_ROWS, _WIDENED = 8, 1 << 24
 
@@ -31,6 +35,9 @@ class QuickLinear(nn.Linear):
 
     def _product(self, states) -> Callable | None:
         weight = self.weight
+        rows = states.numel() // self.in_features
+        if rows * weight.numel() < _LEAST_WORK and (rows >= _FEW_ROWS or weight.numel() < _LEAST_WEIGHTS):
+            return None
         if weight.dtype not in (torch.float32, torch.float16) or states.dtype is not weight.dtype:
             return None
         if (
@@ -43,9 +50,10 @@ class QuickLinear(nn.Linear):
             return None
         learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
         if weight.dtype is torch.float16:
-            is_slow = not learns and states.shape[:-1].numel() >= _MANY_ROWS
+            is_slow = not learns and rows >= _MANY_ROWS
             return _widened if is_slow and is_measured("widened", _measure_widened) else None
-        return (_Product.apply if learns else _onednn) if onednn_is_quicker() else None
+        is_quicker = onednn_is_quicker() if learns or rows >= _FEW_ROWS else onednn_is_quicker_for_one_row()
+        return (_Product.apply if learns else _onednn) if is_quicker else None
 
 
 def can_be_quick(layer: nn.Module) -> bool:
@@ -53,7 +61,7 @@ def can_be_quick(layer: nn.Module) -> bool:
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
         return False
     if layer.weight.dtype is torch.float32:
-        return onednn_is_quicker()
+        return onednn_is_quicker() or onednn_is_quicker_for_one_row()
     return layer.weight.dtype is torch.float16 and is_measured("widened", _measure_widened)
 
 
@@ -114,18 +122,23 @@ def _widened(states, weight, bias):
 
 def onednn_is_quicker() -> bool:
     """Whether oneDNN's float32 product exists, is correct, and is faster than PyTorch's own."""
-    return is_measured("onednn", _measure_onednn)
+    return is_measured("onednn", lambda: _measure_onednn(64))
+
+
+def onednn_is_quicker_for_one_row() -> bool:
+    """The same for a product that reads the weights for one row."""
+    return is_measured("onednn, one row", lambda: _measure_onednn(1))
 
 
 @torch.no_grad()
-def _measure_onednn() -> bool:
+def _measure_onednn(rows: int) -> bool:
     """This takes about a tenth of a second."""
-    states, weight = random_matrix(64, 1024), random_matrix(3072, 1024)
+    states, weight = random_matrix(rows, 1024), random_matrix(3072, 1024)
     try:
         fast, plain = _onednn(states, weight, None), F.linear(states, weight)
         if not torch.allclose(fast, plain, rtol=1e-4, atol=1e-3):
             return False
-        return is_quicker(lambda: _onednn(states, weight, None), lambda: F.linear(states, weight), rounds=12)
+        return is_quicker(lambda: _onednn(states, weight, None), lambda: F.linear(states, weight), 12, share=0.8)
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
 

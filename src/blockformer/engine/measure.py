@@ -4,14 +4,28 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 
 import torch
 
 
 def is_enabled() -> bool:
-    """Whether fast paths are allowed: not while a graph is traced, and not with BLOCKFORMER_FAST=0."""
+    """Whether fast paths are allowed: not with BLOCKFORMER_FAST=0, and not while somebody else traces a graph."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return os.environ.get("BLOCKFORMER_FAST", "1") != "0" and not is_traced
+    return os.environ.get("BLOCKFORMER_FAST", "1") != "0" and (not is_traced or hasattr(_own, "trace"))
+
+
+_own = threading.local()
+
+
+@contextmanager
+def own_trace():
+    """While it lasts, this thread traces a graph of the engine's own, which the fast paths go into."""
+    _own.trace = True
+    try:
+        yield
+    finally:
+        del _own.trace
 
 
 _lock = threading.RLock()  # one measurement may ask for another

@@ -1,29 +1,37 @@
-"""RMS norms of many tokens, a few rows at a time, so that the float32 copies stay in the processor's cache."""
+"""RMS norms in one call, and those of many tokens a few rows at a time, so that float32 copies stay in the cache."""
 
 import torch
+from torch.nn import functional as F
 
 from ..normalization import RMSNorm
 from .measure import is_enabled
 
-# Elements whose float32 copies stay in a processor's cache.
+# Elements whose float32 copies stay in a processor's cache, and how many of them are worth cutting up.
 _PIECE = 1 << 18
+_MANY = {torch.float32: 16 * _PIECE, torch.bfloat16: 4 * _PIECE, torch.float16: 4 * _PIECE}
 
 
 class PiecewiseRMSNorm(RMSNorm):
-    """`RMSNorm`, a few rows at a time if there are many, on the CPU without gradients. The result is the same bits."""
+    """`RMSNorm` by PyTorch's own in float32, and a few rows at a time if there are many, without gradients.
+
+    The result is the same bits.
+    """
 
     def forward(self, hidden_states):
-        if not self._takes(hidden_states):
+        if type(hidden_states) is not torch.Tensor or hidden_states.dtype is not self.weight.dtype or not is_enabled():
             return super().forward(hidden_states)
-        rows = hidden_states.view(-1, hidden_states.shape[-1])
-        output = torch.empty_like(rows)
-        count = max(1, _PIECE // rows.shape[-1])
-        for piece, result in zip(rows.split(count), output.split(count), strict=True):
-            result.copy_(super().forward(piece))
-        return output.view(hidden_states.shape)
+        if self._cuts(hidden_states):
+            rows = hidden_states.view(-1, hidden_states.shape[-1])
+            output = torch.empty_like(rows)
+            count = max(1, _PIECE // rows.shape[-1])
+            for piece, result in zip(rows.split(count), output.split(count), strict=True):
+                result.copy_(super().forward(piece))
+            return output.view(hidden_states.shape)
+        if hidden_states.dtype is torch.float32:
+            return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.eps)
+        return super().forward(hidden_states)
 
-    def _takes(self, states) -> bool:
-        if type(states) is not torch.Tensor or states.numel() < 4 * _PIECE or not states.is_contiguous():
+    def _cuts(self, states) -> bool:
+        if states.numel() < _MANY.get(states.dtype, 0) or states.device.type != "cpu" or not states.is_contiguous():
             return False
-        learns = torch.is_grad_enabled() and (states.requires_grad or self.weight.requires_grad)
-        return not learns and states.device.type == "cpu" and states.dtype is self.weight.dtype and is_enabled()
+        return not (torch.is_grad_enabled() and (states.requires_grad or self.weight.requires_grad))

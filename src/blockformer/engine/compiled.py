@@ -1,0 +1,166 @@
+"""Functions that PyTorch's compiler (AOTInductor) makes machine code of, kept on disk for later processes.
+
+A compiled function holds no weights: it reads those of the module, so it is small, and loads in a moment.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+import threading
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from .linear import onednn_is_quicker
+from .measure import own_trace
+
+logger = logging.get_logger(__name__)
+
+_CONFIG = {"aot_inductor.package_constants_in_so": False}
+_CODE = Path(__file__).parents[1]
+
+
+def cache_folder() -> Path:
+    """Where compiled functions are kept: `blockformer` in the user's cache folder (`XDG_CACHE_HOME` or ~/.cache)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockformer"
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler: the one that `CXX` names, or g++ or clang++."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
+
+
+class CompiledFunction:
+    """A compiled module, called as the module is.
+
+    Tensors in lists must be contiguous.
+
+    Args:
+        runner: the loaded code.
+        tensors: the module's parameters and buffers that it reads, by name.
+    """
+
+    def __init__(self, runner, tensors: dict[str, torch.Tensor]):
+        self._runner = runner
+        self._tensors = tensors
+        self._addresses: list[int] = []
+        self._lock = threading.Lock()
+        self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors.values()]
+
+    @classmethod
+    def of(cls, module: nn.Module, arguments: tuple, varying: tuple):
+        """Load the compiled module from disk, or compile it and put it there; None if there is no way to.
+
+        Args:
+            module: whose `forward` takes tensors, lists of tensors and None.
+            arguments: an example.
+            varying: for each argument which of its dimensions vary, as `torch.export` has it.
+        """
+        tensors = {
+            **dict(module.named_parameters(remove_duplicate=False)),
+            **dict(module.named_buffers(remove_duplicate=False)),
+        }
+        path = cache_folder() / f"{_digest(module, tensors, arguments, varying)}.pt2"
+        runner = _load(path)
+        if runner is None:
+            if not has_compiler():
+                logger.warning_once(
+                    "there is no C++ compiler, so the model runs uncompiled: install g++ or clang++, or set CXX."
+                )
+                return None
+            try:
+                _compile(module, arguments, varying, path)
+                runner = _load(path)
+            except Exception as error:  # the compiler's, or of a disk that is full
+                reason = " ".join(str(error).split())[:300]
+                logger.warning_once(f"the model runs uncompiled, for compiling it failed: {reason}")
+                return None
+        names = [] if runner is None else runner.get_constant_fqns()
+        if runner is None or not set(names) <= set(tensors):
+            logger.warning_once(f"{type(module).__name__} could not be compiled, so the model runs uncompiled.")
+            return None
+        return cls(runner, {name: tensors[name] for name in names})
+
+    def __call__(self, *arguments):
+        """The result, or None once the module's tensors have another dtype, shape or device."""
+        addresses = [tensor.data_ptr() for tensor in self._tensors.values()]
+        if addresses != self._addresses:
+            kinds = [(tensor.dtype, tensor.shape) for tensor in self._tensors.values()]
+            if kinds != self._kinds or any(tensor.device.type != "cpu" for tensor in self._tensors.values()):
+                return None
+            with self._lock:
+                self._runner.load_constants(self._tensors, check_full_update=True, user_managed=True)
+                self._addresses = addresses
+        # The code takes every tensor for a contiguous one; those in lists are.
+        given = (each.contiguous() if isinstance(each, torch.Tensor) else each for each in arguments)
+        return self._runner(*given)
+
+
+def _digest(module, tensors, arguments, varying) -> str:
+    """What the code depends on, in one word: versions, sources, sizes and the processor."""
+    sources = hashlib.sha256()
+    for path in sorted((*_CODE.glob("*.py"), *_CODE.glob("engine/*.py"))):
+        sources.update(path.read_bytes())
+    processor = Path("/proc/cpuinfo")
+    flags = (
+        next((line for line in processor.read_text().splitlines() if line.startswith(("flags", "Features"))), "")
+        if processor.exists()
+        else platform.processor()
+    )
+    facts = {
+        "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "processor": [platform.machine(), flags],
+        "onednn": onednn_is_quicker(),
+        "sources": sources.hexdigest(),
+        "config": module.model.config.to_diff_dict(),
+        "tensors": {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()},
+        "arguments": [
+            [tensor.shape for tensor in each] if isinstance(each, list) else getattr(each, "shape", None)
+            for each in arguments
+        ],
+        "varying": str(varying),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _load(path: Path):
+    """The code of a package on disk; None if there is none, or a broken one."""
+    if not path.exists():
+        return None
+    try:
+        return torch._inductor.aoti_load_package(str(path))
+    except Exception as error:  # of a file that somebody cut off: compiled again
+        logger.warning(f"{path} cannot be loaded and is made anew: {error}")
+        return None
+
+
+def _compile(module, arguments, varying, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as folder, _progress(), torch.no_grad():
+        with own_trace(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.export.export(module, arguments, dynamic_shapes=varying, strict=False)
+            made = torch._inductor.aoti_compile_and_package(
+                program, package_path=str(Path(folder) / path.name), inductor_configs=_CONFIG
+            )
+        os.replace(made, path)
+
+
+@contextmanager
+def _progress():
+    """A line on the terminal that says what takes so long, and for how long it has."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task("Compiling the model's step; later runs find it on disk", total=None)
+        yield

@@ -1,0 +1,199 @@
+"""Compiled steps write the text of the uncompiled model, are kept on disk, and step aside where they do not fit."""
+
+import copy
+import io
+import os
+import shutil
+
+import pytest
+import torch
+from pairs import assert_close, token_ids
+from transformers import DynamicCache
+
+import blockformer
+from blockformer import preset
+from blockformer.engine import compiled
+from blockformer.engine.step import CompiledSteps
+
+SIZES = {
+    "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
+    "initializer_range": 0.6, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """One cache folder for the whole file, and not the user's."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # its workers share what was compiled
+    base = tmp_path_factory.getbasetemp()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(base.parent / run if run else base))
+        yield compiled.cache_folder()
+
+
+def pair(family="qwen3", dtype=torch.float32, **settings):
+    """A model, and a compiled copy of it."""
+    torch.manual_seed(0)
+    config = preset(family, **SIZES, **settings)
+    cls = (
+        blockformer.BlockformerEncoderDecoderForConditionalGeneration
+        if config.is_encoder_decoder
+        else blockformer.BlockformerDecoderForCausalLM
+    )
+    plain = cls(config).to(dtype).eval()
+    return plain, copy.deepcopy(plain).prepare_for_inference(compile=True)
+
+
+def prompts(model, rows=3):
+    """Padded prompts, of a decoder on the left."""
+    ids = token_ids(rows, 9, vocab=SIZES["vocab_size"])
+    mask = torch.ones_like(ids)
+    for row in range(1, rows):
+        mask[row, (slice(-2 * row, None) if model.config.is_encoder_decoder else slice(2 * row))] = 0
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def text(model, rows=3, **settings):
+    torch.manual_seed(1)
+    return model.generate(**prompts(model, rows), **{"max_new_tokens": 12, "do_sample": False, **settings})
+
+
+def kinds(model):
+    """What was compiled: one row or several, and the beams of each."""
+    return {kind for kind, function in model._steps._functions.items() if function is not None}
+
+
+WAYS = [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}, {"repetition_penalty": 1.3}]
+
+
+def test_the_text_is_the_same_in_every_way_of_generating():
+    plain, quick = pair()
+    for settings in WAYS:
+        assert torch.equal(text(quick, **settings), text(plain, **settings)), settings
+    assert kinds(quick) == {(False, 1)}
+    draft = copy.deepcopy(plain)
+    assert torch.equal(text(quick, 1, assistant_model=draft), text(plain, 1, assistant_model=draft))
+
+
+def test_beams_of_an_encoder_decoder():
+    plain, quick = pair("t5", decoder_start_token_id=0)
+    assert torch.equal(text(quick, num_beams=3), text(plain, num_beams=3))
+    assert kinds(quick) == {(False, 3)}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert-decoder", "t5-v1.1", "umt5", "marian", "bart"])
+def test_every_family_and_kind_of_batch(family, dtype):
+    config = preset(family)
+    plain, quick = pair(family, dtype, **({"decoder_start_token_id": 0} if config.is_encoder_decoder else {}))
+    for rows in (1, 3):
+        for settings in WAYS if dtype is torch.float32 else WAYS[:1]:
+            expected = text(plain, rows, **settings)
+            found = text(quick, rows, **settings)
+            if dtype is torch.float32:
+                assert torch.equal(found, expected)
+    assert len(kinds(quick)) >= 2
+
+
+def one_more_token(model, ids):
+    """The logits of a token after a prompt."""
+    cache = model(ids[:, :-1], use_cache=True).past_key_values
+    return model(ids[:, -1:], past_key_values=cache, use_cache=True).logits
+
+
+@torch.no_grad()
+def test_a_second_process_finds_it_on_the_disk_and_a_broken_file_is_made_anew(folder, tmp_path, monkeypatch):
+    plain, quick = pair()
+    ids = token_ids(3, 9, vocab=97)
+    assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
+
+    made = []
+    monkeypatch.setattr(compiled, "_compile", lambda *arguments: made.append(arguments))
+    for again in (copy.deepcopy(quick), _pickled(quick), pair()[1]):
+        assert isinstance(again._steps, CompiledSteps)
+        assert_close(one_more_token(again, ids), one_more_token(plain, ids))
+        assert kinds(again) == {(False, 1)}
+    assert not made
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shutil.copytree(folder, compiled.cache_folder())
+    for path in compiled.cache_folder().glob("*.pt2"):
+        path.write_bytes(path.read_bytes()[:1000])
+    assert_close(one_more_token(pair()[1], ids), one_more_token(plain, ids))  # uncompiled: nothing was made here
+    assert len(made) == 1
+
+
+def _pickled(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@torch.no_grad()
+def test_weights_that_change_or_move_are_seen():
+    plain, quick = pair()
+    ids = token_ids(3, 9, vocab=97)
+    one_more_token(quick, ids)
+    for each in (plain, quick):
+        each.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+        each.model.norm.weight.data = each.model.norm.weight.data * 2
+    assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
+    plain, quick = plain.to(torch.bfloat16), quick.to(torch.bfloat16)
+    assert one_more_token(quick, ids).dtype is torch.bfloat16
+    quick.prepare_for_training()
+    assert not hasattr(quick, "_steps")
+    assert torch.equal(one_more_token(quick, ids), one_more_token(plain, ids))
+
+
+@torch.no_grad()
+def test_it_steps_aside_where_more_is_asked_for():
+    plain, quick = pair()
+    ids, calls = token_ids(3, 9, vocab=97), []
+    cache = quick(ids[:, :-1], use_cache=True).past_key_values
+    output = quick(ids[:, -1:], past_key_values=cache, use_cache=True, output_hidden_states=True)
+    assert len(output.hidden_states) == 3
+    library = DynamicCache(config=quick.config)
+    quick(ids[:, :-1], past_key_values=library)
+    assert_close(quick(ids[:, -1:], past_key_values=library).logits, plain(ids).logits[:, -1:])
+    hook = quick.model.layers[1].register_forward_hook(lambda *_: calls.append(1))
+    one_more_token(quick, ids)
+    assert len(calls) == 2
+    hook.remove()
+    with pytest.raises(ValueError, match="the vocabulary has 0 to 96"):
+        quick(torch.full((3, 1), 97), past_key_values=quick(ids, use_cache=True).past_key_values)
+    assert not kinds(quick)
+
+
+def test_without_a_compiler_it_runs_uncompiled(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    plain, quick = pair()
+    said = []
+    monkeypatch.setattr(compiled.logger, "warning_once", said.append)
+    assert torch.equal(text(quick), text(plain))
+    assert len(said) == 1
+    assert "no C++ compiler" in said[0]
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setattr(compiled.logger, "warning_once", said.append)
+    quick = pair()[1]
+    assert torch.equal(text(quick), text(plain))
+    assert "compiling it failed" in said[1]
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: blockformer.BlockformerEncoderModel(preset("bert", **SIZES)), "models that write text"),
+    (lambda: blockformer.BlockformerDecoderForCausalLM(preset("qwen3", **SIZES, linear_bits=4, linear_group_size=16)),
+     "linear_bits=4"),
+])  # fmt: skip
+def test_what_cannot_be_compiled_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make().prepare_for_inference(compile=True)
+    with torch.device("meta"):
+        model = blockformer.BlockformerDecoderForCausalLM(preset("qwen3", **SIZES))
+    with pytest.raises(ValueError, match="for the CPU"):
+        model.prepare_for_inference(compile=True)
