@@ -14,9 +14,14 @@ import transformers
 
 @dataclass(frozen=True)
 class Machine:
-    """Limits and names; read_gbs in 10^9 bytes a second, gemm_gflops by dtype in 10^9 operations a second."""
+    """Limits and names; read_gbs in 10^9 bytes a second, gemm_gflops by dtype in 10^9 operations a second.
+
+    `instructions` is the set that torch uses, such as AVX512: fewer than the processor has where
+    ATEN_CPU_CAPABILITY says so.
+    """
 
     processor: str
+    instructions: str
     threads: int
     torch: str
     transformers: str
@@ -54,5 +59,6 @@ def measure(dtypes: list[torch.dtype], size: int = 2048, read_bytes: int = 2**29
         left, right = torch.randn(size, size, dtype=dtype), torch.randn(size, size, dtype=dtype)
         gemm[str(dtype).removeprefix("torch.")] = 2 * size**3 / best(lambda a=left, b=right: a @ b) / 1e9
     return Machine(
-        processor_name(), torch.get_num_threads(), torch.__version__, transformers.__version__, read, gemm
+        processor_name(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), torch.__version__,
+        transformers.__version__, read, gemm,
     )  # fmt: skip

@@ -20,13 +20,14 @@ def markdown(machine: Machine, rows: list[Row]) -> str:
     """Tables of milliseconds, of memory and of ratios, under a line that names the machine and its limits."""
     gemm = ", ".join(f"{dtype} {value:,.0f}" for dtype, value in machine.gemm_gflops.items())
     lines = [
-        f"{machine.processor}, {machine.threads} threads, torch {machine.torch}, transformers {machine.transformers}. "
+        f"{machine.processor} ({machine.instructions}), {machine.threads} threads, torch {machine.torch}, "
+        f"transformers {machine.transformers}. "
         f"Measured limits: {machine.read_gbs:.0f} GB/s read, matrix product {gemm} GFLOPS.",
     ]
     for unit, peer in dict.fromkeys((row.unit, row.peer) for row in rows):
         lines += [
             "",
-            f"{MEASURED[unit]}, best / median; ratio = {peer} / Blockformer.",
+            f"{MEASURED[unit]}, best / median; ratio = {peer} / Blockformer; {machine.instructions}.",
             "",
             f"| shape | work | dtype | batch | context | Blockformer | {peer} | ratio, best | ratio, median | limit |",
             "|---|---|---|---|---|---|---|---|---|---|",

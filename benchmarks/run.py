@@ -23,7 +23,18 @@ from rich.progress import track
 from transformers.utils import logging
 
 DTYPES = [torch.bfloat16, torch.float32]
-PARTS = ["decoder", "gpt2", "encoder", "encoder-decoder", "translator", "training", "load", "convert"]
+PARTS = [
+    "decoder",
+    "small",
+    "gpt2",
+    "encoder",
+    "encoder-decoder",
+    "translator",
+    "compiled",
+    "training",
+    "load",
+    "convert",
+]
 OPTIONAL_PARTS = ["peers"]
 GPT2 = workloads.Shape(
     "GPT-2", layers=12, vocab_size=50257, hidden_size=768, heads=12, kv_heads=12, head_dim=64, family="gpt2"
@@ -35,7 +46,8 @@ class Size:
     """How much of everything is run.
 
     Attributes:
-        decodes: context and batch of each row of decoding, for `decoder`; `gpt2` has the first two.
+        small: a decoder whose weights take less time than what surrounds them.
+        decodes: context and batch of each row of decoding, for `decoder`; `gpt2` has the first two, `small` the first.
         prefill: what is timed on whole prompts.
         prefills: lengths of the prompts.
         rounds, tokens: turns that count, and tokens that each turn of `generate()` writes.
@@ -47,6 +59,7 @@ class Size:
     """
 
     decoder: workloads.Shape
+    small: workloads.Shape
     gpt2: workloads.Shape
     decodes: list[tuple[int, int]]
     prefill: workloads.Shape
@@ -73,8 +86,19 @@ LOADS = [
 ]
 STEPS = {torch.float32: (2, 512), torch.bfloat16: (6, 512)}
 WHOLE = workloads.Shape("Qwen3-0.6B", layers=28, vocab_size=151936)
+SMALL = workloads.Shape(
+    "6 layers x 256",
+    layers=6,
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=1024,
+    heads=8,
+    kv_heads=4,
+    head_dim=32,
+)
 SHORT = Size(
     decoder=WHOLE,
+    small=SMALL,
     gpt2=GPT2,
     decodes=[(16, 1), (512, 1), (2048, 1)],
     prefill=workloads.Shape("Qwen3-0.6B width, 6 layers", layers=6, vocab_size=32768),
@@ -94,6 +118,7 @@ SHORT = Size(
 )
 FULL = Size(
     decoder=WHOLE,
+    small=SMALL,
     gpt2=GPT2,
     decodes=[(16, 1), (512, 1), (2048, 1), (8192, 1), (512, 8)],
     prefill=WHOLE,
@@ -116,6 +141,7 @@ TINY_DECODER = workloads.Shape("Tiny", kv_heads=2, intermediate_size=128, **TINY
 TINY_GPT2 = workloads.Shape("Tiny GPT-2", kv_heads=4, intermediate_size=128, family="gpt2", **TINY_SIZES)
 TINY = Size(
     decoder=TINY_DECODER,
+    small=TINY_DECODER,
     gpt2=TINY_GPT2,
     decodes=[(16, 1), (16, 2)],
     prefill=TINY_DECODER,
@@ -155,6 +181,8 @@ def main() -> None:
         rows += decoder_rows(size.decoder, size.decodes, [], size, limits, console)
         rows += decoder_rows(size.prefill, [], size.prefills, size, limits, console)
         rows.append(half_row(size.prefill, size.prefills[0], min(size.rounds, 3), limits, console))
+    if "small" in options.only:
+        rows += decoder_rows(size.small, size.decodes[:1], [], size, limits, console)
     if "gpt2" in options.only:
         rows += decoder_rows(size.gpt2, size.decodes[:2], [], size, limits, console)
     if "encoder" in options.only:
@@ -172,6 +200,8 @@ def main() -> None:
         pair = seq2seq.make_marian(size.marian_vocab_size)
         for state in states(pair):
             rows += written(pair, "Marian, Transformer-base width", state, size, limits, console)
+    if "compiled" in options.only:
+        rows += compiled_rows(size, limits, console)
     options.output.mkdir(parents=True, exist_ok=True)
     if "training" in options.only:
         rows += training_rows(size, limits, options.output, console)
@@ -254,6 +284,24 @@ def written(pair, name: str, state: str, size: Size, limits: machine.Machine, co
     """Text of an encoder-decoder, greedy and with beams."""
     beams, rounds = track([1, 4], name + state, console=console), min(size.rounds, 3)
     return [seq2seq.write(pair, name, count, rounds, size.text_tokens, limits.read_gbs, state) for count in beams]
+
+
+def compiled_rows(size: Size, limits: machine.Machine, console: Console) -> list[workloads.Row]:
+    """Decoding and the text of encoder-decoders, in float32, by steps that are compiled first if need be."""
+    rows = []
+    for shape in (size.small, size.gpt2):
+        pair = workloads.make_pair(shape, torch.float32)
+        workloads.compiled(pair)
+        for context, batch in size.decodes[:2]:
+            work = (context, batch, size.rounds, size.tokens, limits.read_gbs, "decode, compiled")
+            rows.append(workloads.decode(pair, shape, *work))
+    for name, pair in (
+        ("T5-base width", seq2seq.make_t5(size.layers)),
+        ("Marian, Transformer-base width", seq2seq.make_marian(size.marian_vocab_size)),
+    ):
+        workloads.compiled(pair)
+        rows += written(pair, name, ", compiled", size, limits, console)
+    return rows
 
 
 def training_rows(size: Size, limits: machine.Machine, output: Path, console: Console) -> list[workloads.Row]:

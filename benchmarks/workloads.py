@@ -216,6 +216,12 @@ def prepared(pair, second_copy: bool = False) -> bool:
     return any(isinstance(module, PackedLinear | QuickLinear) for module in modules)
 
 
+def compiled(pair) -> None:
+    """Prepare ours for inference with compiled steps."""
+    ours, _ = pair
+    ours.prepare_for_inference(compile=True)
+
+
 @torch.no_grad()
 def in_four_bits(pair, shape: Shape) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Ours with the layers' matrices rounded to 4 bits, in groups as AWQ has them; the peer gets the rounded ones.

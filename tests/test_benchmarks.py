@@ -19,7 +19,8 @@ WAYS = ("command", "function", "whole process")
 CONVERTED = {f"convert to {to}, {way}" for to in ("blockformer", "official") for way in WAYS}
 WRITTEN = {
     ("decoder",): {"decode", "prefill"},
-    ("gpt2",): {"decode"},
+    ("small", "gpt2"): {"decode"},
+    ("compiled",): {"decode, compiled", "greedy, compiled", "beam 4, compiled"},
     ("encoder",): {f"encoder, {fill}% full" for fill in (41, 71, 100)},
     ("encoder-decoder", "translator"): {f"encoder, {fill}% full" for fill in (41, 71, 100)} | {"greedy", "beam 4"},
     ("training",): {
