@@ -17,7 +17,7 @@ FAMILIES = (
 ).split()
 """The names of the official families."""
 ARTICLES = ["article-gpt", "article-encoder-decoder", "article-transformer"]
-"""The names of the families that are read from a tutorial's weight file."""
+"""The names of the families that are read from an article's weight file."""
 DTYPES = ("float32", "bfloat16", "float16")
 _SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -93,7 +93,7 @@ def check_source(
             )
         if config is None:
             raise ConversionError(
-                f"the family '{family}' needs --config, a JSON file with its settings; see docs/tutorials.md"
+                f"the family '{family}' needs --config, a JSON file with its settings; see docs/articles.md"
             )
         weight_file(source, config)
         return
@@ -103,7 +103,7 @@ def check_source(
     path = Path(source)
     if family is None and path.suffix in WEIGHT_FILES and path.is_file():
         raise ConversionError(
-            f"{path}: not a folder; name the folder that holds config.json too or, for a tutorial's state dict, give "
+            f"{path}: not a folder; name the folder that holds config.json too or, for an article's state dict, give "
             f"--config and --family {names}"
         )
     folder_of(source)

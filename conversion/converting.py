@@ -107,7 +107,7 @@ def convert(
                 write_generation_config(temporary, _entries(plan, checkpoint), plan.target_config)
                 if not plan.family.is_file:
                     (temporary / MEMORY).write_text(memory_text(plan), encoding="utf-8")
-                    write_unused(checkpoint, plan.kept, temporary)
+                    write_unused(checkpoint, plan.unused, temporary)
             if verify:
                 report.parity = _verify(plan, folder, temporary, to_official, tell)
                 report.notes += report.parity.notes

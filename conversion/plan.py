@@ -40,7 +40,7 @@ class Plan:
         parameters: how many the model has.
         form: how the official checkpoint is written.
         official_arguments: what the official class takes beside its config.
-        kept: source tensors that no model uses, by name.
+        unused: source tensors that no model uses, by name; they are written beside the weights.
         remembered: the official `config.json` to remember for the way back.
         low_bits: whether the official checkpoint has linear maps of 4 bits.
         not_runnable: why the official model cannot be run, or None.
@@ -57,7 +57,7 @@ class Plan:
     tied: list[tuple[str, str]]
     parameters: int
     official_arguments: dict[str, Any] = field(default_factory=dict)
-    kept: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
     remembered: dict[str, Any] = field(default_factory=dict)
     low_bits: bool = False
     not_runnable: str | None = None
@@ -108,8 +108,8 @@ def plan_in(
     groups = rules.plan(headers, shapes, optional=tied, dtype=cast)
     groups = [replace(group, sources=tuple(stored[name] for name in group.sources)) for group in groups]
     used = {name for group in groups for name in group.sources}
-    kept = [name for name in checkpoint.tensors if name not in used]
-    _check_kept(checkpoint, kept, family, form)
+    unused = [name for name in checkpoint.tensors if name not in used]
+    _check_unused(checkpoint, unused, family, form)
     return Plan(
         family=family,
         form=form,
@@ -122,7 +122,7 @@ def plan_in(
         tied=stored_pairs(tied, groups),
         parameters=parameters,
         official_arguments=family.official_arguments(form),
-        kept=kept,
+        unused=unused,
         remembered=official,
         low_bits=low_bits,
         not_runnable=family.not_runnable(config),
@@ -148,12 +148,12 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     _set_dtype(official, cast or config.dtype)
     official_config = family.official_config(official)
     as_before = memory is not None and memory.form == form
-    kept = unused_groups(checkpoint, memory.kept if memory is not None and as_before else [], cast)
+    unused = unused_groups(checkpoint, memory.unused if memory is not None and as_before else [], cast)
     arguments = family.official_arguments(form)
     shapes, tied, parameters = expected_tensors(family.official_class(form), official_config, arguments)
     tied = family.ties(tied, form)
     shapes = family.adjust(shapes, form, config)
-    for group in kept:
+    for group in unused:
         shapes.pop(family.canonical(group.targets[0].name, form), None)
     optional = [*tied, *family.optional(form)]
     rules = family.rules_for(form, config)
@@ -169,7 +169,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         target_config=official_config,
         target_class=family.official_class(form),
         config_json=json_text(official),
-        groups=[_renamed(group, family, form) for group in groups] + kept,
+        groups=[_renamed(group, family, form) for group in groups] + unused,
         tied=tied_pairs,
         parameters=parameters,
         official_arguments=arguments,
@@ -198,7 +198,7 @@ def _canonical_names(names: Iterable[str], family: Family, form: Form) -> dict[s
     return found
 
 
-def _check_kept(checkpoint: Checkpoint, names: list[str], family: Family, form: Form) -> None:
+def _check_unused(checkpoint: Checkpoint, names: list[str], family: Family, form: Form) -> None:
     reasons = {name: family.check_ignored(family.canonical(name, form), checkpoint.read(name)) for name in names}
     lines = [f"{shown(name)} {reason}" for name, reason in reasons.items() if reason]
     if lines:
@@ -261,19 +261,19 @@ class Memory:
         family: the official family.
         config: the official `config.json`.
         form: how the official checkpoint was written.
-        kept: names of tensors that lie beside the weights.
+        unused: names of tensors that no model uses, which lie beside the weights.
     """
 
     family: Family
     config: dict[str, Any]
     form: Form | None
-    kept: list[str]
+    unused: list[str]
 
 
 def memory_text(plan: Plan) -> str:
     """The text of the file that remembers an official checkpoint."""
     form = {"head": plan.form.head, "traits": sorted(plan.form.traits), "sizes": plan.form.sizes}
-    return json_text({"family": plan.family.name, "form": form, "kept": plan.kept, "config": plan.remembered})
+    return json_text({"family": plan.family.name, "form": form, "unused": plan.unused, "config": plan.remembered})
 
 
 def remembered(folder: Path) -> Memory | None:
@@ -282,13 +282,14 @@ def remembered(folder: Path) -> Memory | None:
     if not os.path.lexists(path):
         return None
     entries = read_json(path)
-    name, official, form, kept = (entries.get(key) for key in ("family", "config", "form", "kept"))
+    name, official, form, unused = (entries.get(key) for key in ("family", "config", "form", "unused"))
+    unused = entries.get("kept") if unused is None else unused  # as repos of early versions have it
     damaged = ConversionError(f"{path}: damaged; delete it, it is not needed")
     if not isinstance(name, str) or name not in FAMILIES or not isinstance(official, dict):
         raise damaged
     if form is None:
         return Memory(FAMILIES[name], official, None, [])
-    if not isinstance(form, dict) or not all(map(_is_names, ([form.get("head")], form.get("traits"), kept))):
+    if not isinstance(form, dict) or not all(map(_is_names, ([form.get("head")], form.get("traits"), unused))):
         raise damaged
     sizes = form.get("sizes", {})
     if not isinstance(sizes, dict) or not all(isinstance(size, list) for size in sizes.values()):
@@ -298,7 +299,7 @@ def remembered(folder: Path) -> Memory | None:
         FAMILIES[name].head(earlier)
     except StopIteration:
         raise damaged from None
-    return Memory(FAMILIES[name], official, earlier, list(kept or []))
+    return Memory(FAMILIES[name], official, earlier, list(unused or []))
 
 
 def _is_names(value: Any) -> bool:

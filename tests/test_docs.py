@@ -22,7 +22,7 @@ SCRIPT = ROOT / "scripts" / "draw_pictures.py"
 PAGE, PAGE_ZH = ROOT / "docs" / "from-figure-to-code.md", ROOT / "docs" / "zh" / "from-figure-to-code.md"
 PAIRS = {
     "page": (PAGE, PAGE_ZH),
-    "tutorials": (PAGE.parent / "tutorials.md", PAGE_ZH.parent / "tutorials.md"),
+    "articles": (PAGE.parent / "articles.md", PAGE_ZH.parent / "articles.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
 NOT_OURS = {"build", "dist", "blockformer-demo"}

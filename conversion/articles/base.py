@@ -39,11 +39,11 @@ Check = Callable[[Tensor], str | None]
 
 
 class ArticleFamily(Family[Head]):
-    """The model of a tutorial.
+    """The model of an article.
 
     Args:
         name: the family's name, by which it is asked for.
-        model: name of the tutorial's class.
+        model: name of the article's class.
         ours: name of our class.
 
     Attributes:
@@ -76,7 +76,7 @@ class ArticleFamily(Family[Head]):
 
     @abstractmethod
     def our_settings(self, settings: Mapping[str, Any], traits: Collection[str]) -> dict[str, Any]:
-        """Our settings for those of the tutorial."""
+        """Our settings for those of the article."""
 
     def settings(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """The checked entries of the file of settings.
@@ -112,7 +112,7 @@ class ArticleFamily(Family[Head]):
         """See `Family.form`; the buffers are checked here, where the settings are known.
 
         Raises:
-            ConversionError: also for settings, names or buffers that are not those of the tutorial.
+            ConversionError: also for settings, names or buffers that are not those of the article.
         """
         settings = self.settings(official)
         prefix = common_prefix(names or ())
@@ -160,7 +160,7 @@ class ArticleFamily(Family[Head]):
 
     def not_runnable(self, config: PretrainedConfig) -> str | None:
         """See `Family.not_runnable`."""
-        return f"there is none, {self.heads[0].official} is the code of a tutorial"
+        return f"there is none, {self.heads[0].official} is the code of an article"
 
     def unused(self, official: Mapping[str, Any]) -> list[str]:
         """None: an unknown setting is an error."""

@@ -1,4 +1,4 @@
-"""The models of three tutorials, read from the state dicts that their code saves (`docs/tutorials.md`).
+"""The models of three articles, read from the state dicts that their code saves (`docs/articles.md`).
 
 `article-gpt` is `MyGPTModel`; `article-encoder-decoder` is the pre-norm encoder-decoder of `EncoderBlock`,
 `DecoderBlock` and `ResidualConnection`; `article-transformer` is `Transformer` with `wte`, `wpe`, `encoder`, `decoder`.
@@ -97,7 +97,7 @@ class UnbiasedNorm:
 class ArticleGPT(ArticleFamily):
     """`MyGPTModel`: learned positions, pre-norm, tanh GELU, a head of its own without bias.
 
-    The class of the attention is imported in the tutorial and not printed; its tensors are known by how they are named.
+    The class of the attention is imported in the article and not printed; its tensors are known by how they are named.
     """
 
     must_have = {
@@ -195,7 +195,7 @@ class ArticleEncoderDecoder(ArticleFamily):
     }
 
     def traits(self, names: Collection[str]) -> set[str]:
-        """Which biases there are, and "alpha" for the norm of the tutorial's own."""
+        """Which biases there are, and "alpha" for the norm of the article's own."""
         traits = {trait for trait, ends in self.biases.items() if any(name.endswith(ends) for name in names)}
         norms = {name.rpartition(".")[2] for name in names if ".norm." in name} - {"bias"}
         if norms:

@@ -21,7 +21,7 @@ UNUSED_FILE = "conversion/unused.safetensors"
 
 @dataclass(frozen=True)
 class _Read:
-    """The operation that makes a kept tensor out of nothing but its file."""
+    """The operation that makes an unused tensor out of nothing but its file."""
 
     info: TensorInfo
 
@@ -48,11 +48,11 @@ def write_unused(checkpoint: Checkpoint, names: list[str], target: Path) -> None
 
 
 def unused_groups(checkpoint: Checkpoint, names: list[str], dtype: torch.dtype | None) -> list[Group]:
-    """What writes the kept tensors of a repo back.
+    """What writes the unused tensors of a repo back.
 
     Args:
         checkpoint: the repo.
-        names: those that were kept.
+        names: theirs.
         dtype: cast floating-point tensors to this; None keeps their own.
 
     Raises:

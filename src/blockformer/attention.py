@@ -81,9 +81,9 @@ class AttentionFields(Part):
     add_cross_attention: bool = flag(False, "attention", "a decoder's layers look at an encoder's states too")
     attention_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the attention probabilities")
 
-    def settle(self):
+    def fill_defaults(self):
         """Plain multi-head attention whose heads share the width."""
-        super().settle()
+        super().fill_defaults()
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:

@@ -109,7 +109,7 @@ class Part:
         def __getattr__(self, name: str) -> Any:
             """The fields of the other parts."""
 
-    def settle(self) -> None:
+    def fill_defaults(self) -> None:
         """Set the fields that are None and follow from others."""
 
     def check(self) -> None:

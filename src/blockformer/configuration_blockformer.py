@@ -87,14 +87,14 @@ class BlockformerConfig(
         for name, each in axes(type(self)).items():
             each.check(name, getattr(self, name))
         _check_tokens(self)
-        self.settle()
+        self.fill_defaults()
         self._check_sizes(kwargs.get("num_labels"))
         if self.layer_types is None:
             layer_type = "sliding_attention" if self.sliding_window else "full_attention"
             self.layer_types = [layer_type] * self.num_hidden_layers
         _check_kinds(self.dtype if self.dtype is not None else kwargs.get("torch_dtype"), self.problem_type)
         self.check()
-        self.settle_rope(kwargs.pop("rope_scaling", None), kwargs.pop("rope_theta", None))
+        self.fill_rope_parameters(kwargs.pop("rope_scaling", None), kwargs.pop("rope_theta", None))
         super().__post_init__(**kwargs)
         self.base_model_tp_plan = self.tensor_parallel_plan(self.add_cross_attention)
 
@@ -111,7 +111,7 @@ class BlockformerConfig(
             raise ValueError("pooler_act belongs to an encoder: a decoder's first token has seen nothing of the text.")
 
     def convert_rope_params_to_dict(self, **kwargs):
-        """Nothing is left to do for the library, after `settle_rope`."""
+        """Nothing is left to do for the library, after `fill_rope_parameters`."""
         return kwargs
 
     def to_dict(self):

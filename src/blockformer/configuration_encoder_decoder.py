@@ -58,9 +58,9 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     }
     base_model_pp_plan: ClassVar[dict] = {}
 
-    def settle(self):
+    def fill_defaults(self):
         """Both sides are equally deep unless told otherwise."""
-        super().settle()
+        super().fill_defaults()
         if self.decoder_layers is None:
             self.decoder_layers = self.num_hidden_layers
 

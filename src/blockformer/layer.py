@@ -37,9 +37,9 @@ class LayerFields(Part):
         0.0, "a probability from 0 to 1", "training", "after the embeddings and after each sub-layer"
     )
 
-    def settle(self):
+    def fill_defaults(self):
         """A layer that ends in a norm needs no final one."""
-        super().settle()
+        super().fill_defaults()
         if self.final_norm is None:
             self.final_norm = self.norm_placement != "post"
 

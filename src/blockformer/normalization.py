@@ -17,9 +17,9 @@ class NormFields(Part):
     norm_eps: float = axis(1e-6, "a positive number", "norm", "added to the variance before the square root")
     norm_bias: bool | None = flag(None, "norm", "bias of a layer norm; None means yes. An RMS norm has none")
 
-    def settle(self):
+    def fill_defaults(self):
         """A layer norm has a bias unless told otherwise."""
-        super().settle()
+        super().fill_defaults()
         if self.norm_bias is None:
             self.norm_bias = self.norm_type == "layer_norm"
 

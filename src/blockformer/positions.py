@@ -54,7 +54,7 @@ class PositionFields(Part):
     )
     relative_bias_per_layer: bool = flag(False, "positions", "a relative bias in every layer, not one for the stack")
 
-    def settle_rope(self, rope_scaling: dict | None, rope_theta: float | None) -> None:
+    def fill_rope_parameters(self, rope_scaling: dict | None, rope_theta: float | None) -> None:
         """Take the rotary parameters, also under their old names, as a copy with every default written out."""
         given = rope_scaling or self.rope_parameters
         if self.position_type != "rotary":
@@ -69,14 +69,14 @@ class PositionFields(Part):
             raise ValueError(f"rope_parameters must be a dict, not {given!r}.")
         given = given or {}
         if not any(isinstance(value, dict) for value in given.values()):
-            self.rope_parameters = self._settled_rope(given, rope_theta)
+            self.rope_parameters = self._full_rope(given, rope_theta)
             return
         if set(given) != set(self.layer_types):
             types = " and ".join(f"'{name}'" for name in sorted(set(self.layer_types)))
             raise ValueError(f"rope_parameters by layer type need one dict for each of {types}, not {sorted(given)}.")
-        self.rope_parameters = {name: self._settled_rope(one, rope_theta) for name, one in given.items()}
+        self.rope_parameters = {name: self._full_rope(one, rope_theta) for name, one in given.items()}
 
-    def _settled_rope(self, given, rope_theta) -> dict:
+    def _full_rope(self, given, rope_theta) -> dict:
         if not isinstance(given, dict):
             raise ValueError(f"rope_parameters of a layer type must be a dict, not {given!r}.")
         rope = {"rope_type": given.get("type", "default"), "rope_theta": rope_theta, **given}

@@ -3,8 +3,8 @@ import re
 
 import pytest
 import torch
+from article_modules import GPT
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from tutorial_modules import GPT
 
 import blockformer
 from blockformer.cli import main
@@ -123,7 +123,7 @@ def test_a_weight_file_is_converted_with_its_settings(capsys, tmp_path):
     call(*arguments, "--config", tmp_path / "settings.json")
     out = capsys.readouterr().out
     assert f"{tmp_path / 'weights.pt'} -> {tmp_path / 'dst'}: a self-contained repo" in out
-    assert "note: not compared with the official model: there is none, MyGPTModel is the code of a tutorial" in out
+    assert "note: not compared with the official model: there is none, MyGPTModel is the code of an article" in out
     model = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "dst")
     assert torch.equal(model.lm_head.weight, module.out_head.weight)
 

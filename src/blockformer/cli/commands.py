@@ -71,12 +71,12 @@ def common(
 @app.command(
     "convert",
     epilog="Example: [bold]blockformer convert Qwen/Qwen3-0.6B qwen3 --dtype bfloat16[/bold]\n\n"
-    "A tutorial's weights: [bold]blockformer convert weights.pt gpt --family article-gpt --config settings.json[/bold]",
+    "An article's weights: [bold]blockformer convert weights.pt gpt --family article-gpt --config settings.json[/bold]",
 )
 @interruptible
 def convert(
     src: Annotated[
-        str, typer.Argument(metavar="SRC", help="A folder, a Hub id, or a tutorial's weight file.", show_default=False)
+        str, typer.Argument(metavar="SRC", help="A folder, a Hub id, or an article's weight file.", show_default=False)
     ],
     dst: Target,
     to: Annotated[str, typer.Option(metavar="LAYOUT", help="'blockformer', or 'official': the way back.")] = (

@@ -1,14 +1,14 @@
-"""State dicts of the tutorials' code, against plain modules by their formulas."""
+"""State dicts of the articles' code, against plain modules by their formulas."""
 
 import json
 import os
 
 import pytest
 import torch
+from article_modules import GPT, LATER, EncoderDecoder, Transformer, sinusoid
 from pairs import assert_close
 from safetensors.torch import save_file
 from transformers import GPT2LMHeadModel
-from tutorial_modules import GPT, LATER, EncoderDecoder, Transformer, sinusoid
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
@@ -262,7 +262,7 @@ def test_the_settings_say_what_the_articles_say(tmp_path):
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_a_converted_tutorial_is_a_repo_like_any_other(tmp_path, family):
+def test_a_converted_article_is_a_repo_like_any_other(tmp_path, family):
     make, config = MODELS[family]
     module = make(config)
     path, settings = write(tmp_path / "in", module.state_dict(), config)
@@ -440,7 +440,7 @@ def test_a_source_that_changes_meanwhile_is_noticed(tmp_path):
         assert not (tmp_path / "dst").exists()
 
 
-def test_tutorials_are_taken_by_name_alone(tmp_path):
+def test_articles_are_taken_by_name_alone(tmp_path):
     assert not set(ARTICLES) & set(FAMILIES)
     with pytest.raises(ConversionError, match="not supported"):
         family_of({"model_type": "article-gpt"})
