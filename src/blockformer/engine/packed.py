@@ -176,14 +176,14 @@ class PackedEmbedding(PackedModule):
         return self.packed.look_up(input_ids.flatten()).view(*input_ids.shape, -1)
 
 
-def pack_weights(model: nn.Module) -> int:
+def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
     """Pack the weights of the plain bfloat16 linear layers on the CPU, one after the other; returns how many.
 
     A weight that is also an embedding is packed in parts. Layers with a wrapper or a hook stay as they are; so do all
-    layers if packing gains nothing on this processor.
+    layers if packing gains nothing on this processor, nor a `second_copy` of packed weights.
     """
     places = [owners for owners in _owners_of_weights(model) if _are_packable([module for _, _, module in owners])]
-    if not places or not is_enabled() or not is_worth("packed"):
+    if not places or not is_enabled() or not (is_worth("packed") or (second_copy and is_worth("copy"))):
         return 0
     for owners in places:
         modules = {module for _, _, module in owners}

@@ -65,7 +65,7 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
         return model
     vars(model).pop("_steps", None)
     _take_out(model, QuickLinear)
-    pack_weights(model)
+    pack_weights(model, second_copy)
     if is_enabled():
         _put_in(model, _PREPARED)
         _fuse(model, second_copy)
