@@ -104,7 +104,7 @@ def test_weights_rounded_for_llama_cpp_are_rounded_to_themselves_by_it(benchmark
 
 def test_each_unit_and_peer_has_a_table_of_its_own(benchmark):
     report, machine, workloads = (benchmark(name) for name in ("report", "machine", "workloads"))
-    limits = machine.Machine("CPU", 2, "2", "5", 30, {"float32": 100})
+    limits = machine.Machine("CPU", "AVX2", 2, "2", "5", 30, {"float32": 100})
     rows = [
         workloads.make_row("Tiny", "decode", torch.float32, 2048, 1, ([0.002, 0.001], [0.004, 0.002]), 0.0005),
         workloads.make_row("Tiny", "step", torch.float32, 0, 0, ([2e6], [3e6]), 1e6, unit="bytes"),

@@ -306,7 +306,7 @@ def rotate(states, cos, sin):
 
     Shapes: states [B, H, T, D]; cos and signed sin [B, 1, T, D], of `RotaryPositions` -> [B, H, T, D].
     """
-    return torch.addcmul(states * cos, states.roll(states.shape[-1] // 2, dims=-1), sin)
+    return states * cos + states.roll(states.shape[-1] // 2, dims=-1) * sin
 
 
 class RelativeBias(nn.Module):

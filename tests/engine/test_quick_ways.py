@@ -121,17 +121,18 @@ def test_a_long_prompt_in_bfloat16(monkeypatch):
 @torch.no_grad()
 def test_norm_in_pieces_has_the_same_bits(dtype, shape, monkeypatch):
     monkeypatch.setattr(norm, "_PIECE", 50)
+    monkeypatch.setattr(norm, "_MANY", dict.fromkeys([dtype], 200))
     plain, states = RMSNorm(16, 1e-6).to(dtype), torch.randn(shape, dtype=dtype)
     plain.weight.normal_()
     quick = copy.deepcopy(plain)
     quick.__class__ = PiecewiseRMSNorm
-    assert quick._takes(states)
+    assert quick._cuts(states)
     assert torch.equal(quick(states), plain(states))
-    assert not quick._takes(torch.randn(16, 60, dtype=dtype).t())
-    assert not quick._takes(states.double())
-    assert not quick._takes(states[:1, :1])
+    assert not quick._cuts(torch.randn(16, 60, dtype=dtype).t())
+    assert torch.equal(quick(states.double()), plain(states.double()))
+    assert not quick._cuts(states[:1, :1])
     with torch.enable_grad():
-        assert not quick._takes(states)
+        assert not quick._cuts(states)
 
 
 def test_when_it_is_taken(monkeypatch):
@@ -161,7 +162,8 @@ def quicker(monkeypatch):
         torch.ops.mkldnn._linear_pointwise(torch.ones(2, 3), torch.ones(4, 3), None, "none", [], "")
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no oneDNN linear")
-    monkeypatch.setattr(measure, "_verdicts", {"onednn": True})
+    monkeypatch.setattr(measure, "_verdicts", {"onednn": True, "onednn, one row": True})
+    monkeypatch.setattr(quick_linear, "_LEAST_WORK", 0)
 
 
 def linear(layer, states):
@@ -333,6 +335,7 @@ def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
     monkeypatch.setattr(measure, "_verdicts", {})
     monkeypatch.setattr(quick_linear, "_onednn", missing)
     layer, states = nn.Linear(4, 3), torch.randn(2, 4)
+    monkeypatch.setattr(quick_linear, "_LEAST_WORK", 0)
     assert torch.equal(linear(layer, states), layer(states))
     assert measure._verdicts == {"onednn": False}
 
@@ -343,9 +346,10 @@ def test_measuring_leaves_the_random_state_alone(monkeypatch):
     before = torch.get_rng_state()
     for dtype in (torch.float16, torch.float32):  # the first one asks for the other
         linear(nn.utils.skip_init(nn.Linear, 4, 3, dtype=dtype), torch.ones(8, 4, dtype=dtype))
+    quick_linear.onednn_is_quicker_for_one_row()
     for way in ("packed", "copy"):
         packed.is_worth(way)
-    assert measure._verdicts.keys() == {"onednn", "widened", "packed", "copy"}
+    assert measure._verdicts.keys() == {"onednn", "onednn, one row", "widened", "packed", "copy"}
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -75,6 +75,7 @@ def test_the_text_is_the_same_in_every_way_of_generating():
     assert torch.equal(text(quick, 1, assistant_model=draft), text(plain, 1, assistant_model=draft))
 
 
+@pytest.mark.exhaustive
 def test_beams_of_an_encoder_decoder():
     plain, quick = pair("t5", decoder_start_token_id=0)
     assert torch.equal(text(quick, num_beams=3), text(plain, num_beams=3))

@@ -36,7 +36,8 @@ class QuickLinear(nn.Linear):
     def _product(self, states) -> Callable | None:
         weight = self.weight
         rows = states.numel() // self.in_features
-        if rows * weight.numel() < _LEAST_WORK and (rows >= _FEW_ROWS or weight.numel() < _LEAST_WEIGHTS):
+        is_small = rows * weight.numel() < _LEAST_WORK and (rows >= _FEW_ROWS or weight.numel() < _LEAST_WEIGHTS)
+        if is_small and weight.dtype is torch.float32:
             return None
         if weight.dtype not in (torch.float32, torch.float16) or states.dtype is not weight.dtype:
             return None
