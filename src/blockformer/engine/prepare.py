@@ -39,8 +39,8 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
         model: a Blockformer model of this package.
         compile: compile the step that writes one more token, with PyTorch's compiler. This needs a C++ compiler and
             takes half a minute or more when the model first writes a batch of a new kind (one row or several, and each
-            number of beams); later processes load it from `~/.cache/blockformer`. For small models the step is two to
-            three times as fast. Weights stay plain.
+            number of beams); later processes load it from `~/.cache/blockformer`. It pays for small models.
+            Weights stay plain.
         second_copy: hold bfloat16 weights twice. The second layout makes steps of up to four tokens faster still. Only
             `prepare_for_training` frees it.
 
