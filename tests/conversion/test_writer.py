@@ -182,7 +182,7 @@ print(status("VmHWM") - before)
     for target in folders[1::2]:
         target.mkdir()
     grown = int(processes.said(script, *folders, folder=tmp_path, elsewhere=False))
-    # The tensor, its transposed copy, as much again that the allocator has not given back, a constant; all take 128 MiB.
+    # The tensor, its transposed copy, as much again that the allocator still holds, a constant; all take 128 MiB.
     assert grown < 4 * size + (24 << 20)
 
 
