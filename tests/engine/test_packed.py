@@ -321,6 +321,13 @@ def test_what_is_measured(monkeypatch):
     assert measure._verdicts["copy"] is False
 
 
+@pytest.mark.usefixtures("copies")
+def test_a_second_copy_may_pay_where_packing_alone_does_not(monkeypatch):
+    monkeypatch.setattr(measure, "_verdicts", {"packed": False, "copy": True})
+    assert packed.pack_weights(make()) == 0
+    assert packed.pack_weights(make(), second_copy=True) > 0
+
+
 def test_without_the_private_op_nothing_is_packed(monkeypatch):
     def missing(*_):
         raise AttributeError("no such op")

@@ -172,6 +172,50 @@ def test_it_steps_aside_where_more_is_asked_for():
     assert not kinds(quick)
 
 
+@torch.no_grad()
+def test_modules_that_are_replaced_are_seen():
+    plain, quick = pair()
+    ids = token_ids(3, 9, vocab=97)
+    one_more_token(quick, ids)
+    for each in (plain, quick):
+        torch.manual_seed(3)
+        each.lm_head = torch.nn.Linear(32, 97, bias=False)
+    assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
+    for each in (plain, quick):
+        torch.manual_seed(4)
+        each.model.norm.weight = torch.nn.Parameter(torch.randn(32))
+    assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
+
+
+@torch.no_grad()
+def test_what_does_not_fit_never_reaches_the_compiled_code():
+    """It would read and write beyond the end of a tensor; PyTorch does what it always did, or says what is wrong."""
+    plain, quick = pair()
+    ids = token_ids(3, 9, vocab=97)
+    quick._steps._functions = dict.fromkeys([(False, 1), (True, 1)], lambda *_: pytest.fail("reached"))
+    cache = quick(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="holds 3 rows, the input has 2"):
+        quick(ids[:2, :1], past_key_values=cache)
+    with pytest.raises(ValueError, match="position_ids must be"):
+        quick(ids[:, :1], past_key_values=cache, position_ids=torch.zeros(2, 1, dtype=torch.long))
+    cache.layers[1].crop(-4)
+    assert quick(ids[:, :1], past_key_values=cache).logits.shape == (3, 1, 97)
+    other = plain.to(torch.bfloat16)(ids, use_cache=True).past_key_values
+    assert quick(ids[:, :1], past_key_values=other).logits.shape == (3, 1, 97)
+
+    _, quick = pair("t5", decoder_start_token_id=0)
+    quick._steps._functions = dict.fromkeys([(False, 1)], lambda *_: pytest.fail("reached"))
+    states = (quick.get_encoder()(ids).last_hidden_state,)
+    cache = quick(encoder_outputs=states, decoder_input_ids=ids[:, :3], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="mask of the source must be"):
+        quick(
+            encoder_outputs=states,
+            decoder_input_ids=ids[:, :1],
+            past_key_values=cache,
+            attention_mask=torch.ones(3, 5, dtype=torch.long),
+        )
+
+
 def test_without_a_compiler_it_runs_uncompiled(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")

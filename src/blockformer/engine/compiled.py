@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from .linear import onednn_is_quicker
+from .linear import onednn_is_quicker, onednn_is_quicker_for_one_row
 from .measure import own_trace
 
 logger = logging.get_logger(__name__)
@@ -44,15 +44,16 @@ class CompiledFunction:
 
     Args:
         runner: the loaded code.
-        tensors: the module's parameters and buffers that it reads, by name.
+        places: each parameter and buffer that it reads: its full name, the dict of its module that holds it, and its
+            name there. What stands there later is read, too.
     """
 
-    def __init__(self, runner, tensors: dict[str, torch.Tensor]):
+    def __init__(self, runner, places: list[tuple[str, dict, str]]):
         self._runner = runner
-        self._tensors = tensors
+        self._places = places
         self._addresses: list[int] = []
         self._lock = threading.Lock()
-        self._kinds = [(tensor.dtype, tensor.shape) for tensor in tensors.values()]
+        self._kinds = [_kind(held[name]) for _, held, name in places]
 
     @classmethod
     def of(cls, module: nn.Module, arguments: tuple, varying: tuple):
@@ -63,10 +64,14 @@ class CompiledFunction:
             arguments: an example.
             varying: for each argument which of its dimensions vary, as `torch.export` has it.
         """
-        tensors = {
-            **dict(module.named_parameters(remove_duplicate=False)),
-            **dict(module.named_buffers(remove_duplicate=False)),
+        places = {
+            f"{prefix}.{name}": (held, name)
+            for prefix, part in module.named_modules(remove_duplicate=False)
+            for held in (part._parameters, part._buffers)
+            for name, tensor in held.items()
+            if tensor is not None
         }
+        tensors = {full_name: held[name] for full_name, (held, name) in places.items()}
         path = cache_folder() / f"{_digest(module, tensors, arguments, varying)}.pt2"
         runner = _load(path)
         if runner is None:
@@ -83,24 +88,29 @@ class CompiledFunction:
                 logger.warning_once(f"the model runs uncompiled, for compiling it failed: {reason}")
                 return None
         names = [] if runner is None else runner.get_constant_fqns()
-        if runner is None or not set(names) <= set(tensors):
+        if runner is None or not set(names) <= set(places):
             logger.warning_once(f"{type(module).__name__} could not be compiled, so the model runs uncompiled.")
             return None
-        return cls(runner, {name: tensors[name] for name in names})
+        return cls(runner, [(name, *places[name]) for name in names])
 
     def __call__(self, *arguments):
         """The result, or None once the module's tensors have another dtype, shape or device."""
-        addresses = [tensor.data_ptr() for tensor in self._tensors.values()]
+        addresses = [held[name].data_ptr() for _, held, name in self._places]
         if addresses != self._addresses:
-            kinds = [(tensor.dtype, tensor.shape) for tensor in self._tensors.values()]
-            if kinds != self._kinds or any(tensor.device.type != "cpu" for tensor in self._tensors.values()):
+            tensors = {full_name: held[name] for full_name, held, name in self._places}
+            if [_kind(tensor) for tensor in tensors.values()] != self._kinds:
                 return None
             with self._lock:
-                self._runner.load_constants(self._tensors, check_full_update=True, user_managed=True)
+                self._runner.load_constants(tensors, check_full_update=True, user_managed=True)
                 self._addresses = addresses
         # The code takes every tensor for a contiguous one; those in lists are.
         given = (each.contiguous() if isinstance(each, torch.Tensor) else each for each in arguments)
         return self._runner(*given)
+
+
+def _kind(tensor) -> tuple:
+    """What the code takes for granted of a tensor."""
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
 def _digest(module, tensors, arguments, varying) -> str:
@@ -118,10 +128,10 @@ def _digest(module, tensors, arguments, varying) -> str:
         "torch": torch.__version__,
         "capability": torch.backends.cpu.get_cpu_capability(),
         "processor": [platform.machine(), flags],
-        "onednn": onednn_is_quicker(),
+        "onednn": [onednn_is_quicker(), onednn_is_quicker_for_one_row()],
         "sources": sources.hexdigest(),
         "config": module.model.config.to_diff_dict(),
-        "tensors": {name: [str(tensor.dtype), *tensor.shape] for name, tensor in tensors.items()},
+        "tensors": {name: str(_kind(tensor)) for name, tensor in tensors.items()},
         "arguments": [
             [tensor.shape for tensor in each] if isinstance(each, list) else getattr(each, "shape", None)
             for each in arguments

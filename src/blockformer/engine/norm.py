@@ -18,7 +18,9 @@ class PiecewiseRMSNorm(RMSNorm):
     """
 
     def forward(self, hidden_states):
-        if type(hidden_states) is not torch.Tensor or hidden_states.dtype is not self.weight.dtype or not is_enabled():
+        if type(hidden_states) is not torch.Tensor or hidden_states.device.type != "cpu" or not is_enabled():
+            return super().forward(hidden_states)
+        if hidden_states.dtype is not self.weight.dtype:
             return super().forward(hidden_states)
         if self._cuts(hidden_states):
             rows = hidden_states.view(-1, hidden_states.shape[-1])
@@ -32,6 +34,6 @@ class PiecewiseRMSNorm(RMSNorm):
         return super().forward(hidden_states)
 
     def _cuts(self, states) -> bool:
-        if states.numel() < _MANY.get(states.dtype, 0) or states.device.type != "cpu" or not states.is_contiguous():
+        if states.numel() < _MANY.get(states.dtype, 0) or not states.is_contiguous():
             return False
         return not (torch.is_grad_enabled() and (states.requires_grad or self.weight.requires_grad))

@@ -93,13 +93,11 @@ class _Step(nn.Module):
         cache = _BufferLayers(keys, values, place, mask.shape[-1])
         states = stack._embed(stack._embed_tokens(input_ids, None, None), position_ids)
         rotations = rotations_of(stack.rotary_emb, stack.config, states, position_ids)
+        bias = stack._position_bias(place, cache)
         if self.has_source:
             beams = input_ids.shape[0] // source_mask.shape[0]
             source_mask = source_mask.expand(-1, -1, beams, -1)
-            bias = stack._position_bias(place, cache)
             cache = _Caches(cache, source_keys, source_values)
-        else:
-            bias = stack._position_bias(place, cache)
         batch = Batch(dict.fromkeys(stack.config.layer_types, mask), rotations, place, source_mask)
         source = states if self.has_source else None  # any tensor: its keys and values are cached
         for layer in stack.layers:
@@ -130,8 +128,16 @@ class CompiledSteps:
         return self._model.get_decoder()
 
     @functools.cached_property
-    def _parts(self) -> list:
-        return list(self._model.modules())
+    def _places(self) -> list[tuple]:
+        """Each module below the model: the dict of its parent that holds it, its name there, and itself."""
+        parents = [parent._modules for parent in self._model.modules()]
+        return [(parent, name, child) for parent in parents for name, child in parent.items() if child is not None]
+
+    def _is_untouched(self) -> bool:
+        """Whether every module is still the one that was compiled, and calling it nothing but its own `forward`."""
+        return is_bare(self._model) and all(
+            parent.get(name) is child and is_bare(child) for parent, name, child in self._places
+        )
 
     def logits(self, input_ids, attention_mask, position_ids, cache, source_mask, others):
         """The logits [B, 1, V] of one more token a row, or None if this call is nothing for a compiled step.
@@ -145,26 +151,31 @@ class CompiledSteps:
         """
         if not _is_step(input_ids, attention_mask, position_ids, cache, others) or self._model.training:
             return None
-        if not all(map(is_bare, self._parts)):  # a hook wants to see every module's call
+        if not self._is_untouched():
             return None
         own, cross = cache, None
         if self._model.config.is_encoder_decoder:
             if not isinstance(cache, EncoderDecoderCache) or not all(cache.is_updated.values()):
                 return None
             own, cross = cache.self_attention_cache, cache.cross_attention_cache
-        if type(own) is not DynamicCache or len(own.layers) != len(self._stack.layers):
+        if type(own) is not DynamicCache or not all(type(layer) is GrowingLayer for layer in own.layers):
             return None
-        if not all(type(layer) is GrowingLayer and layer.get_seq_length() for layer in own.layers):
+        # The compiled code reads and writes as many bytes as the sizes say, whatever there is: all of them are checked.
+        held, read = self._shape(own), None if cross is None else self._shape(cross)
+        if held is None or (cross is not None and read is None):
             return None
-        rows, length = input_ids.shape[0], own.layers[0].keys.shape[-2] + 1
-        sources = cross.layers[0].keys.shape[0] if cross is not None else rows
-        if rows % sources:
+        rows, length = input_ids.shape[0], held[2] + 1
+        sources = rows if read is None else read[0]
+        if held[0] != rows or rows % sources or (position_ids is not None and position_ids.shape[0] not in (1, rows)):
+            return None
+        if read is not None and source_mask is not None and source_mask.shape != (read[0], read[2]):
             return None
         function = self._function(sources == 1, rows // sources)
         if function is None:
             return None
-        self._check(input_ids, attention_mask, own)
-        mask, positions = self._places(attention_mask, position_ids, rows, length)
+        _, vocab_size = self._stack.config.stack_sizes(True)
+        check_inputs(self._stack.config, vocab_size, input_ids, None, attention_mask, own)
+        mask, positions = self._seen(attention_mask, position_ids, rows, length)
         buffers = [layer.reserve(1) for layer in own.layers]
         keys, values = [pair[0] for pair in buffers], [pair[1] for pair in buffers]
         place = torch.tensor([length - 1])
@@ -176,11 +187,19 @@ class CompiledSteps:
             layer.advance(1)
         return logits
 
-    def _check(self, input_ids, attention_mask, cache):
-        _, vocab_size = self._stack.config.stack_sizes(True)
-        check_inputs(self._stack.config, vocab_size, input_ids, None, attention_mask, cache)
+    def _shape(self, cache):
+        """[B, K, S, D] of the keys and values of all layers; None if there are none, or they are not this model's."""
+        config, dtype = self._stack.config, self._stack.embed_tokens.weight.dtype
+        states = [each for layer in cache.layers if layer.is_initialized for each in (layer.keys, layer.values)]
+        if len(states) != 2 * len(self._stack.layers):
+            return None
+        shape = states[0].shape
+        if shape.numel() == 0 or (shape[1], shape[3]) != (config.num_key_value_heads, config.head_dim):
+            return None
+        fits = all(each.shape == shape and each.dtype is dtype and each.device.type == "cpu" for each in states)
+        return shape if fits else None
 
-    def _places(self, attention_mask, position_ids, rows: int, length: int):
+    def _seen(self, attention_mask, position_ids, rows: int, length: int):
         """What is seen, bool [B, 1, 1, S], and where the tokens stand, int64 [B, 1]."""
         if attention_mask is None:
             mask = torch.ones(rows, 1, 1, length, dtype=torch.bool)
@@ -228,14 +247,13 @@ class CompiledSteps:
             torch.full((rows, 1), length - 1),
             torch.ones(rows, 1, 1, length, dtype=torch.bool),
             torch.tensor([length - 1]),
-            [own.clone() for _ in range(layers)],
-            [own.clone() for _ in range(layers)],
+            *([own.clone() for _ in range(layers)] for _ in range(2)),
         )
         varying = (by_row, by_row, {**by_row, 3: Dim.DYNAMIC}, None, *[[{**by_row, 2: Dim.DYNAMIC}] * layers] * 2)
         if not config.is_encoder_decoder:
             return (*arguments, None, None, None), (*varying, None, None, None)
         mask = torch.ones(sources, 1, 1, source_length, dtype=torch.bool)
-        source = (mask, [other.clone() for _ in range(layers)], [other.clone() for _ in range(layers)])
+        source = (mask, *([other.clone() for _ in range(layers)] for _ in range(2)))
         varying_source = [[{**by_source, 2: Dim.DYNAMIC}] * layers] * 2
         return (*arguments, *source), (*varying, {**by_source, 3: Dim.DYNAMIC}, *varying_source)
 
@@ -248,7 +266,7 @@ def _is_step(input_ids, attention_mask, position_ids, cache, others: dict) -> bo
         return False
     if attention_mask is not None and (not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2):
         return False
-    if position_ids is not None and position_ids.dim() != 2:
+    if position_ids is not None and (position_ids.dim() != 2 or position_ids.shape[1] != 1):
         return False
     return all(value is None or value in _SAYS_NOTHING.get(name, ()) for name, value in others.items())
 
