@@ -1,4 +1,4 @@
-"""What can be said of arguments before a file is opened; the command line says it before it imports torch."""
+"""Checks of arguments that need no file to be opened. The command line makes them before importing torch."""
 
 import difflib
 import os
@@ -17,7 +17,7 @@ FAMILIES = (
 ).split()
 """The names of the official families."""
 ARTICLES = ["article-gpt", "article-encoder-decoder", "article-transformer"]
-"""The names of the families that are read from an article's weight file."""
+"""The names of the families read from an article's weight file."""
 DTYPES = ("float32", "bfloat16", "float16")
 _SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -35,10 +35,10 @@ def check_conversion(
     force: bool = False,
     **options: Any,
 ) -> None:
-    """Check the arguments of `convert`, or of `export_folder`, which has some of them.
+    """Check the arguments of `convert` or `export_folder`.
 
     Raises:
-        ConversionError: one is wrong, or they do not belong together.
+        ConversionError: one is wrong, or they contradict each other.
     """
     parse_size(max_shard_size)
     dtype_name(dtype if dequantize is None else dequantize)
@@ -49,10 +49,10 @@ def check_conversion(
 
 
 def dtype_name(dtype: Any) -> str | None:
-    """The name of a dtype that weights can be cast to, given by a name or as torch's; None stays None.
+    """The full name of a dtype given by name or as torch's own; None stays None.
 
     Raises:
-        ConversionError: another one.
+        ConversionError: weights cannot be cast to it.
     """
     if dtype is None:
         return None
@@ -64,10 +64,10 @@ def dtype_name(dtype: Any) -> str | None:
 
 
 def check_family(name: str) -> None:
-    """Refuse what is no family's name.
+    """Check the name of a family.
 
     Raises:
-        ConversionError: the near one is named.
+        ConversionError: there is no such family; the nearest is named.
     """
     known = [*FAMILIES, *ARTICLES]
     if name not in known:
@@ -79,10 +79,10 @@ def check_family(name: str) -> None:
 def check_source(
     source: str | PathLike[str], family: str | None, config: str | PathLike[str] | None, to_official: bool
 ) -> None:
-    """Check that there is a source, where it is no Hub id, and that its family and its settings go with it.
+    """Check that a local source exists, and that family and settings suit it.
 
     Raises:
-        ConversionError: they do not.
+        ConversionError: it does not, or they do not.
     """
     if family is not None:
         check_family(family)
@@ -113,7 +113,7 @@ def check_model(source: str | PathLike[str]) -> None:
     """Check the source of `inspect`: a folder, a Hub id, a config.json or a preset.
 
     Raises:
-        ConversionError: it can be none of them.
+        ConversionError: it is none of them.
     """
     path = Path(source)
     if path.suffix != ".json":
@@ -128,10 +128,10 @@ def find_source(
     config: str | PathLike[str] | None = None,
     to_official: bool = False,
 ) -> Source:
-    """Where a checkpoint is: a folder or a Hub id, or the weight file of a family that is read from one.
+    """Find a checkpoint: a folder, a Hub id, or the weight file of an article.
 
     Raises:
-        ConversionError: there is no such source, or it and the other arguments do not belong together.
+        ConversionError: there is no such source, or the other arguments do not suit it.
     """
     check_source(source, family, config, to_official)
     return weight_file(source, config) if config is not None else Source(*locate(source))

@@ -1,4 +1,4 @@
-"""Converting a checkpoint, either way: plan from the headers, write tensor by tensor, compare, publish in one step."""
+"""Convert a checkpoint, either way: plan from the headers, write tensor by tensor, verify, publish in one step."""
 
 import os
 import time
@@ -46,21 +46,21 @@ def convert(
     strict_finite: bool = False,
     progress: Progress | None = None,
 ) -> ConversionReport:
-    """Convert a checkpoint into a new folder, which appears as a whole or not at all.
+    """Convert a checkpoint into a new folder, which appears complete or not at all.
 
-    Without `verify`, peak memory is the largest tensor plus a constant; with it, one whole model at a time, if it fits.
+    Peak memory is the largest tensor plus a constant; `verify` adds one whole model at a time, if it fits.
 
     Args:
-        src: a folder or Hub id, in an official layout; with `to_official` in ours. Or a weight file, with `config`.
-        dst: the folder to make. In our layout it is a self-contained `trust_remote_code` repo.
+        src: a folder or Hub id, in an official layout (with `to_official`, in ours); or a weight file, with `config`.
+        dst: the folder to create. In our layout it is a self-contained `trust_remote_code` repo.
         to_official: convert from our layout back to the official one.
-        family: the official family; None takes it from `model_type` or, on the way back, from the settings. A weight
-            file needs it.
+        family: the official family; None reads it from `model_type` or, on the way back, from the settings. A weight
+            file requires it.
         config: the JSON file with the settings of a weight file.
         dtype: cast the weights to "float32", "bfloat16" or "float16"; None keeps each tensor's own.
         dequantize: write plain weights of this dtype for a 4-bit checkpoint; None keeps the 4 bits.
-        max_shard_size: bytes ("5GB") after which a new weight file begins.
-        verify: run both models on the same input; a difference is an error.
+        max_shard_size: largest size of one weight file, such as "5GB".
+        verify: run both models on the same input and fail if they differ.
         force: replace an existing model folder.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
         progress: receives progress reports.
@@ -132,14 +132,14 @@ def from_official(
     Args:
         src: a folder or Hub id, in an official layout; or a weight file, with `config`.
         dtype: "float32", "bfloat16" or "float16"; None keeps the checkpoint's.
-        family: the official family; None takes it from `model_type`. A weight file needs it.
+        family: the official family; None reads it from `model_type`. Required for a weight file.
         config: the JSON file with the settings of a weight file.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
-        ConversionError: the checkpoint cannot be converted; as strict as `convert`.
+        ConversionError: the checkpoint cannot be converted; the checks are those of `convert`.
 
     Example:
         >>> model = blockformer.from_official("Qwen/Qwen3-0.6B")  # doctest: +SKIP
@@ -176,7 +176,7 @@ def _check_tied(checkpoint: Checkpoint, plan: Plan) -> None:
 
 
 def _entries(plan: Plan, checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """The `config.json` that may speak of generation; the settings of a weight file do not."""
+    """The `config.json` that may hold generation settings; the settings of a weight file never do."""
     return plan.target_config.to_dict() if plan.family.is_file else checkpoint.config
 
 
@@ -217,7 +217,7 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
 
 @torch.no_grad()
 def _rounded(model: PreTrainedModel, dtype: torch.dtype, but: Collection[str] = ()) -> PreTrainedModel:
-    """The model with its weights rounded to a dtype, so that a cast that was asked for is no difference."""
+    """Round a model's weights to a dtype, so that a requested cast does not count as a difference."""
     for name, tensor in model.state_dict().items():
         if name not in but and tensor.is_floating_point() and dtype.itemsize < tensor.dtype.itemsize:
             tensor.copy_(tensor.to(dtype))

@@ -1,9 +1,9 @@
-"""The errors of conversion, and how they show names from files safely."""
+"""Errors of conversion, and safe ways to show names that come from files."""
 
 from collections.abc import Iterable
 
 LISTED = 20
-"""How many entries of one kind an error message lists before it only counts them."""
+"""Entries of one kind that an error message lists; the rest are only counted."""
 
 
 class ConversionError(ValueError):
@@ -17,11 +17,11 @@ class ConversionError(ValueError):
 
 
 class CheckpointError(ConversionError):
-    """A checkpoint's files are damaged, hostile, incomplete, or changed while they were read."""
+    """The files of a checkpoint are damaged, hostile, incomplete, or changed while being read."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out. On the CPU PyTorch says so in a plain RuntimeError, by its allocator or the system."""
+    """Whether memory ran out. On the CPU, PyTorch reports that as a plain RuntimeError."""
     import torch
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -31,13 +31,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def shown(name: object, limit: int = 200) -> str:
-    """A name from a file, safe for a terminal: quoted, control characters escaped, shortened if very long."""
+    """A name from a file, made safe for a terminal: quoted, control characters escaped, long ones cut."""
     text = repr(str(name)[: limit + 1])
     return text if len(str(name)) <= limit else f"{text[:limit]}...' ({len(str(name))} characters)"
 
 
 def listed(lines: Iterable[str], limit: int = LISTED) -> str:
-    """Indented lines for an error message; past `limit` lines only the number of the others."""
+    """Indented lines for an error message; beyond `limit` only a count."""
     lines = list(lines)
     more = [f"... and {len(lines) - limit} more"] if len(lines) > limit else []
     return "".join(f"\n  {line}" for line in lines[:limit] + more)

@@ -39,12 +39,12 @@ def export_folder(
     strict_finite: bool = False,
     progress: Progress | None = None,
 ) -> ConversionReport:
-    """Make a self-contained repo of a folder in our layout (a `Trainer` checkpoint, say), tensor by tensor.
+    """Turn a folder in our layout (a `Trainer` checkpoint, say) into a self-contained repo, tensor by tensor.
 
     Args:
         src: a folder or Hub id.
-        dst: the repo to make.
-        max_shard_size: bytes ("5GB") after which a new weight file begins.
+        dst: the repo to create.
+        max_shard_size: largest size of one weight file, such as "5GB".
         force: replace an existing model folder.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
         progress: receives progress reports.

@@ -1,4 +1,4 @@
-"""What a conversion will do, in either direction or within our layout, worked out from config and headers alone."""
+"""The plan of a conversion in either direction, made from the config and the tensor headers alone."""
 
 import copy
 import os
@@ -22,7 +22,7 @@ from .files.unused_tensors import unused_groups
 from .rules.table import Group, Rule, RuleTable, Target
 
 MEMORY = "conversion.json"
-"""A small file in a converted repo: the family and the official config, for an exact way back. Not needed for one."""
+"""A small file in a converted repo with the family and the official config, so that the way back is exact. Optional."""
 OURS = "blockformer_"
 
 
@@ -81,7 +81,7 @@ class Plan:
 def plan_in(
     checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None, dequantized: bool = False
 ) -> Plan:
-    """Official -> ours; with `dequantized`, plain weights of the dtype `cast` for linear maps of 4 bits."""
+    """Official -> ours; `dequantized` turns 4-bit linear layers into plain weights of the dtype `cast`."""
     official = checkpoint.config
     if is_ours(official):
         raise ConversionError(
@@ -182,7 +182,7 @@ def _canonical_names(names: Iterable[str], family: Family, form: Form) -> dict[s
     """Canonical name -> name in the checkpoint.
 
     Raises:
-        ConversionError: the checkpoint mixes several spellings, so that one form does not say them all.
+        ConversionError: the checkpoint names its tensors in more than one way.
     """
     found: dict[str, str] = {}
     mixed = []
@@ -206,16 +206,16 @@ def _check_unused(checkpoint: Checkpoint, names: list[str], family: Family, form
 
 
 def _renamed(group: Group, family: Family, form: Form) -> Group:
-    """A group that writes the names of a form."""
+    """The same group, writing the tensor names of a form."""
     targets = tuple(Target(family.stored(t.name, form), t.dtype, t.shape) for t in group.targets)
     return replace(group, targets=targets)
 
 
 def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
-    """Our configuration object of a `config.json` in our layout.
+    """The config object for a `config.json` in our layout.
 
     Raises:
-        ConversionError: it is none, or its settings are refused.
+        ConversionError: it is not in our layout, or its settings are refused.
     """
     import blockformer
 
@@ -230,7 +230,7 @@ def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
 
 
 def architecture_of(config: PretrainedConfig) -> str:
-    """The class of ours that a config names; without a name, the basic model of its topology."""
+    """The model class that a config names; if it names none, the writing or basic model of its topology."""
     if config.architectures:
         return config.architectures[0]
     classes = type(config).auto_classes
@@ -244,10 +244,10 @@ def is_ours(entries: Mapping[str, Any]) -> bool:
 
 
 def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """A dtype that weights can be cast to.
+    """The torch dtype of a name.
 
     Raises:
-        ConversionError: another one.
+        ConversionError: weights cannot be cast to it.
     """
     name = dtype_name(dtype)
     return None if name is None else getattr(torch, name)
@@ -255,13 +255,13 @@ def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a conversion left in a repo.
+    """What an earlier conversion recorded in a repo.
 
     Attributes:
         family: the official family.
         config: the official `config.json`.
         form: how the official checkpoint was written.
-        unused: names of tensors that no model uses, which lie beside the weights.
+        unused: names of tensors that no model uses; they are stored beside the weights.
     """
 
     family: Family
@@ -271,13 +271,13 @@ class Memory:
 
 
 def memory_text(plan: Plan) -> str:
-    """The text of the file that remembers an official checkpoint."""
+    """The text of the file that records an official checkpoint."""
     form = {"head": plan.form.head, "traits": sorted(plan.form.traits), "sizes": plan.form.sizes}
     return json_text({"family": plan.family.name, "form": form, "unused": plan.unused, "config": plan.remembered})
 
 
 def remembered(folder: Path) -> Memory | None:
-    """What a conversion left in a repo, or None."""
+    """What an earlier conversion recorded in a repo, or None."""
     path = folder / MEMORY
     if not os.path.lexists(path):
         return None
@@ -307,9 +307,9 @@ def _is_names(value: Any) -> bool:
 
 
 def _official_settings(family: Family, config: PretrainedConfig, memory: Memory | None) -> dict[str, Any]:
-    """The official config: the one the model came with if that still says the same, else a new one.
+    """The official config: the one the model came with if it still describes the model, else a new one.
 
-    Entries of the old one that the official class does not know are kept in any case.
+    Entries of the old one that the official class does not know are always kept.
     """
     fresh = family.config_to(config)
     if memory is None:
@@ -325,13 +325,13 @@ def _official_settings(family: Family, config: PretrainedConfig, memory: Memory 
 
 
 def _meaning(config: PretrainedConfig) -> dict[str, Any]:
-    """A config's fields without those that do not say what the model is."""
+    """The fields of a config that describe the model itself."""
     hidden = {"architectures", "auto_map", "dtype", "transformers_version", "_name_or_path"}
     return {name: value for name, value in config.to_dict().items() if name not in hidden}
 
 
 def _set_dtype(official: dict[str, Any], dtype: Any) -> None:
-    """Write a dtype under the name that the config uses for it."""
+    """Write a dtype under whichever name the config uses: `dtype` or `torch_dtype`."""
     if dtype is not None:
         name = "torch_dtype" if "torch_dtype" in official and "dtype" not in official else "dtype"
         official[name] = str(dtype).removeprefix("torch.")
@@ -340,7 +340,7 @@ def _set_dtype(official: dict[str, Any], dtype: Any) -> None:
 def expected_tensors(
     model_class: type[PreTrainedModel], config: PretrainedConfig, arguments: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str], int]:
-    """Of a model that is not built: name -> shape of its tensors, tied name -> its source, number of parameters."""
+    """What a model would hold, without building it: tensor name -> shape, tied name -> source, parameter count."""
     config = copy.deepcopy(config)
     try:
         with torch.device("meta"):
@@ -354,7 +354,7 @@ def expected_tensors(
 
 
 def unread_pooler(model_class: type[PreTrainedModel], config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a pooler that a repo of ours holds beside a head that does not read it: `AutoModel` does."""
+    """Name -> shape of a pooler that the head does not read. The repo keeps it, since `AutoModel` reads it."""
     if getattr(model_class, "reads_pooler", True) or config.pooler_act is None:
         return {}
     width = config.hidden_size
@@ -362,7 +362,7 @@ def unread_pooler(model_class: type[PreTrainedModel], config: PretrainedConfig) 
 
 
 def stored_pairs(tied: Mapping[str, str], groups: list[Group]) -> list[tuple[str, str]]:
-    """Tied names that are both written."""
+    """Tied pairs of which both names are written."""
     written = {target.name for group in groups for target in group.targets}
     return [(name, source) for name, source in tied.items() if name in written and source in written]
 

@@ -9,7 +9,7 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the progress bars, notes and warnings of the libraries."""
+    """Silence the progress bars, notes and warnings of the libraries."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""What a conversion reports to its caller: progress, and a report at the end."""
+"""What a conversion tells its caller: progress, and a report at the end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from pathlib import Path
 from .verify import Parity
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is (0: not known)."""
+"""Called with the current step, how much is done, and the total (0 if unknown)."""
 
 
 @dataclass
@@ -15,16 +15,16 @@ class ConversionReport:
     """What a conversion did.
 
     Attributes:
-        source: the folder or Hub id that was read.
-        target: the folder that was made.
+        source: the folder or Hub id read.
+        target: the folder created.
         family: the official family.
-        to_official: the direction.
-        tensors: how many were written.
-        nbytes: bytes of their data.
-        dtypes: their dtypes, the most bytes first.
+        to_official: whether the target is in the official layout.
+        tensors: number of tensors written.
+        nbytes: their size in bytes.
+        dtypes: their dtypes, largest share first.
         seconds: wall-clock time.
         parity: the comparison with the source, or None if there was none.
-        notes: what a user should know.
+        notes: findings the user should know of.
     """
 
     source: str

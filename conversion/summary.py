@@ -1,4 +1,4 @@
-"""A model described from its config alone: settings by axis, the tree of layers, parameters, memory, cache."""
+"""Describe a model from its config alone: settings, layer tree, parameters, memory, cache."""
 
 import os
 from collections.abc import Mapping
@@ -21,22 +21,22 @@ from .files.sources import locate
 from .plan import architecture_of, is_ours, our_config
 
 SHOWN = ("size", "embeddings", "norm", "positions", "attention", "feed-forward", "weights", "head")
-"""The groups of fields that say what a model is, and not how it is trained or used."""
+"""Groups of fields that describe the model rather than its training or use."""
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A model on paper.
+    """A model's description.
 
     Attributes:
-        name: where it comes from.
-        config: its config, in our settings.
+        name: the source as the user gave it.
+        config: its config, in our layout.
         settings: group -> field -> value.
-        tree: the layers with their sizes, equal ones folded together.
-        parameters: how many, tied ones once.
+        tree: the modules with their sizes; equal layers are folded together.
+        parameters: parameter count; tied weights count once.
         memory: dtype -> bytes of the parameters.
-        cache: dtype -> bytes that one more token takes while every layer's window has room; empty without a cache.
+        cache: dtype -> bytes per token while every layer's window has room; empty without a cache.
         sliding: layers whose cache stops growing at `sliding_window` tokens.
     """
 
@@ -51,10 +51,10 @@ class Summary:
 
 
 def summarize(source: str | PathLike[str]) -> Summary:
-    """Look at a folder, Hub id, `config.json` or preset name; no weights are read.
+    """Describe a folder, Hub id, `config.json` or preset. No weights are read.
 
     Raises:
-        ConversionError: it is none of these, or its settings cannot be expressed.
+        ConversionError: it is none of these, or our config cannot express its settings.
     """
     from blockformer.presets import PRESETS, preset
 
@@ -70,7 +70,7 @@ def summarize(source: str | PathLike[str]) -> Summary:
 
 
 def config_of(entries: Mapping[str, Any]) -> PretrainedConfig:
-    """Our config of a `config.json` in either layout."""
+    """Our config for a `config.json` in either layout."""
     if is_ours(entries):
         return our_config(entries)
     family = family_of(entries)
@@ -105,7 +105,7 @@ def describe(config: PretrainedConfig, name: str = "") -> Summary:
 
 
 def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
-    """Group -> field -> value, without the fields that say nothing beside the others."""
+    """Group -> field -> value, without fields that have no effect next to the others."""
     relative = {name for name in axes(type(config)) if name.startswith("relative_")}
     idle = set() if config.position_type == "relative_bias" else relative
     idle |= {"linear_bits", "linear_group_size"} if config.linear_bits is None else set()

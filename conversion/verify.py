@@ -1,10 +1,10 @@
-"""Does a converted model compute the same as the original? Both run on the same input; the differences are measured.
+"""Check that a converted model computes what the original computes, by running both on the same input.
 
-It compares logits, or the states of a model without a head, and greedy text if the model generates text.
+Logits are compared (hidden states for a model without a head), and greedy text if the model generates.
 
-One model is in memory at a time. float32 checkpoints are compared in float32. Checkpoints of a smaller dtype are run
-briefly in that dtype and, if memory allows, in float32 on the same (exactly widened) weights. The latter is the sharp
-test: in bfloat16 alone, rounding could hide a real fault.
+Only one model is in memory at a time. float32 checkpoints are compared in float32. Checkpoints of a smaller dtype run
+briefly in that dtype and, if memory allows, in float32 on the same weights, widened exactly. The second run is the
+sharp one: in bfloat16 alone, rounding could hide a real fault.
 
 B batch, T length, S length of an encoder's states, C their width, V vocabulary.
 """
@@ -25,7 +25,7 @@ from .errors import ConversionError
 from .quiet import quiet
 
 TOLERANCE = 1e-5
-"""Allowed difference of float32 outputs, as a share of the largest output (or absolute, if that is below 1)."""
+"""Allowed float32 difference relative to the largest output (absolute if that is below 1)."""
 EPSILONS = 4
 """Allowed difference in a smaller dtype, in units of its machine epsilon, as a share of the largest output."""
 SHARP = (torch.float32, torch.float64)
@@ -33,7 +33,7 @@ NEW_TOKENS = 8
 ROWS, LONGEST = 2, 48
 PER_TOKEN = ("logits", "prediction_logits", "start_logits", "end_logits", "last_hidden_state")
 PER_ROW = ("logits", "seq_relationship_logits", "pooler_output")
-"""Outputs that are compared: [B, T, ...] at real tokens, and those of whole rows."""
+"""The outputs compared: per token [B, T, ...], padding left out, and per row."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,17 @@ class Probe:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one comparison found.
+    """The result of one comparison.
 
     Attributes:
-        dtype: in which both models ran.
+        dtype: the dtype both models ran in.
         max_difference: largest absolute difference of two outputs.
-        max_logit: largest absolute output, to judge the difference by.
-        limit: the difference that was allowed.
+        max_logit: largest absolute output, which puts the difference in proportion.
+        limit: the largest difference allowed.
         positions: how many tokens and rows were compared.
         same_text: whether the greedy continuations were equal; None if there were none.
-        finite: whether the original's outputs were; if not, nothing else says anything.
-        outputs: what was compared.
+        finite: whether the original's outputs were finite; if not, the other figures mean nothing.
+        outputs: names of the outputs compared.
     """
 
     dtype: str
@@ -91,14 +91,14 @@ class Measured:
 
 @dataclass
 class Parity:
-    """Every comparison of a converted model with its original; empty, with a note, if none could be made."""
+    """All comparisons of a converted model with its original; empty, with a note, if none was possible."""
 
     measured: list[Measured] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether the models agree. Greedy text counts in float32 only: in less, a rounding can decide a word."""
+        """Whether the models agree. Text counts in float32 only: in a smaller dtype, rounding can change a token."""
         wrong_text = any(m.finite and m.same_text is False and m.dtype in ("float32", "float64") for m in self.measured)
         return all(m.passed for m in self.measured) and not wrong_text
 
@@ -107,11 +107,11 @@ class Parity:
 
 
 def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe]:
-    """Inputs that fit a model of ours: random, structured (a ramp, a repetition), and padded on the left.
+    """Inputs that fit one of our models: random, structured (a ramp, a repetition), and padded on the left.
 
-    With token types, encoder states or a target where it takes them; padded on the right too where it is no decoder.
-    Two stacks with positions in their embeddings are padded on the right alone: the official ones count padding too,
-    and take no position ids. So is one stack whose official class does: `counts_padding`.
+    Token types, encoder states or a target are added where the model takes them; encoders also get right padding.
+    Some official classes count padding among the positions and take no position ids: encoder-decoders with embedded
+    positions, and families with `counts_padding`. They get right padding only.
     """
     vocabulary = config.vocab_size
     length = max(2, min(LONGEST, config.max_position_embeddings - NEW_TOKENS))
@@ -146,7 +146,7 @@ def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe
 
 
 def _as_source(probe: Probe, end: Any) -> Probe:
-    """A probe whose rows end in the end token and hold no other one, as some heads demand, and without positions."""
+    """The probe without positions, each row ending in its only end token, as some heads require."""
     input_ids = probe.input_ids
     if isinstance(end, int):
         other = int(end == 0)
@@ -159,17 +159,16 @@ def _as_source(probe: Probe, end: Any) -> Probe:
 def run(
     model: PreTrainedModel, inputs: list[Probe], shift: int = 0, writes_text: bool = True
 ) -> tuple[list[Tensor], list[list[int]], str]:
-    """Run a model on the probes.
+    """Run a model on the inputs.
 
     Args:
         model: the model.
-        inputs: the probes.
+        inputs: the inputs.
         shift: added to their position ids.
-        writes_text: whether to continue them too, if the model can.
+        writes_text: whether to generate from them too, if the model can.
 
     Returns:
-        float32 outputs [places, ...], those of each probe's real tokens and of its rows; greedy continuations; the
-        names of the outputs.
+        float32 outputs [places, ...] at real tokens and per row; greedy continuations; the names of the outputs.
     """
     model.eval()
     several = "MultipleChoice" in type(model).__name__
@@ -217,7 +216,7 @@ def run(
 
 
 def compare(dtype: torch.dtype, original: Any, converted: Any) -> Measured:
-    """Compare what `run` gave for two models."""
+    """Compare the results of `run` for two models."""
     largest = difference = 0.0
     finite = True
     for ours, theirs in zip(converted[0], original[0], strict=True):
@@ -250,12 +249,11 @@ def verify(
     Args:
         original: loads the original in a dtype.
         converted: loads the converted model in a dtype.
-        config: a config of either, for the sizes of the input.
-        dtype: the dtype of the converted checkpoint.
-        parameters: how many parameters each has.
-        step: told what is being done.
-        shifts: what is added to the position ids for the original and for the converted model: some count from another
-            number than 0.
+        config: the config of either model, for the input sizes.
+        dtype: that of the converted checkpoint.
+        parameters: parameter count of each model.
+        step: called with a description of each step.
+        shifts: added to the position ids of the original and of the converted model; some families do not count from 0.
         counts_padding: see `probes`.
 
     Raises:
@@ -291,13 +289,13 @@ def verify(
 
 
 def _fits(parameters: int, dtype: torch.dtype) -> bool:
-    """Whether one model fits into the memory that is free, with a quarter and 256 MiB for all else."""
+    """Whether one model fits into free memory, with a quarter more plus 256 MiB for everything else."""
     free = available_memory()
     return free is None or parameters * dtype.itemsize * 1.25 + (256 << 20) < free
 
 
 def available_memory() -> int | None:
-    """Bytes that this process may still take: what the system has free and its own limit; None where none tells."""
+    """Bytes this process may still allocate, by free memory and by its own limits; None if neither is known."""
     bounds = []
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
@@ -330,9 +328,9 @@ def load_model(
     dtype: torch.dtype,
     arguments: Mapping[str, Any] | None = None,
 ) -> PreTrainedModel:
-    """A model from a folder: its class and config are given, so that nothing in the folder names any code.
+    """Load a model from a folder. Class and config are given, so nothing in the folder can name code to run.
 
-    `arguments` go to the class, beside its config.
+    `arguments` are passed to the class besides its config.
     """
     return model_class.from_pretrained(
         folder,

@@ -1,7 +1,7 @@
-"""What the articles' state dicts have in common: a separate file of settings, prefixes, buffers.
+"""What the articles' state dicts have in common: a separate settings file, prefixes, buffers.
 
-An article's model is a class that a reader has typed in. transformers has no such class, so there is nothing to compare
-with, no `model_type` and no way back: such a family is only read, and only if you name it.
+An article's model is a class that a reader has typed in. transformers has no such class, so there is no model to
+compare with, no `model_type` and no way back: these families are read only, and only when named.
 """
 
 import math
@@ -20,7 +20,7 @@ from ..families.fields import Form, Head
 PREFIXES = ("module.", "_orig_mod.")
 """What `DataParallel` and `torch.compile` put before every name."""
 Kind = tuple[str, Callable[[Any], bool]]
-"""What a value is called, and whether one is such a value."""
+"""How errors describe a kind of value, and its test."""
 
 
 def _is_number(value: Any) -> bool:
@@ -42,13 +42,13 @@ class ArticleFamily(Family[Head]):
     """The model of an article.
 
     Args:
-        name: the family's name, by which it is asked for.
+        name: the family's name.
         model: name of the article's class.
         ours: name of our class.
 
     Attributes:
-        must_have, may_have: what its file of settings holds: name -> kind.
-        heads_of: the names in it of the width and of the number of heads.
+        must_have, may_have: what its settings file must and may hold: name -> kind.
+        heads_of: its names for the width and the number of heads.
     """
 
     is_file = True
@@ -61,28 +61,28 @@ class ArticleFamily(Family[Head]):
 
     @abstractmethod
     def traits(self, names: Collection[str]) -> set[str]:
-        """What the tensors say of the model.
+        """What the tensor names say of the model.
 
         Args:
-            names: without what stands before all of them.
+            names: without their common prefix.
 
         Raises:
-            ConversionError: they contradict each other, or are spelled in an unknown way.
+            ConversionError: they contradict each other, or are not understood.
         """
 
     @abstractmethod
     def checks(self, settings: Mapping[str, Any]) -> dict[str, Check]:
-        """How the names of buffers end -> the check that lets such a buffer be left out."""
+        """Ending of a buffer's name -> the check under which it may be left out."""
 
     @abstractmethod
     def our_settings(self, settings: Mapping[str, Any], traits: Collection[str]) -> dict[str, Any]:
         """Our settings for those of the article."""
 
     def settings(self, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """The checked entries of the file of settings.
+        """The checked entries of the settings file.
 
         Raises:
-            ConversionError: entries are unknown, missing or no values of their kind; all are listed.
+            ConversionError: lists every entry that is unknown, missing or of the wrong kind.
         """
         kinds = {**self.must_have, **self.may_have}
         lines = [f"{shown(name)} is not known" for name in entries if name not in kinds]
@@ -109,10 +109,10 @@ class ArticleFamily(Family[Head]):
         names: Collection[str] | None = None,
         read: Callable[[str], Tensor] | None = None,
     ) -> Form:
-        """See `Family.form`; the buffers are checked here, where the settings are known.
+        """See `Family.form`. Buffers are checked here, where the settings are known.
 
         Raises:
-            ConversionError: also for settings, names or buffers that are not those of the article.
+            ConversionError: also for settings, names or buffers that do not fit the article.
         """
         settings = self.settings(official)
         prefix = common_prefix(names or ())
@@ -128,11 +128,11 @@ class ArticleFamily(Family[Head]):
         return Form(self.heads[0].official, frozenset(self.traits(own) | {prefix} - {""}))
 
     def canonical(self, name: str, form: Form) -> str:
-        """The name without what stands before all of them."""
+        """The name without the common prefix."""
         return name.removeprefix(_prefix_of(form))
 
     def stored(self, name: str, form: Form) -> str:
-        """The name with it."""
+        """The name with the common prefix."""
         return _prefix_of(form) + name
 
     def config_from(self, official: Mapping[str, Any], form: Form | None = None) -> dict[str, Any]:
@@ -151,11 +151,11 @@ class ArticleFamily(Family[Head]):
     # What there is not: an official class, and a way back.
 
     def official_config(self, official: Mapping[str, Any]) -> PretrainedConfig:
-        """An empty one: no class of transformers has these settings."""
+        """An empty config: no class of transformers has these settings."""
         return PretrainedConfig()
 
     def official_class(self, form: Form) -> type[PreTrainedModel]:
-        """The base class of all: no class of transformers is the model."""
+        """The common base class: no class of transformers is this model."""
         return PreTrainedModel
 
     def not_runnable(self, config: PretrainedConfig) -> str | None:
@@ -163,11 +163,11 @@ class ArticleFamily(Family[Head]):
         return f"there is none, {self.heads[0].official} is the code of an article"
 
     def unused(self, official: Mapping[str, Any]) -> list[str]:
-        """None: an unknown setting is an error."""
+        """Always empty: an unknown setting is an error."""
         return []
 
     def differences(self, config: PretrainedConfig) -> list[str]:
-        """It expresses no config of ours: it is never written."""
+        """Never empty: the family is not written."""
         return [f"'{self.name}' is read and not written"]
 
     def config_to(self, config: PretrainedConfig) -> dict[str, Any]:
@@ -180,10 +180,10 @@ def _prefix_of(form: Form) -> str:
 
 
 def common_prefix(names: Collection[str]) -> str:
-    """What wrappers of the model have put before every name, however many of them.
+    """The prefix that wrappers of the model put before every name.
 
     Raises:
-        ConversionError: it stands before some names and not before others.
+        ConversionError: only some names have it.
     """
     prefix = ""
     while True:
@@ -198,10 +198,10 @@ def common_prefix(names: Collection[str]) -> str:
 
 
 def one_of(groups: Collection[tuple[str, ...]], found: Collection[str], what: str) -> tuple[str, ...]:
-    """The group that is what was found.
+    """The group equal to what was found.
 
     Raises:
-        ConversionError: there is none; it lists what was found and what is understood.
+        ConversionError: no group is; lists what was found and what is understood.
     """
     for group in groups:
         if set(group) == set(found):

@@ -39,7 +39,7 @@ OURS = ("q_proj", "k_proj", "v_proj")
 SELF, CROSS = ("self_attn", "self_attn_pre_norm"), ("cross_attn", "cross_attn_pre_norm")
 MLP = ("mlp", "mlp_pre_norm")
 SUBLAYERS = {"encoder": (SELF, MLP), "decoder": (SELF, CROSS, MLP)}
-"""Our parts of a layer, each with its norm, in the order in which they run."""
+"""The sub-layers of our layers, each with its norm, in running order."""
 PLAIN_PRE_NORM = {
     "norm_type": "layer_norm",
     "norm_placement": "pre",
@@ -50,17 +50,17 @@ PLAIN_PRE_NORM = {
 
 
 def both(theirs: str, ours: str) -> list[Rule]:
-    """The rules of a module's weight and bias."""
+    """Rules for a module's weight and bias."""
     return [Rule(f"{theirs}.{kind}", f"{ours}.{kind}") for kind in KINDS]
 
 
 def token_ids(settings: Mapping[str, Any]) -> dict[str, int]:
-    """The special tokens that the settings name."""
+    """The special tokens named in the settings."""
     return {name: settings[name] for name in TARGET_TOKENS if name in settings}
 
 
 def target_ids(settings: Mapping[str, Any]) -> dict[str, int]:
-    """The same for an encoder-decoder, whose decoder begins with `bos` where no other start token is named."""
+    """The same for an encoder-decoder, whose decoder starts with `bos` unless another start token is named."""
     ids = token_ids(settings)
     return {"decoder_start_token_id": ids["bos_token_id"], **ids} if "bos_token_id" in ids else ids
 

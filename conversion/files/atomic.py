@@ -1,14 +1,13 @@
-"""A folder that appears as a whole or not at all.
+"""A folder that appears complete or not at all.
 
 Everything is written to a temporary sibling folder and synced; one rename then puts it in place. An existing folder
-is exchanged with the new one by `renameat2(RENAME_EXCHANGE)`, so the name always leads to the old folder or to the
-new one, even after a kill or power cut.
+is exchanged with the new one by `renameat2(RENAME_EXCHANGE)`, so the name always leads to one complete folder,
+old or new, even after a kill or power cut.
 
-Where the system lacks that call (other systems than Linux, some network file systems), the old folder is renamed
-aside to `.<name>.<random>.old` first; a kill between the two renames leaves both folders whole, but neither at the
-name.
+Where that call is missing (outside Linux, on some network file systems), the old folder is first renamed to
+`.<name>.<random>.old`; a kill between the two renames leaves both folders complete, but neither at the name.
 
-Temporary folders (`.<name>.<random>.tmp`) of killed runs are never reused and never looked at; delete them at will.
+Temporary folders (`.<name>.<random>.tmp`) of killed runs are never read again; they are safe to delete.
 """
 
 import ctypes
@@ -33,16 +32,16 @@ AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2  # linux/fcntl.h, linux
 def atomic_folder(
     target: str | PathLike[str], force: bool = False, sources: Iterable[str | PathLike[str]] = ()
 ) -> Iterator[Path]:
-    """A temporary sibling folder to fill; it becomes `target` in one step when the block ends well.
+    """A temporary sibling folder to fill. It becomes `target` in one step if the block succeeds.
 
-    Files get the permissions that the umask gives, whatever wrote them. If the block raises, nothing is left behind and
-    an old target is untouched.
+    Files get the permissions of the umask, whoever wrote them. If the block raises, nothing is left behind and an old
+    target stays as it was.
 
     Args:
-        target: the folder to make. Missing parents are made too.
-        force: replace an existing folder, if it is empty or holds a model.
-        sources: folders that are being read; a target that is one, holds one, lies in one or shares hard-linked files
-            with one is refused.
+        target: the folder to create, with missing parents.
+        force: replace an existing folder that is empty or holds a model.
+        sources: folders being read. A target that is, contains, lies inside or shares hard-linked files with one of
+            them is refused.
 
     Yields:
         The temporary folder.
@@ -78,10 +77,10 @@ def atomic_folder(
 
 
 def check_target(target: str | PathLike[str], force: bool, sources: Iterable[str | PathLike[str]]) -> None:
-    """Refuse a target that must not be written to; see `atomic_folder`.
+    """Check that a target may be written to; see `atomic_folder`.
 
     Raises:
-        ConversionError: it must not.
+        ConversionError: it may not.
     """
     target = Path(os.path.abspath(target))
     if not target.name:
@@ -102,13 +101,13 @@ def check_target(target: str | PathLike[str], force: bool, sources: Iterable[str
 
 
 def _replaceable(folder: Path) -> bool:
-    """Whether this is empty or a model folder, and not somebody's home named by mistake."""
+    """Whether a folder is empty or holds a model, rather than being someone's home named by mistake."""
     names = os.listdir(folder)
     return not names or "config.json" in names or any(name.endswith((".safetensors", ".bin")) for name in names)
 
 
 def _check_apart(target: Path, source: Path) -> None:
-    """Refuse a target through which the source would be changed, by whatever names the two are given."""
+    """Refuse a target whose replacement would change the source, whatever names the two are given."""
     if _identity(source) in _lineage(target):
         raise ConversionError(f"{target}: is the source {source}, or lies in it; name another folder")
     if target.exists():
@@ -124,7 +123,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _lineage(path: Path) -> set[tuple[int, int]]:
-    """Identities of a path and of every folder above it, as far as they exist."""
+    """Identities of a path and of every folder above it that exists."""
     real = Path(os.path.realpath(path))
     return {_identity(folder) for folder in (real, *real.parents) if folder.exists()}
 
@@ -147,10 +146,10 @@ def _seal(folder: Path) -> None:
 
 
 def start_writing(descriptor: int) -> None:
-    """Have the system write a file's new pages to the disk while we go on, where it can (Linux).
+    """Start writing a file's new pages to disk in the background (Linux only).
 
-    The sync at the end then finds little left to wait for. Where the disk is slower than we are, this call waits for
-    it, so that dirty pages do not pile up.
+    The sync at the end then has little left to do. If the disk is slower than we are, this call waits for it, so dirty
+    pages do not pile up.
     """
     if sys.platform == "linux":
         function = getattr(ctypes.CDLL(None), "sync_file_range", None)
@@ -169,13 +168,13 @@ def _sync(path: Path) -> None:
 
 
 def _sync_parent(target: Path) -> None:
-    """Make a rename last through a power cut. It is done already, so a parent that cannot be opened is no failure."""
+    """Make a rename survive a power cut. The rename itself is done, so failing to open the parent is no error."""
     with suppress(OSError):
         _sync(target.parent)
 
 
 def _publish(temporary: Path, target: Path, force: bool, sources: list[Path]) -> None:
-    """Put the temporary folder at the target's name in one step; what was there goes to the temporary name."""
+    """Swap the temporary folder and the target in one step; what was there gets the temporary name."""
     if not os.path.lexists(target):
         try:
             if not _renameat2(temporary, target, RENAME_NOREPLACE):
@@ -201,7 +200,7 @@ def _publish(temporary: Path, target: Path, force: bool, sources: list[Path]) ->
 
 
 def _renameat2(source: Path, target: Path, flag: int) -> bool:
-    """Linux's rename with a flag; False where the system or file system does not have it."""
+    """Linux's rename with a flag; False where the system or the file system lacks it."""
     if sys.platform != "linux":
         return False
     function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc >= 2.28

@@ -40,13 +40,13 @@ WEIGHTS = (
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 MAX_NAME = 255
-"""Bytes of a file's name; all common systems have this limit."""
+"""Longest file name in bytes on all common systems."""
 LAYERS = (
     "num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
 )  # fmt: skip
-"""What the families call their numbers of layers."""
+"""The names families use for the number of layers."""
 MANY_LABELS = 10_000
-"""Labels that a config may speak of even if no tensor has so many rows."""
+"""Labels that a config may name even if no tensor has that many rows."""
 Identity = tuple[int, int, int]
 NEVER_FOLLOWED = (
     "auto_map",
@@ -59,7 +59,7 @@ NEVER_FOLLOWED = (
     "custom_generate",
     "kernel_config",
 )
-"""Entries of a config file that can name code to be loaded. They are dropped, whatever they say."""
+"""Config entries that can name code to load. They are always dropped."""
 
 
 def json_text(entries: Mapping[str, Any]) -> str:
@@ -68,10 +68,10 @@ def json_text(entries: Mapping[str, Any]) -> str:
 
 
 def read_json(path: str | PathLike[str]) -> dict[str, Any]:
-    """A JSON object from a file: UTF-8, no name twice, no NaN or Infinity.
+    """Read a JSON object from a file: UTF-8, no repeated names, no NaN or Infinity.
 
     Raises:
-        CheckpointError: anything else, or no regular file there.
+        CheckpointError: the file is anything else, or not a regular file.
     """
     path = Path(path)
     with open_regular(path) as file:
@@ -90,7 +90,7 @@ def read_json(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """`config.json`, with its entries of the kinds that everything after this takes for granted."""
+    """`config.json`, checked for the types that all later steps rely on."""
     config = read_json(path)
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
@@ -105,7 +105,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_counts(folder: Path, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
-    """Refuse numbers of layers and labels that these tensors cannot have, before a model of so many is made."""
+    """Refuse more layers or labels than the tensors can hold, before such a model is built."""
     sizes = max((max(info.shape, default=0) for info in tensors.values()), default=0)
     limits = {**dict.fromkeys(LAYERS, len(tensors)), "num_labels": max(MANY_LABELS, sizes)}
     for name, limit in limits.items():
@@ -120,11 +120,11 @@ def _has_large_integer(value: Any) -> bool:
 
 
 _ONE_THREAD = (1 << 15) - 64
-"""Elements that PyTorch works on with one thread. Its others would wait busily after each, in the system's way."""
+"""Elements that PyTorch handles on one thread. Its other threads would busy-wait after each part and slow the I/O."""
 
 
 def nonfinite(tensor: Tensor) -> int:
-    """How many NaN or infinite elements a tensor has; 0 for integers. Takes a few MB of memory, whatever its size."""
+    """Count the NaN and infinite elements of a tensor, in a few MB of memory; 0 for integers."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return 0
     count = 0
@@ -137,23 +137,23 @@ def nonfinite(tensor: Tensor) -> int:
 
 
 def _has_finite_sum(part: Tensor) -> bool:
-    """Whether the elements' sum is finite: then all of them are, as a NaN or an infinity would have spread to it.
+    """Whether the sum is finite, which proves every element finite, since NaN and infinity propagate.
 
-    Far quicker than counting. (The sum of finite numbers may be infinite too, of float16 easily; then counting tells.)
+    Much faster than counting. Finite elements may still overflow the sum (float16 easily does); then they are counted.
     """
     return math.isfinite(part.sum().item())
 
 
 class Checkpoint:
-    """A checkpoint, opened: every header checked, no tensor read yet. A context manager.
+    """An open checkpoint: every header checked, no tensor read yet. A context manager.
 
     Args:
-        folder: holds `config.json` and weights, in an official layout or ours; or, with `config`, one weight file.
+        folder: has `config.json` and weights, in an official layout or ours; or, with `config`, one weight file.
         config: the JSON file with the settings of a weight file.
 
     Attributes:
         folder: the folder, or the weight file.
-        config: the content of `config.json`, or of the file of the settings.
+        config: the content of `config.json` or of the settings file.
         tensors: name -> `TensorInfo`, in file order.
 
     Raises:
@@ -223,7 +223,7 @@ class Checkpoint:
         return path
 
     def _weights(self) -> tuple[list[str], dict[str, str] | None]:
-        """Names of the weight files, and the index's name -> file map where there is an index."""
+        """Names of the weight files, and the name -> file map of the index if there is one."""
         for single, index in WEIGHTS:
             has_index = os.path.lexists(self.folder / index)
             if os.path.lexists(self.folder / single):
@@ -244,11 +244,11 @@ class Checkpoint:
 
     @property
     def _wrappers(self) -> tuple[str, ...]:
-        """Under which keys a pickled file may hold its tensors."""
+        """Keys under which a pickled file may hold its tensors."""
         return pickled.WRAPPERS if self._config_file is not None else pickled.WRAPPERS[:1]
 
     def _differences(self, weight_map: dict[str, str]) -> list[str]:
-        """What the index says of the shards that is not so."""
+        """Where the index contradicts the shards."""
         problems = []
         for name, file in weight_map.items():
             info = self.tensors.get(name)
@@ -272,7 +272,7 @@ class Checkpoint:
         return read_tensor(self._opened(info.file), info)
 
     def parts(self, name: str) -> Iterator[Tensor]:
-        """The elements of one tensor in their order, flat, a few MB at a time; the next part overwrites the last.
+        """The elements of one tensor in order, flat, in parts of a few MB; each part overwrites the one before.
 
         Raises:
             CheckpointError: the file changed since the checkpoint was opened.
@@ -292,7 +292,7 @@ class Checkpoint:
         return file
 
     def _unpickled(self, path: Path) -> dict[str, Tensor]:
-        """The tensors of one pickled shard; only one is held at a time."""
+        """The tensors of one pickled shard; one shard is held at a time."""
         if self._pickled is None or self._pickled[0] != path:
             self.close()
             self._compare(path, os.stat(path))
@@ -301,10 +301,10 @@ class Checkpoint:
         return self._pickled[1]
 
     def check_unchanged(self) -> None:
-        """Compare every file of the checkpoint with what it was when opened (size, modification time, inode).
+        """Check that no file changed since the checkpoint was opened (size, modification time, inode).
 
         Raises:
-            CheckpointError: naming the first that changed.
+            CheckpointError: names the first that changed.
         """
         for path in self._identities:
             try:
@@ -317,7 +317,7 @@ class Checkpoint:
             raise CheckpointError(f"{path}: changed while it was read; run this again when nothing writes to it")
 
     def close(self) -> None:
-        """Let go of open files. A later `read` opens them again."""
+        """Close open files. A later `read` opens them again."""
         if self._file is not None:
             self._file[1].close()
         self._file = self._pickled = None
@@ -341,7 +341,7 @@ def _identity(path: Path) -> Identity:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """The `weight_map` of an index: tensor name -> name of a file beside the index. `metadata` may be missing."""
+    """The `weight_map` of an index: tensor name -> file name beside the index. `metadata` is optional."""
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: weight_map must be an object that maps tensor names to file names")
@@ -352,7 +352,7 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def _plain_name(name: object) -> bool:
-    """Whether this is the bare name of a file, on every system."""
+    """Whether this is a bare file name on every system."""
     if not isinstance(name, str) or not name.isprintable() or len(name.encode()) > MAX_NAME:
         return False
     return name not in ("", ".", "..") and PurePosixPath(name).name == name == PureWindowsPath(name).name

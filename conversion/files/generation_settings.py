@@ -1,4 +1,4 @@
-"""Generation settings of a checkpoint without `generation_config.json`: older ones have them in `config.json`."""
+"""Generation settings. Older checkpoints keep them in `config.json`, without a file of their own."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_i
 
 
 def settings_in(folder: Path, entries: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
-    """What transformers would use for a checkpoint: its file, or what its `config.json` says of generation.
+    """What transformers would use for a checkpoint: its own file, or the generation entries of `config.json`.
 
     Args:
         folder: the checkpoint.

@@ -30,11 +30,11 @@ def load(path: Path, verify: bool = True, wrappers: Collection[str] = WRAPPERS[:
 
     Args:
         path: the file.
-        verify: also read the whole file once and compare its checksums.
+        verify: also read the whole file once and check its checksums.
         wrappers: keys of which one may hold the tensors.
 
     Raises:
-        CheckpointError: damaged, compressed, not only plain tensors, or in need of running code.
+        CheckpointError: damaged, compressed, or holding more than plain tensors, such as code to run.
     """
     with open_regular(path) as file:
         start = file.read(len(LFS_POINTER))
@@ -56,13 +56,13 @@ def load(path: Path, verify: bool = True, wrappers: Collection[str] = WRAPPERS[:
 
 
 def _reason(error: Exception) -> str:
-    """Torch's reason in one line, without its advice to load the file all the same, and fit for a terminal."""
+    """Torch's reason in one printable line, without its advice to load the file anyway."""
     text = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
     return "".join(letter if letter.isprintable() else " " for letter in text[:300]) or type(error).__name__
 
 
 def headers(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> list[TensorInfo]:
-    """What `load` would give, without the data."""
+    """The headers of what `load` would return."""
     return [
         TensorInfo(name, tensor.dtype, tuple(tensor.shape), path, tensor.nbytes)
         for name, tensor in load(path, verify=False, wrappers=wrappers).items()
@@ -70,7 +70,7 @@ def headers(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> list[Tensor
 
 
 def _check_zip(file: BinaryIO, path: Path, verify: bool) -> list[int]:
-    """Sizes of a zip file's records, none of them compressed, repeated or overlapping; with `verify`, all intact."""
+    """Sizes of a zip file's records, checked not to be compressed, repeated or overlapping (with `verify`, intact)."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -92,7 +92,7 @@ def _check_zip(file: BinaryIO, path: Path, verify: bool) -> list[int]:
 
 
 def _state_dict(loaded: Any, path: Path, wrappers: Collection[str]) -> dict[str, Tensor]:
-    """The flat dict of plain tensors in a loaded file."""
+    """The flat dict of plain tensors in a loaded file, unwrapped."""
     found = [key for key in wrappers if isinstance(loaded, dict) and isinstance(loaded.get(key), dict)]
     if found:
         beside = [str(name) for name, value in loaded.items() if isinstance(value, Tensor) and "." in str(name)]

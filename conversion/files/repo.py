@@ -1,4 +1,4 @@
-"""What every writer of a repo does: open the source, write weights and generation settings, report problems."""
+"""Steps shared by everything that writes a repo: open the source, write weights and generation settings."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ from .writer import ShardWriter
 
 @contextmanager
 def opened(place: Source):
-    """The checkpoint of a source and a list that begins with the warnings of opening it."""
+    """The checkpoint of a source, and a list of notes that starts with warnings from opening it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         checkpoint = Checkpoint(place.path, place.config)
@@ -31,7 +31,7 @@ def opened(place: Source):
 
 @contextmanager
 def memory_errors():
-    """A lack of memory as a ConversionError; any other error as it is."""
+    """Turn running out of memory into a ConversionError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -50,7 +50,7 @@ def write_weights(
     strict_finite: bool,
     tell: Progress,
 ) -> list[str]:
-    """Write every group, one after the other; returns what a user should know of the values."""
+    """Write all groups in order. Returns notes on the values."""
     planned = [(target.name, target.dtype, target.shape) for group in groups for target in group.targets]
     total = sum(torch.Size(shape).numel() * kind.itemsize for _, kind, shape in planned)
     done, counts = 0, dict[str, int]()
@@ -85,12 +85,12 @@ def write_weights(
 
 
 def _is_copy(group: Group) -> bool:
-    """Whether a group takes one tensor as it is, so that it need not be whole in memory."""
+    """Whether a group copies one tensor unchanged, so it need not be in memory as a whole."""
     op = group.op.op if isinstance(group.op, Reversed) else group.op
     return isinstance(op, Identity) and len(group.sources) == len(group.targets) == 1
 
 
 def write_generation_config(folder: Path, entries: Mapping[str, Any], config: PretrainedConfig) -> None:
-    """Write generation settings into a repo where the source had no file of them."""
+    """Write generation settings into a repo unless the source had a file of them."""
     if not (folder / FILE).exists():
         (folder / FILE).write_text(json_text(settings_in(folder, entries, config)), encoding="utf-8")

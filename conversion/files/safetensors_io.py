@@ -1,8 +1,8 @@
-"""The safetensors format, strictly: headers checked before any tensor is read, files written one tensor at a time.
+"""Strict safetensors: headers are checked before any tensor is read; files are written one tensor at a time.
 
-Layout of a file: 8 bytes little-endian N, then N bytes of JSON (padded with spaces) that map each name to its dtype,
+Layout of a file: 8 bytes little-endian N, then N bytes of JSON (padded with spaces) mapping each name to its dtype,
 shape and byte range, then the data. See https://github.com/huggingface/safetensors#format. The parser refuses
-everything that two readers could understand in two ways.
+anything that two readers could take in two ways.
 """
 
 import json
@@ -50,16 +50,16 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MAX_HEADER = 100_000_000
 """Bytes; the limit of the safetensors library."""
 MAX_TENSORS = 100_000
-"""In one file. The largest real shards hold a few thousand; more only costs the reader time and memory."""
+"""Per file. The largest real shards hold a few thousand; more would only cost the reader time and memory."""
 MAX_RANK = 64
 MAX_DEPTH = 64
-"""Of JSON. Real files have four levels; walking through hundreds would end in a RecursionError."""
+"""Nesting of JSON. Real files have four levels; hundreds would end in a RecursionError."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""Where a string of JSON may hold half of a surrogate pair."""
+"""An escape in a JSON string that may be half of a surrogate pair."""
 PART = 1 << 20
-"""Bytes that are read, looked at and written together: what the processor's own cache holds."""
+"""Bytes read, checked and written together: they fit the processor's cache."""
 WINDOW = 32 << 20
-"""Bytes after which the system is told to begin with writing them to the disk."""
+"""Bytes after which the system is told to start writing to disk."""
 LFS_POINTER = b"version https://git-lfs"
 
 
@@ -73,7 +73,7 @@ class TensorInfo:
         shape: its shape.
         file: the file that holds it.
         nbytes: bytes of its data.
-        offset: where the data begins in `file`, in bytes; -1 where the file has no such place (pickled files).
+        offset: where the data begins in `file`, in bytes; -1 in pickled files, which have no such place.
     """
 
     name: str
@@ -85,7 +85,7 @@ class TensorInfo:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading, unbuffered; a FIFO or device is refused and never waited for."""
+    """Open a regular file for reading, unbuffered. FIFOs and devices are refused without waiting."""
     try:
         if stat.S_ISREG(os.stat(path).st_mode):
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -99,7 +99,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def strict_json(text: bytes) -> Any:
-    """JSON without the liberties of Python's reader: UTF-8 only, no name twice, no NaN or Infinity, sane nesting.
+    """Parse strict JSON: UTF-8 only, no repeated names, no NaN or Infinity, limited nesting.
 
     Raises:
         ValueError: saying what is wrong.
@@ -136,7 +136,7 @@ def strict_json(text: bytes) -> Any:
 
 
 def _check_depth(value: Any) -> None:
-    """Refuse JSON that is parsed but too deep for whoever walks through it afterwards."""
+    """Refuse JSON that parses but is too deep to walk through."""
     level = [value]
     for _ in range(MAX_DEPTH):
         inner = (
@@ -152,7 +152,7 @@ def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:
     """Every tensor of an open safetensors file, in the order of the data. No data is read.
 
     Raises:
-        CheckpointError: the file is not exactly one header and the data it describes.
+        CheckpointError: the file is not exactly one header plus the data it describes.
     """
     size = os.fstat(file.fileno()).st_size
     start = file.read(len(LFS_POINTER))
@@ -182,7 +182,7 @@ def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:
 
 
 def _tensors(entries: dict[str, Any], path: Path, start: int, size: int) -> list[TensorInfo]:
-    """The entries of a header, checked against each other and against the `size` bytes of data from `start`."""
+    """The tensors of a header, checked against each other and the `size` bytes of data from `start`."""
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("__metadata__ must map strings to strings")
@@ -221,12 +221,12 @@ def _tensor(name: str, entry: Any, path: Path, start: int) -> TensorInfo:
 
 
 def _counts(values: Any) -> bool:
-    """Whether this is a list of integers (no booleans) that fit a signed 64-bit number and are not negative."""
+    """Whether this is a list of non-negative integers (no booleans) that fit 64 bits, signed."""
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
 def _memory(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor as writable bytes."""
+    """The memory of a contiguous CPU tensor, as writable bytes."""
     if sys.byteorder != "little":
         raise ConversionError("safetensors files are little-endian, and this machine is not")
     data: Any = bytes_of(tensor).numpy()
@@ -236,8 +236,8 @@ def _memory(tensor: Tensor) -> memoryview:
 def read_tensor(file: BinaryIO, info: TensorInfo) -> Tensor:
     """A private copy of one tensor, bit for bit.
 
-    The bytes go straight into the new tensor. (A memory map would count the file's pages as ours, and a file that is
-    cut short meanwhile would kill the process instead of raising.)
+    The bytes are read straight into the new tensor. (A memory map would count as our memory, and a file truncated
+    meanwhile would kill the process instead of raising.)
     """
     try:
         tensor = torch.empty(info.shape, dtype=info.dtype)
@@ -251,9 +251,9 @@ def read_tensor(file: BinaryIO, info: TensorInfo) -> Tensor:
 
 
 def read_parts(file: BinaryIO, info: TensorInfo) -> Iterator[Tensor]:
-    """The elements of one tensor in their order, flat, `PART` bytes at a time, in memory that the next part overwrites.
+    """The elements of one tensor in order, flat, in parts of `PART` bytes, each overwriting the one before.
 
-    So little stays in the processor's cache from reading to writing: quicker than whole tensors, whatever their size.
+    A part stays in the processor's cache from reading to writing, which beats whole tensors at any size.
     """
     room = torch.empty(min(PART, info.nbytes), dtype=torch.uint8)
     file.seek(info.offset)
@@ -264,7 +264,7 @@ def read_parts(file: BinaryIO, info: TensorInfo) -> Iterator[Tensor]:
 
 
 def _fill(rest: memoryview, file: BinaryIO, info: TensorInfo) -> None:
-    """Read as many bytes as there is room for."""
+    """Fill a buffer from the file."""
     while rest:
         count = file.readinto(rest[: 1 << 30])  # type: ignore[attr-defined]
         if not count:
@@ -273,17 +273,17 @@ def _fill(rest: memoryview, file: BinaryIO, info: TensorInfo) -> None:
 
 
 class SafetensorsWriter:
-    """Writes one safetensors file whose header is known beforehand, one tensor at a time, in any order.
+    """Write a safetensors file with a known header, one tensor at a time, in any order.
 
-    In the file, dtypes with larger elements come first (as the safetensors library does it), so that every tensor is
-    aligned; among equals the planned order holds.
+    Dtypes with larger elements come first, as in the safetensors library, so every tensor is aligned; otherwise the
+    planned order holds.
 
     Args:
         path: the file; it must not exist.
         planned: (name, dtype, shape) of every tensor.
 
     Raises:
-        ConversionError: a name twice, a name or dtype that the format cannot hold.
+        ConversionError: a repeated name, or a name or dtype that the format cannot hold.
         OSError: the file cannot be written.
     """
 
@@ -323,7 +323,7 @@ class SafetensorsWriter:
             raise
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write one planned tensor; any strides, any device."""
+        """Write one planned tensor, of any strides and device."""
         info = self._planned(name)
         if (tensor.dtype, tuple(tensor.shape)) != (info.dtype, info.shape):
             raise ConversionError(
@@ -333,7 +333,7 @@ class SafetensorsWriter:
         self.write_parts(name, [tensor])
 
     def write_parts(self, name: str, parts: Iterable[Tensor]) -> None:
-        """Write one planned tensor from its elements in their order; all parts together must be as many as planned."""
+        """Write one planned tensor from its elements in order; the parts must add up to the planned size."""
         info = self._planned(name)
         self._file.seek(self._start + info.offset)
         rest = info.nbytes
@@ -364,7 +364,7 @@ class SafetensorsWriter:
                 self._waits = 0
 
     def finish(self) -> None:
-        """Sync and close the file; every planned tensor must be there."""
+        """Sync and close the file, in which every planned tensor must be written."""
         if self._waiting:
             name = next(iter(self._waiting))
             raise ConversionError(
@@ -374,5 +374,5 @@ class SafetensorsWriter:
         self._file.close()
 
     def abandon(self) -> None:
-        """Close the file as it is."""
+        """Close an unfinished file."""
         self._file.close()

@@ -1,4 +1,4 @@
-"""The files beside the weights: tokenizer files and generation settings. Only a closed list is copied, never code."""
+"""The files beside the weights: tokenizer and generation settings. Only known files are copied, never code."""
 
 import json
 import os
@@ -16,22 +16,22 @@ from .sources import SENTENCE_FILES, TEXT_FILES
 COPIED = tuple(name for name in TEXT_FILES if name not in ("config.json", "conversion.json", "tokenizer_config.json"))
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 SENTENCE_MODULES = ("Transformer", "Pooling", "Normalize")
-"""The modules of `sentence-transformers` that have no weights of their own."""
+"""Modules of `sentence-transformers` without weights of their own."""
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
 PROBE_TEXTS = ("Hello world!", "  def f(x):\n\treturn x ** 2  # twice\n", "naïve café — 你好, мир 🙂 1234567890")
 
 
 def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
-    """Copy tokenizer files, generation settings, and what makes a model one of sentences.
+    """Copy the files of the tokenizer, generation settings and sentence-transformers.
 
-    `tokenizer_config.json` is copied without `auto_map`, and with the class that is really used.
+    `tokenizer_config.json` is copied without `auto_map`, and names the tokenizer class that really loads.
 
     Args:
         checkpoint: the source.
         target: an existing folder.
 
     Returns:
-        What a user should know.
+        Notes for the user.
     """
     notes: list[str] = []
     sentence_files, problem = _sentence_files(checkpoint)
@@ -67,9 +67,9 @@ def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
 
 
 def _sentence_files(checkpoint: Checkpoint) -> tuple[tuple[str, ...], str]:
-    """The files of `sentence-transformers` that are copied, and why none are where there are some.
+    """The files of `sentence-transformers` to copy, and why they are left out if they are.
 
-    `modules.json` can name any class to be loaded, so only the library's own of a closed list are let through.
+    `modules.json` can name any class to load, so only known classes of the library itself are accepted.
     """
     if not os.path.lexists(checkpoint.folder / "modules.json"):
         return (), ""
@@ -90,10 +90,10 @@ def _sentence_files(checkpoint: Checkpoint) -> tuple[tuple[str, ...], str]:
 
 
 def _class_of_tokenizer(folder: Path) -> str | None:
-    """The tokenizer class that `AutoTokenizer` takes for a folder, by a name that older tools know; None if it fails.
+    """The tokenizer class that `AutoTokenizer` picks for a folder, by a name older tools know; None if it fails.
 
-    It does not always take the one that `tokenizer_config.json` names: some values of `model_type` override it. Our
-    `model_type` does not, so the class must be named.
+    It may differ from the one in `tokenizer_config.json`: some values of `model_type` override that. Ours does not, so
+    the class must be written down.
     """
     try:
         with quiet():
@@ -116,7 +116,7 @@ def _write_json(path: Path, entries: dict) -> None:
 
 
 def refuse_adapters(folder: Path) -> None:
-    """Refuse a folder of a PEFT adapter: its weights are not the whole model.
+    """Refuse the folder of a PEFT adapter, whose weights are not a whole model.
 
     Raises:
         ConversionError: naming the file.

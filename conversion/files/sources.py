@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a folder, a repo of the Hugging Face Hub that is fetched into the Hub's cache, or one file."""
+"""Find a checkpoint: a folder, a repo on the Hugging Face Hub (fetched into the Hub's cache), or one file."""
 
 import os
 import re
@@ -31,7 +31,7 @@ SENTENCE_FILES = (
     "sentence_bert_config.json",
     "1_Pooling/config.json",
 )
-"""What `sentence-transformers` reads of a repo beside the model."""
+"""What `sentence-transformers` reads besides the model."""
 SAFETENSORS = ("*.safetensors", "model.safetensors.index.json")
 PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 
@@ -45,7 +45,7 @@ class Source:
 
     Attributes:
         path: a folder, or one weight file.
-        hub_id: the Hub id that it was fetched by.
+        hub_id: its Hub id, if it was fetched.
         config: the JSON file with the settings of a weight file.
     """
 
@@ -55,15 +55,15 @@ class Source:
 
     @property
     def files(self) -> list[Path]:
-        """What must stay as it is."""
+        """The paths that must not change."""
         return [self.path] if self.config is None else [self.path, self.config]
 
 
 def weight_file(source: str | PathLike[str], config: str | PathLike[str]) -> Source:
-    """A checkpoint that is one file, with the file of its settings beside it or elsewhere.
+    """A checkpoint that is a single file, with its settings in another one.
 
     Raises:
-        ConversionError: there is no such file, or it is of another kind.
+        ConversionError: there is no such file, or it is not a weight file.
     """
     path = Path(source)
     if path.is_dir():
@@ -76,7 +76,7 @@ def weight_file(source: str | PathLike[str], config: str | PathLike[str]) -> Sou
 
 
 def folder_of(source: str | PathLike[str]) -> Path | None:
-    """The folder that a source is, or None for what can only be a Hub id.
+    """The folder a source names, or None if it can only be a Hub id.
 
     Raises:
         ConversionError: it is neither.
@@ -93,7 +93,7 @@ def folder_of(source: str | PathLike[str]) -> Path | None:
 
 
 def locate(source: str | PathLike[str], weights: bool = True) -> tuple[Path, str | None]:
-    """The folder of a checkpoint, and its Hub id if it is one. An existing folder always wins.
+    """The folder of a checkpoint, and its Hub id if it was one. An existing folder takes precedence.
 
     Args:
         source: a folder or a Hub id such as "Qwen/Qwen3-0.6B".
@@ -107,7 +107,7 @@ def locate(source: str | PathLike[str], weights: bool = True) -> tuple[Path, str
 
 
 def _fetch(hub_id: str, weights: bool) -> Path:
-    """Download the known files of a repo; other files, code among them, are left where they are."""
+    """Download the known files of a repo; anything else, code included, is not fetched."""
     from huggingface_hub import snapshot_download
 
     try:

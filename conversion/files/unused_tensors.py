@@ -1,7 +1,7 @@
-"""Tensors of an official checkpoint that no model uses: kept beside the weights, so that the way back is exact.
+"""Official tensors that no model uses, kept beside the weights so that the way back is exact.
 
-Old checkpoints contain buffers that are computed today (`position_ids`), or weights that their own class never reads (a
-pooler under another head). They go into a subfolder, where nothing mistakes them for the model's.
+Old checkpoints hold buffers that are computed today (`position_ids`), or weights their own class never reads (a pooler
+under another head). They go into a subfolder, where nothing mistakes them for the model's.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ UNUSED_FILE = "conversion/unused.safetensors"
 
 @dataclass(frozen=True)
 class _Read:
-    """The operation that makes an unused tensor out of nothing but its file."""
+    """The operation that reads an unused tensor from its file."""
 
     info: TensorInfo
 
@@ -40,7 +40,7 @@ class _Read:
 
 
 def write_unused(checkpoint: Checkpoint, names: list[str], target: Path) -> None:
-    """Write these tensors of a checkpoint into the repo at `target`, as they are; nothing for no names."""
+    """Write these tensors of a checkpoint into the repo at `target`, unchanged."""
     if names:
         path = target / UNUSED_FILE
         path.parent.mkdir(exist_ok=True)
@@ -48,15 +48,15 @@ def write_unused(checkpoint: Checkpoint, names: list[str], target: Path) -> None
 
 
 def unused_groups(checkpoint: Checkpoint, names: list[str], dtype: torch.dtype | None) -> list[Group]:
-    """What writes the unused tensors of a repo back.
+    """The groups that write a repo's unused tensors back.
 
     Args:
         checkpoint: the repo.
-        names: theirs.
+        names: names of the tensors.
         dtype: cast floating-point tensors to this; None keeps their own.
 
     Raises:
-        ConversionError: they are not all there.
+        ConversionError: one is missing.
     """
     if not names:
         return []

@@ -1,4 +1,4 @@
-"""Writing a model's weights: safetensors shards, one tensor at a time."""
+"""Write a model's weights: safetensors shards, one tensor at a time."""
 
 import json
 import math
@@ -19,11 +19,11 @@ from .sizes import parse_size
 __all__ = ["Planned", "ShardWriter", "atomic_folder", "parse_size"]
 
 Planned = tuple[str, torch.dtype, Sequence[int]]
-"""Name, dtype and shape of a tensor that will be written."""
+"""Name, dtype and shape of a tensor to write."""
 
 
 def _shards(planned: list[Planned], limit: int) -> list[list[Planned]]:
-    """The planned tensors, in order, in runs of at most `limit` bytes; a larger tensor is a run of its own."""
+    """The planned tensors in order, grouped up to `limit` bytes; a larger tensor gets a group of its own."""
     shards: list[list[Planned]] = [[]]
     size = 0
     for tensor in planned:
@@ -41,21 +41,21 @@ def _nbytes(planned: Planned) -> int:
 
 
 class ShardWriter:
-    """Writes safetensors shards, in planned order, one tensor at a time.
+    """Write safetensors shards in planned order, one tensor at a time.
 
     One shard is `model.safetensors`; several are `model-0000i-of-0000n.safetensors` and `model.safetensors.index.json`.
-    A context manager: leaving it finishes the files, leaving it by an error only closes them.
+    A context manager: leaving it finishes the files; on an error it only closes them.
 
     Args:
         folder: an existing folder.
-        planned: every tensor, in the order in which `write` will be called.
+        planned: every tensor, in the order of the `write` calls.
         max_shard_size: bytes of data ("5GB", 5_000_000_000) at which a new shard begins; a larger tensor gets its own.
 
     Attributes:
         files: names of the weight files.
 
     Raises:
-        ConversionError: nothing planned, a name twice, a dtype that the format lacks, a disk that is too small.
+        ConversionError: nothing planned, a repeated name, an unsupported dtype, or too little disk space.
     """
 
     def __init__(self, folder: str | PathLike[str], planned: Iterable[Planned], max_shard_size: int | str = "5GB"):
@@ -83,15 +83,15 @@ class ShardWriter:
         self._file: SafetensorsWriter | None = None
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write the next planned tensor; its name, dtype and shape must be as planned."""
+        """Write the next planned tensor; name, dtype and shape must match the plan."""
         self._file_of(name).write(name, tensor)
 
     def write_parts(self, name: str, parts: Iterable[Tensor]) -> None:
-        """Write the next planned tensor from its elements in their order, all parts together as many as planned."""
+        """Write the next planned tensor from its elements in order; the parts must add up to the planned size."""
         self._file_of(name).write_parts(name, parts)
 
     def _file_of(self, name: str) -> SafetensorsWriter:
-        """The file that the next planned tensor goes to; the one before it is finished."""
+        """The file for the next planned tensor; the file before it is finished."""
         file, expected = next(self._order, ("", None))
         if name != expected:
             raise ConversionError(f"{self.folder}: {shown(name)} was written where {shown(expected)} was planned")
@@ -104,7 +104,7 @@ class ShardWriter:
         return self._file
 
     def close(self) -> None:
-        """Finish: the files are synced and closed, the index is written.
+        """Sync and close the files, and write the index.
 
         Raises:
             ConversionError: planned tensors were not written.

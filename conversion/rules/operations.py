@@ -1,4 +1,4 @@
-"""What a conversion rule can do to tensors. Each operation owns its inverse, so no table is written twice."""
+"""The operations of conversion rules. Each has an inverse, so one table serves both directions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ Shape = tuple[int, ...]
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, uint8 [nbytes]; a contiguous tensor's own memory, else a copy."""
+    """The bytes of a tensor, uint8 [nbytes]: a view if it is contiguous, else a copy."""
     flat = tensor.detach().contiguous()
     flat = flat.as_strided((flat.numel(),), (1,))  # not reshape: one element may keep a stride that no view allows
     return flat.view(torch.uint8)
 
 
 class Operation(Protocol):
-    """A change of tensors that can be undone bit for bit. It also maps shapes, so headers are known before data."""
+    """A change of tensors that can be undone bit for bit. It maps shapes too, so planning needs no data."""
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Official tensors -> ours."""
@@ -29,15 +29,15 @@ class Operation(Protocol):
         """Our tensors -> official."""
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Shapes that `forward` makes of these. Raises `ConversionError` where it cannot be applied."""
+        """The shapes after `forward`. Raises `ConversionError` if it does not apply."""
 
     def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Shapes that `inverse` makes of these. Raises `ConversionError` where it cannot be applied."""
+        """The shapes after `inverse`. Raises `ConversionError` if it does not apply."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The tensors as they are."""
+    """The tensors unchanged."""
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return list(tensors)
@@ -51,7 +51,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Transpose:
-    """Every tensor with two axes swapped (GPT-2's Conv1D weights are stored [in, out])."""
+    """Swap two axes of every tensor (GPT-2's Conv1D weights are stored [in, out])."""
 
     dim0: int = 0
     dim1: int = 1
@@ -75,7 +75,7 @@ class Transpose:
 
 @dataclass(frozen=True)
 class LeadingAxis:
-    """Every tensor without its first axis, which is of length 1 (the bias of BART's logits is stored [1, V])."""
+    """Drop the first axis, of length 1, of every tensor (the bias of BART's logits is stored [1, V])."""
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensor[0] for tensor in tensors]
@@ -95,7 +95,7 @@ class LeadingAxis:
 
 @dataclass(frozen=True)
 class Split:
-    """One tensor -> several along `dim`, with the given sizes; the way back concatenates them (GPT-2's c_attn)."""
+    """Split one tensor along `dim` into parts of the given sizes; the inverse concatenates (GPT-2's c_attn)."""
 
     dim: int
     sizes: tuple[int, ...]
@@ -125,7 +125,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Copies:
-    """`count` equal tensors -> one of them. Tensors that are not equal, bit for bit, are refused."""
+    """Reduce `count` copies of a tensor to one. Copies that differ in any bit are refused."""
 
     count: int
 
@@ -154,7 +154,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Reversed:
-    """An operation the other way round: `Reversed(Split(0, (4, 4)))` merges two official tensors into one of ours."""
+    """An operation reversed: `Reversed(Split(0, (4, 4)))` merges two official tensors into one of ours."""
 
     op: Operation
 
@@ -173,7 +173,7 @@ class Reversed:
 
 @dataclass(frozen=True, init=False)
 class Chain:
-    """Operations one after the other: `Chain(Transpose(), Split(0, (C, C, C)))` undoes GPT-2's c_attn."""
+    """Operations in sequence: `Chain(Transpose(), Split(0, (C, C, C)))` takes GPT-2's c_attn apart."""
 
     ops: tuple[Operation, ...]
 

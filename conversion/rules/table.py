@@ -85,7 +85,7 @@ class Group:
 
     Attributes:
         sources: names to read.
-        targets: what comes out, in order.
+        targets: what they become, in order.
         op: the operation, its `forward` in the direction of the plan.
     """
 
@@ -94,7 +94,7 @@ class Group:
     op: Operation
 
     def apply(self, read: Callable[[str], Tensor]) -> list[tuple[str, Tensor]]:
-        """Read the sources and make the targets: names, order, dtypes and shapes as planned.
+        """Read the sources and return the targets, with names, order, dtypes and shapes as planned.
 
         Args:
             read: name -> tensor (`Checkpoint.read`, or a state dict's `__getitem__`).
@@ -107,7 +107,7 @@ class Group:
 
 
 class _Pattern:
-    """A name with placeholders, each of which stands for a plain decimal number."""
+    """A name with placeholders, each standing for a decimal number."""
 
     def __init__(self, text: str):
         self.text = text
@@ -121,12 +121,12 @@ class _Pattern:
         self._regex = re.compile(regex)
 
     def match(self, name: str) -> tuple[str, ...] | None:
-        """The numbers of the placeholders, in the order of `fields`; None if the name is another one."""
+        """The numbers of the placeholders, in the order of `fields`; None if the name does not match."""
         found = self._regex.fullmatch(name)
         return None if found is None else tuple(found[label] for label in self.fields)
 
     def fill(self, values: tuple[str, ...]) -> str:
-        """The name with these numbers."""
+        """The name with these numbers filled in."""
         numbers = dict(zip(self.fields, values, strict=True))
         return PLACEHOLDER.sub(lambda found: numbers[found[1]], self.text)
 
@@ -150,7 +150,7 @@ class RuleTable:
 
     Args:
         rules: each one is used in both directions.
-        ignored: names (with placeholders) of official tensors that are dropped deliberately.
+        ignored: names (with placeholders) of official tensors that are left out deliberately.
 
     Raises:
         ValueError: the names of one rule do not all have the same placeholders.
@@ -254,7 +254,7 @@ def _group(
     rule: Rule,
     dtype: torch.dtype | None,
 ) -> Group | None:
-    """A group whose sources are all there, or None and its problem noted."""
+    """The group of these sources, or None after noting what is wrong with them."""
     dtypes = [tensors[name].dtype for name in sources]
     if rule.dtypes is not None:
         wrong = [
@@ -292,7 +292,7 @@ def _compare(
     optional: list[_Pattern],
     problems: dict[str, list[str]],
 ) -> None:
-    """Note what is planned otherwise than the model expects it."""
+    """Note where the plan differs from what the model expects."""
     for group in groups:
         origin = ", ".join(map(shown, group.sources))
         for target in group.targets:
@@ -307,7 +307,7 @@ def _compare(
 
 
 def _nothing_matched(tensors: Iterable[str], sources: list[list[_Pattern]]) -> str:
-    """The message for a checkpoint none of whose names any rule takes."""
+    """The message for a checkpoint in which no name matches any rule."""
     names = list(tensors)
     patterns = [pattern for side in sources for pattern in side]
     if not names:
@@ -328,7 +328,7 @@ def _nothing_matched(tensors: Iterable[str], sources: list[list[_Pattern]]) -> s
 
 
 def check_tied(read: Callable[[str], Tensor], pairs: Iterable[tuple[str, str]]) -> None:
-    """Check that tensors which the config calls tied, but which are both stored, are equal bit for bit.
+    """Check that stored tensors which the config calls tied are equal bit for bit.
 
     Args:
         read: name -> tensor.
