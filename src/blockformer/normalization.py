@@ -51,8 +51,10 @@ class RMSNorm(nn.Module):
 
 def rms_norm(hidden_states, weight, eps: float):
     """`RMSNorm`'s definition. hidden_states [..., size], a weight that fits [..., size] -> [..., size]."""
-    states = F.rms_norm(hidden_states.float(), hidden_states.shape[-1:], eps=eps)
-    return weight * states.to(weight.dtype)
+    size = hidden_states.shape[-1:]
+    if hidden_states.dtype is weight.dtype is torch.float32 and weight.dim() == 1:
+        return F.rms_norm(hidden_states, size, weight, eps)
+    return weight * F.rms_norm(hidden_states.float(), size, eps=eps).to(weight.dtype)
 
 
 def make_norm(config, size: int) -> nn.Module:

@@ -1,7 +1,6 @@
-"""RMS norms in one call, and those of many tokens a few rows at a time, so that float32 copies stay in the cache."""
+"""RMS norms of many tokens a few rows at a time, so that float32 copies stay in the cache."""
 
 import torch
-from torch.nn import functional as F
 
 from ..normalization import RMSNorm
 from .measure import is_enabled
@@ -12,7 +11,7 @@ _MANY = {torch.float32: 16 * _PIECE, torch.bfloat16: 4 * _PIECE, torch.float16: 
 
 
 class PiecewiseRMSNorm(RMSNorm):
-    """`RMSNorm` by PyTorch's own in float32, and a few rows at a time if there are many, without gradients.
+    """`RMSNorm`, a few rows at a time if there are many, without gradients.
 
     The result is the same bits.
     """
@@ -29,8 +28,6 @@ class PiecewiseRMSNorm(RMSNorm):
             for piece, result in zip(rows.split(count), output.split(count), strict=True):
                 result.copy_(super().forward(piece))
             return output.view(hidden_states.shape)
-        if hidden_states.dtype is torch.float32:
-            return F.rms_norm(hidden_states, self.weight.shape, self.weight, self.eps)
         return super().forward(hidden_states)
 
     def _cuts(self, states) -> bool:
