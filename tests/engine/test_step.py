@@ -12,8 +12,8 @@ from transformers import DynamicCache
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiled
-from blockformer.engine.step import CompiledSteps
+from blockformer.engine import compiled, linear, measure
+from blockformer.engine.step import CompiledSteps, _Step
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
@@ -128,6 +128,20 @@ def test_a_second_process_finds_it_on_the_disk_and_a_broken_file_is_made_anew(fo
         path.write_bytes(path.read_bytes()[:1000])
     assert_close(one_more_token(pair()[1], ids), one_more_token(plain, ids))  # uncompiled: nothing was made here
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("is_quicker", [True, False])
+@torch.no_grad()
+def test_a_step_takes_any_number_of_rows_whatever_product_is_quicker(dtype, is_quicker, monkeypatch):
+    monkeypatch.setattr(linear, "_LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(["onednn", "onednn, one row", "widened"], is_quicker))
+    arguments, varying = (steps := pair(dtype=dtype)[1]._steps)._example(False, 1)
+    with measure.own_trace():
+        program = torch.export.export(_Step(steps._model), arguments, dynamic_shapes=varying, strict=False)
+    assert all(each.upper > 1 << 40 for each in program.range_constraints.values())
+    products = {str(node.target) for node in program.graph.nodes}
+    assert ("mkldnn._linear_pointwise.default" in products) == (is_quicker and dtype is torch.float32)
 
 
 def _pickled(model):

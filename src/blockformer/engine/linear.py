@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from .measure import is_enabled, is_measured, is_quicker, random_matrix
+from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix
 
 # Multiplications below which oneDNN's overhead, tens of microseconds a call, costs more than its product gains.
 _LEAST_WORK = 1 << 23
@@ -36,6 +36,8 @@ class QuickLinear(nn.Linear):
     def _product(self, states) -> Callable | None:
         weight = self.weight
         rows = states.numel() // self.in_features
+        if is_own_trace():
+            return self._traced_product(rows)
         is_small = rows * weight.numel() < _LEAST_WORK and (rows >= _FEW_ROWS or weight.numel() < _LEAST_WEIGHTS)
         if is_small and weight.dtype is torch.float32:
             return None
@@ -55,6 +57,14 @@ class QuickLinear(nn.Linear):
             return _widened if is_slow and is_measured("widened", _measure_widened) else None
         is_quicker = onednn_is_quicker() if learns or rows >= _FEW_ROWS else onednn_is_quicker_for_one_row()
         return (_Product.apply if learns else _onednn) if is_quicker else None
+
+
+    def _traced_product(self, rows) -> Callable | None:
+        """The product for a graph of the engine's own, where `rows` may stand for any number of them from 2 on."""
+        if self.weight.dtype is not torch.float32 or self.weight.numel() < _LEAST_WEIGHTS:
+            return None
+        is_quicker = onednn_is_quicker_for_one_row() if rows == 1 else onednn_is_quicker()
+        return _onednn if is_quicker else None
 
 
 def can_be_quick(layer: nn.Module) -> bool:

@@ -12,10 +12,15 @@ import torch
 def is_enabled() -> bool:
     """Whether fast paths are allowed: not with BLOCKFORMER_FAST=0, and not while somebody else traces a graph."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return os.environ.get("BLOCKFORMER_FAST", "1") != "0" and (not is_traced or hasattr(_own, "trace"))
+    return os.environ.get("BLOCKFORMER_FAST", "1") != "0" and (not is_traced or is_own_trace())
 
 
 _own = threading.local()
+
+
+def is_own_trace() -> bool:
+    """Whether this thread traces a graph of the engine's own."""
+    return hasattr(_own, "trace")
 
 
 @contextmanager
