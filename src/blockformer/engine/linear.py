@@ -58,7 +58,6 @@ class QuickLinear(nn.Linear):
         is_quicker = onednn_is_quicker() if learns or rows >= _FEW_ROWS else onednn_is_quicker_for_one_row()
         return (_Product.apply if learns else _onednn) if is_quicker else None
 
-
     def _traced_product(self, rows) -> Callable | None:
         """The product for a graph of the engine's own, where `rows` may stand for any number of them from 2 on."""
         if self.weight.dtype is not torch.float32 or self.weight.numel() < _LEAST_WEIGHTS:
