@@ -83,7 +83,7 @@ def test_none_is_settled_by_the_other_fields():
         ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor must be a positive number"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": math.nan}}, "rope_theta must be a positive number"),
         ({"rope_theta": -1.0}, "rope_theta must be a positive number"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is not supported"),
+        ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "times partial_rotary_factor, 96, must be even"),
         ({"rope_parameters": "default"}, "rope_parameters must be a dict"),
         (
             {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
@@ -100,7 +100,7 @@ def test_none_is_settled_by_the_other_fields():
         ({"pooler_act": "tanhh"}, "Did you mean 'tanh'?"),
         ({"type_vocab_size": -1}, "type_vocab_size must be an integer of 0 or more"),
         ({"chunk_size_feed_forward": -4}, "chunk_size_feed_forward must be an integer of 0 or more"),
-        ({"qk_norm": 1}, "qk_norm must be true or false, not 1"),
+        ({"qk_norm": 1}, "qk_norm must be true, false, 'per_head' or 'projection', not 1"),
         ({"max_position_embeddings": 0}, "max_position_embeddings must be a positive integer"),
         ({"relative_attention_num_buckets": 1}, "relative_attention_num_buckets must be an integer above 1"),
         ({"dtype": "bfloat61"}, "Did you mean 'bfloat16'?"),

@@ -7,6 +7,7 @@ checkpoints do the opposite, whatever their head: that is a trait of their `Form
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import transformers
 from transformers import PretrainedConfig
 
 from ..rules.table import Rule, RuleTable
@@ -21,8 +22,10 @@ TOKEN_DROPOUT = 0.1
 DROPOUT_ENTRIES = ("classifier_dropout", "hidden_dropout")
 
 
-def decoder_heads(prefix: str, root: str, lm: str = "ForCausalLM", spans: str = "", tokens: str = "score"):
-    """The heads of a decoder, the language model first.
+def decoder_heads(
+    prefix: str, root: str, lm: str = "ForCausalLM", spans: str = "", tokens: str = "score", head_bias: bool = False
+):
+    """The heads of a decoder that this release of transformers has, the language model first.
 
     Args:
         prefix: what the official classes' names begin with.
@@ -30,15 +33,20 @@ def decoder_heads(prefix: str, root: str, lm: str = "ForCausalLM", spans: str = 
         lm: name of the language model.
         spans: prefix of the stack's tensors in the class for question answering, where it differs.
         tokens: name of the head of tokens.
+        head_bias: whether the head of the language model may have a bias.
     """
+    head = {"lm_head.weight": "lm_head.weight"} | ({"lm_head.bias": "lm_head.bias"} if head_bias else {})
     own: list[tuple[Any, ...]] = [
-        (lm, "ForCausalLM", root, {}, {"lm_head.weight": "lm_head.weight"}),
+        (lm, "ForCausalLM", root, {}, head),
         ("Model", "Model", "", {}, {}),
         ("ForSequenceClassification", "ForSequenceClassification", root, {}, {"score.weight": "score.weight"}),
         ("ForTokenClassification", "ForTokenClassification", root, {tokens: "score"}, {}),
         ("ForQuestionAnswering", "ForQuestionAnswering", spans or root, {"qa_outputs": "qa_outputs"}, {}),
     ]
-    return [Head(prefix + official, OURS + ours, *rest) for official, ours, *rest in own]
+    released = dir(transformers)
+    return [
+        Head(prefix + official, OURS + ours, *rest) for official, ours, *rest in own if prefix + official in released
+    ]
 
 
 class ClassifierDropout:

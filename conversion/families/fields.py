@@ -171,7 +171,14 @@ class HeadDim:
 
 
 class Rope:
-    """The rotary parameters, as the official class has completed them."""
+    """The rotary parameters, as the official class has completed them.
+
+    Args:
+        by_part: whether the official class can turn a part of each head.
+    """
+
+    def __init__(self, by_part: bool = False):
+        self.by_part = by_part
 
     def read(self, official):
         """See `Value.read`."""
@@ -182,11 +189,21 @@ class Rope:
             raise ConversionError(
                 f"config.json: rope_parameters differ by layer type ({names}), which is not supported"
             )
-        return {"rope_parameters": {name: value for name, value in rope.items() if name != "type"}}
+        part = rope.get("partial_rotary_factor", 1.0)
+        if part != 1 and not self.by_part:
+            raise ConversionError(f"config.json: partial_rotary_factor is {part}, which this family does not have")
+        return {"rope_parameters": _written_rope(rope)}
 
     def write(self, config, head):
         """See `Value.write`."""
-        return {"rope_parameters": dict(config.rope_parameters or {})}
+        whole = {"partial_rotary_factor": 1.0} if self.by_part else {}
+        return {"rope_parameters": {**whole, **(config.rope_parameters or {})}}
+
+
+def _written_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the old name of the type, and without a part that is the whole."""
+    idle = {"type": rope.get("type"), "partial_rotary_factor": 1.0}
+    return {name: value for name, value in rope.items() if name not in idle or value != idle[name]}
 
 
 class NoWindow:

@@ -11,7 +11,23 @@ from transformers import PretrainedConfig
 from ..arguments import check_family
 from ..articles import models as articles
 from ..errors import ConversionError, listed, shown
-from . import bart, bart_decoder, bert, distilbert, gpt2, llama, marian, mistral, qwen2, qwen3, roberta, t5
+from . import (
+    bart,
+    bart_decoder,
+    bert,
+    distilbert,
+    gpt2,
+    gpt_neox,
+    llama,
+    marian,
+    mistral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    roberta,
+    t5,
+)
 from .base import Family
 
 __all__ = ["ARTICLES", "FAMILIES", "Family", "family_by_name", "family_for", "family_of"]
@@ -19,6 +35,7 @@ __all__ = ["ARTICLES", "FAMILIES", "Family", "family_by_name", "family_for", "fa
 # On the way out the first that can express a config is taken: the more a family demands, the earlier it stands.
 _KNOWN = (
     *(qwen3.FAMILY, qwen2.FAMILY, llama.FAMILY, mistral.FAMILY),
+    *(phi3.FAMILY, olmo2.FAMILY, gpt_neox.FAMILY),
     *(distilbert.FAMILY, roberta.FAMILY, roberta.XLM, bert.FAMILY),
     *(t5.UMT5, t5.T5, t5.MT5),
     *(marian.FAMILY, bart.MBART, bart.BART),

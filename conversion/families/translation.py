@@ -29,7 +29,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None, {}),
     "compression_config": (None, {}),
     "pretraining_tp": (None, 1),
-    "partial_rotary_factor": (None, 1, 1.0),
     "is_encoder_decoder": (None, False),
     "cross_attention_hidden_size": (None,),
     "per_layer_config": (None, {}),

@@ -95,18 +95,28 @@ class LeadingAxis:
 
 @dataclass(frozen=True)
 class Split:
-    """Split one tensor along `dim` into parts of the given sizes; the inverse concatenates (GPT-2's c_attn)."""
+    """Split one tensor along `dim` into parts of the given sizes; the inverse concatenates (GPT-2's c_attn).
+
+    With `groups`, the parts lie side by side in each of so many equal groups, as queries, keys and values of each head
+    do in GPT-NeoX.
+    """
 
     dim: int
     sizes: tuple[int, ...]
+    groups: int = 1
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         (tensor,) = tensors
-        parts = tensor.split(list(self.sizes), dim=self.dim)
-        return [part.clone(memory_format=torch.contiguous_format) for part in parts]  # no view that keeps the whole
+        parts = tensor.unflatten(self.dim, (self.groups, -1)).split(self._in_group, dim=self.dim + 1)
+        return [part.flatten(self.dim, self.dim + 1).clone() for part in parts]  # no view that keeps the whole
 
     def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [torch.cat(list(tensors), dim=self.dim)]
+        parts = [tensor.unflatten(self.dim, (self.groups, -1)) for tensor in tensors]
+        return [torch.cat(parts, dim=self.dim + 1).flatten(self.dim, self.dim + 1)]
+
+    @property
+    def _in_group(self) -> list[int]:
+        return [size // self.groups for size in self.sizes]
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         (shape,) = shapes
@@ -121,6 +131,60 @@ class Split:
             parts = [list(shape) for shape in shapes]
             raise ConversionError(f"shapes {parts} are no parts of sizes {list(self.sizes)} along axis {self.dim}")
         return [whole]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Rows whose rotated pairs lie side by side in each head (GPT-J, Cohere) -> rows with all first ones first.
+
+    Rotary positions turn pairs of channels. Which channels make a pair is no more than their order, of which the scores
+    know nothing where queries and keys agree.
+
+    Args:
+        head_dim: rows of a head.
+        rotated: how many of them are turned; the others come after them.
+    """
+
+    head_dim: int
+    rotated: int
+
+    def _reordered(self, tensor: Tensor, shape: tuple[int, int]) -> Tensor:
+        heads = tensor.unflatten(0, (-1, self.head_dim))
+        turned = heads[:, : self.rotated].unflatten(1, shape).transpose(1, 2).flatten(1, 2)
+        return torch.cat((turned, heads[:, self.rotated :]), dim=1).flatten(0, 1)
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [self._reordered(tensor, (-1, 2)) for tensor in tensors]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [self._reordered(tensor, (2, -1)) for tensor in tensors]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        for shape in shapes:
+            if not shape or shape[0] % self.head_dim:
+                raise ConversionError(f"shape {list(shape)} does not hold heads of {self.head_dim} rows")
+        return list(shapes)
+
+    inverse_shapes = forward_shapes
+
+
+@dataclass(frozen=True)
+class Each:
+    """An operation of its own for each tensor."""
+
+    ops: tuple[Operation, ...]
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [op.forward([tensor])[0] for op, tensor in zip(self.ops, tensors, strict=True)]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [op.inverse([tensor])[0] for op, tensor in zip(self.ops, tensors, strict=True)]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return [op.forward_shapes([shape])[0] for op, shape in zip(self.ops, shapes, strict=True)]
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return [op.inverse_shapes([shape])[0] for op, shape in zip(self.ops, shapes, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,12 @@ class AttentionFields(Part):
     head_dim: int | None = axis(
         None, "a positive integer", "attention", "size D of a head; None means hidden_size / num_attention_heads"
     )
-    qk_norm: bool = flag(False, "attention", "a norm on the queries and keys of each head, before the rotation")
+    qk_norm: bool | str = axis(
+        False,
+        "true, false, 'per_head' or 'projection'",
+        "attention",
+        "a norm on queries and keys before the rotation: over each head, with weights of its own, or over all heads",
+    )
     attention_bias: bool = flag(False, "attention", "bias of the query, key and value projections")
     attention_output_bias: bool = flag(False, "attention", "bias of the output projection")
     attention_scale: float | None = axis(
@@ -88,24 +93,18 @@ class AttentionFields(Part):
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
-                raise ValueError(
-                    f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads "
-                    f"({self.num_attention_heads}): change one of them or set head_dim."
-                )
+                sizes = f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads"
+                raise ValueError(f"{sizes} ({self.num_attention_heads}): change one of them or set head_dim.")
             self.head_dim = self.hidden_size // self.num_attention_heads
 
     def check(self):
         """Heads come in whole groups; a window needs layers that slide, and those a window."""
         super().check()
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads ({self.num_attention_heads}) is not a multiple of num_key_value_heads "
-                f"({self.num_key_value_heads}): each key/value head serves the same number of query heads."
-            )
+            heads = f"num_attention_heads ({self.num_attention_heads}) is not a multiple of num_key_value_heads"
+            raise ValueError(f"{heads} ({self.num_key_value_heads}): each of these serves the same number of heads.")
         if self.add_cross_attention and not self.is_decoder:
-            raise ValueError(
-                "add_cross_attention=True needs a decoder, to look at an encoder's states: use BlockformerDecoderConfig"
-            )
+            raise ValueError("add_cross_attention=True needs a decoder: use BlockformerDecoderConfig.")
         types, count = self.layer_types, self.num_hidden_layers
         if not isinstance(types, list) or len(types) != count:
             raise ValueError(f"layer_types must list one type for each of the {count} layers, not {types!r}.")
@@ -113,9 +112,7 @@ class AttentionFields(Part):
             check_choice("layer_types", layer_type, LAYER_TYPES)
         slides = "sliding_attention" in types
         if slides and self.sliding_window is None:
-            raise ValueError(
-                "layer_types names 'sliding_attention' but sliding_window is None: set its length in tokens."
-            )
+            raise ValueError("layer_types names 'sliding_attention' but sliding_window is None: set it, in tokens.")
         if self.sliding_window is not None and not slides:
             raise ValueError("sliding_window is set but no layer is of type 'sliding_attention': set layer_types too.")
         if slides and not self.is_decoder:
@@ -128,6 +125,8 @@ class AttentionFields(Part):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
         plan = super().tensor_parallel_plan(has_cross_attention)
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
+            if self.qk_norm in ("per_head", "projection"):
+                continue  # a norm of all heads needs all of them
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
             plan[f"layers.*.{attention}.o_proj"] = "rowwise"
             if self.qk_norm:
@@ -138,6 +137,13 @@ class AttentionFields(Part):
 def layer_type_of(config, layer_idx: int) -> str:
     """A layer's type; `layer_types` are those of a single stack, in an encoder-decoder all layers attend fully."""
     return "full_attention" if config.is_encoder_decoder else config.layer_types[layer_idx]
+
+
+def _head_norm(config, heads: int):
+    """The norm of queries or keys, as `qk_norm` names it."""
+    size = config.head_dim
+    sizes = {True: (size,), "per_head": (heads, size), "projection": (heads * size,)}
+    return make_norm(config, *sizes[config.qk_norm]) if config.qk_norm else None
 
 
 class Attention(nn.Module):
@@ -169,8 +175,9 @@ class Attention(nn.Module):
         self.k_proj = make_linear(config, config.hidden_size, key_value_size, config.attention_bias)
         self.v_proj = make_linear(config, config.hidden_size, key_value_size, config.attention_bias)
         self.o_proj = make_linear(config, query_size, config.hidden_size, config.attention_output_bias)
-        self.q_norm = make_norm(config, config.head_dim) if config.qk_norm else None
-        self.k_norm = make_norm(config, config.head_dim) if config.qk_norm else None
+        self.norms_projection = config.qk_norm == "projection"
+        self.q_norm = _head_norm(config, config.num_attention_heads)
+        self.k_norm = _head_norm(config, config.num_key_value_heads)
         own_bias = config.relative_bias_per_layer and not is_cross_attention
         self.relative_bias = RelativeBias(config, bidirectional=not is_causal) if own_bias else None
         relative = config.position_type in ("relative_key", "relative_key_query") and not is_cross_attention
@@ -239,7 +246,9 @@ class Attention(nn.Module):
         return terms.narrow(dim, mesh.get_local_rank("tp") * heads, heads)
 
     def _split_heads(self, states, norm=None):
-        """[B, T, heads * D] -> [B, heads, T, D], normalised over D."""
+        """[B, T, heads * D] -> [B, heads, T, D], normalised over D or before the heads are split."""
+        if norm is not None and self.norms_projection:
+            states, norm = norm(states), None
         states = states.view(*states.shape[:2], -1, self.head_dim)
         return (states if norm is None else norm(states)).transpose(1, 2)
 

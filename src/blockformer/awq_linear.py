@@ -46,9 +46,7 @@ class LinearFields(Part):
         }
         for name, size in inputs.items():
             if group != -1 and size % group:
-                raise ValueError(
-                    f"{name} ({size}) is not a multiple of linear_group_size ({group}): change one of them."
-                )
+                raise ValueError(f"{name} ({size}) is not a multiple of linear_group_size ({group}): change one.")
         for name, size in {**inputs, "num_key_value_heads * head_dim": key_heads}.items():
             if size % 8:
                 raise ValueError(f"{name} ({size}) is not a multiple of 8: linear_bits=4 keeps 8 numbers in a word.")

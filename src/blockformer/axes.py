@@ -27,6 +27,9 @@ def is_number(value) -> bool:
 KINDS: dict[str, Callable[[Any], bool]] = {
     "true or false": lambda value: isinstance(value, bool),
     "true, false or 'fixed'": lambda value: isinstance(value, bool) or value == "fixed",
+    "true, false, 'per_head' or 'projection'": lambda value: (
+        isinstance(value, bool) or value in ("per_head", "projection")
+    ),
     "a positive integer": lambda value: is_integer(value) and 0 < value < 2**63,
     "a positive integer, or -1": lambda value: is_integer(value) and (value == -1 or value > 0),
     "an integer of 0 or more": lambda value: is_integer(value) and value >= 0,

@@ -6,13 +6,12 @@ Private names of torch (seen in 2.6 to 2.13) and transformers (5.5 to 5.23), and
 - `_tp_plan`, `_pp_plan` (heads): tensor and pipeline parallelism leave the head whole.
 - `_supports_sdpa`, `_supports_flash_attn`, `_supports_flex_attn`, `_supports_attention_backend`,
   `_can_compile_fullgraph`, `_can_set_attn_implementation` (PreTrainedModel): other attention than eager is refused.
-- `_can_record_outputs` (PreTrainedModel): `output_attentions` and `output_hidden_states` give nothing.
+- `_can_record_outputs`, `_init_weights` (PreTrainedModel): no recorded attentions and states, no frequencies.
 - `_tied_weights_keys`, `_keep_in_fp32_modules`, `_keys_to_ignore_on_load_unexpected` (PreTrainedModel): tied weights
   are saved twice, T5's second product is not float32, loading warns of spare weights.
-- `_init_weights` (PreTrainedModel): a new model has torch's weights; a loaded one lacks its frequencies.
 - `_attn_implementation` (config), `_get_resized_lm_head` (PreTrainedModel), `_modules` (Module): AttributeError.
-- `_prepare_cache_for_generation` (GenerationMixin): `generate` does not check lengths before the first step.
-- `_expand_inputs_for_generation` (GenerationMixin): every beam copies the encoder's states.
+- `_prepare_cache_for_generation`, `_expand_inputs_for_generation` (GenerationMixin): `generate` does not check lengths
+  before the first step, and every beam copies the encoder's states.
 - `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
 - `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
 - `_hf_hook` (accelerate 1.x): on transformers up to 5.12, 4-bit weights offloaded to the disk are read wrong.
@@ -63,39 +62,27 @@ def generation_field_names() -> set:
     return set(defaults() if defaults is not None else GenerationConfig().to_dict())
 
 
-# The library's lists of language models by name, to which registering with the Auto classes adds nothing.
-_LANGUAGE_MODELS = {
-    "AutoModelForCausalLM": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    "AutoModelForSeq2SeqLM": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-}
-
-
 def announce_language_model(config_class) -> None:
-    """Enter the language model of a topology into the library's list of its kind.
+    """Enter the language model of a topology into the library's list of its kind, which registering does not do.
 
     `Trainer` shifts smoothed labels only for the causal ones; other tools (lm-eval) tell causal from
     sequence-to-sequence models by these lists when they have loaded nothing but the config.
     """
-    for auto_class, names in _LANGUAGE_MODELS.items():
+    lists = (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+    for auto_class, names in zip(("AutoModelForCausalLM", "AutoModelForSeq2SeqLM"), lists, strict=True):
         if auto_class in config_class.auto_classes:
             names[config_class.model_type] = config_class.auto_classes[auto_class].rpartition(".")[2]
 
 
-# The model type of PEFT's tables whose modules bear the names of ours.
-_NAMESAKE = "llama"
-
-
 def tell_peft(model_type: str) -> None:
-    """Give PEFT its default target modules for a model type, once PEFT is imported: those of its namesake.
+    """Give PEFT its default target modules for a model type, once PEFT is imported: Llama's, whose names ours are.
 
     PEFT keeps a table by model type for each of its methods and has no place for a model to speak for itself. It is
     never imported from here: that takes seconds, and it need not be installed.
     """
-    constants = sys.modules.get("peft.utils.constants")
-    tables = {} if constants is None else dict(vars(constants))
-    for name, table in tables.items():
-        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and _NAMESAKE in table:
-            table.setdefault(model_type, table[_NAMESAKE])
+    for name, table in list(vars(sys.modules.get("peft.utils.constants", object)).items()):
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and "llama" in table:
+            table.setdefault(model_type, table["llama"])
 
 
 def keep_dtypes_on_disk(model, kind: type[torch.nn.Module]) -> None:

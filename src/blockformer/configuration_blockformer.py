@@ -103,10 +103,8 @@ class BlockformerConfig(
         super().check()
         for name in ("is_decoder", "is_encoder_decoder"):
             if getattr(self, name) is not getattr(type(self), name):
-                raise ValueError(
-                    f"{name}={getattr(self, name)} contradicts {type(self).__name__}: an encoder, a decoder and an "
-                    "encoder-decoder each have a config class of their own."
-                )
+                fix = "an encoder, a decoder and an encoder-decoder each have a config class of their own"
+                raise ValueError(f"{name}={getattr(self, name)} contradicts {type(self).__name__}: {fix}.")
         if self.pooler_act is not None and self.is_decoder:
             raise ValueError("pooler_act belongs to an encoder: a decoder's first token has seen nothing of the text.")
 
@@ -140,10 +138,9 @@ class BlockformerConfig(
         positions = (self.max_position_embeddings, self.position_offset, self.relative_attention_num_buckets)
         numbers = width * max(*tables, *positions)
         if numbers > _MOST_NUMBERS:
-            raise ValueError(
-                f"these sizes make {numbers:.1e} parameters, more than {_MOST_NUMBERS:.0e}: check vocab_size, "
-                "hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings."
-            )
+            many = f"{numbers:.1e} parameters, more than {_MOST_NUMBERS:.0e}"
+            names = "vocab_size, hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings"
+            raise ValueError(f"these sizes make {many}: check {names}.")
 
 
 def _check_names(config_class, names) -> None:

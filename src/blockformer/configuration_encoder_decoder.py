@@ -68,10 +68,8 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         """A vocabulary of its own needs embeddings of its own."""
         super().check()
         if self.decoder_vocab_size is not None and self.share_embeddings:
-            raise ValueError(
-                "decoder_vocab_size is set but share_embeddings is True: a vocabulary of its own needs embeddings of "
-                "its own; set share_embeddings=False, or drop decoder_vocab_size."
-            )
+            fix = "set share_embeddings=False, or drop decoder_vocab_size"
+            raise ValueError(f"decoder_vocab_size is set but share_embeddings is True: {fix}.")
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

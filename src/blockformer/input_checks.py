@@ -25,16 +25,15 @@ def check_inputs(
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give exactly one of input_ids and inputs_embeds.")
-    if input_ids is None and (inputs_embeds.dim() != 3 or inputs_embeds.shape[-1] != config.hidden_size):
-        raise ValueError(
-            f"inputs_embeds must be [batch, length, {config.hidden_size}], not {list(inputs_embeds.shape)}."
-        )
-    if input_ids is not None and input_ids.dim() != 2:
-        raise ValueError(f"input_ids must be [batch, length], not {list(input_ids.shape)}: add a batch dimension.")
-    inputs = inputs_embeds if input_ids is None else input_ids
-    batch, length = inputs.shape[:2]
+    inputs, width = (inputs_embeds, config.hidden_size) if input_ids is None else (input_ids, None)
+    shape = list(inputs.shape)
+    if input_ids is None and (len(shape) != 3 or shape[-1] != width):
+        raise ValueError(f"inputs_embeds must be [batch, length, {width}], not {shape}.")
+    if input_ids is not None and len(shape) != 2:
+        raise ValueError(f"input_ids must be [batch, length], not {shape}: add a batch dimension.")
+    batch, length = shape[:2]
     if batch == 0 or length == 0:
-        raise ValueError(f"the input is empty (shape {list(inputs.shape)}): give at least one row of one token.")
+        raise ValueError(f"the input is empty (shape {shape}): give at least one row of one token.")
     if token_type_ids is not None and token_type_ids.shape != inputs.shape[:2]:
         raise ValueError(f"token_type_ids must be [batch={batch}, length={length}], not {list(token_type_ids.shape)}.")
     for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids)):
@@ -43,10 +42,8 @@ def check_inputs(
     _check_mask(attention_mask, batch, length, past_key_values)
     _check_cache(past_key_values, batch, length)
     if (wrong := _outside(input_ids, vocab_size)) is not None:
-        raise ValueError(
-            f"input_ids holds the token {wrong}, the vocabulary has 0 to {vocab_size - 1}: does the tokenizer belong "
-            "to this model?"
-        )
+        words = f"the token {wrong}, the vocabulary has 0 to {vocab_size - 1}"
+        raise ValueError(f"input_ids holds {words}: does the tokenizer belong to this model?")
     # Without token types zeros are taken, which say nothing: some tokenizers give them always.
     if (wrong := _outside(token_type_ids, max(config.type_vocab_size, 1))) is not None:
         raise ValueError(f"token_type_ids holds {wrong}, the model has {config.type_vocab_size} (type_vocab_size).")
@@ -58,22 +55,15 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
     None or a ready 4D mask is not looked at. `cu_seq_lens` says where the sequences of the input begin, or is None.
     """
     if not stack.has_cross_attention:
-        raise ValueError(
-            "encoder_hidden_states are given but the model has no cross-attention: set add_cross_attention=True."
-        )
+        raise ValueError("encoder_hidden_states are given without a cross-attention: set add_cross_attention=True.")
     if cu_seq_lens is not None:
-        raise ValueError(
-            "cu_seq_lens_q does not go with cross-attention, where each sequence would see the sources of all: "
-            "give padded rows, one source for each."
-        )
+        raise ValueError("cu_seq_lens_q does not go with cross-attention: give padded rows, one source for each.")
     shape, width = list(encoder_hidden_states.shape), stack.config.hidden_size
     if len(shape) != 3 or shape[-1] != width:
         raise ValueError(f"encoder_hidden_states must be [batch, length, {width}], not {shape}.")
     if shape[0] == 0 or shape[1] == 0 or batch % shape[0]:
-        raise ValueError(
-            f"encoder_hidden_states has {shape[0]} rows of {shape[1]} states, the input has {batch} rows: give one "
-            "source for each row (or for each group of beams)."
-        )
+        many = f"{shape[0]} rows of {shape[1]} states, the input has {batch} rows"
+        raise ValueError(f"encoder_hidden_states has {many}: give one source for each row (or group of beams).")
     if isinstance(encoder_attention_mask, torch.Tensor) and encoder_attention_mask.dim() < 4:
         if list(encoder_attention_mask.shape) != shape[:2]:
             raise ValueError(f"the mask of the source must be {shape[:2]}, not {list(encoder_attention_mask.shape)}.")
@@ -97,10 +87,8 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
             raise ValueError(f"position_ids holds {first}, learned positions begin at {-config.position_offset}.")
         longest = last + 1
     if longest > limit and is_learned:
-        raise ValueError(
-            f"the text is {longest} tokens long, the table of learned positions has {limit}: shorten it, or train with "
-            "a larger max_position_embeddings."
-        )
+        fix = "shorten it, or train with a larger max_position_embeddings"
+        raise ValueError(f"the text is {longest} tokens long, the table of learned positions has {limit}: {fix}.")
     if longest > limit and config.position_type == "rotary" and config.rope_parameters.get("rope_type") == "default":
         logger.warning_once(
             f"the text is {longest} tokens long, longer than the {limit} (max_position_embeddings) that the model was "
@@ -157,9 +145,8 @@ def _check_cache(past_key_values, batch: int, length: int) -> None:
     layers = own_layers(past_key_values)
     keys = getattr(layers[0], "keys", None) if layers else None
     if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[0] != batch:
-        raise ValueError(
-            f"past_key_values holds {keys.shape[0]} rows, the input has {batch}: use a cache of the same batch."
-        )
+        rows = f"{keys.shape[0]} rows, the input has {batch}"
+        raise ValueError(f"past_key_values holds {rows}: use a cache of the same batch.")
     past = cached_length(past_key_values)
     if not torch.compiler.is_compiling():
         on_accelerator = isinstance(past, torch.Tensor) and past.device.type != "cpu"
@@ -171,7 +158,5 @@ def check_room(layers, length) -> None:
     for layer in layers:
         room = None if getattr(layer, "is_sliding", False) else getattr(layer, "max_cache_len", None)
         if room is not None and length > room:
-            raise ValueError(
-                f"past_key_values has room for {room} tokens (max_cache_len), the text needs {int(length)}: make it "
-                "larger or shorten the text."
-            )
+            needs = f"{room} tokens (max_cache_len), the text needs {int(length)}"
+            raise ValueError(f"past_key_values has room for {needs}: make it larger or shorten the text.")

@@ -47,21 +47,16 @@ class LayerFields(Part):
         """A norm never follows a norm, and what is parallel are two sub-layers with a norm before them."""
         super().check()
         if self.norm_placement == "post" and self.final_norm:
-            raise ValueError(
-                "final_norm=True with norm_placement='post': each layer already ends in a norm; set final_norm=False."
-            )
+            raise ValueError("final_norm=True with norm_placement='post' is a norm too many: set final_norm=False.")
         if self.residual == "sequential":
             return
         if self.norm_placement != "pre":
-            raise ValueError(
-                f"residual='{self.residual}' with norm_placement='{self.norm_placement}' is not supported: parallel "
-                "sub-layers have their norms before them; set norm_placement='pre', or residual='sequential'."
-            )
+            fix = "parallel sub-layers have norms before them; set norm_placement='pre', or residual='sequential'"
+            what = f"residual='{self.residual}' with norm_placement='{self.norm_placement}'"
+            raise ValueError(f"{what} is not supported: {fix}.")
         if self.add_cross_attention or self.is_encoder_decoder:
-            raise ValueError(
-                f"residual='{self.residual}' is not supported with cross-attention, which reads what self-attention "
-                "wrote: set residual='sequential'."
-            )
+            fix = "which reads what self-attention wrote: set residual='sequential'"
+            raise ValueError(f"residual='{self.residual}' is not supported with cross-attention, {fix}.")
 
 
 def norm_slots(config, layer_idx: int, sublayer: str) -> tuple[str, ...]:

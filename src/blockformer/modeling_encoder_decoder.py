@@ -5,6 +5,8 @@ Every module that an exported repo needs is imported here by name: some versions
 B batch, S source length, T target length, C hidden size, V vocabulary.
 """
 
+from dataclasses import fields
+
 import torch
 from torch import nn
 from transformers.modeling_outputs import (
@@ -49,11 +51,7 @@ class TwoStacks(BlockformerPreTrainedModel):
         return getattr(self, "model", self).decoder
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
-        """As the library does it, on both sides, or the source's alone where the target has a vocabulary of its own.
-
-        Returns:
-            The encoder's embeddings.
-        """
+        """On both sides, or the source's alone where the target has its own vocabulary; gives the encoder's."""
         if self.config.decoder_vocab_size is not None:
             return self.get_encoder().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
@@ -63,14 +61,7 @@ class TwoStacks(BlockformerPreTrainedModel):
         return embeddings
 
     def resize_decoder_token_embeddings(self, new_num_tokens, mean_resizing=True):
-        """Change the size of the target's own vocabulary: the decoder's embeddings and the head.
-
-        Returns:
-            The decoder's embeddings.
-
-        Raises:
-            ValueError: both sides share a vocabulary.
-        """
+        """Change the size of the target's own vocabulary: the head and the decoder's embeddings, which it gives."""
         if self.config.decoder_vocab_size is None:
             raise ValueError("decoder_vocab_size is None: both sides share a vocabulary; use resize_token_embeddings.")
         source_size = self.config.vocab_size
@@ -176,10 +167,8 @@ def _check_target(decoder_input_ids, decoder_inputs_embeds, kwargs) -> None:
     """Refuse an encoder-decoder's call that gives the decoder nothing to read, or rows that hold several sequences."""
     for name in ("position_ids", "cu_seq_lens_q"):
         if kwargs.get(name) is not None:
-            raise ValueError(
-                f"{name} does not go with an encoder-decoder: nothing says which target belongs to which source of a "
-                "row, so give padded rows (DataCollatorForSeq2Seq); decoder_position_ids are the target's."
-            )
+            fix = "give padded rows (DataCollatorForSeq2Seq), and decoder_position_ids for the target"
+            raise ValueError(f"{name} does not go with an encoder-decoder, whose rows hold one sequence: {fix}.")
     if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
         raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds, or labels instead.")
 
@@ -222,12 +211,8 @@ class BlockformerEncoderDecoderPreTrainedModel(TwoStacks):
 
 
 def _encoder_decoder_parts(outputs) -> dict:
-    """What every head's output passes on."""
-    names = (
-        "past_key_values decoder_hidden_states decoder_attentions cross_attentions encoder_last_hidden_state "
-        "encoder_hidden_states encoder_attentions"
-    )
-    return {name: outputs.get(name) for name in names.split()}
+    """What every head's output passes on: all but the decoder's last state."""
+    return {field.name: outputs.get(field.name) for field in fields(outputs) if field.name != "last_hidden_state"}
 
 
 def _end_mask(config, input_ids, attention_mask):

@@ -26,9 +26,9 @@ ROPE_TYPES = {
 # Parameters that are positive numbers, then the rest.
 _ROPE_NUMBERS = (
     "rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings attention_factor beta_fast "
-    "beta_slow mscale mscale_all_dim"
+    "beta_slow mscale mscale_all_dim partial_rotary_factor"
 ).split()
-_ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "partial_rotary_factor", "truncate")
+_ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "truncate")
 POSITION_TYPES = tuple(
     "learned sinusoidal sinusoidal_halves rotary relative_bias relative_key relative_key_query none".split()
 )
@@ -59,10 +59,8 @@ class PositionFields(Part):
         given = rope_scaling or self.rope_parameters
         if self.position_type != "rotary":
             if given or rope_theta is not None:
-                name = "rope_parameters" if given else "rope_theta"
-                raise ValueError(
-                    f"{name} is set but position_type is '{self.position_type}': drop it, or set position_type='rotary'"
-                )
+                name, kind = "rope_parameters" if given else "rope_theta", self.position_type
+                raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'")
             self.rope_parameters = None
             return
         if not isinstance(given, dict | None):
@@ -90,10 +88,7 @@ class PositionFields(Part):
         """Relative terms have buckets enough, and no field is set that the position type does not read."""
         super().check()
         if self.relative_bias_per_layer and self.position_type != "relative_bias":
-            raise ValueError(
-                f"relative_bias_per_layer=True with position_type='{self.position_type}': there is no bias; set "
-                "position_type='relative_bias'."
-            )
+            raise ValueError("relative_bias_per_layer=True needs a relative bias: set position_type='relative_bias'.")
         if self.position_type != "relative_bias":
             return
         # A bidirectional bias halves the buckets, and half of the rest hold one distance each; some must be left.
@@ -102,10 +97,8 @@ class PositionFields(Part):
             raise ValueError(f"relative_attention_num_buckets must be 4 or more in an encoder, not {buckets}.")
         exact = buckets // (2 if self.is_decoder or self.is_encoder_decoder else 4)
         if distance <= exact:
-            raise ValueError(
-                f"relative_attention_max_distance ({distance}) must be above {exact}, the distances that have a bucket "
-                "of their own: raise it, or lower relative_attention_num_buckets."
-            )
+            fix = f"above {exact}, the distances with a bucket each: raise it, or lower relative_attention_num_buckets"
+            raise ValueError(f"relative_attention_max_distance ({distance}) must be {fix}.")
 
     def tensor_parallel_plan(self, has_cross_attention):
         """Relative terms belong to no single head: they are whole in each process, and their gradients are added."""
@@ -134,17 +127,21 @@ def check_rope(rope: dict, head_dim: int) -> None:
         raise ValueError("high_freq_factor must be above low_freq_factor: between the two the scaling is blended.")
     if rope_type == "yarn" and rope["rope_theta"] <= 1:
         raise ValueError("rope_theta must be above 1 with rope_type 'yarn': it divides by the logarithm.")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("partial_rotary_factor is not supported: the rotation covers the whole head; drop it.")
-    if head_dim % 2:
-        raise ValueError(f"head_dim ({head_dim}) must be even with rotary positions: they rotate pairs.")
+    size = rotary_size(rope, head_dim)
+    if not 2 <= size <= head_dim or size % 2:
+        part = "" if size == head_dim else f" times partial_rotary_factor, {size},"
+        raise ValueError(f"head_dim ({head_dim}){part} must be even with rotary positions: they rotate pairs.")
     for name in ("short_factor", "long_factor"):
         if rope_type == "longrope":
             factors = rope[name] if isinstance(rope[name], list | tuple) else []
-            if len(factors) != head_dim // 2 or not all(is_number(factor) and factor > 0 for factor in factors):
-                raise ValueError(
-                    f"{name} must list {head_dim // 2} numbers above 0 (half of head_dim), not {repr(rope[name])[:80]}."
-                )
+            if len(factors) != size // 2 or not all(is_number(factor) and factor > 0 for factor in factors):
+                wanted = f"{size // 2} numbers above 0 (one for each pair of a head)"
+                raise ValueError(f"{name} must list {wanted}, not {repr(rope[name])[:80]}.")
+
+
+def rotary_size(rope: dict, head_dim: int) -> int:
+    """How many channels of a head are rotated: the first `partial_rotary_factor` of them, all by default."""
+    return int(head_dim * rope.get("partial_rotary_factor", 1.0))
 
 
 class LearnedPositions(nn.Embedding):
@@ -263,12 +260,13 @@ class RotaryPositions(ComputedPositions):
         return self.rope["original_max_position_embeddings"]
 
     def _frequencies_of(self, theta, device):
-        even = torch.arange(0, self.config.head_dim, 2, dtype=torch.int64, device=device).float()
-        return 1.0 / (theta ** (even / self.config.head_dim))
+        size = rotary_size(self.rope, self.config.head_dim)
+        return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.int64, device=device).float() / size))
 
     def _frequencies_at(self, position_ids):
         if self.rope_type == "dynamic":
-            rope, trained, size = self.rope, self.config.max_position_embeddings, self.config.head_dim
+            rope, trained = self.rope, self.config.max_position_embeddings
+            size = rotary_size(rope, self.config.head_dim)
             longer = (position_ids.max() + 1).clamp(min=trained) / trained
             stretch = (rope["factor"] * longer - (rope["factor"] - 1)) ** (size / (size - 2))
             return self._frequencies_of(rope["rope_theta"] * stretch, position_ids.device)
@@ -302,11 +300,14 @@ def rotations_of(rotary: nn.Module | None, config, hidden_states, position_ids) 
 
 
 def rotate(states, cos, sin):
-    """Turn each pair (x_i, x_{i + D/2}) of a head by its position's angle: (x cos - y sin, y cos + x sin).
+    """Turn each pair (x_i, x_{i + R/2}) of R channels by its position's angle: (x cos - y sin, y cos + x sin).
 
-    Shapes: states [B, H, T, D]; cos and signed sin [B, 1, T, D], of `RotaryPositions` -> [B, H, T, D].
+    Shapes: states [B, H, T, D]; cos and signed sin [B, 1, T, R], of `RotaryPositions` -> [B, H, T, D].
     """
-    return states * cos + states.roll(states.shape[-1] // 2, dims=-1) * sin
+    size = cos.shape[-1]
+    turned = states[..., :size]
+    turned = turned * cos + turned.roll(size // 2, dims=-1) * sin
+    return turned if size == states.shape[-1] else torch.cat((turned, states[..., size:]), dim=-1)
 
 
 class RelativeBias(nn.Module):

@@ -12,6 +12,7 @@ from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 
 _LLAMA_LIKE = {"norm_type": "rms_norm", "norm_placement": "pre", "position_type": "rotary", "gated_mlp": True}
 _BIASES = {"attention_bias": True, "attention_output_bias": True, "mlp_bias": True}
+_GPT_LIKE = {"norm_type": "layer_norm", "norm_placement": "pre", "gated_mlp": False, **_BIASES}
 _BERT_LIKE = {
     "norm_type": "layer_norm",
     "norm_placement": "post",
@@ -43,14 +44,11 @@ STRUCTURES: dict[str, dict] = {
     "qwen3": {**_LLAMA_LIKE, "qk_norm": True},
     "qwen2": {**_LLAMA_LIKE, "attention_bias": True},
     "llama": _LLAMA_LIKE,
+    "phi3": _LLAMA_LIKE,
+    "olmo2": {**_LLAMA_LIKE, "norm_placement": "output", "qk_norm": "projection"},
+    "gpt_neox": {**_GPT_LIKE, "position_type": "rotary"},
     "mistral": _LLAMA_LIKE,
-    "gpt2": {
-        "norm_type": "layer_norm",
-        "norm_placement": "pre",
-        "position_type": "learned",
-        "gated_mlp": False,
-        **_BIASES,
-    },
+    "gpt2": {**_GPT_LIKE, "position_type": "learned"},
     "bert": _BERT_LIKE,
     "roberta": _BERT_LIKE,
     "distilbert": {**_BERT_LIKE, "norm_eps": 1e-12, "type_vocab_size": 0},
@@ -156,8 +154,9 @@ def _by_width(settings: dict) -> float:
     return settings["hidden_size"] ** -0.5
 
 
-def _rotary(theta: float) -> dict:
-    return {"hidden_act": "silu", "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+def _rotary(theta: float, part: float = 1.0) -> dict:
+    rope = {"rope_type": "default", "rope_theta": theta}
+    return {"hidden_act": "silu", "rope_parameters": rope | ({"partial_rotary_factor": part} if part < 1 else {})}
 
 
 PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
@@ -165,6 +164,12 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
     "qwen2": (BlockformerDecoderConfig, {**STRUCTURES["qwen2"], **_rotary(1_000_000.0)}),
     "llama": (BlockformerDecoderConfig, {**STRUCTURES["llama"], **_rotary(10_000.0)}),
     "mistral": (BlockformerDecoderConfig, {**STRUCTURES["mistral"], **_rotary(10_000.0), "sliding_window": 4096}),
+    "phi3": (BlockformerDecoderConfig, {**STRUCTURES["phi3"], **_rotary(10_000.0)}),
+    "olmo2": (BlockformerDecoderConfig, {**STRUCTURES["olmo2"], **_rotary(500_000.0)}),
+    "gpt_neox": (
+        BlockformerDecoderConfig,
+        {**STRUCTURES["gpt_neox"], **_rotary(10_000.0, 0.25), "hidden_act": "gelu", "residual": "parallel"},
+    ),
     "gpt2": (
         BlockformerDecoderConfig,
         {

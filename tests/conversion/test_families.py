@@ -267,7 +267,6 @@ def test_on_the_way_out_the_family_is_found_from_the_fields(changes, family):
         {"embedding_norm": True},
         {"embedding_scale": 2.0},
         {"logit_scale": 2.0},
-        {"hidden_dropout": 0.1},
         {"add_cross_attention": True},
         {"attention_output_bias": True},
         {"qk_norm": True, "mlp_bias": True},

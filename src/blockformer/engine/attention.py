@@ -110,7 +110,8 @@ class FusedAttention(Attention):
     def _split_states(self, query, key, value, position_embeddings):
         fused = getattr(self.q_proj, "fused", None)
         product = None if fused is None else fused.whole(query, key, value)
-        if product is None or not all(type(norm) is RMSNorm and is_bare(norm) for norm in self._norms()):
+        plain = all(type(norm) is RMSNorm and is_bare(norm) for norm in self._norms())
+        if product is None or self.norms_projection or not plain:
             return super()._split_states(query, key, value, position_embeddings)
         counts = [size // self.head_dim for size in fused.sizes]  # H, K, K
         heads = self._split_heads(product)  # [B, H + 2K, T, D]

@@ -1,0 +1,69 @@
+"""GPT-NeoX and Pythia (Black et al., 2022): parallel sub-layers, rotation of a part of each head.
+
+Queries, keys and values of a head are side by side in one matrix.
+"""
+
+from ..rules.operations import Split
+from .fields import Computed, Rope
+from .llama_like import NORMS, QKV, LlamaLikeFamily
+
+STORED, CANONICAL = "embed_out.weight", "lm_head.weight"
+"""The language model head: in every checkpoint, and in the class of the newest releases."""
+
+
+def by_head(config, rows):
+    """Queries, keys and values of each head side by side."""
+    return Split(0, rows, config.num_attention_heads)
+
+
+PARALLEL = Computed(
+    lambda official: {"residual": "parallel" if official.config.use_parallel_residual else "sequential"},
+    lambda config, head: {"use_parallel_residual": config.residual == "parallel"},
+)
+
+
+class GPTNeoXFamily(LlamaLikeFamily):
+    """GPT-NeoX, whose head has two names."""
+
+    def canonical(self, name, form):
+        """See `Family.canonical`."""
+        return CANONICAL if name == STORED else super().canonical(name, form)
+
+    def stored(self, name, form):
+        """See `Family.stored`."""
+        return STORED if name == CANONICAL else super().stored(name, form)
+
+    def adjust(self, shapes, form, config):
+        """See `Family.adjust`."""
+        return super().adjust({self.canonical(name, form): shape for name, shape in shapes.items()}, form, config)
+
+    def ties(self, tied, form):
+        """See `Family.ties`."""
+        return {self.canonical(name, form): source for name, source in super().ties(tied, form).items()}
+
+
+FAMILY = GPTNeoXFamily(
+    "gpt_neox",
+    "GPTNeoX",
+    layer={
+        "attention.query_key_value": QKV,
+        "attention.dense": "self_attn.o_proj",
+        "mlp.dense_h_to_4h": "mlp.up_proj",
+        "mlp.dense_4h_to_h": "mlp.down_proj",
+        **NORMS,
+    },
+    outer={"embed_in": "embed_tokens", "final_layer_norm": "norm"},
+    root="gpt_neox.",
+    tokens="classifier",
+    split=by_head,
+    fields={
+        "num_key_value_heads": None,
+        "rms_norm_eps": None,
+        "layer_norm_eps": "norm_eps",
+        "hidden_dropout": "hidden_dropout",
+        "attention_bias": ("attention_bias", "attention_output_bias"),
+    },
+    rope=Rope(by_part=True),
+    computed=[PARALLEL],
+    ignored=["layers.{layer}.attention.bias", "layers.{layer}.attention.masked_bias"],
+)
