@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 
 from blockformer.awq_linear import QuantizedLinear
 from blockformer.configuration_blockformer import axes
+from blockformer.experts import Experts, ExpertsFields
 
 from .errors import ConversionError
 from .families.awq import PARTS
@@ -35,6 +36,7 @@ class Summary:
         settings: group -> field -> value.
         tree: the modules with their sizes; equal layers are folded together.
         parameters: parameter count; tied weights count once.
+        active: how many of them one token uses: of the experts only its own.
         memory: dtype -> bytes of the parameters.
         cache: dtype -> bytes per token while every layer's window has room; empty without a cache.
         sliding: layers whose cache stops growing at `sliding_window` tokens.
@@ -45,6 +47,7 @@ class Summary:
     settings: dict[str, dict[str, Any]]
     tree: str
     parameters: int
+    active: int
     memory: dict[str, int]
     cache: dict[str, int]
     sliding: int
@@ -98,6 +101,7 @@ def describe(config: PretrainedConfig, name: str = "") -> Summary:
         settings=shown_settings(config),
         tree=repr(model),
         parameters=parameters,
+        active=parameters - _idle(model),
         memory=_memory(model, parameters),
         cache={dtype: values * size for dtype, size in BYTES.items() if dtype != "int8" and is_causal},
         sliding=config.layer_types.count("sliding_attention"),
@@ -109,6 +113,7 @@ def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
     relative = {name for name in axes(type(config)) if name.startswith("relative_")}
     idle = set() if config.position_type == "relative_bias" else relative
     idle |= {"linear_bits", "linear_group_size"} if config.linear_bits is None else set()
+    idle |= {field.name for field in fields(ExpertsFields)} if not getattr(config, "num_experts", 0) else set()
     idle |= {"layer_types", "sliding_window"} if config.sliding_window is None else set()
     settings: dict[str, dict[str, Any]] = {}
     for name, axis in axes(type(config)).items():
@@ -118,6 +123,13 @@ def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
         kinds = config.layer_types
         settings["attention"]["layer_types"] = ", ".join(f"{kinds.count(kind)} x {kind}" for kind in sorted(set(kinds)))
     return settings
+
+
+def _idle(model: torch.nn.Module) -> int:
+    """The parameters of the experts that a token is not sent to."""
+    sparse = [module for module in model.modules() if isinstance(module, Experts)]
+    idle = sum(sum(weight[0].numel() for weight in module.parameters()) for module in sparse)
+    return int(idle * (model.config.num_experts - model.config.num_experts_per_tok)) if sparse else 0
 
 
 def _memory(model: torch.nn.Module, parameters: int) -> dict[str, int]:

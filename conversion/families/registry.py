@@ -21,10 +21,13 @@ from . import (
     llama,
     marian,
     mistral,
+    mixtral,
     olmo2,
     phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
+    qwen3_moe,
     roberta,
     t5,
 )
@@ -36,6 +39,7 @@ __all__ = ["ARTICLES", "FAMILIES", "Family", "family_by_name", "family_for", "fa
 _KNOWN = (
     *(qwen3.FAMILY, qwen2.FAMILY, llama.FAMILY, mistral.FAMILY),
     *(phi3.FAMILY, olmo2.FAMILY, gpt_neox.FAMILY),
+    *(qwen3_moe.FAMILY, qwen2_moe.FAMILY, mixtral.FAMILY),
     *(distilbert.FAMILY, roberta.FAMILY, roberta.XLM, bert.FAMILY),
     *(t5.UMT5, t5.T5, t5.MT5),
     *(marian.FAMILY, bart.MBART, bart.BART),

@@ -131,6 +131,33 @@ class _Pattern:
         return PLACEHOLDER.sub(lambda found: numbers[found[1]], self.text)
 
 
+class _Places:
+    """Where the patterns of rules stand, found by name without trying each: experts make thousands of both.
+
+    Patterns with placeholders in the same parts of a name (between its dots) differ in the other parts.
+    """
+
+    def __init__(self, sides: Sequence[Sequence[_Pattern]]):
+        self._places: dict[tuple[int, ...], dict[str, list[tuple[int, int, _Pattern]]]] = {}
+        for index, patterns in enumerate(sides):
+            for slot, pattern in enumerate(patterns):
+                parts = pattern.text.split(".")
+                free = tuple(place for place, part in enumerate(parts) if PLACEHOLDER.search(part))
+                by_rest = self._places.setdefault((len(parts), *free), {})
+                by_rest.setdefault(_without(parts, free), []).append((index, slot, pattern))
+
+    def near(self, name: str) -> list[tuple[int, int, _Pattern]]:
+        """Rule, place among its sources, and pattern of all that may match."""
+        parts = name.split(".")
+        shapes = ((shape, by_rest) for shape, by_rest in self._places.items() if shape[0] == len(parts))
+        return [place for shape, by_rest in shapes for place in by_rest.get(_without(parts, shape[1:]), ())]
+
+
+def _without(parts: Sequence[str], places: Sequence[int]) -> str:
+    """The parts of a name, those at these places left out."""
+    return ".".join("" if place in places else part for place, part in enumerate(parts))
+
+
 def _prefixed(prefix: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
     return prefix + names if isinstance(names, str) else tuple(prefix + name for name in names)
 
@@ -228,11 +255,11 @@ class RuleTable:
     ) -> dict[tuple[int, tuple[str, ...]], dict[int, str]]:
         """(rule, numbers) -> place among the rule's sources -> name."""
         found: dict[tuple[int, tuple[str, ...]], dict[int, str]] = {}
+        places = _Places([sources for sources, _ in sides])
         for name in tensors:
             takers = [
                 (index, values, slot)
-                for index, (sources, _) in enumerate(sides)
-                for slot, pattern in enumerate(sources)
+                for index, slot, pattern in places.near(name)
                 if (values := pattern.match(name)) is not None
             ]
             if len(takers) > 1:

@@ -13,7 +13,7 @@ from .on_import import watch_imports
 if TYPE_CHECKING:
     from .api import *
     from .conversion import from_official
-    from .training.callbacks import StopOnNonFiniteLoss, last_complete_checkpoint
+    from .training.callbacks import ExpertLoad, StopOnNonFiniteLoss, last_complete_checkpoint
 
 __version__ = "0.1.0"
 
@@ -39,6 +39,7 @@ __all__ = [
     "BlockformerEncoderForSequenceClassification",
     "BlockformerEncoderForTokenClassification",
     "BlockformerEncoderModel",
+    "ExpertLoad",
     "StopOnNonFiniteLoss",
     "adamw",
     "export_model",
@@ -52,6 +53,7 @@ __all__ = [
 
 # The modules of public names that are elsewhere than in `api`, for they bring more libraries along.
 _ELSEWHERE = {
+    "ExpertLoad": "training.callbacks",
     "StopOnNonFiniteLoss": "training.callbacks",
     "from_official": "conversion",
     "last_complete_checkpoint": "training.callbacks",

@@ -34,6 +34,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a positive integer, or -1": lambda value: is_integer(value) and (value == -1 or value > 0),
     "an integer of 0 or more": lambda value: is_integer(value) and value >= 0,
     "an integer above 1": lambda value: is_integer(value) and 1 < value < 2**63,
+    "a number of 0 or more": lambda value: is_number(value) and value >= 0,
     "a positive number": lambda value: is_number(value) and value > 0,
     "a probability from 0 to 1": lambda value: is_number(value) and 0 <= value <= 1,
     "4, or None for plain weights": lambda value: is_integer(value) and value == 4,

@@ -35,6 +35,7 @@ try:
     from transformers.activations import ACT2FN
     from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
     from transformers.generation import GenerationMixin
+    from transformers.integrations import use_experts_implementation
     from transformers.masking_utils import (
         create_bidirectional_mask,
         create_causal_mask,

@@ -134,6 +134,7 @@ class BlockformerConfig(
         deepest = max(self.num_hidden_layers, getattr(self, "decoder_layers", 0))
         check_counts(deepest, num_labels)
         width = max(self.hidden_size, self.intermediate_size, self.num_attention_heads * self.head_dim)
+        deepest *= getattr(self, "num_experts", 0) or 1
         tables = (self.vocab_size, getattr(self, "decoder_vocab_size", 0) or 0, self.type_vocab_size, deepest * width)
         positions = (self.max_position_embeddings, self.position_offset, self.relative_attention_num_buckets)
         numbers = width * max(*tables, *positions)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
+from .experts import ExpertsFields
 
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from .unpadding import Unpadding  # noqa: F401
 
 
-class BlockformerDecoderConfig(BlockformerConfig):
+class BlockformerDecoderConfig(ExpertsFields, BlockformerConfig):
     """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
 
     The defaults are a small Llama-style model.
@@ -37,6 +38,7 @@ class BlockformerDecoderConfig(BlockformerConfig):
     """
 
     model_type = "blockformer_decoder"
+    keys_to_ignore_at_inference = ["past_key_values", "aux_loss", "router_logits"]
     is_decoder: bool = True
     auto_classes = {
         "AutoConfig": "configuration_decoder.BlockformerDecoderConfig",

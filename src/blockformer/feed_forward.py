@@ -21,9 +21,7 @@ class FeedForwardFields(Part):
     mlp_bias: bool = flag(False, "feed-forward", "bias of the projections")
     float32_down_proj: bool = flag(False, "feed-forward", "down projections stay float32 in a float16 model")
     activation_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the feed-forward inner states")
-    chunk_size_feed_forward: int = axis(
-        0, "an integer of 0 or more", "use", "tokens that the feed-forward network takes at a time; 0 means all"
-    )
+    chunk_size_feed_forward: int = axis(0, "an integer of 0 or more", "use", "tokens it takes at a time; 0 means all")
 
     def tensor_parallel_plan(self, has_cross_attention):
         """Each process has some of the inner states."""
@@ -39,9 +37,9 @@ class FeedForward(nn.Module):
     at a time. Shapes: [B, T, hidden_size] -> [B, T, hidden_size].
     """
 
-    def __init__(self, config):
+    def __init__(self, config, inner: int | None = None):
         super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        width, inner, bias = config.hidden_size, inner or config.intermediate_size, config.mlp_bias
         self.gate_proj = make_linear(config, width, inner, bias) if config.gated_mlp else None
         self.up_proj = make_linear(config, width, inner, bias)
         self.down_proj = make_linear(config, inner, width, bias)
@@ -70,3 +68,6 @@ class FeedForward(nn.Module):
         weight = getattr(self.down_proj, "weight", None)
         fits = weight is None or not weight.is_floating_point() or weight.dtype == inner.dtype
         return inner if fits or torch.is_autocast_enabled(inner.device.type) else inner.to(weight.dtype)
+
+
+FEED_FORWARDS: dict[str, type[nn.Module]] = {"dense": FeedForward}  # a layer's kinds; experts.py adds one

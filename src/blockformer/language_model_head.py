@@ -38,7 +38,7 @@ class LanguageModelHead(BlockformerPreTrainedModel):
         self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=config.lm_head_bias is True)
         self.register_buffer("logits_bias", torch.zeros(vocab_size) if config.lm_head_bias == "fixed" else None)
 
-    def init_buffers(self) -> None:
+    def init_tensors(self) -> None:
         """A fixed bias that no checkpoint holds is zero."""
         if self.logits_bias is not None:
             init.zeros_(self.logits_bias)

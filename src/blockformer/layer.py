@@ -12,7 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import Attention, layer_type_of
 from .axes import Part, axis, flag
-from .feed_forward import FeedForward
+from .feed_forward import FEED_FORWARDS
 from .normalization import make_norm
 
 # Where a sub-layer f has norms: post(x + output(f(pre(x)))).
@@ -105,7 +105,8 @@ class Layer(GradientCheckpointingLayer):
         self.has_cross_attention = has_cross_attention
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
-        self.mlp = FeedForward(config)
+        kinds = getattr(config, "mlp_layer_types", None)
+        self.mlp = FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"](config)
         for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
             for slot in norm_slots(config, layer_idx, sublayer):
                 self.add_module(f"{sublayer}_{slot}_norm", make_norm(config, config.hidden_size))

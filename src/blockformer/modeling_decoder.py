@@ -11,14 +11,15 @@ from transformers.utils import can_return_tuple
 from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import axis  # noqa: F401
-from .compat import causal_masks  # noqa: F401
+from .compat import OutputRecorder
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
+from .experts import Router, load_balancing_loss  # their @use_experts_implementation is looked for in this file
 from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import check_room, own_layers
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
-from .losses import shifted, without_padding
+from .losses import divisor_of, shifted, without_padding
 from .normalization import RMSNorm  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
@@ -31,6 +32,7 @@ class BlockformerDecoderModel(Stack):
     """A decoder without a head: tokens [B, T] to states [B, T, C]. See `Stack.forward`."""
 
     config_class = BlockformerDecoderConfig
+    _can_record_outputs = {**Stack._can_record_outputs, "router_logits": OutputRecorder(Router, index=0)}
 
     def __init__(self, config):
         super().__init__(config, is_causal=True, has_cross_attention=config.add_cross_attention)
@@ -85,6 +87,8 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
             logits_to_keep: compute logits for the last so many positions only (0: all), or for those of a tensor.
             num_items_in_batch: the count of labels over an optimizer step, as `Trainer` gives it.
             return_logits: with labels, whether to give logits too; see `LanguageModelHead.logits_and_loss`.
+            output_router_logits: give `router_logits` of the experts' routers, [B * T, E] of each sparse layer, and
+                `aux_loss`, the load-balancing loss, of which `router_aux_loss_coef` times goes into `loss`.
             shift_labels: int [B, T], labels that are already shifted, instead of `labels`.
             label_smoothing: share of the probability that is spread over the vocabulary.
 
@@ -93,18 +97,10 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         """
         # Not in the signature: `Trainer` takes every argument with "label" in its name for a column of the data.
         shift_labels, label_smoothing = kwargs.pop("shift_labels", None), kwargs.pop("label_smoothing", 0.0)
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            token_type_ids=token_type_ids,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            use_cache=use_cache,
-            **kwargs,
-        )
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
+        source = {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask}
+        outputs = self.model(**inputs, **source, use_cache=use_cache, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         if shift_labels is None:
             targets = None if labels is None else shifted(labels, attention_mask)
@@ -113,15 +109,21 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
         )
-        return self.make_output(
+        output = self.make_output(
             CausalLMOutputWithCrossAttentions,
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
             cross_attentions=outputs.get("cross_attentions") or None,
+            **{name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs},
         )
+        if router_logits := outputs.get("router_logits"):
+            aux_loss = load_balancing_loss(router_logits, self.config.num_experts_per_tok, attention_mask)
+            output["router_logits"], output["aux_loss"] = router_logits, aux_loss
+            if loss is not None:
+                # Of the batches that a step accumulates, each counts by its labels, as in its own loss.
+                own, total = (divisor_of(targets, count, loss.device) for count in (None, num_items_in_batch))
+                output["loss"] = loss + self.config.router_aux_loss_coef * aux_loss.to(loss.device) * own / total
+        return output
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, mode, batch_size, max_cache_length):
         mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")

@@ -172,7 +172,7 @@ class ComputedPositions(nn.Module):
         """The frequencies in radians per token, float32, on the CPU: some accelerators have no float64."""
         raise NotImplementedError
 
-    def init_buffers(self) -> None:
+    def init_tensors(self) -> None:
         """Fill the buffer of a model that was built on the meta device."""
         init.copy_(self.inv_freq, self.compute_frequencies())
 

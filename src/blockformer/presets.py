@@ -48,6 +48,9 @@ STRUCTURES: dict[str, dict] = {
     "olmo2": {**_LLAMA_LIKE, "norm_placement": "output", "qk_norm": "projection"},
     "gpt_neox": {**_GPT_LIKE, "position_type": "rotary"},
     "mistral": _LLAMA_LIKE,
+    "qwen3_moe": {**_LLAMA_LIKE, "qk_norm": True},
+    "qwen2_moe": {**_LLAMA_LIKE, "attention_bias": True, "shared_expert_gate": True},
+    "mixtral": _LLAMA_LIKE,
     "gpt2": {**_GPT_LIKE, "position_type": "learned"},
     "bert": _BERT_LIKE,
     "roberta": _BERT_LIKE,
@@ -142,6 +145,7 @@ _MT5_SMALL = {
     "num_hidden_layers": 8,
     "num_attention_heads": 6,
 }
+_FINE_EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
 
 
 def _root_of_width(settings: dict) -> float:
@@ -170,6 +174,18 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
         BlockformerDecoderConfig,
         {**STRUCTURES["gpt_neox"], **_rotary(10_000.0, 0.25), "hidden_act": "gelu", "residual": "parallel"},
     ),
+    "qwen3_moe": (BlockformerDecoderConfig, {**STRUCTURES["qwen3_moe"], **_rotary(1_000_000.0), **_FINE_EXPERTS}),
+    "qwen2_moe": (
+        BlockformerDecoderConfig,
+        {
+            **STRUCTURES["qwen2_moe"],
+            **_rotary(1_000_000.0),
+            **_FINE_EXPERTS,
+            "shared_expert_intermediate_size": 1536,
+            "norm_topk_prob": False,
+        },
+    ),
+    "mixtral": (BlockformerDecoderConfig, {**STRUCTURES["mixtral"], **_rotary(1_000_000.0), "num_experts": 8}),
     "gpt2": (
         BlockformerDecoderConfig,
         {

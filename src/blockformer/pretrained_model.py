@@ -66,8 +66,8 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if self.config.initializer_range is None:
             _draw_by_inputs(module)
-        if hasattr(module, "init_buffers"):  # no checkpoint may hold them, and the meta device has no values
-            module.init_buffers()
+        if hasattr(module, "init_tensors"):  # weights that the library cannot know, buffers that no checkpoint holds
+            module.init_tensors()
 
 
 def _check_missing(model, source, missing) -> None:

@@ -171,8 +171,8 @@ class Stack(BlockformerPreTrainedModel):
         return self.config.use_cache and not self.training if use_cache is None else use_cache
 
     def _is_recording(self, kwargs) -> bool:
-        """Whether each layer's states or attentions are asked for, in the padded form that the caller knows."""
-        names = ("output_hidden_states", "output_attentions")
+        """Whether something of each layer is asked for, in the padded form that the caller knows."""
+        names = ("output_hidden_states", "output_attentions", "output_router_logits")
         return any(kwargs.get(name, getattr(self.config, name, False)) for name in names)
 
     def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids):

@@ -54,9 +54,8 @@ class Unpadding:
 
     def scatter(self, states):
         """[1, N, C] -> [B, T, C], zeros at the padding."""
-        batch, length = self.shape
-        flat = states.new_zeros(batch * length, states.shape[-1]).index_copy(0, self.indices, states[0])
-        return flat.view(batch, length, -1)
+        flat = states.new_zeros(self.shape[0] * self.shape[1], states.shape[-1])
+        return flat.index_copy(0, self.indices, states[0]).view(*self.shape, -1)
 
     def split(self, states):
         """[1, heads, N, D] -> one [1, heads, length, D] for each sequence."""
@@ -70,11 +69,8 @@ def attend_unpadded(attend, unpadding, module, query, key, value, masks, **kwarg
     """
     states = zip(*(unpadding.split(each) for each in (query, key, value)), strict=True)
     masks = itertools.repeat(None) if masks is None else masks
-    outputs = [
-        attend(module, *parts, mask, **kwargs)[0]
-        for parts, mask in zip(states, masks, strict=False)
-        if parts[0].shape[2]
-    ]
+    pairs = zip(states, masks, strict=False)
+    outputs = [attend(module, *parts, mask, **kwargs)[0] for parts, mask in pairs if parts[0].shape[2]]
     return torch.cat(outputs, dim=1), None
 
 

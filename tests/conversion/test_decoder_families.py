@@ -39,6 +39,14 @@ LONGROPE = {
     "long_factor": [2.0, 3.0, 4.0],
     "partial_rotary_factor": 0.75,
 }
+QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+SHARED_WINDOW = {
+    "shared_expert_intermediate_size": 40,
+    "use_sliding_window": True,
+    "sliding_window": 8,
+    "qkv_bias": False,
+    "norm_topk_prob": True,
+}
 
 
 class Row(NamedTuple):
@@ -65,6 +73,15 @@ ROWS = [
     Row("gpt_neox"),
     Row("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 1.0, "tie_word_embeddings": True}),
     Row("gpt_neox", {"attention_bias": False, "rotary_pct": 0.5, "hidden_act": "gelu_new"}, shards=True),
+    Row("qwen3_moe", QWEN_EXPERTS | {"num_experts_per_tok": 3, "mlp_only_layers": [1]}),
+    Row("qwen3_moe", QWEN_EXPERTS | {"norm_topk_prob": True, "attention_bias": True, "head_dim": 16}, shards=True),
+    Row("qwen3_moe", QWEN_EXPERTS | {"use_sliding_window": True, "sliding_window": 8, "tie_word_embeddings": True}),
+    Row("qwen2_moe", QWEN_EXPERTS | {"shared_expert_intermediate_size": 40}),
+    Row("qwen2_moe", QWEN_EXPERTS | {"shared_expert_intermediate_size": 16, "decoder_sparse_step": 2}, shards=True),
+    Row("qwen2_moe", QWEN_EXPERTS | SHARED_WINDOW),
+    Row("mixtral", {"num_local_experts": 5}),
+    Row("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": 8}, shards=True),
+    Row("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
 ]
 LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 5}
 

@@ -27,7 +27,8 @@ def show(summary: "Summary", console: Console) -> None:
     def line(text: str = "") -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    line(f"{summary.name}: {summary.parameters:,} parameters")
+    active = f", {summary.active:,} of them active for a token" if summary.active != summary.parameters else ""
+    line(f"{summary.name}: {summary.parameters:,} parameters{active}")
     line()
     table = Table(box=None, pad_edge=False, show_header=False)
     for axis, fields in summary.settings.items():

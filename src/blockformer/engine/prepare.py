@@ -49,7 +49,8 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
 
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
-        ValueError: `compile` with a model that does not write text, has weights of 4 bits or is not on the CPU.
+        ValueError: `compile` with a model that does not write text, has weights of 4 bits or experts, or is not on
+            the CPU.
     """
     _check_class(model)
     if compile:

@@ -275,12 +275,14 @@ def check_compiles(model) -> None:
     """Refuse a model that has no step to be compiled.
 
     Raises:
-        ValueError: it does not write text, has weights of 4 bits, or is not on the CPU.
+        ValueError: it does not write text, has weights of 4 bits or experts, or is not on the CPU.
     """
     if not isinstance(model, BlockformerDecoderForCausalLM | BlockformerEncoderDecoderForConditionalGeneration):
         raise ValueError(f"compile=True is for models that write text; {type(model).__name__} does not.")
     if model.config.linear_bits is not None:
         raise ValueError("compile=True does not go with linear_bits=4: prepare the model without it.")
+    if getattr(model.config, "num_experts", 0):
+        raise ValueError("compile=True does not go with experts: prepare the model without it.")
     if model.device.type != "cpu":
         raise ValueError(
             f"compile=True is for the CPU; the model is on '{model.device}': use torch.compile and generate(..., "

@@ -1,4 +1,4 @@
-"""Callbacks for `Trainer`: stop at a loss that is not finite, and resume only from a complete checkpoint."""
+"""Callbacks for `Trainer`: stop at a loss that is not finite, watch the experts' load, resume from what is complete."""
 
 import json
 import math
@@ -13,6 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback
 from transformers.utils import logging
+
+from ..experts import Router
 
 logger = logging.get_logger(__name__)
 
@@ -106,6 +108,66 @@ class StopOnNonFiniteLoss(TrainerCallback):
             f"training diverged: {what}. Lower the learning rate or clip gradients (max_grad_norm); resume from an "
             "earlier checkpoint."
         )
+
+
+class ExpertLoad(TrainerCallback):
+    """Logs how evenly the routers spread the tokens of the training steps over the experts, at the worst layer.
+
+    `expert_load_max` is the busiest expert's tokens over the mean of all: 1 where the load is even, E / k where all
+    tokens have the same k of E experts. `expert_load_entropy` is the entropy of the experts' shares over log E: 1 where
+    the load is even. Padding does not count.
+
+    The figures are in `state.log_history` and in what is printed. A reporter (TensorBoard and the like) has them if the
+    callback stands before it: `trainer.callback_handler.callbacks.insert(0, blockformer.ExpertLoad())`.
+
+    Example:
+        >>> trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[ExpertLoad()])
+    """
+
+    def __init__(self):
+        self._hooks: list[RemovableHandle] = []
+        self._counts: dict[torch.nn.Module, torch.Tensor] = {}
+        self._mask: torch.Tensor | None = None
+
+    def on_train_begin(self, args, state, control, model=None, **kwargs):
+        self.on_train_end(args, state, control)
+        routers = [module for module in model.modules() if isinstance(module, Router)]
+        if not routers:
+            raise ValueError("ExpertLoad is for models with experts: num_experts is 0.")
+        self._hooks = [router.register_forward_hook(self._count) for router in routers]
+        self._hooks.append(model.register_forward_pre_hook(self._note_mask, with_kwargs=True))
+
+    def _note_mask(self, model, inputs, named):
+        self._mask = named.get("attention_mask")
+
+    @torch.no_grad()
+    def _count(self, router, inputs, output):
+        if not router.training:
+            return
+        logits, _, experts = output
+        counts = logits.new_ones(experts.shape, dtype=torch.float32)
+        if self._mask is not None and self._mask.numel() == len(experts):
+            counts = counts * self._mask.to(counts).flatten()[:, None]
+        added = counts.new_zeros(logits.shape[-1]).index_add_(0, experts.flatten(), counts.flatten())
+        self._counts[router] = self._counts.get(router, 0) + added
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" not in (logs or {}) or not self._counts:
+            return
+        shares = torch.stack([counts.cpu() / counts.cpu().sum() for counts in self._counts.values()])  # [layers, E]
+        entropy = -torch.special.xlogy(shares, shares).sum(-1) / math.log(shares.shape[-1])
+        figures = {
+            "expert_load_max": shares.max().item() * shares.shape[-1],
+            "expert_load_entropy": entropy.min().item(),
+        }
+        for entries in (logs, state.log_history[-1]):
+            entries.update(figures)
+        self._counts = {}
+
+    def on_train_end(self, args, state, control, **kwargs):
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._counts, self._mask = [], {}, None
 
 
 def last_complete_checkpoint(folder: str | os.PathLike) -> str | None:

@@ -1,0 +1,19 @@
+"""Mixtral (Jiang et al., 2024): Mistral with experts in every layer."""
+
+from .fields import WindowEverywhere
+from .with_experts import ROUTER_FIELDS, ExpertsFamily
+
+FAMILY = ExpertsFamily(
+    "mixtral",
+    "Mixtral",
+    block="block_sparse_moe.",
+    parts=("w1", "w3", "w2"),
+    fields={
+        **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
+        "num_local_experts": "num_experts",
+        "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
+    },
+    unsupported={"router_jitter_noise": (0, 0.0, None)},
+    window=WindowEverywhere(),
+    spans="model.",
+)

@@ -1,0 +1,156 @@
+"""What decoders with experts share: how their checkpoints hold the tensors of a sparse layer.
+
+Published checkpoints hold three matrices for each expert. Ours hold, as the official classes do in memory, those of all
+experts in one tensor: `gate_up_proj` [E, 2 I, C] and `down_proj` [E, C, I]. Some tools write those too, so both are
+read; the way back writes what a checkpoint came with or else what is published.
+
+E experts, C hidden size, I inner width of an expert.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from ..errors import ConversionError
+from ..rules.operations import Operation, Shape
+from ..rules.table import Rule, RuleTable
+from .decoder import NO_PREFIX, PREFIX
+from .fields import Computed, Form
+from .llama_like import LAYER, LlamaLikeFamily
+
+STACKED = "stacked experts"
+"""A trait: the experts' tensors are stacked as in the official class of today."""
+ROUTER_FIELDS = {
+    name: name for name in ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "norm_topk_prob")
+}
+SHARED = {f"shared_expert.{name}_proj": f"shared_expert.{name}_proj" for name in ("gate", "up", "down")}
+"""Modules of an expert for every token, official and ours."""
+PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """`parts` matrices [rows, columns] of each expert, one expert after the other -> [E, parts * rows, columns]."""
+
+    experts: int
+    parts: int
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.stack(list(tensors)).reshape(self.forward_shapes([tuple(t.shape) for t in tensors])[0])]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (tensor,) = tensors
+        return list(tensor.reshape(self.experts * self.parts, -1, tensor.shape[-1]).unbind())
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        if len(set(shapes)) != 1 or len(shapes[0]) != 2:
+            raise ConversionError(f"the experts' shapes {[list(shape) for shape in dict.fromkeys(shapes)]} differ")
+        rows, columns = shapes[0]
+        return [(self.experts, self.parts * rows, columns)]
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = shapes
+        if len(shape) != 3 or shape[0] != self.experts or shape[1] % self.parts:
+            raise ConversionError(f"shape {list(shape)} does not hold {self.parts} matrices of {self.experts} experts")
+        return [(shape[1] // self.parts, shape[2])] * (self.experts * self.parts)
+
+
+class ExpertsFamily(LlamaLikeFamily):
+    """A decoder after Llama whose feed-forward networks are experts, in some layers or in all.
+
+    Args:
+        name: the official `model_type`.
+        prefix: what the official classes' names begin with.
+        heads: the ends of the names of the official classes that there are; None means all.
+        block: prefix of the tensors of a sparse layer in published checkpoints; stacked ones have "mlp.".
+        parts: what published checkpoints call an expert's gate, up and down projection.
+        sparse: the other official modules of a sparse layer -> ours, without prefix.
+        settings: the arguments of `LlamaLikeFamily`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        prefix: str,
+        *,
+        heads: Collection[str] | None = None,
+        block: str = "mlp.",
+        parts: tuple[str, str, str] = PARTS,
+        sparse: Mapping[str, str] | None = None,
+        **settings,
+    ):
+        super().__init__(name, prefix, **settings)
+        if heads is not None:
+            self.heads = tuple(head for head in self.heads if head.official.removeprefix(prefix) in heads)
+        self.block, self.parts, self.sparse = block, parts, {"gate": "gate", **(sparse or {})}
+        self.has_low_bits = False
+
+    def form(self, official, names=None, read=None):
+        """See `Family.form`."""
+        form = super().form(official, names, read)
+        if any(name.endswith(".experts.down_proj") for name in names or ()):
+            return replace(form, traits=form.traits | {STACKED})
+        return form
+
+    def form_for(self, config, earlier: Form | None = None):
+        """See `Family.form_for`."""
+        form = super().form_for(config, earlier)
+        if earlier is None or earlier.head != form.head:
+            return form
+        return replace(form, traits=earlier.traits & {PREFIX, NO_PREFIX, STACKED})
+
+    def rules_for(self, form, config):
+        """See `Family.rules_for`."""
+        head, table = self.head(form), super().rules_for(form, config)
+        rules = [rule.under(head.root, head.our_root) for rule in self._sparse_rules(form, config)]
+        return RuleTable([*table.rules, *rules], ignored=table.ignored)
+
+    def _sparse_rules(self, form: Form, config: PretrainedConfig) -> list[Rule]:
+        ours, theirs = f"{LAYER}mlp.", self.layers + ("mlp." if STACKED in form.traits else self.block)
+        kinds = ("weight", "bias")
+        rules = [Rule(f"{theirs}{a}.{kind}", f"{ours}{b}.{kind}") for a, b in self.sparse.items() for kind in kinds]
+        for name, parts in self._stacks().items():
+            if STACKED in form.traits:
+                rules.append(Rule(f"{theirs}{name}", f"{ours}{name}"))
+                continue
+            names = [f"{theirs}experts.{i}.{part}.weight" for i in range(config.num_experts) for part in parts]
+            op: Operation = Stack(config.num_experts, len(parts))
+            rules.append(Rule(tuple(names), f"{ours}{name}", op))
+        return rules
+
+    def _stacks(self) -> dict[str, tuple[str, ...]]:
+        return {"experts.gate_up_proj": self.parts[:2], "experts.down_proj": self.parts[2:]}
+
+    def adjust(self, shapes, form, config):
+        """See `Family.adjust`."""
+        if STACKED in form.traits:
+            return shapes
+        made: dict[str, Shape] = {}
+        for name, shape in shapes.items():
+            layer, _, rest = name.partition(".mlp.")
+            if parts := self._stacks().get(rest):
+                names = (f"{layer}.{self.block}experts.{i}.{part}.weight" for i in range(shape[0]) for part in parts)
+                made |= dict.fromkeys(names, (shape[1] // len(parts), shape[2]))
+            else:
+                made[f"{layer}.{self.block}{rest}" if rest.rpartition(".")[0] in self.sparse else name] = shape
+        return made
+
+
+def _read_layers(official) -> dict[str, Any]:
+    config = official.config
+    step, dense = config.decoder_sparse_step, set(config.mlp_only_layers or ())
+    kinds = ["dense" if i in dense or (i + 1) % step else "sparse" for i in range(config.num_hidden_layers)]
+    return {"mlp_layer_types": kinds}
+
+
+def _write_layers(config: PretrainedConfig, head: Any) -> dict[str, Any]:
+    dense = [i for i, kind in enumerate(config.mlp_layer_types or ()) if kind == "dense"]
+    return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
+
+
+SPARSE_STEP = Computed(_read_layers, _write_layers)
+"""Sparse layers as Qwen's configs say them: each so many, but not those of a list."""

@@ -1,0 +1,200 @@
+"""Mixtures of experts (Shazeer et al., 2017): feed-forward networks of which a router picks some for each token.
+
+N tokens, C hidden size, E experts, k of them for a token, I inner width of an expert.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.integrations import use_experts_implementation
+
+from .axes import Part, axis, flag
+from .feed_forward import FEED_FORWARDS, FeedForward
+
+# What goes with no experts: nothing tests it.
+_EXCLUDED = ("activation_dropout", "chunk_size_feed_forward", "float32_down_proj", "linear_bits", "add_cross_attention")
+
+
+@dataclass(eq=False, repr=False)
+class ExpertsFields(Part):
+    """The fields of layers with experts."""
+
+    num_experts: int = axis(0, "an integer of 0 or more", "feed-forward", "experts E of a sparse layer; 0 means none")
+    num_experts_per_tok: int = axis(2, "a positive integer", "feed-forward", "experts k that a token passes through")
+    moe_intermediate_size: int | None = axis(
+        None, "a positive integer", "feed-forward", "inner width of an expert; None means intermediate_size"
+    )
+    mlp_layer_types: list | None = axis(
+        None, "a list", "feed-forward", "dense or sparse for each layer; None: sparse if there are experts"
+    )
+    shared_expert_intermediate_size: int = axis(
+        0, "an integer of 0 or more", "feed-forward", "inner width of an expert for every token; 0 means none"
+    )
+    shared_expert_gate: bool = flag(False, "feed-forward", "a learned factor from 0 to 1 of the shared expert's output")
+    expert_bias: bool = flag(False, "feed-forward", "biases of the router and of the experts")
+    expert_gate_limit: float | None = axis(
+        None, "a positive number", "feed-forward", "experts compute act(gate) * (up + 1), both clamped to this first"
+    )
+    router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "what makes scores of router logits")
+    router_selection_bias: bool = flag(False, "feed-forward", "a term of each expert's score in the choice alone")
+    norm_topk_prob: bool = flag(True, "feed-forward", "the scores of a token's experts are divided by their sum")
+    routed_scaling_factor: float = axis(1.0, "a positive number", "feed-forward", "factor of the experts' output")
+    router_aux_loss_coef: float = axis(0.001, "a number of 0 or more", "training", "factor of the load-balancing loss")
+    output_router_logits: bool = flag(False, "training", "give router logits, and add the load-balancing loss")
+
+    def fill_defaults(self):
+        """Every layer is sparse, and its experts are as wide as a dense layer."""
+        super().fill_defaults()
+        if self.num_experts:
+            self.moe_intermediate_size = self.moe_intermediate_size or self.intermediate_size
+            self.mlp_layer_types = self.mlp_layer_types or ["sparse"] * self.num_hidden_layers
+
+    def check(self):
+        """A token has no more experts than there are, and no field is set that nothing reads."""
+        super().check()
+        idle = [field.name for field in fields(ExpertsFields) if getattr(self, field.name) != field.default]
+        if not self.num_experts and idle:
+            raise ValueError(f"{idle[0]} is set but num_experts is 0: set both or neither.")
+        if not self.num_experts:
+            return
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(f"num_experts_per_tok ({self.num_experts_per_tok}) is above num_experts.")
+        types: list = self.mlp_layer_types or []
+        if len(types) != self.num_hidden_layers or not all(each in ("dense", "sparse") for each in types):
+            raise ValueError(f"mlp_layer_types must list dense or sparse for each layer, not {types!r}.")
+        if self.shared_expert_gate and not self.shared_expert_intermediate_size:
+            raise ValueError("shared_expert_gate=True needs shared_expert_intermediate_size.")
+        if wrong := [name for name in _EXCLUDED if getattr(self, name)] + ["gated_mlp"] * (not self.gated_mlp):
+            raise ValueError(f"{wrong[0]}={getattr(self, wrong[0])} is not supported with experts: leave it out.")
+
+    def tensor_parallel_plan(self, has_cross_attention):
+        """Each process has some of every expert's inner states; experts with biases are whole in each."""
+        plan, mlp = super().tensor_parallel_plan(has_cross_attention), "layers.*.mlp."
+        if self.num_experts and "dense" not in self.mlp_layer_types:
+            plan = {name: style for name, style in plan.items() if not name.startswith(mlp)}
+        if self.shared_expert_intermediate_size:
+            styles = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
+            plan |= {f"{mlp}shared_expert.{name}": style for name, style in styles.items()}
+        if self.num_experts and not self.expert_bias:
+            plan |= {f"{mlp}experts.gate_up_proj": "packed_colwise", f"{mlp}experts.down_proj": "rowwise"}
+            plan[f"{mlp}experts"] = "moe_tp_experts"
+        return plan
+
+
+class DrawnModule(nn.Module):
+    """A module with weights that the library does not know how to draw; their inputs are the last dimension."""
+
+    def init_tensors(self) -> None:
+        std = self.config.initializer_range
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+            if "bias" in name:
+                init.zeros_(tensor)
+            else:
+                init.normal_(tensor, std=tensor.shape[-1] ** -0.5 if std is None else std)
+
+
+class Router(DrawnModule):
+    """Picks experts: tokens [N, C] -> logits [N, E], weights [N, k], experts int64 [N, k].
+
+    `e_score_correction_bias` moves the choice alone: it balances the load without a loss (DeepSeek-AI, 2024).
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
+        self.bias = nn.Parameter(torch.empty(config.num_experts)) if config.expert_bias else None
+        correction = torch.zeros(config.num_experts) if config.router_selection_bias else None
+        self.register_buffer("e_score_correction_bias", correction)
+
+    def forward(self, tokens):
+        config = self.config
+        logits = F.linear(tokens.to(self.weight.dtype), self.weight, self.bias)
+        scores = logits.float().sigmoid() if config.router_score == "sigmoid" else logits.float().softmax(-1)
+        choice = scores if self.e_score_correction_bias is None else scores + self.e_score_correction_bias
+        experts = choice.topk(config.num_experts_per_tok, dim=-1).indices
+        weights = scores.gather(-1, experts)
+        if config.norm_topk_prob:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return logits, weights * config.routed_scaling_factor, experts
+
+
+@use_experts_implementation
+class Experts(DrawnModule):
+    """E gated feed-forward networks; `experts_implementation` names the way to multiply by them, "eager" this one.
+
+    Tokens [N, C], their experts [N, k] and weights [N, k] -> the weighted sums of the experts' outputs [N, C].
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        count, width, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        self.num_experts = count
+        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, width))
+        self.down_proj = nn.Parameter(torch.empty(count, width, inner))
+        self.gate_up_proj_bias = nn.Parameter(torch.empty(count, 2 * inner)) if config.expert_bias else None
+        self.down_proj_bias = nn.Parameter(torch.empty(count, width)) if config.expert_bias else None
+        self.act_fn, self.limit = ACT2FN[config.hidden_act], config.expert_gate_limit
+
+    def forward(self, tokens, experts, weights):
+        output = torch.zeros_like(tokens)
+        for expert in experts.unique().tolist():  # on an accelerator this waits
+            rows, places = torch.where(experts == expert)
+            bias, down_bias = (b if b is None else b[expert] for b in (self.gate_up_proj_bias, self.down_proj_bias))
+            inner = self._apply_gate(F.linear(tokens[rows], self.gate_up_proj[expert], bias))
+            states = F.linear(inner, self.down_proj[expert], down_bias) * weights[rows, places, None]
+            output.index_add_(0, rows, states.to(output.dtype))
+        return output
+
+    def _apply_gate(self, states):
+        """[..., 2 I] -> [..., I]; the library's other ways call it by this name."""
+        gate, up = states.chunk(2, dim=-1)
+        if self.limit is None:
+            return self.act_fn(gate) * up
+        return self.act_fn(gate.clamp(max=self.limit)) * (up.clamp(-self.limit, self.limit) + 1)
+
+
+class SparseFeedForward(nn.Module):
+    """A router, its experts and, optionally, an expert that every token passes through. [B, T, C] -> [B, T, C]."""
+
+    def __init__(self, config):
+        super().__init__()
+        shared = config.shared_expert_intermediate_size
+        self.gate, self.experts = Router(config), Experts(config)
+        self.experts.has_bias = config.expert_bias
+        self.shared_expert = FeedForward(config, shared) if shared else None
+        self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if config.shared_expert_gate else None
+
+    def forward(self, hidden_states):
+        tokens = hidden_states.flatten(0, -2)  # [N, C]
+        _, weights, experts = self.gate(tokens)
+        output = self.experts(tokens, experts, weights).view_as(hidden_states)
+        if self.shared_expert is None:
+            return output
+        shared = self.shared_expert(hidden_states)
+        gate = self.shared_expert_gate
+        return output + (shared if gate is None else gate(hidden_states).sigmoid() * shared)
+
+
+FEED_FORWARDS["sparse"] = SparseFeedForward
+
+
+def load_balancing_loss(router_logits, experts_per_token: int, attention_mask=None):
+    """E * sum over E of (a token's choices of it) * (its mean score) (Fedus et al., 2021); k where the load is even.
+
+    Args:
+        router_logits: [B * T, E] of each layer.
+        attention_mask: [B, S] of 0 and 1, the last T are the tokens'; None or another kind counts all.
+    """
+    scores = torch.cat([logits.to(router_logits[0].device) for logits in router_logits]).float().softmax(-1)
+    chosen = torch.zeros_like(scores).scatter(-1, scores.topk(experts_per_token).indices, 1.0)
+    counts = torch.ones_like(scores[:, 0])
+    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+        length = len(router_logits[0]) // len(attention_mask)
+        counts = attention_mask[:, -length:].to(scores).flatten().repeat(len(router_logits))
+    counts = counts / counts.sum()
+    return scores.shape[-1] * ((counts @ chosen) * (counts @ scores)).sum()

@@ -1,0 +1,134 @@
+"""Checkpoints with experts: each expert's matrices by itself or stacked, in every dtype, with every head."""
+
+import pytest
+import torch
+import transformers
+
+from blockformer.conversion import ConversionError, convert, from_official
+from blockformer.conversion.families.registry import FAMILIES
+from blockformer.conversion.families.with_experts import Stack
+from blockformer.conversion.rules.table import Rule, RuleTable, _Pattern
+
+from .oracles import edit_config, edit_tensors, entries_of, stored
+
+SIZES = {
+    "vocab_size": 131,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OWN = {
+    "mixtral": {"num_local_experts": 5},
+    "qwen2_moe": {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+    "qwen3_moe": {"num_experts": 6, "moe_intermediate_size": 24, "num_experts_per_tok": 3, "mlp_only_layers": [1]},
+}
+
+
+def official_folder(folder, family, dtype=torch.float32, name=None, **settings):
+    """A saved model of transformers, in the form that is published."""
+    chosen = FAMILIES[family]
+    torch.manual_seed(0)
+    config = chosen.official_config_class(**{**SIZES, **OWN[family], **settings})
+    model = getattr(transformers, name or chosen.model_class_name)(config).to(dtype).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_stacked_experts_come_in_and_go_back_stacked(tmp_path, family):
+    """As transformers has them in memory; another tool may write them so."""
+    theirs = official_folder(tmp_path / "published", family)
+    theirs.save_pretrained(tmp_path / "src", save_original_format=False)
+    names = set(stored(tmp_path / "src"))
+    assert "model.layers.0.mlp.experts.gate_up_proj" in names
+    assert convert(tmp_path / "src", tmp_path / "repo").parity.passed
+    convert(tmp_path / "repo", tmp_path / "back", to_official=True)
+    assert stored(tmp_path / "back") == stored(tmp_path / "src")
+    (tmp_path / "repo" / "conversion.json").unlink()  # nothing says any more how it came
+    convert(tmp_path / "repo", tmp_path / "published again", to_official=True)
+    assert stored(tmp_path / "published again") == stored(tmp_path / "published")
+
+
+def test_a_bfloat16_checkpoint_is_compared_in_float32_alone(tmp_path):
+    """In bfloat16 a rounding chooses another expert for a token, in two models that are both right."""
+    official_folder(tmp_path / "src", "qwen2_moe", torch.bfloat16)
+    report = convert(tmp_path / "src", tmp_path / "repo")
+    assert [measured.dtype for measured in report.parity.measured] == ["float32"]
+    assert report.parity.passed
+    convert(tmp_path / "repo", tmp_path / "back", to_official=True)
+    assert stored(tmp_path / "back") == stored(tmp_path / "src")
+
+
+def test_an_expert_that_is_missing_is_named(tmp_path):
+    official_folder(tmp_path / "src", "qwen3_moe")
+    edit_tensors(tmp_path / "src", **{"model.layers.0.mlp.experts.4.up_proj.weight": None})
+    with pytest.raises(ConversionError, match=r"parts that are missing.*\n.*experts\.4\.up_proj"):
+        from_official(tmp_path / "src")
+
+
+def test_another_number_of_experts_than_the_config_says_is_refused(tmp_path):
+    official_folder(tmp_path / "src", "mixtral")
+    edit_config(tmp_path / "src", num_local_experts=4)
+    with pytest.raises(ConversionError, match=r"no rule takes.*\n.*experts\.4\.w1"):
+        from_official(tmp_path / "src")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "named"),
+    [
+        ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise"),
+        ("qwen3_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok"),
+        ("qwen2_moe", {"num_experts": 0}, "num_experts"),
+    ],
+)
+def test_settings_that_ours_cannot_express_are_refused(tmp_path, family, changes, named):
+    official_folder(tmp_path / "src", family)
+    edit_config(tmp_path / "src", **changes)
+    with pytest.raises(ConversionError, match=named):
+        from_official(tmp_path / "src")
+
+
+def test_the_router_of_a_repo_goes_back_as_it_was_trained(tmp_path):
+    """Its settings say how it is trained, too."""
+    official_folder(tmp_path / "src", "qwen3_moe", router_aux_loss_coef=0.02, output_router_logits=True)
+    ours = from_official(tmp_path / "src")
+    assert (ours.config.router_aux_loss_coef, ours.config.output_router_logits) == (0.02, True)
+    assert ours.config.mlp_layer_types == ["sparse", "dense"]
+    convert(tmp_path / "src", tmp_path / "repo", verify=False)
+    (tmp_path / "repo" / "conversion.json").unlink()
+    convert(tmp_path / "repo", tmp_path / "back", to_official=True, verify=False)
+    back, before = (transformers.AutoConfig.from_pretrained(tmp_path / name).to_dict() for name in ("back", "src"))
+    differ = {name for name in before if back.get(name) != before[name]}
+    assert differ <= {"_name_or_path", "sliding_window", "max_window_layers"}
+    assert entries_of(tmp_path / "back")["router_aux_loss_coef"] == 0.02
+
+
+def test_stacking_refuses_what_does_not_fit():
+    op = Stack(experts=2, parts=2)
+    matrices = [torch.randn(3, 4) for _ in range(4)]
+    (stacked,) = op.forward(matrices)
+    assert stacked.shape == (2, 6, 4)
+    assert torch.equal(stacked[1], torch.cat(matrices[2:]))
+    assert all(torch.equal(*pair) for pair in zip(op.inverse([stacked]), matrices, strict=True))
+    with pytest.raises(ConversionError, match="differ"):
+        op.forward_shapes([(3, 4), (3, 4), (3, 5), (3, 4)])
+    with pytest.raises(ConversionError, match="does not hold"):
+        op.inverse_shapes([(3, 6, 4)])
+
+
+def test_names_of_thousands_of_experts_are_found_in_linear_time(monkeypatch):
+    """Each name is tried with the patterns that differ from it in numbers alone, not with those of every expert."""
+    sources = tuple(f"layers.{{layer}}.experts.{i}.up.weight" for i in range(128))
+    table = RuleTable([Rule(sources, "layers.{layer}.experts.up", Stack(128, 1))])
+    names = [source.format(layer=layer) for source in sources for layer in range(48)]
+    tried, match = [], _Pattern.match
+    monkeypatch.setattr(_Pattern, "match", lambda self, name: tried.append(name) or match(self, name))
+    groups = table.plan({name: torch.empty(2, 2, device="meta") for name in names})
+    assert [len(group.sources) for group in groups] == [128] * 48
+    assert len(tried) == len(names)
