@@ -12,8 +12,8 @@ from .files.sizes import parse_size
 from .files.sources import WEIGHT_FILES, Source, folder_of, locate, weight_file
 
 FAMILIES = (
-    "bart bart-decoder bert distilbert gpt2 gpt_neox llama marian marian-decoder mbart mbart-decoder mistral mixtral "
-    "mt5 olmo2 phi3 qwen2 qwen2_moe qwen3 qwen3_moe roberta t5 umt5 xlm-roberta"
+    "bart bart-decoder bert distilbert dots1 ernie4_5_moe flex_olmo gpt2 gpt_neox llama marian marian-decoder mbart "
+    "mbart-decoder mistral mixtral mt5 olmo2 olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_moe roberta t5 umt5 xlm-roberta"
 ).split()
 """The names of the official families."""
 ARTICLES = ["article-gpt", "article-encoder-decoder", "article-transformer"]

@@ -161,6 +161,9 @@ def test_saved_and_loaded_it_is_the_same_and_what_is_missing_is_refused(tmp_path
     again = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     ids = token_ids(2, 7)
     assert torch.equal(again(ids).logits, ours(ids).logits)
+    half = type(ours).from_pretrained(tmp_path, dtype=torch.bfloat16).model.layers[0].mlp
+    assert {half.gate.weight.dtype, half.gate.e_score_correction_bias.dtype} == {torch.float32}
+    assert half.experts.down_proj.dtype is torch.bfloat16
     eager = type(ours).from_pretrained(tmp_path, experts_implementation="eager")
     assert eager.config._experts_implementation == "eager"
     broken = {name: tensor for name, tensor in ours.state_dict().items() if not name.endswith("experts.down_proj")}

@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from ..errors import ConversionError
-from ..rules.operations import Operation, Shape
+from ..rules.operations import LeadingAxis, Operation, Shape
 from ..rules.table import Rule, RuleTable
 from .decoder import NO_PREFIX, PREFIX
-from .fields import Computed, Form
+from .fields import Computed, Form, NotExpressible
 from .llama_like import LAYER, LlamaLikeFamily
 
 STACKED = "stacked experts"
@@ -29,6 +29,7 @@ ROUTER_FIELDS = {
 }
 SHARED = {f"shared_expert.{name}_proj": f"shared_expert.{name}_proj" for name in ("gate", "up", "down")}
 """Modules of an expert for every token, official and ours."""
+SELECTION_BIAS = "e_score_correction_bias"
 PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -69,6 +70,8 @@ class ExpertsFamily(LlamaLikeFamily):
         block: prefix of the tensors of a sparse layer in published checkpoints; stacked ones have "mlp.".
         parts: what published checkpoints call an expert's gate, up and down projection.
         sparse: the other official modules of a sparse layer -> ours, without prefix.
+        statics: the published name [1, E] of the router's selection bias, without prefix; None is the official class's
+            and ours, [E].
         settings: the arguments of `LlamaLikeFamily`.
     """
 
@@ -81,12 +84,14 @@ class ExpertsFamily(LlamaLikeFamily):
         block: str = "mlp.",
         parts: tuple[str, str, str] = PARTS,
         sparse: Mapping[str, str] | None = None,
+        statics: str | None = None,
         **settings,
     ):
         super().__init__(name, prefix, **settings)
         if heads is not None:
             self.heads = tuple(head for head in self.heads if head.official.removeprefix(prefix) in heads)
         self.block, self.parts, self.sparse = block, parts, {"gate": "gate", **(sparse or {})}
+        self.statics = statics
         self.has_low_bits = False
 
     def form(self, official, names=None, read=None):
@@ -113,6 +118,11 @@ class ExpertsFamily(LlamaLikeFamily):
         ours, theirs = f"{LAYER}mlp.", self.layers + ("mlp." if STACKED in form.traits else self.block)
         kinds = ("weight", "bias")
         rules = [Rule(f"{theirs}{a}.{kind}", f"{ours}{b}.{kind}") for a, b in self.sparse.items() for kind in kinds]
+        if self.statics is None:
+            rules.append(Rule(f"{theirs}gate.{SELECTION_BIAS}", f"{ours}gate.{SELECTION_BIAS}"))
+        else:
+            name = f"gate.{self.statics}" if STACKED in form.traits else self.statics
+            rules.append(Rule(theirs + name, f"{ours}gate.{SELECTION_BIAS}", LeadingAxis()))
         for name, parts in self._stacks().items():
             if STACKED in form.traits:
                 rules.append(Rule(f"{theirs}{name}", f"{ours}{name}"))
@@ -132,12 +142,30 @@ class ExpertsFamily(LlamaLikeFamily):
         made: dict[str, Shape] = {}
         for name, shape in shapes.items():
             layer, _, rest = name.partition(".mlp.")
-            if parts := self._stacks().get(rest):
+            if self.statics is not None and rest == f"gate.{self.statics}":
+                made[f"{layer}.{self.block}{self.statics}"] = shape
+            elif parts := self._stacks().get(rest):
                 names = (f"{layer}.{self.block}experts.{i}.{part}.weight" for i in range(shape[0]) for part in parts)
                 made |= dict.fromkeys(names, (shape[1] // len(parts), shape[2]))
             else:
                 made[f"{layer}.{self.block}{rest}" if rest.rpartition(".")[0] in self.sparse else name] = shape
         return made
+
+
+def shared_experts(field: str) -> Computed:
+    """Our `shared_expert_intermediate_size` as a number of experts, in a field of this name."""
+
+    def read(official) -> dict[str, Any]:
+        width = official.config.moe_intermediate_size
+        return {"shared_expert_intermediate_size": (getattr(official.config, field) or 0) * width}
+
+    def write(config: PretrainedConfig, head: Any) -> dict[str, Any]:
+        size, width = config.shared_expert_intermediate_size, config.moe_intermediate_size or 1
+        if size % width:
+            raise NotExpressible("shared_expert_intermediate_size", f"a multiple of {width}", size)
+        return {field: size // width}
+
+    return Computed(read, write)
 
 
 def _read_layers(official) -> dict[str, Any]:

@@ -7,8 +7,8 @@ Private names of torch (seen in 2.6 to 2.13) and transformers (5.5 to 5.23), and
 - `_supports_sdpa`, `_supports_flash_attn`, `_supports_flex_attn`, `_supports_attention_backend`,
   `_can_compile_fullgraph`, `_can_set_attn_implementation` (PreTrainedModel): other attention than eager is refused.
 - `_can_record_outputs`, `_init_weights` (PreTrainedModel): no recorded attentions and states, no frequencies.
-- `_tied_weights_keys`, `_keep_in_fp32_modules`, `_keys_to_ignore_on_load_unexpected` (PreTrainedModel): tied weights
-  are saved twice, T5's second product is not float32, loading warns of spare weights.
+- `_tied_weights_keys`, `_keep_in_fp32_modules`, `_keep_in_fp32_modules_strict`, `_keys_to_ignore_on_load_unexpected`
+  (PreTrainedModel): tied weights are saved twice, some float32 weights are cast, loading warns of spare weights.
 - `_attn_implementation` (config), `_get_resized_lm_head` (PreTrainedModel), `_modules` (Module): AttributeError.
 - `_prepare_cache_for_generation`, `_expand_inputs_for_generation` (GenerationMixin): `generate` does not check lengths
   before the first step, and every beam copies the encoder's states.

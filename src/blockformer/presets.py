@@ -51,6 +51,10 @@ STRUCTURES: dict[str, dict] = {
     "qwen3_moe": {**_LLAMA_LIKE, "qk_norm": True},
     "qwen2_moe": {**_LLAMA_LIKE, "attention_bias": True, "shared_expert_gate": True},
     "mixtral": _LLAMA_LIKE,
+    "olmoe": {**_LLAMA_LIKE, "qk_norm": "projection"},
+    "flex_olmo": {**_LLAMA_LIKE, "norm_placement": "output", "qk_norm": "projection"},
+    "dots1": {**_LLAMA_LIKE, "qk_norm": True, "router_score": "sigmoid", "router_selection_bias": True},
+    "ernie4_5_moe": {**_LLAMA_LIKE, "router_selection_bias": True},
     "gpt2": {**_GPT_LIKE, "position_type": "learned"},
     "bert": _BERT_LIKE,
     "roberta": _BERT_LIKE,
@@ -186,6 +190,34 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
         },
     ),
     "mixtral": (BlockformerDecoderConfig, {**STRUCTURES["mixtral"], **_rotary(1_000_000.0), "num_experts": 8}),
+    "olmoe": (
+        BlockformerDecoderConfig,
+        {**STRUCTURES["olmoe"], **_rotary(10_000.0), **_FINE_EXPERTS, "norm_topk_prob": False},
+    ),
+    "flex_olmo": (
+        BlockformerDecoderConfig,
+        {**STRUCTURES["flex_olmo"], **_rotary(500_000.0), "num_experts": 4, "norm_topk_prob": False},
+    ),
+    "dots1": (
+        BlockformerDecoderConfig,
+        {
+            **STRUCTURES["dots1"],
+            **_rotary(10_000_000.0),
+            **_FINE_EXPERTS,
+            "shared_expert_intermediate_size": 768,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    "ernie4_5_moe": (
+        BlockformerDecoderConfig,
+        {
+            **STRUCTURES["ernie4_5_moe"],
+            **_rotary(500_000.0),
+            **_FINE_EXPERTS,
+            "shared_expert_intermediate_size": 768,
+            "tie_word_embeddings": True,
+        },
+    ),
     "gpt2": (
         BlockformerDecoderConfig,
         {

@@ -37,6 +37,8 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         if config.float32_down_proj:
             self._keep_in_fp32_modules = {"down_proj"}
+        if getattr(config, "router_selection_bias", False):  # a rounded one would choose other experts
+            self._keep_in_fp32_modules_strict = {"gate"}
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:

@@ -40,6 +40,14 @@ LONGROPE = {
     "partial_rotary_factor": 0.75,
 }
 QWEN_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+DEEPSEEK_EXPERTS = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+}
+ERNIE_EXPERTS = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2}
 SHARED_WINDOW = {
     "shared_expert_intermediate_size": 40,
     "use_sliding_window": True,
@@ -79,6 +87,16 @@ ROWS = [
     Row("qwen2_moe", QWEN_EXPERTS | {"shared_expert_intermediate_size": 40}),
     Row("qwen2_moe", QWEN_EXPERTS | {"shared_expert_intermediate_size": 16, "decoder_sparse_step": 2}, shards=True),
     Row("qwen2_moe", QWEN_EXPERTS | SHARED_WINDOW),
+    Row("olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
+    Row("olmoe", {"num_experts": 4, "num_experts_per_tok": 1, "attention_bias": True, "norm_topk_prob": True}, True),
+    Row("flex_olmo", {"num_experts": 5, "num_experts_per_tok": 3}),
+    Row("flex_olmo", {"num_experts": 3, "num_experts_per_tok": 2, "tie_word_embeddings": True}, shards=True),
+    Row("dots1", DEEPSEEK_EXPERTS),
+    Row("dots1", DEEPSEEK_EXPERTS | {"first_k_dense_replace": 1, "n_shared_experts": 2, "norm_topk_prob": True}, True),
+    Row("dots1", DEEPSEEK_EXPERTS | {"sliding_window": 8, "max_window_layers": 1, "attention_bias": True}),
+    Row("ernie4_5_moe", ERNIE_EXPERTS),
+    Row("ernie4_5_moe", ERNIE_EXPERTS | {"use_bias": True, "moe_layer_start_index": 0}, shards=True),
+    Row("ernie4_5_moe", ERNIE_EXPERTS | {"moe_num_shared_experts": 0, "tie_word_embeddings": False}),
     Row("mixtral", {"num_local_experts": 5}),
     Row("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": 8}, shards=True),
     Row("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
@@ -118,8 +136,11 @@ def official_model(row, head=None):
     model = getattr(transformers, name)(family.official_config_class(**settings)).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter.dim() == 1 or "norm" in parameter_name:
+            if parameter.dim() == 1 or "norm" in parameter_name or "statics" in parameter_name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.2)
     return model
 
 

@@ -17,7 +17,7 @@ from .oracles import SIZES, SPECIAL
 
 MIXED = ["full_attention", "sliding_attention"]
 OTHER_VALUES = {
-    "vocab_size": 60001,
+    "vocab_size": 260001,
     "norm_eps": 0.25,
     "qk_norm": True,
     "relative_attention_num_buckets": 20,
@@ -341,6 +341,7 @@ def with_a_new_axis(config, **changes):
 
 SMALL_T5 = {"d_model": 48, "d_ff": 96, "num_layers": 2, "num_heads": 4}
 SMALL = {
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "distilbert": {"dim": 48, "hidden_dim": 96, "n_layers": 2, "n_heads": 4},
     "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4},
     "t5": SMALL_T5,

@@ -1,0 +1,47 @@
+"""ERNIE 4.5 with experts (Baidu, 2025): a softmax's scores with a term in the choice, experts for every token."""
+
+import itertools
+from typing import Any
+
+from .fields import Computed
+from .llama_like import ALL_BIASES
+from .with_experts import SHARED, ExpertsFamily, shared_experts
+
+
+def _read_layers(official) -> dict[str, Any]:
+    config = official.config
+    first, last, step = config.moe_layer_start_index, config.moe_layer_end_index, config.moe_layer_interval
+    kinds = [(i + 1) % step == 0 and first <= i <= last for i in range(config.num_hidden_layers)]
+    return {"mlp_layer_types": ["sparse" if sparse else "dense" for sparse in kinds]}
+
+
+def _write_layers(config, head) -> dict[str, Any]:
+    places = [i for i, kind in enumerate(config.mlp_layer_types or ()) if kind == "sparse"] or [0]
+    steps = {after - before for before, after in itertools.pairwise(places)}
+    return {
+        "moe_layer_start_index": places[0],
+        "moe_layer_end_index": places[-1],
+        "moe_layer_interval": steps.pop() if len(steps) == 1 else 1,
+    }
+
+
+FAMILY = ExpertsFamily(
+    "ernie4_5_moe",
+    "Ernie4_5_Moe",
+    heads=("ForCausalLM", "Model"),
+    sparse={ours.replace("expert.", "experts."): ours for ours in SHARED},
+    statics="moe_statics.e_score_correction_bias",
+    pairs=True,
+    head_bias=True,
+    fields={
+        "moe_num_experts": "num_experts",
+        "moe_k": "num_experts_per_tok",
+        "moe_intermediate_size": "moe_intermediate_size",
+        "output_router_logits": "output_router_logits",
+        "router_aux_loss_coef": "router_aux_loss_coef",
+        "use_bias": (*ALL_BIASES, "lm_head_bias"),
+        "attention_dropout": None,
+    },
+    unsupported={"moe_norm_min": (None, 1e-12)},
+    computed=(shared_experts("moe_num_shared_experts"), Computed(_read_layers, _write_layers)),
+)
