@@ -20,6 +20,7 @@ from transformers.utils import logging
 
 from .linear import onednn_is_quicker, onednn_is_quicker_for_one_row
 from .measure import own_trace
+from .one_row import with_one_row_products
 
 logger = logging.get_logger(__name__)
 
@@ -158,6 +159,7 @@ def _compile(module, arguments, varying, path: Path) -> None:
         with own_trace(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(module, arguments, dynamic_shapes=varying, strict=False)
+            program = with_one_row_products(program)
             made = torch._inductor.aoti_compile_and_package(
                 program, package_path=str(Path(folder) / path.name), inductor_configs=_CONFIG
             )

@@ -1,0 +1,42 @@
+"""Products of one row are loops for the compiler; those of several rows, and large ones in float32, stay products."""
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim, export
+
+from blockformer.engine import one_row
+
+
+def products(program):
+    return [node for node in program.graph.nodes if node.target is torch.ops.aten.linear.default]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_one_row_is_a_loop_with_the_same_result(dtype, bias):
+    torch.manual_seed(0)
+    layer, row = nn.Linear(96, 40, bias=bias).to(dtype), torch.randn(1, 1, 96).to(dtype)
+    program = one_row.with_one_row_products(export(layer, (row,)))
+    assert not products(program)
+    exact = nn.functional.linear(row.double(), layer.weight.double(), layer.bias.double() if bias else None)
+    found = program.module()(row)
+    assert found.dtype is dtype
+    assert found.shape == (1, 1, 40)
+    assert (found - exact).abs().max() <= 2 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+def test_several_rows_stay_a_product_of_any_number_of_rows():
+    layer = nn.Linear(8, 4)
+    program = export(layer, (torch.randn(3, 1, 8),), dynamic_shapes=({0: Dim("rows", min=2)},))
+    program = one_row.with_one_row_products(program)
+    assert len(products(program)) == 1
+    rows = torch.randn(7, 1, 8)
+    assert torch.equal(program.module()(rows), layer(rows))
+
+
+def test_large_weights_stay_a_product_in_float32(monkeypatch):
+    monkeypatch.setattr(one_row, "_MANY_WEIGHTS", 32)
+    for dtype, count in ((torch.float32, 1), (torch.bfloat16, 0), (torch.float64, 1)):
+        program = export(nn.Linear(8, 4).to(dtype), (torch.randn(1, 8).to(dtype),))
+        assert len(products(one_row.with_one_row_products(program))) == count
