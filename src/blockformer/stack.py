@@ -111,16 +111,19 @@ class Stack(BlockformerPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)
         position_bias = self._position_bias(batch.query_positions, past_key_values)
-        for layer in self.layers:
-            cached = {"past_key_values": past_key_values, "use_cache": use_cache}
-            hidden_states = layer(hidden_states, encoder_hidden_states, position_bias, batch=batch, **cached, **kwargs)
-        if self.norm is not None:
-            hidden_states = self.norm(hidden_states)
+        cached = {"past_key_values": past_key_values, "use_cache": use_cache}
+        hidden_states = self._run_layers(hidden_states, encoder_hidden_states, position_bias, batch, **cached, **kwargs)
         if batch.unpadding is not None:
             hidden_states = batch.unpadding.scatter(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
         )
+
+    def _run_layers(self, hidden_states, encoder_hidden_states, position_bias, batch, **kwargs):
+        """All layers and the final norm: [B, T, C] -> [B, T, C]."""
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, encoder_hidden_states, position_bias, batch=batch, **kwargs)
+        return hidden_states if self.norm is None else self.norm(hidden_states)
 
     def new_cache(self, for_cross_attention: bool = False):
         """An empty cache; with `for_cross_attention` one that holds the encoder's keys and values too."""

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import os
 import shutil
 
 import pytest
@@ -21,14 +20,7 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def folder(tmp_path_factory):
-    """One cache folder for the whole file, and not the user's."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # its workers share what was compiled
-    base = tmp_path_factory.getbasetemp()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(base.parent / run if run else base))
-        yield compiled.cache_folder()
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def pair(family="qwen3", dtype=torch.float32, **settings):
@@ -250,7 +242,7 @@ def test_without_a_compiler_it_runs_uncompiled(monkeypatch, tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda: blockformer.BlockformerEncoderModel(preset("bert", **SIZES)), "models that write text"),
+    (lambda: blockformer.BlockformerDecoderModel(preset("gpt2", **SIZES)), "models that write text"),
     (lambda: blockformer.BlockformerDecoderForCausalLM(preset("qwen3", **SIZES, linear_bits=4, linear_group_size=16)),
      "linear_bits=4"),
 ])  # fmt: skip

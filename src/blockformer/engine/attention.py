@@ -13,6 +13,7 @@ from ..positions import rotate
 from ..unpadding import attend_unpadded
 from .linear import is_bare
 from .measure import is_enabled
+from .sequences import TracedSequences, attend_sequences, is_short
 
 
 def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, unpadding=None, **kwargs):
@@ -20,7 +21,11 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
 
     Shapes: query [B, H, T, D]; key, value [B, K, S, D] -> [B, T, H, D], and None for the probabilities.
     """
+    if isinstance(unpadding, TracedSequences):
+        return unpadding.attend(module, query, key, value, attention_mask, scaling, **kwargs), None
     if unpadding is not None:
+        if can_attend_sequences(unpadding, query, attention_mask, dropout, kwargs):
+            return attend_sequences(query, key, value, unpadding.lengths, scaling, module.is_causal), None
         parts = (module, query, key, value, attention_mask)
         return attend_unpadded(sdpa_attention, unpadding, *parts, scaling=scaling, dropout=dropout, **kwargs)
     if can_attend_grouped(query, key, kwargs):
@@ -28,6 +33,12 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     if can_attend_in_blocks(query, key, value, attention_mask, module.is_causal, dropout, kwargs):
         return attend_in_blocks(query, key, value, scaling), None
     return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+
+
+def can_attend_sequences(unpadding, query, attention_mask, dropout: float, kwargs: dict) -> bool:
+    """Whether `attend_sequences` takes these: sequences that are short, and nothing but them."""
+    others = {name for name, value in kwargs.items() if value is not None} - {"use_cache", "position_ids"}
+    return attention_mask is None and not dropout and not others and is_enabled() and is_short(unpadding.lengths, query)
 
 
 def can_attend_grouped(query, key, kwargs: dict) -> bool:

@@ -3,6 +3,7 @@
 A compiled function holds no weights: it reads those of the module, so it is small, and loads in a moment.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from .linear import onednn_is_quicker, onednn_is_quicker_for_one_row
+from .linear import is_bare, onednn_is_quicker, onednn_is_quicker_for_one_row
 from .measure import own_trace
 from .one_row import with_one_row_products
 
@@ -109,6 +110,29 @@ class CompiledFunction:
         return self._runner(*given)
 
 
+class Modules:
+    """The modules that a function was compiled of.
+
+    Args:
+        top: the module that holds them all.
+    """
+
+    def __init__(self, top: nn.Module):
+        self._top = top
+
+    @functools.cached_property
+    def _places(self) -> list[tuple]:
+        """Each module below the top: the dict of its parent that holds it, its name there, and itself."""
+        parents = [parent._modules for parent in self._top.modules()]
+        return [(parent, name, child) for parent in parents for name, child in parent.items() if child is not None]
+
+    def are_untouched(self) -> bool:
+        """Whether every module is still the one that it was, and calling it nothing but its own `forward`."""
+        return is_bare(self._top) and all(
+            parent.get(name) is child and is_bare(child) for parent, name, child in self._places
+        )
+
+
 def _kind(tensor) -> tuple:
     """What the code takes for granted of a tensor."""
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
@@ -130,6 +154,7 @@ def _digest(module, tensors, arguments, varying) -> str:
         "capability": torch.backends.cpu.get_cpu_capability(),
         "processor": [platform.machine(), flags],
         "onednn": [onednn_is_quicker(), onednn_is_quicker_for_one_row()],
+        "module": type(module).__name__,
         "sources": sources.hexdigest(),
         "config": module.model.config.to_diff_dict(),
         "tensors": {name: str(_kind(tensor)) for name, tensor in tensors.items()},

@@ -4,12 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..awq_linear import QuantizedLinear
 from ..normalization import RMSNorm
 from ..pretrained_model import BlockformerPreTrainedModel
-from . import growing_cache, step
+from ..stack import Stack
+from . import growing_cache, layers, step
 from .attention import FusedAttention, sdpa_attention
 from .four_bits import PreparedQuantizedLinear
 from .fused import FusedProduct, groups_of
@@ -17,6 +19,8 @@ from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled
 from .norm import PiecewiseRMSNorm
 from .packed import HalfCopy, PackedLinear, PackedModule, is_worth, pack_weights, packed_weights, unpack_weights
+
+logger = logging.get_logger(__name__)
 
 # Each plain class and its replacement in a prepared model, which has the same parameters.
 _PREPARED = {
@@ -37,10 +41,10 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
 
     Args:
         model: a Blockformer model of this package.
-        compile: compile the step that writes one more token, with PyTorch's compiler. This needs a C++ compiler and
-            takes half a minute or more when the model first writes a batch of a new kind (one row or several, and each
-            number of beams); later processes load it from `~/.cache/blockformer`. It pays for small models.
-            Weights stay plain.
+        compile: compile the step that writes one more token, and the layers of an encoder, with PyTorch's compiler.
+            This needs a C++ compiler and takes half a minute or more when the encoder first runs, or the model first
+            writes a batch of a new kind (one row or several, and each number of beams); later processes load it from
+            `~/.cache/blockformer`. It pays for small models. Weights stay plain.
         second_copy: hold bfloat16 weights twice. The second layout makes steps of up to four tokens faster still. Only
             `prepare_for_training` frees it.
 
@@ -49,22 +53,25 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
 
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
-        ValueError: `compile` with a model that does not write text, has weights of 4 bits or experts, or is not on
-            the CPU.
+        ValueError: `compile` with a model that neither writes text nor has an encoder whose layers can be compiled, has
+            weights of 4 bits or experts, or is not on the CPU.
     """
     _check_class(model)
     if compile:
-        step.check_compiles(model)
+        _check_compiles(model)
     model.eval()
     if not hasattr(model, "_trainable"):
         model._trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     model.requires_grad_(False)
     if compile:
         _make_plain(model)
-        model._steps = step.CompiledSteps(model)
+        if step.can_compile(model):
+            model._steps = step.CompiledSteps(model)
+        for stack in _encoders(model):
+            stack._compiled_layers = layers.CompiledLayers(stack)
         _put_in(model, {nn.Linear: QuickLinear, RMSNorm: PiecewiseRMSNorm} if is_enabled() else {})
         return model
-    vars(model).pop("_steps", None)
+    _forget_compiled(model)
     _take_out(model, QuickLinear)
     pack_weights(model, second_copy)
     if is_enabled():
@@ -101,7 +108,7 @@ def prepare_for_training(model):
 
 def _make_plain(model) -> None:
     """Undo all that was done for inference, but for gradients."""
-    vars(model).pop("_steps", None)
+    _forget_compiled(model)
     for module in model.modules():
         vars(module).pop("fused", None)
     _take_out(model, *_PREPARED.values())
@@ -117,6 +124,34 @@ def _check_class(model) -> None:
             "before you load the model, and load it without trust_remote_code=True."
         )
     raise TypeError(f"{type(model).__name__} is not a Blockformer model: convert it, or load it with blockformer.")
+
+
+def _check_compiles(model) -> None:
+    """Refuse a model that has nothing to be compiled."""
+    if not step.can_compile(model) and not _encoders(model):
+        raise ValueError(f"compile=True is for encoders and models that write text; {type(model).__name__} is neither.")
+    if model.config.linear_bits is not None:
+        raise ValueError("compile=True does not go with linear_bits=4: prepare the model without it.")
+    if getattr(model.config, "num_experts", 0):
+        raise ValueError("compile=True does not go with experts: prepare the model without it.")
+    if model.device.type != "cpu":
+        raise ValueError(
+            f"compile=True is for the CPU; the model is on '{model.device}': use torch.compile and generate(..., "
+            "cache_implementation='static') there."
+        )
+    if "sliding_attention" in model.config.layer_types:
+        logger.warning_once("layers with sliding windows are not compiled: the model runs uncompiled.")
+
+
+def _encoders(model) -> list:
+    """The stacks whose layers can be compiled."""
+    return [module for module in model.modules() if isinstance(module, Stack) and layers.can_compile(module)]
+
+
+def _forget_compiled(model) -> None:
+    vars(model).pop("_steps", None)
+    for stack in _encoders(model):
+        vars(stack).pop("_compiled_layers", None)
 
 
 def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> None:
@@ -202,3 +237,4 @@ def plug_in() -> None:
     BlockformerPreTrainedModel.prepare_for_training = prepare_for_training
     growing_cache.plug_in()
     step.plug_in()
+    layers.plug_in()

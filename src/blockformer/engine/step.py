@@ -14,19 +14,15 @@ from torch import nn
 from torch.export import Dim
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, Seq2SeqLMOutput
-from transformers.utils import logging
 
 from ..input_checks import check_inputs, check_positions
 from ..layer import Batch
 from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..positions import rotations_of
-from .compiled import CompiledFunction
+from .compiled import CompiledFunction, Modules
 from .growing_cache import GrowingLayer
-from .linear import is_bare
 from .measure import is_enabled
-
-logger = logging.get_logger(__name__)
 
 # What `generate` passes along that says nothing of a step.
 _SAYS_NOTHING = {"use_cache": (None, True), "return_dict": (None, True), "logits_to_keep": (0, 1)}
@@ -114,6 +110,7 @@ class CompiledSteps:
 
     def __init__(self, model):
         self._model = model
+        self._parts = Modules(model)
         self._functions: dict[tuple, CompiledFunction | None] = {}
         self._lock = threading.Lock()
 
@@ -121,23 +118,11 @@ class CompiledSteps:
         return CompiledSteps, (None,), self._model  # a copy finds its functions on the disk
 
     def __setstate__(self, model):
-        self._model = model
+        self.__init__(model)  # type: ignore[misc]
 
     @functools.cached_property
     def _stack(self):
         return self._model.get_decoder()
-
-    @functools.cached_property
-    def _places(self) -> list[tuple]:
-        """Each module below the model: the dict of its parent that holds it, its name there, and itself."""
-        parents = [parent._modules for parent in self._model.modules()]
-        return [(parent, name, child) for parent in parents for name, child in parent.items() if child is not None]
-
-    def _is_untouched(self) -> bool:
-        """Whether every module is still the one that was compiled, and calling it nothing but its own `forward`."""
-        return is_bare(self._model) and all(
-            parent.get(name) is child and is_bare(child) for parent, name, child in self._places
-        )
 
     def logits(self, input_ids, attention_mask, position_ids, cache, source_mask, others):
         """The logits [B, 1, V] of one more token a row, or None if this call is nothing for a compiled step.
@@ -151,7 +136,7 @@ class CompiledSteps:
         """
         if not _is_step(input_ids, attention_mask, position_ids, cache, others) or self._model.training:
             return None
-        if not self._is_untouched():
+        if not self._parts.are_untouched():
             return None
         own, cross = cache, None
         if self._model.config.is_encoder_decoder:
@@ -271,25 +256,9 @@ def _is_step(input_ids, attention_mask, position_ids, cache, others: dict) -> bo
     return all(value is None or value in _SAYS_NOTHING.get(name, ()) for name, value in others.items())
 
 
-def check_compiles(model) -> None:
-    """Refuse a model that has no step to be compiled.
-
-    Raises:
-        ValueError: it does not write text, has weights of 4 bits or experts, or is not on the CPU.
-    """
-    if not isinstance(model, BlockformerDecoderForCausalLM | BlockformerEncoderDecoderForConditionalGeneration):
-        raise ValueError(f"compile=True is for models that write text; {type(model).__name__} does not.")
-    if model.config.linear_bits is not None:
-        raise ValueError("compile=True does not go with linear_bits=4: prepare the model without it.")
-    if getattr(model.config, "num_experts", 0):
-        raise ValueError("compile=True does not go with experts: prepare the model without it.")
-    if model.device.type != "cpu":
-        raise ValueError(
-            f"compile=True is for the CPU; the model is on '{model.device}': use torch.compile and generate(..., "
-            "cache_implementation='static') there."
-        )
-    if "sliding_attention" in model.config.layer_types:
-        logger.warning_once("layers with sliding windows are not compiled: the model runs uncompiled.")
+def can_compile(model) -> bool:
+    """Whether the model writes text, so that it has a step."""
+    return isinstance(model, BlockformerDecoderForCausalLM | BlockformerEncoderDecoderForConditionalGeneration)
 
 
 def plug_in() -> None:

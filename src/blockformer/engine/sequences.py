@@ -1,0 +1,123 @@
+"""Attention over the sequences of an unpadded row: one product for all that are short, one for each that is long.
+
+N tokens of all sequences, n sequences, L tokens of the longest, H heads, K key/value heads, D head size.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+# Scores of a sequence, times the width of all heads, up to which a product of its own costs more than padding it.
+_SHORT = 1 << 19
+
+
+def attend_sequences(query, key, value, lengths: list, scaling: float, is_causal: bool, position_bias=None):
+    """Scaled dot-product attention of each sequence to itself.
+
+    Args:
+        query: [1, H, N, D].
+        key, value: [1, K, N, D].
+        lengths: of the sequences, in tokens; together N.
+        position_bias: [1, H, L, L], added to the scores, or None. It does not go with `is_causal`.
+
+    Returns:
+        [1, N, H, D], contiguous.
+    """
+    lengths = [length for length in lengths if length]
+    attend: Any = functools.partial(F.scaled_dot_product_attention, scale=scaling, is_causal=is_causal)
+    if query.shape[1] != key.shape[1]:
+        attend = functools.partial(attend, enable_gqa=True)
+    longest = max(lengths)
+    states = [each[0].transpose(0, 1) for each in (query, key, value)]  # [N, H or K, D]
+    if min(lengths) == longest:
+        query, key, value = (each.unflatten(0, (-1, longest)).transpose(1, 2) for each in states)
+        return attend(query, key, value, position_bias).transpose(1, 2).flatten(0, 1)[None].contiguous()
+    if not is_short(lengths, query):
+        outputs = [
+            attend(*parts, None if position_bias is None else position_bias[..., :length, :length])
+            for length, *parts in zip(
+                lengths, *(each.split(lengths, dim=2) for each in (query, key, value)), strict=True
+            )
+        ]
+        return torch.cat([output.transpose(1, 2) for output in outputs], dim=1)
+    padded, places, real = _padding(tuple(lengths))
+    query, key, value = (each[padded].transpose(1, 2) for each in states)  # [n, H or K, L, D]
+    if is_causal:  # no token sees the padding behind it
+        mask = None
+    elif position_bias is None:
+        mask = real
+    else:
+        mask = position_bias.masked_fill(~real, torch.finfo(position_bias.dtype).min)
+    return attend(query, key, value, mask).transpose(1, 2).flatten(0, 1)[places][None]
+
+
+def is_short(lengths: list, query) -> bool:
+    """Whether all of these sequences are short enough to be padded to the longest."""
+    return max(lengths) ** 2 * query.shape[1] * query.shape[3] <= _SHORT
+
+
+@functools.lru_cache(maxsize=8)
+def _padding(lengths: tuple):
+    """Each token's place in a padded batch, and back.
+
+    Returns:
+        The token at each place, int64 [n, L], at padding the first of all; the place of each token, [N]; which places
+        have one, bool [n, 1, 1, L].
+    """
+    with torch.inference_mode(False):
+        counts = torch.tensor(lengths)
+        real = torch.arange(max(lengths)) < counts[:, None]
+        places = real.flatten().nonzero().flatten()
+        padded = torch.zeros(real.shape, dtype=torch.long)
+        padded[real] = torch.arange(len(places))
+        return padded, places, real[:, None, None, :]
+
+
+@torch.library.custom_op("blockformer::attend_sequences", mutates_args=())
+def _attend_sequences(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: torch.Tensor,
+    position_bias: torch.Tensor | None,
+    scaling: float,
+    is_causal: bool,
+) -> torch.Tensor:
+    return attend_sequences(query, key, value, lengths.tolist(), scaling, is_causal, position_bias)
+
+
+@_attend_sequences.register_fake
+def _(query, key, value, lengths, position_bias, scaling, is_causal):
+    return query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
+
+
+@dataclass
+class TracedSequences:
+    """Where the sequences of an unpadded row lie, in a graph of the engine's own: their number and lengths vary.
+
+    It takes the place of an `Unpadding` in a `layer.Batch`.
+
+    Args:
+        lengths: int64 [n].
+        position_bias: [1, H, L, L] or None.
+    """
+
+    lengths: torch.Tensor
+    position_bias: torch.Tensor | None
+
+    def attend(self, module, query, key, value, attention_mask, scaling: float, **kwargs):
+        """[1, H, N, D] and twice [1, K, N, D] -> [1, N, H, D], by an operator that the compiled code calls.
+
+        Raises:
+            NotImplementedError: the module's attention has more to it than a bias that all layers share.
+        """
+        others = [name for name, value in kwargs.items() if value is not None]
+        if others or (attention_mask is None) != (self.position_bias is None):
+            raise NotImplementedError(f"attention with {', '.join(others) or 'position terms of its own'}")
+        if module.is_causal and self.position_bias is not None:
+            raise NotImplementedError("a decoder's position bias")
+        operator = torch.ops.blockformer.attend_sequences
+        return operator(query, key, value, self.lengths, self.position_bias, scaling, module.is_causal)

@@ -1,0 +1,17 @@
+"""What the tests of compiled functions share."""
+
+import os
+
+import pytest
+
+from blockformer.engine import compiled
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One cache folder for the whole file, and not the user's."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # its workers share what was compiled
+    base = tmp_path_factory.getbasetemp()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(base.parent / run if run else base))
+        yield compiled.cache_folder()

@@ -1,0 +1,137 @@
+"""Compiled layers give the states of the uncompiled encoder for every batch, by one graph."""
+
+import copy
+import io
+
+import pytest
+import torch
+from pairs import assert_close, token_ids
+from test_unpadding import masked
+
+import blockformer
+from blockformer import preset
+from blockformer.engine import compiled, linear, measure
+from blockformer.engine.layers import CompiledLayers, _Layers
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+SIZES = {
+    "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
+    "initializer_range": 0.6, "pad_token_id": 0, "max_position_embeddings": 64,
+}  # fmt: skip
+# Lengths of the rows and of the longest: mixed, full, one row, one token, all padding, one long row among short ones.
+BATCHES = [([9, 4, 1], 9), ([6, 6], 6), ([7], 7), ([1], 1), ([3, 0, 2], 4), ([60, 2, 3, 3, 3], 60)]
+
+
+def pair(family="bert", cls=None, dtype=torch.float32, **settings):
+    """A model, and a compiled copy of it."""
+    torch.manual_seed(0)
+    config = preset(family, **{**SIZES, **settings})
+    cls = cls or (
+        blockformer.BlockformerEncoderDecoderModel if config.is_encoder_decoder else blockformer.BlockformerEncoderModel
+    )
+    plain = cls(config).to(dtype).eval()
+    return plain, copy.deepcopy(plain).prepare_for_inference(compile=True)
+
+
+def stack_of(model):
+    return model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+
+
+def is_compiled(model) -> bool:
+    """Whether the layers were compiled."""
+    return stack_of(model)._compiled_layers.__dict__.get("_function") is not None
+
+
+def assert_same_states(quick, plain, tolerance=1e-5):
+    for lengths, longest in BATCHES:
+        mask = masked(lengths, longest)
+        ids = token_ids(len(lengths), longest, vocab=SIZES["vocab_size"]) * mask
+        ours, theirs = (stack_of(model)(ids, attention_mask=mask).last_hidden_state for model in (quick, plain))
+        assert_close(ours * mask[..., None], theirs * mask[..., None], tolerance)
+
+
+@torch.no_grad()
+def test_states_are_the_same_for_every_batch_and_a_second_process_finds_the_one_graph(monkeypatch):
+    plain, quick = pair(num_hidden_layers=1)
+    calls, call = [], compiled.CompiledFunction.__call__
+    monkeypatch.setattr(compiled.CompiledFunction, "__call__", lambda *given: calls.append(1) or call(*given))
+    assert_same_states(quick, plain)
+    assert len(calls) == len(BATCHES) - 1  # all but the single token
+    monkeypatch.setattr(compiled, "_compile", lambda *_: pytest.fail("compiled a second time"))
+    buffer = io.BytesIO()
+    torch.save(quick, buffer)
+    buffer.seek(0)
+    for again in (copy.deepcopy(quick), torch.load(buffer, weights_only=False), pair(num_hidden_layers=1)[1]):
+        assert_same_states(again, plain)
+        assert is_compiled(again)
+
+    calls.clear()
+    ids, mask = token_ids(2, 9, vocab=97), masked([9, 5], 9)
+    holes = mask.clone()
+    holes[0, 4] = 0
+    ways = [
+        {"attention_mask": holes},
+        {"output_hidden_states": True},
+        {"head_mask": torch.tensor([[1.0, 0.0, 1.0, 0.5]])},
+        {"position_ids": torch.arange(9).expand(2, -1).flip(-1)},
+    ]
+    for way in ways:
+        assert_close(dict(quick(ids, **way)), dict(plain(ids, **way)))
+    assert len(calls) <= 1  # for the positions
+    assert quick.train()(ids).last_hidden_state.shape == (2, 9, 32)
+    assert not hasattr(quick.prepare_for_training(), "_compiled_layers")
+    assert_same_states(quick.eval(), plain)
+
+
+@pytest.mark.parametrize(("family", "is_quicker"), [("bert", True), ("t5", False)])
+@torch.no_grad()
+def test_one_graph_takes_any_number_of_tokens_and_sequences(family, is_quicker, monkeypatch):
+    monkeypatch.setattr(linear, "_LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(["onednn", "onednn, one row", "widened"], is_quicker))
+    layers: CompiledLayers = stack_of(pair(family)[1])._compiled_layers
+    arguments, varying = layers._example()
+    with measure.own_trace():
+        program = torch.export.export(_Layers(layers._stack), arguments, dynamic_shapes=varying, strict=False)
+    assert all(each.upper > 1 << 40 for each in program.range_constraints.values())
+    assert len(program.range_constraints) >= 2
+
+
+def test_a_model_with_terms_that_the_graph_is_not_told_of_is_refused_or_runs_uncompiled():
+    for family, position_type in (("bert", "relative_key"), ("umt5", "relative_bias")):
+        with pytest.raises(ValueError, match="neither"):
+            pair(family, position_type=position_type)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["bert", "roberta", "t5", "t5-v1.1", "marian", "bart", "mbart"])
+@torch.no_grad()
+def test_every_family(family):
+    plain, quick = pair(family)
+    assert_same_states(quick, plain)
+    assert is_compiled(quick)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("settings", [
+    {"position_type": "rotary", "num_key_value_heads": 2, "qk_norm": True},
+    {"norm_type": "rms_norm", "norm_bias": False, "gated_mlp": True, "norm_placement": "pre"},
+    {"dtype": torch.bfloat16}, {"dtype": torch.float16},
+], ids=str)  # fmt: skip
+@torch.no_grad()
+def test_other_settings_and_dtypes(settings):
+    plain, quick = pair(**settings)
+    assert_same_states(quick, plain, 1e-5 if plain.dtype is torch.float32 else 0.05)
+    assert is_compiled(quick)
+
+
+@pytest.mark.exhaustive
+@torch.no_grad()
+def test_an_encoder_decoder_writes_the_same_text():
+    cls = blockformer.BlockformerEncoderDecoderForConditionalGeneration
+    plain, quick = pair("t5", cls, decoder_start_token_id=0)
+    ids, mask = token_ids(3, 9, vocab=97), masked([9, 4, 6], 9)
+    for settings in ({}, {"num_beams": 3}):
+        texts = [model.generate(ids, attention_mask=mask, max_new_tokens=9, **settings) for model in (plain, quick)]
+        assert torch.equal(*texts)
+    assert is_compiled(quick)

@@ -1,0 +1,45 @@
+"""Sequences of an unpadded row attend at once or one by one, with the same result as each by itself."""
+
+import pytest
+import torch
+from pairs import assert_close
+from torch.nn import functional as F
+
+from blockformer.engine import sequences
+from blockformer.engine.sequences import attend_sequences
+
+pytestmark = pytest.mark.portable
+
+LENGTHS = {"mixed": [3, 1, 5, 2], "equal": [4, 4, 4], "one": [7], "empty": [3, 0, 5]}
+
+
+@pytest.mark.parametrize("way", ["causal", "bias", "plain"])
+@pytest.mark.parametrize("is_short", [True, False])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_each_sequence_attends_to_itself(lengths, is_short, way, monkeypatch):
+    monkeypatch.setattr(sequences, "_SHORT", (1 << 19) * is_short)
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, sum(lengths), heads, 8, requires_grad=True) for heads in (6, 2, 2))
+    states = [each.transpose(1, 2) for each in (query, key, value)]  # [1, heads, N, D]
+    bias = torch.randn(1, 6, max(lengths), max(lengths)) if way == "bias" else None
+    given = {"scaling": 0.3, "is_causal": way == "causal", "position_bias": bias}
+    output = attend_sequences(*states, lengths, **given)
+    expected = []
+    for query_part, *parts in zip(*(each.split(lengths, 2) for each in states), strict=True):
+        keys, values = (part.repeat_interleave(3, 1) for part in parts)
+        mask = None if bias is None else bias[..., : keys.shape[2], : keys.shape[2]]
+        attended = F.scaled_dot_product_attention(query_part, keys, values, mask, 0, way == "causal", scale=0.3)
+        expected.append(attended.transpose(1, 2))
+    expected = torch.cat(expected, 1)
+    assert output.is_contiguous()
+    assert_close(output, expected)
+    ours, theirs = (torch.autograd.grad(each.square().sum(), (query, key, value)) for each in (output, expected))
+    assert_close(ours, theirs)
+
+
+@torch.no_grad()
+def test_the_operator_of_compiled_code_says_what_it_returns():
+    query, key = torch.randn(1, 9, 4, 8).transpose(1, 2), torch.randn(1, 9, 2, 8).transpose(1, 2)
+    for bias in (None, torch.randn(1, 4, 5, 5)):
+        arguments = (query, key, key + 1, torch.tensor([5, 4, 0]), bias, 0.3, False)
+        torch.library.opcheck(torch.ops.blockformer.attend_sequences, arguments)
