@@ -7,7 +7,8 @@ import shutil
 import pytest
 import torch
 from pairs import assert_close, token_ids
-from transformers import DynamicCache
+from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import BaseStreamer
 
 import blockformer
 from blockformer import preset
@@ -66,6 +67,81 @@ def test_the_text_is_the_same_in_every_way_of_generating():
     draft = copy.deepcopy(plain)
     assert torch.equal(text(quick, 1, assistant_model=draft), text(plain, 1, assistant_model=draft))
 
+    streams = [Stream(), Stream()]
+    ways = {"stopping_criteria": StoppingCriteriaList([StopAt(17)]), "max_new_tokens": 20}
+    for model, stream in zip((quick, plain), streams, strict=True):
+        assert text(model, streamer=stream, **ways).shape == (3, 17)
+    assert len(streams[0].tokens) == 9  # the prompts, and eight tokens of each row
+    assert streams[0].tokens == streams[1].tokens
+    assert kinds(quick) <= {(False, 1), (True, 1)}
+
+
+@pytest.fixture
+def untraced(monkeypatch):
+    """Run the functions that would be compiled as they are."""
+    monkeypatch.setattr(compiled.CompiledFunction, "of", classmethod(lambda cls, module, *_: module))
+
+
+FAMILIES = ["gpt2", "llama", "mistral", "bert-decoder", "t5-v1.1", "umt5", "marian", "bart"]
+
+
+def family_pair(family):
+    """A pair of a family; windows are shorter than a prompt."""
+    settings = {"decoder_start_token_id": 0} if preset(family).is_encoder_decoder else {}
+    if family == "mistral":
+        settings |= {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+    return pair(family, **settings)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mistral", "umt5"])
+def test_the_step_is_right_before_it_is_compiled(family, untraced):
+    plain, quick = family_pair(family)
+    for rows in (1, 3):
+        for settings in WAYS[:2]:
+            assert torch.equal(text(quick, rows, **settings), text(plain, rows, **settings)), (rows, settings)
+    assert len(kinds(quick)) >= 2
+
+
+class Stream(BaseStreamer):
+    """Keeps what it is given."""
+
+    def __init__(self):
+        self.tokens = []
+
+    def put(self, value):
+        self.tokens.append(value.tolist())
+
+    def end(self):
+        """Nothing to do."""
+
+
+class StopAt(StoppingCriteria):
+    """Every row ends at a length."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.length)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+def test_assisted_decoding_with_compiled_models_on_both_sides(family):
+    settings = {"decoder_start_token_id": 0} if preset(family).is_encoder_decoder else {}
+    plain, quick = pair(family, **settings)
+    torch.manual_seed(5)
+    draft = copy.deepcopy(plain)
+    for weight in draft.parameters():
+        weight.data += 0.05 * torch.randn_like(weight)
+    quick_draft = copy.deepcopy(draft).prepare_for_inference(compile=True)
+    for assistant, other in ((draft, draft), (quick_draft, draft), (quick, plain)):
+        assert torch.equal(text(quick, 1, assistant_model=assistant), text(plain, 1, assistant_model=other))
+    assert kinds(quick_draft) == {(True, 1)}
+    if family == "qwen3":
+        lookup = {"prompt_lookup_num_tokens": 2}
+        assert torch.equal(text(quick, 1, **lookup), text(plain, 1, **lookup))
+
 
 @pytest.mark.exhaustive
 def test_beams_of_an_encoder_decoder():
@@ -75,9 +151,9 @@ def test_beams_of_an_encoder_decoder():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("family", ["gpt2", "llama", "bert-decoder", "t5-v1.1", "umt5", "marian", "bart"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_and_kind_of_batch(family):
-    plain, quick = pair(family, **({"decoder_start_token_id": 0} if preset(family).is_encoder_decoder else {}))
+    plain, quick = family_pair(family)
     for rows in (1, 3):
         for settings in WAYS:
             assert torch.equal(text(quick, rows, **settings), text(plain, rows, **settings)), (rows, settings)

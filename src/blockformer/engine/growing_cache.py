@@ -7,7 +7,7 @@ buffer with room to spare, then into one half as large again: it copies a consta
 import functools
 
 import torch
-from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
@@ -125,13 +125,18 @@ def _is_writable(buffer) -> bool:
     return torch.is_inference_mode_enabled() or not buffer.is_inference()
 
 
-def grow_in_place(cache):
-    """Swap the plain dynamic layers of a fresh cache for growing ones; other layers and caches stay as they are."""
+def grow_in_place(cache, and_windows: bool = False):
+    """Swap the plain dynamic layers of a fresh cache for growing ones; other layers and caches stay as they are.
+
+    Args:
+        and_windows: swap those that drop what a sliding window has passed, too. The mask alone is the window then.
+    """
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if type(own) is DynamicCache and not own.offloading:
         if own.layer_class_to_replicate is DynamicLayer:
             own.layer_class_to_replicate = GrowingLayer
-        own.layers = [GrowingLayer() if type(layer) is DynamicLayer else layer for layer in own.layers]
+        swapped = (DynamicLayer, DynamicSlidingWindowLayer) if and_windows else (DynamicLayer,)
+        own.layers = [GrowingLayer() if type(layer) in swapped else layer for layer in own.layers]
     return cache
 
 
@@ -155,6 +160,7 @@ def _growing(prepare_cache):
         is_fresh = model_kwargs.get("past_key_values") is None
         prepare_cache(self, generation_config, model_kwargs, *args, **kwargs)
         if is_fresh:
-            grow_in_place(model_kwargs.get("past_key_values"))
+            # A compiled step reads and writes buffers that hold everything.
+            grow_in_place(model_kwargs.get("past_key_values"), and_windows="_steps" in vars(self))
 
     return prepare_growing_cache

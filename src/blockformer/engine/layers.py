@@ -36,7 +36,7 @@ class _Layers(nn.Module):
         Args:
             lengths: int64 [n], of the sequences that stand one after the other in the row.
             position_bias: [1, H, L, L] or None.
-            rotations: what `rotate` turns by, each [1, 1, N, D or less], two for each layer type; none without rotary ones.
+            rotations: what `rotate` turns by, each [1, 1, N, D or less], two for each layer type, or none.
         """
         stack = self.model
         pairs = zip(rotations[::2], rotations[1::2], strict=True)

@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
-from transformers.utils import logging
 
 from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..awq_linear import QuantizedLinear
@@ -19,8 +18,6 @@ from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled
 from .norm import PiecewiseRMSNorm
 from .packed import HalfCopy, PackedLinear, PackedModule, is_worth, pack_weights, packed_weights, unpack_weights
-
-logger = logging.get_logger(__name__)
 
 # Each plain class and its replacement in a prepared model, which has the same parameters.
 _PREPARED = {
@@ -139,8 +136,6 @@ def _check_compiles(model) -> None:
             f"compile=True is for the CPU; the model is on '{model.device}': use torch.compile and generate(..., "
             "cache_implementation='static') there."
         )
-    if "sliding_attention" in model.config.layer_types:
-        logger.warning_once("layers with sliding windows are not compiled: the model runs uncompiled.")
 
 
 def _encoders(model) -> list:

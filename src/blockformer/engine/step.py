@@ -94,7 +94,11 @@ class _Step(nn.Module):
             beams = input_ids.shape[0] // source_mask.shape[0]
             source_mask = source_mask.expand(-1, -1, beams, -1)
             cache = _Caches(cache, source_keys, source_values)
-        batch = Batch(dict.fromkeys(stack.config.layer_types, mask), rotations, place, source_mask)
+        masks = {"full_attention": mask}
+        if stack.config.sliding_window is not None:
+            near = torch.arange(mask.shape[-1]) > place - stack.config.sliding_window
+            masks["sliding_attention"] = mask & near
+        batch = Batch(masks, rotations, place, source_mask)
         source = states if self.has_source else None  # any tensor: its keys and values are cached
         for layer in stack.layers:
             states = layer.forward(states, source, bias, batch=batch, past_key_values=cache)
