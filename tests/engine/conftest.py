@@ -15,3 +15,9 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(base.parent / run if run else base))
         yield compiled.cache_folder()
+
+
+@pytest.fixture
+def untraced(monkeypatch):
+    """Run the functions that would be compiled as they are."""
+    monkeypatch.setattr(compiled.CompiledFunction, "of", classmethod(lambda cls, module, *_: module))

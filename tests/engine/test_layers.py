@@ -10,14 +10,14 @@ from test_unpadding import masked
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiled, linear, measure
+from blockformer.engine import linear, measure
 from blockformer.engine.layers import CompiledLayers, _Layers
 
 pytestmark = pytest.mark.usefixtures("folder")
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
-    "initializer_range": 0.6, "pad_token_id": 0, "max_position_embeddings": 64,
+    "initializer_range": 0.6, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 64,
 }  # fmt: skip
 # Lengths of the rows and of the longest: mixed, full, one row, one token, all padding, one long row among short ones.
 BATCHES = [([9, 4, 1], 9), ([6, 6], 6), ([7], 7), ([1], 1), ([3, 0, 2], 4), ([60, 2, 3, 3, 3], 60)]
@@ -27,9 +27,8 @@ def pair(family="bert", cls=None, dtype=torch.float32, **settings):
     """A model, and a compiled copy of it."""
     torch.manual_seed(0)
     config = preset(family, **{**SIZES, **settings})
-    cls = cls or (
-        blockformer.BlockformerEncoderDecoderModel if config.is_encoder_decoder else blockformer.BlockformerEncoderModel
-    )
+    names = {"blockformer_encoder": "EncoderModel", "blockformer_decoder": "DecoderModel"}
+    cls = cls or getattr(blockformer, "Blockformer" + names.get(config.model_type, "EncoderDecoderModel"))
     plain = cls(config).to(dtype).eval()
     return plain, copy.deepcopy(plain).prepare_for_inference(compile=True)
 
@@ -52,39 +51,70 @@ def assert_same_states(quick, plain, tolerance=1e-5):
 
 
 @torch.no_grad()
-def test_states_are_the_same_for_every_batch_and_a_second_process_finds_the_one_graph(monkeypatch):
-    plain, quick = pair(num_hidden_layers=1)
-    calls, call = [], compiled.CompiledFunction.__call__
-    monkeypatch.setattr(compiled.CompiledFunction, "__call__", lambda *given: calls.append(1) or call(*given))
+def test_states_are_the_same_for_every_batch(untraced, monkeypatch):
+    plain, quick = pair()
+    calls, call = [], _Layers.forward
+    monkeypatch.setattr(_Layers, "forward", lambda *given: calls.append(1) or call(*given))
     assert_same_states(quick, plain)
     assert len(calls) == len(BATCHES) - 1  # all but the single token
-    monkeypatch.setattr(compiled, "_compile", lambda *_: pytest.fail("compiled a second time"))
-    buffer = io.BytesIO()
-    torch.save(quick, buffer)
-    buffer.seek(0)
-    for again in (copy.deepcopy(quick), torch.load(buffer, weights_only=False), pair(num_hidden_layers=1)[1]):
+    for again in (copy.deepcopy(quick), pickled(quick)):
         assert_same_states(again, plain)
-        assert is_compiled(again)
 
     calls.clear()
     ids, mask = token_ids(2, 9, vocab=97), masked([9, 5], 9)
     holes = mask.clone()
     holes[0, 4] = 0
-    ways = [
-        {"attention_mask": holes},
-        {"output_hidden_states": True},
-        {"head_mask": torch.tensor([[1.0, 0.0, 1.0, 0.5]])},
-        {"position_ids": torch.arange(9).expand(2, -1).flip(-1)},
-    ]
-    for way in ways:
+    for way in ({"attention_mask": holes}, {"output_hidden_states": True}, {"head_mask": torch.rand(2, 4)}):
         assert_close(dict(quick(ids, **way)), dict(plain(ids, **way)))
-    assert len(calls) <= 1  # for the positions
+    assert not calls
     assert quick.train()(ids).last_hidden_state.shape == (2, 9, 32)
     assert not hasattr(quick.prepare_for_training(), "_compiled_layers")
     assert_same_states(quick.eval(), plain)
+    assert not calls
 
 
-@pytest.mark.parametrize(("family", "is_quicker"), [("bert", True), ("t5", False)])
+def pickled(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+def assert_same_prompts(quick, plain):
+    """Of one row and of several; keys and values are there for what comes next."""
+    for rows in (1, 3):
+        ids, more = token_ids(rows, 9, vocab=97), token_ids(rows, 4, 1, vocab=97)
+        outputs = [model(ids, use_cache=True) for model in (quick, plain)]
+        assert_close(*[output.logits for output in outputs])
+        for ours, theirs in zip(*(output.past_key_values.layers for output in outputs), strict=True):
+            assert_close((ours.keys, ours.values), (theirs.keys, theirs.values))
+        pairs = zip((quick, plain), outputs, strict=True)
+        assert_close(*[model(more, past_key_values=output.past_key_values).logits for model, output in pairs])
+
+
+DECODERS = [("qwen3", {"num_key_value_heads": 2}), ("gpt2", {}), ("gpt_neox", {})]
+
+
+@pytest.mark.parametrize(("family", "settings"), DECODERS)
+@torch.no_grad()
+def test_a_prompt_gives_the_same_logits_and_cache(family, settings, untraced, monkeypatch):
+    plain, quick = pair(family, blockformer.BlockformerDecoderForCausalLM, **settings)
+    calls, call = [], _Layers.forward
+    monkeypatch.setattr(_Layers, "forward", lambda *given: calls.append(1) or call(*given))
+    assert_same_prompts(quick, plain)
+    assert len(calls) == 2
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("family", "settings"), DECODERS)
+@torch.no_grad()
+def test_a_compiled_prompt(family, settings):
+    plain, quick = pair(family, blockformer.BlockformerDecoderForCausalLM, **settings)
+    assert_same_prompts(quick, plain)
+    assert is_compiled(quick)
+
+
+@pytest.mark.parametrize(("family", "is_quicker"), [("bert", True), ("t5", False), ("qwen3", True)])
 @torch.no_grad()
 def test_one_graph_takes_any_number_of_tokens_and_sequences(family, is_quicker, monkeypatch):
     monkeypatch.setattr(linear, "_LEAST_WEIGHTS", 1)

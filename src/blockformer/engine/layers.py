@@ -1,9 +1,9 @@
-"""All layers of a stack without a cache as a function of tensors alone, for the compiler, and what calls it.
+"""All layers of a stack over tokens that see no earlier ones (an encoder's, a prompt's) as a function for the compiler.
 
 Rows are unpadded, so that one graph serves every batch: it knows tokens, and only attention knows sequences.
 
-B batch, T padded length, N tokens of all rows, n sequences, L tokens of the longest, H heads, D head size, C hidden
-size.
+B batch, T padded length, N tokens of all rows, n sequences, L tokens of the longest, H heads, K key/value heads, D head
+size, C hidden size.
 """
 
 import functools
@@ -11,6 +11,7 @@ import functools
 import torch
 from torch import nn
 from torch.export import Dim
+from transformers.cache_utils import Cache, DynamicCache
 
 from ..layer import Batch
 from ..positions import rotations_of
@@ -23,8 +24,22 @@ from .sequences import TracedSequences
 _POSITION_TYPES = ("learned", "sinusoidal", "sinusoidal_halves", "rotary", "relative_bias", "none")
 
 
+class _Recorder(Cache):
+    """Keeps the keys and values [1, K, N, D] of all layers."""
+
+    def __init__(self):
+        super().__init__(layers=[])
+        self.keys, self.values = [], []
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Keep them; returns them."""
+        self.keys.append(key_states)
+        self.values.append(value_states)
+        return key_states, value_states
+
+
 class _Layers(nn.Module):
-    """Embedded tokens [1, N, C] to what the stack makes of them, [1, N, C]."""
+    """Embedded tokens [1, N, C] to what the stack makes of them, [1, N, C], and a decoder's keys and values."""
 
     def __init__(self, stack):
         super().__init__()
@@ -44,9 +59,11 @@ class _Layers(nn.Module):
         sequences = TracedSequences(lengths, position_bias)
         masks = dict.fromkeys(stack.config.layer_types)
         batch = Batch(masks, by_type, torch.arange(hidden_states.shape[1]), unpadding=sequences)
+        cache = _Recorder() if stack.is_causal else None
         for layer in stack.layers:
-            hidden_states = layer.forward(hidden_states, None, position_bias, batch=batch)
-        return hidden_states if stack.norm is None else stack.norm(hidden_states)
+            hidden_states = layer.forward(hidden_states, None, position_bias, batch=batch, past_key_values=cache)
+        hidden_states = hidden_states if stack.norm is None else stack.norm(hidden_states)
+        return hidden_states if cache is None else (hidden_states, cache.keys, cache.values)
 
 
 def _layer_types(stack) -> list:
@@ -94,13 +111,21 @@ class CompiledLayers:
         if self._function is None:
             return None
         # A sequence of no tokens more: there are never fewer than the two that a dimension that varies must have.
-        states = self._function(
+        output = self._function(
             hidden_states.reshape(1, -1, shape[2]),
             torch.tensor([*lengths, 0]),
             position_bias,
             [turn.contiguous() for turn in turns],
         )
-        return None if states is None else states.view(shape)
+        if output is None or not self._stack.is_causal:
+            return None if output is None else output.view(shape)
+        states, *keys_values = output
+        cache = others.get("past_key_values")
+        if cache is not None:
+            for layer_idx, pair in enumerate(zip(*keys_values, strict=True)):
+                # [1, K, N, D] -> [B, K, T, D]
+                cache.update(*(each[0].unflatten(1, shape[:2]).transpose(0, 1) for each in pair), layer_idx)
+        return states.view(shape)
 
     def _turns(self, batch) -> list:
         return [turn for name in _layer_types(self._stack) for turn in batch.rotations.get(name, ())]
@@ -117,7 +142,11 @@ class CompiledLayers:
             return False
         if any(mask is not None for mask in batch.masks.values()) or stack.config._attn_implementation != "sdpa":
             return False
-        return all(value is None or value is False or name == "position_ids" for name, value in others.items())
+        cache = others.get("past_key_values")
+        if cache is not None and (type(cache) is not DynamicCache or cache.get_seq_length() or batch.unpadding):
+            return False
+        told = ("position_ids", "past_key_values", "use_cache")
+        return all(value is None or value is False or name in told for name, value in others.items())
 
     def _example(self):
         """Example arguments, and which of their sizes vary."""
@@ -142,7 +171,13 @@ def can_compile(stack) -> bool:
     """Whether the stack's layers know nothing that the compiled function is not told of."""
     config = stack.config
     is_known = config.position_type in _POSITION_TYPES and not config.relative_bias_per_layer
-    return is_known and not stack.is_causal and "sliding_attention" not in config.layer_types
+    if not is_known or "sliding_attention" in config.layer_types:
+        return False
+    if not stack.is_causal:
+        return True
+    # Long texts in bfloat16 have an attention of their own, and float16 widens its weights.
+    is_plain = stack.embed_tokens.weight.dtype is torch.float32 and stack.relative_bias is None
+    return is_plain and not stack.has_cross_attention
 
 
 def plug_in() -> None:

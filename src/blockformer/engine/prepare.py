@@ -38,8 +38,8 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
 
     Args:
         model: a Blockformer model of this package.
-        compile: compile the step that writes one more token, and the layers of an encoder, with PyTorch's compiler.
-            This needs a C++ compiler and takes half a minute or more when the encoder first runs, or the model first
+        compile: compile the step that writes one more token, and the layers of an encoder and of a float32 prompt, with
+            PyTorch's compiler. This needs a C++ compiler and takes half a minute or more when the model first reads, or
             writes a batch of a new kind (one row or several, and each number of beams); later processes load it from
             `~/.cache/blockformer`. It pays for small models. Weights stay plain.
         second_copy: hold bfloat16 weights twice. The second layout makes steps of up to four tokens faster still. Only
@@ -50,8 +50,8 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
 
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
-        ValueError: `compile` with a model that neither writes text nor has an encoder whose layers can be compiled, has
-            weights of 4 bits or experts, or is not on the CPU.
+        ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has weights of
+            4 bits or experts, or is not on the CPU.
     """
     _check_class(model)
     if compile:
@@ -64,7 +64,7 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
         _make_plain(model)
         if step.can_compile(model):
             model._steps = step.CompiledSteps(model)
-        for stack in _encoders(model):
+        for stack in _readers(model):
             stack._compiled_layers = layers.CompiledLayers(stack)
         _put_in(model, {nn.Linear: QuickLinear, RMSNorm: PiecewiseRMSNorm} if is_enabled() else {})
         return model
@@ -125,8 +125,11 @@ def _check_class(model) -> None:
 
 def _check_compiles(model) -> None:
     """Refuse a model that has nothing to be compiled."""
-    if not step.can_compile(model) and not _encoders(model):
-        raise ValueError(f"compile=True is for encoders and models that write text; {type(model).__name__} is neither.")
+    if not step.can_compile(model) and not _readers(model):
+        raise ValueError(
+            f"compile=True is for models that write text or have layers that can be compiled; this "
+            f"{type(model).__name__} neither writes nor has such layers."
+        )
     if model.config.linear_bits is not None:
         raise ValueError("compile=True does not go with linear_bits=4: prepare the model without it.")
     if getattr(model.config, "num_experts", 0):
@@ -138,14 +141,14 @@ def _check_compiles(model) -> None:
         )
 
 
-def _encoders(model) -> list:
+def _readers(model) -> list:
     """The stacks whose layers can be compiled."""
     return [module for module in model.modules() if isinstance(module, Stack) and layers.can_compile(module)]
 
 
 def _forget_compiled(model) -> None:
     vars(model).pop("_steps", None)
-    for stack in _encoders(model):
+    for stack in _readers(model):
         vars(stack).pop("_compiled_layers", None)
 
 
