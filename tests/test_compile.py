@@ -8,6 +8,7 @@ from transformers.integrations.executorch import TorchExportableModuleForDecoder
 
 MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
 WINDOWS = {"full": {"num_hidden_layers": 1}, "mixed": MIXED}
+EXHAUSTIVE = pytest.mark.exhaustive
 # Peaky weights would magnify the different order of a compiled kernel's sums.
 MILD = {"initializer_range": 0.2}
 
@@ -24,7 +25,10 @@ def compiled(a_model, backend="aot_eager", **settings):
     return torch.compile(a_model, fullgraph=True, backend=backend, **settings)
 
 
-@pytest.mark.parametrize(("windows", "use_cache"), [("full", False), ("mixed", False), ("mixed", True)])
+@pytest.mark.parametrize(
+    ("windows", "use_cache"),
+    [("mixed", True), *(pytest.param(windows, False, marks=EXHAUSTIVE) for windows in ("full", "mixed"))],
+)
 def test_forward_is_one_graph(windows, use_cache):
     ours, theirs = pair(**MILD, **WINDOWS[windows])
     ids, mask = left_padded(2, 12)
@@ -35,10 +39,12 @@ def test_forward_is_one_graph(windows, use_cache):
 
 @pytest.mark.parametrize("axes", [
     {"position_type": "learned", "rope_parameters": None, "norm_type": "layer_norm", "gated_mlp": False},
-    {"position_type": "sinusoidal", "rope_parameters": None, "norm_placement": "post"},
     {"position_type": "relative_bias", "rope_parameters": None},
-    {"position_type": "relative_key_query", "rope_parameters": None},
-    {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}},
+    *(pytest.param(axes, marks=EXHAUSTIVE) for axes in (
+        {"position_type": "sinusoidal", "rope_parameters": None, "norm_placement": "post"},
+        {"position_type": "relative_key_query", "rope_parameters": None},
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}},
+    )),
 ])  # fmt: skip
 def test_the_other_axes_are_one_graph_too(axes):
     ours, ids = model(num_hidden_layers=1, **MILD, **axes), token_ids(2, 9)
@@ -77,7 +83,7 @@ def test_generate_with_a_compiled_forward():
     assert torch.equal(ours.generate(ids, **settings), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_default_backend_gives_the_same_logits():
     """Builds kernels with a C++ compiler."""
     ours, theirs = pair(num_hidden_layers=1, **MILD)
@@ -89,7 +95,10 @@ def test_the_default_backend_gives_the_same_logits():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("windows", "strict"), [("mixed", True), ("mixed", False), ("full", False)])
+@pytest.mark.parametrize(
+    ("windows", "strict"),
+    [("mixed", False), *(pytest.param(*each, marks=EXHAUSTIVE) for each in (("mixed", True), ("full", False)))],
+)
 def test_export_with_a_batch_and_a_length_of_any_size(windows, strict):
     ours, theirs = pair(**MILD, **WINDOWS[windows])
     ids, mask = left_padded(2, 12)

@@ -42,7 +42,13 @@ SIZES = {
     },
 }
 LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 5}
+FIRST = FAMILIES["xlm-roberta"].heads[0]
 HEADS = [(family, head) for family in SIZES for head in FAMILIES[family].heads if not head.is_decoder]
+# The classes of XLM-RoBERTa are those of RoBERTa; its first head is asked for its names alone.
+USUALLY = [
+    pytest.param(*each, marks=[pytest.mark.exhaustive] if each[0] == "xlm-roberta" and each[1] is not FIRST else [])
+    for each in HEADS
+]
 DECODERS = [
     (family, head, cross)
     for family in SIZES
@@ -131,7 +137,7 @@ def assert_same_outputs(ours, theirs, side, shift=0):
 
 @pytest.mark.portable
 @pytest.mark.versions
-@pytest.mark.parametrize(("family", "head"), HEADS, ids=name_of)
+@pytest.mark.parametrize(("family", "head"), USUALLY, ids=name_of)
 def test_every_head_there_and_back(tmp_path, family, head):
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
     model = official_folder(src, family, head.official)
@@ -158,17 +164,12 @@ def test_every_head_there_and_back(tmp_path, family, head):
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor)
 
-
-@pytest.mark.parametrize(("family", "head"), HEADS, ids=name_of)
-def test_without_its_memory_a_repo_goes_back_too(tmp_path, family, head):
-    official_folder(tmp_path / "src", family, head.official)
-    convert(tmp_path / "src", tmp_path / "dst", verify=False)
-    (tmp_path / "dst/conversion.json").unlink()
-    convert(tmp_path / "dst", tmp_path / "back", to_official=True, family=family, verify=False)
-    assert stored(tmp_path / "back") == stored(tmp_path / "src")
+    (dst / "conversion.json").unlink()
+    convert(dst, tmp_path / "fresh", to_official=True, family=family, verify=False)
+    assert stored(tmp_path / "fresh") == stored(src)
     config_class = FAMILIES[family].official_config_class
-    before, after = (config_class.from_pretrained(tmp_path / name).to_dict() for name in ("src", "back"))
-    assert after == before
+    configs = [config_class.from_pretrained(folder).to_dict() for folder in (tmp_path / "fresh", src)]
+    assert configs[0] == configs[1]
 
 
 @pytest.mark.portable

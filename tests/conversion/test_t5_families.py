@@ -31,7 +31,13 @@ VERSIONS = {
     "v1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "silu": {"feed_forward_proj": "gated-silu", "num_decoder_layers": 3},
 }
+FIRST = FAMILIES["mt5"].heads[0]
 HEADS = [(family, head) for family in PREFIXES for head in FAMILIES[family].heads]
+# The classes of mT5 are those of T5; its first head is asked for its names alone.
+USUALLY = [
+    pytest.param(*each, marks=[pytest.mark.exhaustive] if each[0] == "mt5" and each[1] is not FIRST else [])
+    for each in HEADS
+]
 UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 SHARED = "shared.weight"
 
@@ -90,7 +96,7 @@ def assert_same_outputs(ours, theirs, side):
 
 @pytest.mark.portable
 @pytest.mark.versions
-@pytest.mark.parametrize(("family", "head"), HEADS, ids=name_of)
+@pytest.mark.parametrize(("family", "head"), USUALLY, ids=name_of)
 def test_every_head_there_and_back(tmp_path, family, head):
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
     model = official_folder(src, family, head.official)
