@@ -1,4 +1,4 @@
-"""What a CPU user exports to, beside ours on the same random weights: llama.cpp, ONNX Runtime, OpenVINO.
+"""What a CPU user exports to, beside ours on the same random weights: llama.cpp, ONNX Runtime (GenAI too), OpenVINO.
 
 Optional: `pip install 'blockformer[peers]'`. A runtime that is not installed has no rows.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import genai
 import gguf_model
 import numpy as np
 import seq2seq
@@ -45,6 +46,8 @@ def rows(size, limits, console: Console, folder: Path) -> Iterator[Row]:
             yield from _encoder_rows(size, limits, console, place, "ONNX Runtime", [torch.float32])
         if _is_there(console, "OpenVINO", "openvino", "onnx", "onnxscript"):
             yield from _encoder_rows(size, limits, console, place, "OpenVINO", [torch.float32, torch.bfloat16])
+        if _is_there(console, genai.PEER, "onnxruntime_genai", "onnx_ir"):
+            yield from genai.rows(size, limits, place)
 
 
 def _is_there(console: Console, name: str, *packages: str) -> bool:
