@@ -1,6 +1,7 @@
 """Weights packed for inference: the same answers, the same files, one copy, and a way back."""
 
 import copy
+import itertools
 import io
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -189,6 +190,17 @@ def test_it_learns_again_after_the_way_back():
     model(ids, labels=ids).loss.backward()
     assert model.model.embed_tokens.weight.grad is None
     assert model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
+
+
+@torch.no_grad()
+def test_from_each_kind_of_preparation_to_each_other():
+    model, ids = make(tie_word_embeddings=True), torch.randint(2, 101, (2, 9))
+    expected = model(ids).logits
+    kinds = {"once": {}, "twice": {"second_copy": True}, "compiled": {"compile": True}}  # a step alone is compiled
+    for first, second in itertools.product(kinds, kinds):
+        model.prepare_for_inference(**kinds[first]).prepare_for_inference(**kinds[second])
+        assert bool(packed_of(model)) == (second != "compiled")
+        assert_close(model(ids).logits, expected, 0.02)
 
 
 @pytest.mark.parametrize("second_copy", [False, True], ids=["once", "twice"])

@@ -176,7 +176,7 @@ def can_compile(stack) -> bool:
     if not stack.is_causal:
         return True
     # Long texts in bfloat16 have an attention of their own, and float16 widens its weights.
-    is_plain = stack.embed_tokens.weight.dtype is torch.float32 and stack.relative_bias is None
+    is_plain = stack.dtype is torch.float32 and stack.relative_bias is None
     return is_plain and not stack.has_cross_attention
 
 

@@ -148,8 +148,8 @@ def _readers(model) -> list:
 
 def _forget_compiled(model) -> None:
     vars(model).pop("_steps", None)
-    for stack in _readers(model):
-        vars(stack).pop("_compiled_layers", None)
+    for module in model.modules():
+        vars(module).pop("_compiled_layers", None)
 
 
 def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> None:
