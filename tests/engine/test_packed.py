@@ -1,8 +1,8 @@
 """Weights packed for inference: the same answers, the same files, one copy, and a way back."""
 
 import copy
-import itertools
 import io
+import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 
