@@ -12,8 +12,11 @@ from .files.sizes import parse_size
 from .files.sources import WEIGHT_FILES, Source, folder_of, locate, weight_file
 
 FAMILIES = (
-    "bart bart-decoder bert distilbert dots1 ernie4_5_moe flex_olmo gpt2 gpt_neox llama marian marian-decoder mbart "
-    "mbart-decoder mistral mixtral mt5 olmo2 olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_moe roberta t5 umt5 xlm-roberta"
+    "arcee bart bart-decoder bert bloom codegen cohere cohere2 cwm distilbert dots1 ernie4_5_moe exaone4 falcon "
+    "flex_olmo gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neox gptj granite helium jais2 llama marian "
+    "marian-decoder mbart mbart-decoder ministral mistral mixtral mpt mt5 nemotron olmo olmo2 olmo3 olmoe opt "
+    "persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe roberta seed_oss smollm3 stablelm starcoder2 t5 umt5 "
+    "vaultgemma xlm-roberta"
 ).split()
 """The names of the official families."""
 ARTICLES = ["article-gpt", "article-encoder-decoder", "article-transformer"]

@@ -23,6 +23,8 @@ PAGE, PAGE_ZH = ROOT / "docs" / "from-figure-to-code.md", ROOT / "docs" / "zh" /
 PAIRS = {
     "page": (PAGE, PAGE_ZH),
     "articles": (PAGE.parent / "articles.md", PAGE_ZH.parent / "articles.md"),
+    "families": (PAGE.parent / "families.md", PAGE_ZH.parent / "families.md"),
+    "add-a-family": (PAGE.parent / "add-a-family.md", PAGE_ZH.parent / "add-a-family.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
 NOT_OURS = {"build", "dist", "blockformer-demo"}
@@ -31,6 +33,17 @@ NOT_OURS = {"build", "dist", "blockformer-demo"}
 PLACE = re.compile(r"\[`([\w/]+\.py)` · `([\w.]+)`\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def drawer(name="draw_pictures"):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPT.with_stem(name))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+family_table = drawer("family_table")
 
 
 def markdown_files():
@@ -108,6 +121,24 @@ def names_of(path):
         slots = {slot for placement in NORM_SLOTS.values() for slot in placement}
         names |= {f"Layer.{part}_{slot}_norm" for part in ("self_attn", "cross_attn", "mlp") for slot in slots}
     return frozenset(names)
+
+
+@pytest.mark.parametrize("name", sorted(family_table.PAGES))
+def test_the_table_of_presets_is_what_the_code_says(name):
+    """`python scripts/family_table.py` writes it."""
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert text == family_table.written(text)
+
+
+@pytest.mark.parametrize("name", ["add-a-family.md", "zh/add-a-family.md"])
+def test_the_family_that_is_added_on_the_page_is_the_one_that_is_there(name):
+    table, registry, rows = fences(ROOT / "docs" / name, "python")
+    settings = fences(ROOT / "docs" / name, "")[0]
+    parts = {"src/blockformer/presets.py": settings, "conversion/families/registry.py": registry}
+    for path, block in {**parts, "tests/conversion/test_decoder_families.py": rows}.items():
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert all(line in text for line in block.splitlines()), path
+    assert table == (ROOT / "conversion/families/jais2.py").read_text(encoding="utf-8")
 
 
 def test_links_of_every_page_lead_somewhere():
@@ -296,13 +327,6 @@ def test_both_languages_have_the_same_parts(pair):
     assert set(re.findall(r"\d{2,3}(?:,\d{3})+|\d+\.\d+", prose(ours))) == set(
         re.findall(r"\d{2,3}(?:,\d{3})+|\d+\.\d+", prose(theirs))
     ), "figures"
-
-
-def drawer():
-    spec = importlib.util.spec_from_file_location("draw_pictures", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 PICTURES = drawer().PICTURES

@@ -23,7 +23,14 @@ DROPOUT_ENTRIES = ("classifier_dropout", "hidden_dropout")
 
 
 def decoder_heads(
-    prefix: str, root: str, lm: str = "ForCausalLM", spans: str = "", tokens: str = "score", head_bias: bool = False
+    prefix: str,
+    root: str,
+    lm: str = "ForCausalLM",
+    spans: str = "",
+    tokens: str = "score",
+    head_bias: bool = False,
+    bare_root: str = "",
+    part: str = "",
 ):
     """The heads of a decoder that this release of transformers has, the language model first.
 
@@ -34,19 +41,20 @@ def decoder_heads(
         spans: prefix of the stack's tensors in the class for question answering, where it differs.
         tokens: name of the head of tokens.
         head_bias: whether the head of the language model may have a bias.
+        bare_root: prefix of the stack's tensors in the class without a head.
+        part: what the names of all other classes have before their task, where a model is part of another one.
     """
     head = {"lm_head.weight": "lm_head.weight"} | ({"lm_head.bias": "lm_head.bias"} if head_bias else {})
     own: list[tuple[Any, ...]] = [
         (lm, "ForCausalLM", root, {}, head),
-        ("Model", "Model", "", {}, {}),
+        ("Model", "Model", bare_root, {}, {}),
         ("ForSequenceClassification", "ForSequenceClassification", root, {}, {"score.weight": "score.weight"}),
         ("ForTokenClassification", "ForTokenClassification", root, {tokens: "score"}, {}),
         ("ForQuestionAnswering", "ForQuestionAnswering", spans or root, {"qa_outputs": "qa_outputs"}, {}),
     ]
+    named = [(prefix + official if official == lm else prefix + part + official, *rest) for official, *rest in own]
     released = dir(transformers)
-    return [
-        Head(prefix + official, OURS + ours, *rest) for official, ours, *rest in own if prefix + official in released
-    ]
+    return [Head(official, OURS + ours, *rest) for official, ours, *rest in named if official in released]
 
 
 class ClassifierDropout:
@@ -97,7 +105,8 @@ class DecoderFamily(Family[Head]):
         **settings,
     ):
         old = {framework + head.official: head.official for head in heads for framework in ("TF", "Flax")}
-        super().__init__(name, config_class, heads, extra_fields=DROPOUT_ENTRIES, former_names=old, **settings)
+        extra = (*DROPOUT_ENTRIES, *settings.pop("extra_fields", ()))
+        super().__init__(name, config_class, heads, extra_fields=extra, former_names=old, **settings)
         self.root = self.heads[0].root
         self.stack_rules = rules
         self.inner = inner

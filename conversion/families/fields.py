@@ -1,10 +1,13 @@
 """The building blocks of a family: heads, forms, and config values that need more than a renaming."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from transformers import PretrainedConfig, PreTrainedModel
+
+from blockformer.positions import rotary_size
 
 from ..errors import ConversionError, shown
 from ..rules.operations import Shape
@@ -242,7 +245,14 @@ class WindowEverywhere:
 
 
 class WindowByLayer:
-    """A window in some of the layers; the official classes also need `use_sliding_window`."""
+    """A window in some of the layers.
+
+    Args:
+        by_flag: whether the official classes also need `use_sliding_window`, and where full layers end.
+    """
+
+    def __init__(self, by_flag: bool = True):
+        self.by_flag = by_flag
 
     def read(self, official):
         """See `Value.read`."""
@@ -257,14 +267,122 @@ class WindowByLayer:
 
     def write(self, config, head):
         """See `Value.write`."""
+        entries = {"sliding_window": config.sliding_window, "layer_types": list(config.layer_types)}
+        if not self.by_flag:  # these classes make a mask for a window in any case, and want its length
+            return {name: value for name, value in entries.items() if value is not None}
         layers = config.num_hidden_layers
         full = next((i for i, kind in enumerate(config.layer_types) if kind != "full_attention"), layers)
-        return {
-            "use_sliding_window": config.sliding_window is not None,
-            "sliding_window": config.sliding_window,
-            "max_window_layers": full,
-            "layer_types": list(config.layer_types),
-        }
+        return entries | {"use_sliding_window": config.sliding_window is not None, "max_window_layers": full}
+
+
+class InnerSize:
+    """The inner width of the feed-forward network, where None, or nothing at all, is four times the width.
+
+    Args:
+        name: the official field, if there is one.
+    """
+
+    def __init__(self, name: str | None = None):
+        self.name = name
+
+    def read(self, official):
+        """See `Value.read`."""
+        said = None if self.name is None else getattr(official.config, self.name)
+        return {"intermediate_size": 4 * official.config.hidden_size if said is None else said}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        plain = config.intermediate_size == 4 * config.hidden_size
+        return {} if self.name is None else {self.name: None if plain else config.intermediate_size}
+
+
+class RopeByLayerType(Rope):
+    """Rotary parameters of each layer type; those of a type that no layer has say nothing."""
+
+    def read(self, official):
+        """See `Value.read`."""
+        rope, types = official.config.rope_parameters, set(official.config.layer_types)
+        if "rope_type" in rope:
+            return super().read(official)
+        return {"rope_parameters": {name: _written_rope(rope[name]) for name in sorted(types)}}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        rope = config.rope_parameters or {}
+        return {"rope_parameters": {name: dict(rope.get(name, rope)) for name in config.layer_types}}
+
+
+class RotaryPart:
+    """How many channels of a head turn, as a number; their pairs lie side by side."""
+
+    def read(self, official):
+        """See `Value.read`."""
+        size = official.config.hidden_size // official.config.num_attention_heads
+        rotated = official.config.rotary_dim
+        if not isinstance(rotated, int):
+            raise ConversionError(f"config.json: rotary_dim is {shown(rotated)}, no number of channels")
+        part = rotated / size
+        part = part if int(part * size) == rotated else math.nextafter(part, 2.0)
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": part}}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        return {"rotary_dim": rotary_size(config.rope_parameters or {}, config.head_dim)}
+
+
+def undone(factor: float, power: float) -> float:
+    """The roundest number whose `power` is a factor: what a config most likely said."""
+    exact = factor ** (1 / power)
+    rounded = (round(exact, digits) for digits in range(17))
+    found = next((each for each in rounded if each > 0 and each**power == factor), exact)
+    return int(found) if found == int(found) else found
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor that is a number there, and None here where it is 1."""
+
+    theirs: str
+    ours: str
+
+    def read(self, official):
+        """See `Value.read`."""
+        factor = getattr(official.config, self.theirs)
+        return {self.ours: None if factor == 1 else float(factor)}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        factor = getattr(config, self.ours)
+        return {self.theirs: 1.0 if factor is None else factor}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A field of ours of which an official flag chooses the value.
+
+    Args:
+        theirs: the flag.
+        ours: our field.
+        values: our value where the flag is false, and where it is true.
+    """
+
+    theirs: str
+    ours: str
+    values: tuple[Any, Any]
+
+    def read(self, official):
+        """See `Value.read`."""
+        return {self.ours: self.values[bool(getattr(official.config, self.theirs))]}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        return {self.theirs: getattr(config, self.ours) == self.values[1]}
+
+
+def only_sliding_layers_rotate(official: Official) -> dict[str, Any]:
+    """Our `rope_layers` where layers that see everything have no positions."""
+    rotates = [layer_type == "sliding_attention" for layer_type in official.config.layer_types]
+    return {"rope_layers": None if all(rotates) else rotates}
 
 
 def common_entries(config: PretrainedConfig, default_labels: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Queries, keys and values of a head are side by side in one matrix.
 """
 
 from ..rules.operations import Split
-from .fields import Computed, Rope
+from .fields import Flag, HeadDim, Rope
 from .llama_like import NORMS, QKV, LlamaLikeFamily
 
 STORED, CANONICAL = "embed_out.weight", "lm_head.weight"
@@ -14,12 +14,6 @@ STORED, CANONICAL = "embed_out.weight", "lm_head.weight"
 def by_head(config, rows):
     """Queries, keys and values of each head side by side."""
     return Split(0, rows, config.num_attention_heads)
-
-
-PARALLEL = Computed(
-    lambda official: {"residual": "parallel" if official.config.use_parallel_residual else "sequential"},
-    lambda config, head: {"use_parallel_residual": config.residual == "parallel"},
-)
 
 
 class GPTNeoXFamily(LlamaLikeFamily):
@@ -64,6 +58,8 @@ FAMILY = GPTNeoXFamily(
         "attention_bias": ("attention_bias", "attention_output_bias"),
     },
     rope=Rope(by_part=True),
-    computed=[PARALLEL],
+    head_dim=HeadDim(always=False),
+    computed=[Flag("use_parallel_residual", "residual", ("sequential", "parallel"))],
+    extra_fields=["rotary_pct"],
     ignored=["layers.{layer}.attention.bias", "layers.{layer}.attention.masked_bias"],
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from blockformer.positions import rotary_size
 from blockformer.presets import STRUCTURES
 
 from ..rules.operations import Chain, Each, Identity, Operation, Pairs, Split
@@ -32,6 +33,10 @@ FOUR_NORMS = {
     "pre_feedforward_layernorm": "mlp_pre_norm",
     "post_feedforward_layernorm": "mlp_output_norm",
 }
+PLAIN_MLP = {name: name for name in ("mlp.up_proj", "mlp.down_proj")}
+"""Without a gate."""
+LAYER_NORM = {"rms_norm_eps": None, "layer_norm_eps": "norm_eps"}
+"""Official field -> ours, of layer norms."""
 Q_AND_K_NORM = {name: name for name in ("self_attn.q_norm", "self_attn.k_norm")}
 FUSED_MLP: Modules = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj": "mlp.down_proj"}
 OUTER = {"embed_tokens": "embed_tokens", "norm": "norm"}
@@ -82,6 +87,9 @@ class LlamaLikeFamily(DecoderFamily):
         head_bias: whether the language model head may have a bias.
         split: how a module that holds several of ours does so, for a config of ours; None: one after the other.
         pairs: whether the official class turns neighbouring channels of a head.
+        bare_root: prefix of the stack's tensors in the official class without a head.
+        part: what official classes but the language model's have before their task, after `prefix`.
+        config_class: name of the official configuration class, where `prefix` does not say it.
         fields: official field -> ours, beyond `FIELDS`; None takes one of those away.
         rope: how rotary parameters are written.
         window: how windows are written.
@@ -105,6 +113,9 @@ class LlamaLikeFamily(DecoderFamily):
         head_bias: bool = False,
         split: Callable[[PretrainedConfig, tuple[int, ...]], Operation] | None = None,
         pairs: bool = False,
+        bare_root: str = "",
+        part: str = "",
+        config_class: str = "",
         fields: Mapping[str, str | tuple[str, ...] | None] | None = None,
         rope: Value | None = None,
         window: Value | None = None,
@@ -120,8 +131,8 @@ class LlamaLikeFamily(DecoderFamily):
         has_low_bits = not pairs and all(isinstance(ours, str) for ours in layer.values())
         super().__init__(
             name,
-            f"{prefix}Config",
-            decoder_heads(prefix, root, lm, spans, tokens, head_bias),
+            config_class or f"{prefix}Config",
+            decoder_heads(prefix, root, lm, spans, tokens, head_bias, bare_root, part),
             rules=self._stack_rules,
             inner=(*(f"{each}." for each in outer), layers.partition(".")[0] + "."),
             ignored=[layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored],
@@ -139,7 +150,7 @@ class LlamaLikeFamily(DecoderFamily):
         self.split, self.pairs = split, pairs
         self.has_low_bits = has_low_bits
 
-    def _stack_rules(self, config: PretrainedConfig) -> list[Rule]:
+    def _stack_rules(self, config: PretrainedConfig, more: Modules | None = None) -> list[Rule]:
         heads, groups = (count * config.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
         sizes = {"q_proj": heads, "k_proj": groups, "v_proj": groups}
 
@@ -157,13 +168,21 @@ class LlamaLikeFamily(DecoderFamily):
                     targets = tuple(f"{ours}{part}.{kind}" for part in parts)
                     yield Rule(f"{theirs}{official}.{kind}", targets if len(targets) > 1 else targets[0], op)
 
-        return [*rules(self.outer), *rules(self.layer, self.layers, LAYER)]
+        return [
+            *rules(self.outer),
+            *rules({**self.layer, **(more or {})}, self.layers, LAYER),
+            *self.more_rules(config),
+        ]
+
+    def more_rules(self, config: PretrainedConfig) -> list[Rule]:
+        """Rules that are more than a module's name."""
+        return []
 
     def _in_pairs(self, config, parts: tuple[str, ...], op: Operation) -> Operation:
         """Queries and keys whose pairs are side by side, among these parts."""
         if not self.pairs or not {*QKV[:2]} & {*parts}:
             return op
-        turn = Pairs(config.head_dim, rotary_size(config))
+        turn = Pairs(config.head_dim, rotary_size(config.rope_parameters, config.head_dim))
         turns = tuple(turn if part in QKV[:2] else Identity() for part in parts)
         return turns[0] if len(turns) == 1 else Chain(op, Each(turns))
 
@@ -206,9 +225,3 @@ class LlamaLikeFamily(DecoderFamily):
             is_low = re.sub(r"\.\d+\.", ".{layer}.", name, count=1) in low
             made |= awq.parts_of(name, shape, config.linear_group_size) if is_low else {name: shape}
         return made
-
-
-def rotary_size(config) -> int:
-    """How many channels of a head the positions turn."""
-    rope = next((each for each in config.rope_parameters.values() if isinstance(each, dict)), config.rope_parameters)
-    return int(config.head_dim * rope.get("partial_rotary_factor", 1.0))

@@ -6,32 +6,55 @@ Those of `articles` have no `model_type` and no way out; they are chosen only by
 from collections.abc import Mapping
 from typing import Any
 
+import transformers
 from transformers import PretrainedConfig
 
 from ..arguments import check_family
 from ..articles import models as articles
 from ..errors import ConversionError, listed, shown
+from ..quiet import quiet
 from . import (
+    arcee,
     bart,
     bart_decoder,
     bert,
+    bloom,
+    cohere,
     distilbert,
     dots1,
     ernie4_5_moe,
+    exaone4,
+    falcon,
+    gemma,
+    glm,
     gpt2,
+    gpt_bigcode,
     gpt_neox,
+    gptj,
+    granite,
+    helium,
+    jais2,
     llama,
     marian,
+    ministral,
     mistral,
     mixtral,
-    olmo2,
+    mpt,
+    nemotron,
+    olmo,
     olmoe,
-    phi3,
+    opt,
+    persimmon,
+    phi,
     qwen2,
     qwen2_moe,
     qwen3,
     qwen3_moe,
     roberta,
+    seed_oss,
+    smollm3,
+    stablelm,
+    starcoder2,
     t5,
 )
 from .base import Family
@@ -41,18 +64,24 @@ __all__ = ["ARTICLES", "FAMILIES", "Family", "family_by_name", "family_for", "fa
 # On the way out the first that can express a config is taken: the more a family demands, the earlier it stands.
 _KNOWN = (
     *(qwen3.FAMILY, qwen2.FAMILY, llama.FAMILY, mistral.FAMILY),
-    *(phi3.FAMILY, olmo2.FAMILY, gpt_neox.FAMILY),
+    *(phi.PHI3, phi.PHI, olmo.OLMO2, olmo.OLMO3, olmo.OLMO, gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, gemma.VAULT),
+    *(granite.FAMILY, ministral.MINISTRAL, ministral.CWM, smollm3.FAMILY, arcee.FAMILY, helium.FAMILY, seed_oss.FAMILY),
+    *(exaone4.FAMILY, glm.GLM, glm.GLM4, cohere.COHERE, cohere.COHERE2, starcoder2.FAMILY, nemotron.FAMILY),
+    *(jais2.FAMILY, stablelm.FAMILY, gpt_neox.FAMILY, persimmon.FAMILY, gptj.GPTJ, gptj.CODEGEN, falcon.FAMILY),
+    *(bloom.FAMILY, mpt.FAMILY, opt.FAMILY),
     *(qwen3_moe.FAMILY, qwen2_moe.FAMILY, mixtral.FAMILY, olmoe.OLMOE, olmoe.FLEX_OLMO),
     *(dots1.FAMILY, ernie4_5_moe.FAMILY),
     *(distilbert.FAMILY, roberta.FAMILY, roberta.XLM, bert.FAMILY),
     *(t5.UMT5, t5.T5, t5.MT5),
     *(marian.FAMILY, bart.MBART, bart.BART),
-    gpt2.FAMILY,
+    *(gpt2.FAMILY, gpt_bigcode.FAMILY),
     bart_decoder.BartDecoderFamily(bart.BART, "Bart"),
     bart_decoder.BartDecoderFamily(bart.MBART, "MBart"),
     bart_decoder.BartDecoderFamily(marian.FAMILY, "Marian"),
 )
-FAMILIES: dict[str, Family] = {family.name: family for family in _KNOWN}
+_RELEASED, _TYPES = set(dir(transformers)), {family.model_type for family in _KNOWN}
+# Those that the installed release of transformers has.
+FAMILIES: dict[str, Family] = {family.name: family for family in _KNOWN if family.config_class_name in _RELEASED}
 ARTICLES: dict[str, Family] = {family.name: family for family in articles.FAMILIES}
 
 
@@ -78,9 +107,31 @@ def family_of(official: Mapping[str, Any]) -> Family:
     alike = [family for family in FAMILIES.values() if family.model_type == model_type]
     if not alike:
         known = ", ".join(sorted({family.model_type for family in FAMILIES.values()}))
-        raise ConversionError(f"config.json: model_type {shown(model_type)} is not supported; there are {known}")
+        lacks = f" by transformers {transformers.__version__}; install a newer one" if model_type in _TYPES else ""
+        said = f"model_type {shown(model_type)} is not supported{lacks}; there are {known}"
+        raise ConversionError(f"config.json: {said}{nearest(official)}")
     named = (official.get("architectures") or [None])[0]
     return next((family for family in alike if named in {head.official for head in family.heads}), alike[0])
+
+
+def nearest(official: Mapping[str, Any]) -> str:
+    """A hint at the families whose configs are most like one of an unknown type, and what they do not understand."""
+    common = set(PretrainedConfig().to_dict()) | {"model_type", "architectures", "auto_map"}
+    said = set(official) - common
+    if not said:
+        return ""
+
+    def likeness(family: Family) -> float:
+        fields = set(family.official_config({}).to_dict()) - common
+        return len(said & fields) / len(said | fields)
+
+    def told(family: Family) -> str:
+        strange = [shown(name) for name in family.unused(official) if name not in common]
+        return f"'{family.name}'" + (f", which does not know {', '.join(strange[:12])}" if strange else "")
+
+    with quiet():
+        best = sorted(FAMILIES.values(), key=likeness, reverse=True)[:2]
+        return f". Its settings are most like those of {'; and of '.join(map(told, best))}"
 
 
 def family_for(config: PretrainedConfig) -> Family:

@@ -22,7 +22,7 @@ from blockformer.configuration_blockformer import check_counts
 from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import NEVER_FOLLOWED
 from ..quiet import quiet
-from .fields import DROPOUTS, Form, Head, NotExpressible, Official, Value, common_entries, token_or_none
+from .fields import DROPOUTS, TOKENS, Form, Head, NotExpressible, Official, Value, common_entries, token_or_none
 
 # Official settings that change what a model computes and that no family here has: name -> values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -132,7 +132,7 @@ class ConfigTranslation(ABC):
         origin: dict[str, str] = {}
         lines = []
         for theirs, names in self.fields.items():
-            value = getattr(official, theirs)
+            value = getattr(official, theirs, None) if theirs in TOKENS else getattr(official, theirs)
             if theirs == "pad_token_id":
                 value = token_or_none(value)
             for name in names:

@@ -169,6 +169,43 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class FlatPairs(Pairs):
+    """`Pairs` of the weights of a norm of each head, [H, D]."""
+
+    def _reordered(self, tensor: Tensor, shape: tuple[int, int]) -> Tensor:
+        return super()._reordered(tensor.flatten(), shape).view_as(tensor)
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return list(shapes)
+
+    inverse_shapes = forward_shapes
+
+
+@dataclass(frozen=True)
+class Stack:
+    """`count` tensors of one shape -> one with an axis more, the first."""
+
+    count: int
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.stack(list(tensors))]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [part.clone() for part in tensors[0]]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        if len(shapes) != self.count or len({tuple(shape) for shape in shapes}) != 1:
+            raise ConversionError(f"shapes {[list(shape) for shape in shapes]} cannot be put into one tensor")
+        return [(self.count, *shapes[0])]
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = shapes
+        if not shape or shape[0] != self.count:
+            raise ConversionError(f"shape {list(shape)} does not hold {self.count} tensors")
+        return [tuple(shape[1:])] * self.count
+
+
+@dataclass(frozen=True)
 class Each:
     """An operation of its own for each tensor."""
 

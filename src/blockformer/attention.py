@@ -14,13 +14,13 @@ from transformers.cache_utils import EncoderDecoderCache
 from .awq_linear import make_linear
 from .axes import SHARED, Part, axis, check_choice, flag
 from .normalization import make_norm
-from .positions import RelativeBias, RelativeKeys, rotate
+from .positions import SCORE_TERMS, RelativeBias, RelativeKeys, rotate
 from .unpadding import attend_unpadded
 
 
 def sdpa_attention(module, query, key, value, attention_mask, unpadding=None, **kwargs):
     """The library's attention function "sdpa"; of an unpadded row, for each sequence by itself with its own mask."""
-    attend = AttentionInterface()["sdpa"]
+    attend = AttentionInterface()["sdpa"] if kwargs.get("softcap") is None else capped_attention
     if unpadding is None:
         return attend(module, query, key, value, attention_mask, **kwargs)
     return attend_unpadded(attend, unpadding, module, query, key, value, attention_mask, **kwargs)
@@ -31,8 +31,10 @@ ALL_ATTENTION_FUNCTIONS = AttentionInterface()
 ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
 
 
-def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, **kwargs):
     """softmax(Q K^T * scaling + mask) V (Vaswani et al., 2017, section 3.2.1), the definition of every backend.
+
+    With a soft cap c, c * tanh(scores / c) in place of the scores before the mask (Gemma 2).
 
     Queries [B, H, T, D], keys and values [B, K, S, D], an additive or boolean mask (True is visible) [B, 1 or H, T, S]
     or None -> the weighted values [B, T, H, D] and the probabilities [B, H, T, S].
@@ -41,6 +43,7 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = query @ key.transpose(2, 3) * scaling
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
     if attention_mask is not None:
         if attention_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
@@ -49,6 +52,14 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
     probabilities = F.dropout(probabilities, dropout, module.training)
     return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
+
+
+def capped_attention(module, query, key, value, attention_mask, **kwargs):
+    """Eager attention without its probabilities, causal where "sdpa", which has no cap, is so without a mask."""
+    length, total = query.shape[2], key.shape[2]
+    if attention_mask is None and module.is_causal and length > 1:
+        attention_mask = torch.ones(length, total, dtype=torch.bool, device=query.device).tril(total - length)
+    return eager_attention_forward(module, query, key, value, attention_mask, **kwargs)[0], None
 
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -76,6 +87,10 @@ class AttentionFields(Part):
     attention_scale: float | None = axis(
         None, "a positive number", "attention", "factor of the scores; None means 1/sqrt(head_dim)"
     )
+    attn_logit_softcapping: float | None = axis(
+        None, "a positive number", "attention", "soft cap c of the scores: c * tanh(scores / c)"
+    )
+    clip_qkv: float | None = axis(None, "a positive number", "attention", "bound of queries, keys and values")
     # A window of 1 is full attention in a dynamic cache of the library.
     sliding_window: int | None = axis(
         None, "an integer above 1", "attention", "tokens that a layer of type sliding_attention sees, itself included"
@@ -118,8 +133,11 @@ class AttentionFields(Part):
         if slides and not self.is_decoder:
             kind = "encoder-decoder" if self.is_encoder_decoder else "encoder"
             raise ValueError(f"sliding attention is not supported in an {kind}: only a decoder's layers look back.")
-        if slides and self.position_type.startswith("relative"):
+        if slides and self.position_type in SCORE_TERMS:
             raise ValueError(f"sliding attention is not supported with position_type='{self.position_type}'.")
+        alone = self.is_decoder and not self.add_cross_attention and self.position_type not in SCORE_TERMS
+        if self.attn_logit_softcapping is not None and not alone:
+            raise ValueError("attn_logit_softcapping needs a decoder without relative terms or cross-attention.")
 
     def tensor_parallel_plan(self, has_cross_attention):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
@@ -163,7 +181,8 @@ class Attention(nn.Module):
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.dropout = config.attention_dropout
-        self.has_relative_terms = config.position_type.startswith("relative") and not is_cross_attention
+        self.softcap, self.clip_qkv = config.attn_logit_softcapping, config.clip_qkv
+        self.has_relative_terms = config.position_type in SCORE_TERMS and not is_cross_attention
         sliding = not is_cross_attention and layer_type_of(config, layer_idx) == "sliding_attention"
         self.sliding_window = config.sliding_window if sliding else None
 
@@ -210,12 +229,17 @@ class Attention(nn.Module):
         else:
             # vLLM makes one product of these calls where they stand in this source, each once.
             q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+            if self.clip_qkv is not None:
+                q, k, v = (states.clamp(-self.clip_qkv, self.clip_qkv) for states in (q, k, v))
             query, key, value = self._split_states(q, k, v, position_embeddings)
             key, value = self._with_past(key, value, past_key_values)  # [B, K, S, D]
         if self.has_relative_terms:
             attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions, unpadding)
         if unpadding is not None:
             kwargs["unpadding"] = unpadding  # for "sdpa" alone
+        if self.softcap is not None:
+            self._refuse_backends("paged", "soft cap of scores")
+            kwargs["softcap"] = self.softcap
 
         # vLLM and transformers read this source, too: one look-up and one call of what it finds.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
@@ -299,7 +323,7 @@ class Attention(nn.Module):
             position_bias = self.relative_bias(query_positions, key.shape[2])
         if self.relative_keys is not None:
             position_bias = self.relative_keys(query, key, query_positions) * self.scaling
-        position_bias = self._own_heads(position_bias, 1, query.shape[1])
+        position_bias = self._own_heads(position_bias, 1, query.shape[1]).to(query.dtype)
         return self._with_bias(attention_mask, position_bias, query_positions, key.shape[2])
 
     def _relative_masks(self, query, key, position_bias, unpadding):
@@ -310,10 +334,8 @@ class Attention(nn.Module):
 
     def _with_bias(self, attention_mask, bias, query_positions, key_length):
         """Mask and bias as one additive mask [B, H, T, S], causal where the backend was left to be so by itself."""
-        backend = self.config._attn_implementation
         is_tensor = attention_mask is None or isinstance(attention_mask, torch.Tensor)
-        if not is_tensor or backend.startswith(("flash", "vllm", "paged")):
-            raise ValueError(f"attn_implementation='{backend}' takes no relative position term; use 'sdpa' or 'eager'.")
+        self._refuse_backends(("flash", "vllm", "paged") if is_tensor else "", "relative position term")
         if attention_mask is None and self.is_causal:
             keys = torch.arange(key_length, device=bias.device)
             attention_mask = (keys[None, :] <= query_positions[:, None])[None, None]
@@ -322,3 +344,7 @@ class Attention(nn.Module):
         if attention_mask.dtype == torch.bool:
             return bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
         return (bias + attention_mask).clamp(min=torch.finfo(bias.dtype).min)
+
+    def _refuse_backends(self, prefixes, what: str) -> None:
+        if (backend := self.config._attn_implementation).startswith(prefixes):
+            raise ValueError(f"attn_implementation='{backend}' takes no {what}; use 'sdpa' or 'eager'.")

@@ -35,16 +35,13 @@ class LinearFields(Part):
         super().check()
         if self.linear_bits is None:
             return
-        group, key_heads = self.linear_group_size, self.num_key_value_heads * self.head_dim
-        inputs = {
-            "hidden_size": self.hidden_size,
-            "num_attention_heads * head_dim": self.num_attention_heads * self.head_dim,
-            "intermediate_size": self.intermediate_size,
-        }
+        heads, keys = (count * self.head_dim for count in (self.num_attention_heads, self.num_key_value_heads))
+        inputs = {"hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size}
+        inputs["num_attention_heads * head_dim"], group = heads, self.linear_group_size
         for name, size in inputs.items():
             if group != -1 and size % group:
                 raise ValueError(f"{name} ({size}) is not a multiple of linear_group_size ({group}): change one.")
-        for name, size in {**inputs, "num_key_value_heads * head_dim": key_heads}.items():
+        for name, size in {**inputs, "num_key_value_heads * head_dim": keys}.items():
             if size % 8:
                 raise ValueError(f"{name} ({size}) is not a multiple of 8: linear_bits=4 keeps 8 numbers in a word.")
         if self.float32_down_proj:

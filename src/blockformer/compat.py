@@ -36,17 +36,12 @@ try:
     from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
     from transformers.generation import GenerationMixin
     from transformers.integrations import use_experts_implementation
-    from transformers.masking_utils import (
-        create_bidirectional_mask,
-        create_causal_mask,
-        create_sliding_window_causal_mask,
-    )
+    from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+    from transformers.masking_utils import create_sliding_window_causal_mask as create_sliding_mask
     from transformers.modeling_layers import GradientCheckpointingLayer
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    )
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as SEQ_TO_SEQ
     from transformers.utils import can_return_tuple, logging
     from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 except (ImportError, AttributeError) as error:
@@ -69,8 +64,7 @@ def announce_language_model(config_class) -> None:
     `Trainer` shifts smoothed labels only for the causal ones; other tools (lm-eval) tell causal from
     sequence-to-sequence models by these lists when they have loaded nothing but the config.
     """
-    lists = (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
-    for auto_class, names in zip(("AutoModelForCausalLM", "AutoModelForSeq2SeqLM"), lists, strict=True):
+    for auto_class, names in (("AutoModelForCausalLM", CAUSAL), ("AutoModelForSeq2SeqLM", SEQ_TO_SEQ)):
         if auto_class in config_class.auto_classes:
             names[config_class.model_type] = config_class.auto_classes[auto_class].rpartition(".")[2]
 
@@ -108,14 +102,9 @@ def causal_masks(config, hidden_states, attention_mask, past_key_values, positio
     The library finds several sequences of a row by `position_ids` [B, T], so they are None where they are only counted.
     Of the states [B, T, C] it reads shape, dtype and device.
     """
-    arguments = {
-        "config": config,
-        "inputs_embeds": hidden_states,
-        "attention_mask": attention_mask,
-        "past_key_values": past_key_values,
-        "position_ids": position_ids,
-    }
-    makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
+    arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
+    arguments |= {"past_key_values": past_key_values, "position_ids": position_ids}
+    makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_mask}
     return {layer_type: makers[layer_type](**arguments) for layer_type in sorted(set(config.layer_types))}
 
 

@@ -61,6 +61,7 @@ class BlockformerConfig(
         False, "true, false or 'fixed'", "head", "bias of the language model head; fixed is one that does not learn"
     )
     logit_scale: float | None = axis(1.0, "a positive number", "head", "factor of the states that enter the head")
+    final_logit_softcapping: float | None = axis(None, "a positive number", "head", "soft cap of the logits")
     pooler_act: str | None = axis(
         None, tuple(ACT2FN), "head", "activation of an encoder's pooler on the first token; None means no pooler"
     )

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .stack import Stack  # noqa: F401
     from .unpadding import Unpadding  # noqa: F401
 
+_MODELS = "modeling_encoder_decoder.BlockformerEncoderDecoder"
+
 
 class BlockformerEncoderDecoderConfig(BlockformerConfig):
     """An encoder and a decoder that looks at its states.
@@ -49,12 +51,10 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
 
     auto_classes = {
         "AutoConfig": "configuration_encoder_decoder.BlockformerEncoderDecoderConfig",
-        "AutoModel": "modeling_encoder_decoder.BlockformerEncoderDecoderModel",
-        "AutoModelForSeq2SeqLM": "modeling_encoder_decoder.BlockformerEncoderDecoderForConditionalGeneration",
-        "AutoModelForSequenceClassification": (
-            "modeling_encoder_decoder.BlockformerEncoderDecoderForSequenceClassification"
-        ),
-        "AutoModelForQuestionAnswering": "modeling_encoder_decoder.BlockformerEncoderDecoderForQuestionAnswering",
+        "AutoModel": f"{_MODELS}Model",
+        "AutoModelForSeq2SeqLM": f"{_MODELS}ForConditionalGeneration",
+        "AutoModelForSequenceClassification": f"{_MODELS}ForSequenceClassification",
+        "AutoModelForQuestionAnswering": f"{_MODELS}ForQuestionAnswering",
     }
     base_model_pp_plan: ClassVar[dict] = {}
 

@@ -64,10 +64,10 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
     if shape[0] == 0 or shape[1] == 0 or batch % shape[0]:
         many = f"{shape[0]} rows of {shape[1]} states, the input has {batch} rows"
         raise ValueError(f"encoder_hidden_states has {many}: give one source for each row (or group of beams).")
-    if isinstance(encoder_attention_mask, torch.Tensor) and encoder_attention_mask.dim() < 4:
-        if list(encoder_attention_mask.shape) != shape[:2]:
-            raise ValueError(f"the mask of the source must be {shape[:2]}, not {list(encoder_attention_mask.shape)}.")
-        _check_mask_values(encoder_attention_mask)
+    if isinstance(mask := encoder_attention_mask, torch.Tensor) and mask.dim() < 4:
+        if list(mask.shape) != shape[:2]:
+            raise ValueError(f"the mask of the source must be {shape[:2]}, not {list(mask.shape)}.")
+        _check_mask_values(mask)
 
 
 def check_positions(config, position_ids, shape, longest: int | None) -> None:
@@ -90,10 +90,8 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
         fix = "shorten it, or train with a larger max_position_embeddings"
         raise ValueError(f"the text is {longest} tokens long, the table of learned positions has {limit}: {fix}.")
     if longest > limit and config.position_type == "rotary" and config.rope_parameters.get("rope_type") == "default":
-        logger.warning_once(
-            f"the text is {longest} tokens long, longer than the {limit} (max_position_embeddings) that the model was "
-            "trained on: expect worse results."
-        )
+        trained = f"the {limit} (max_position_embeddings) that the model was trained on"
+        logger.warning_once(f"the text is {longest} tokens long, longer than {trained}: expect worse results.")
 
 
 def _is_readable(tensor) -> bool:
@@ -121,10 +119,8 @@ def _check_mask(mask, batch: int, length: int, past_key_values) -> None:
         past = int(past)
         rooms = {getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ())}
     if mask.shape[1] != past + length and mask.shape[1] not in rooms:
-        cached = f" ({past} of them cached)" if past else ""
-        raise ValueError(
-            f"attention_mask covers {mask.shape[1]} tokens, there are {past + length}{cached}: give one value for each."
-        )
+        there = f"{past + length} ({past} of them cached)" if past else past + length
+        raise ValueError(f"attention_mask covers {mask.shape[1]} tokens, there are {there}: give one value for each.")
     _check_mask_values(mask)
 
 

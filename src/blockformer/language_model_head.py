@@ -52,8 +52,9 @@ class LanguageModelHead(BlockformerPreTrainedModel):
 
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""
-        logits = self.lm_head(self.before_head(hidden_states))
-        return logits if self.logits_bias is None else logits + self.logits_bias.to(logits.device)
+        logits, cap = self.lm_head(self.before_head(hidden_states)), self.config.final_logit_softcapping
+        logits = logits if self.logits_bias is None else logits + self.logits_bias.to(logits.device)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def logits_and_loss(self, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
         """States [..., C] and labels int [...] or None -> logits [..., V], loss or None.

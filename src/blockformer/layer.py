@@ -33,6 +33,7 @@ class LayerFields(Part):
         "norm",
         "feed-forward reads what attention wrote, or both read the same: x + attention(norm(x)) + mlp(norm2(x))",
     )
+    residual_multiplier: float | None = axis(None, "a positive number", "norm", "factor of what a sub-layer adds")
     hidden_dropout: float = axis(
         0.0, "a probability from 0 to 1", "training", "after the embeddings and after each sub-layer"
     )
@@ -99,7 +100,8 @@ class Layer(GradientCheckpointingLayer):
         super().__init__()
         self.layer_idx = layer_idx
         self.layer_type = layer_type_of(config, layer_idx)
-        self.residual = config.residual
+        self.rotates = config.rope_layers is None or config.rope_layers[layer_idx]
+        self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout = config.hidden_dropout
         self.self_attn = Attention(config, layer_idx, is_causal)
         self.has_cross_attention = has_cross_attention
@@ -147,7 +149,7 @@ class Layer(GradientCheckpointingLayer):
         return self.self_attn(
             states,
             attention_mask=batch.masks[self.layer_type],
-            position_embeddings=batch.rotations.get(self.layer_type),
+            position_embeddings=batch.rotations.get(self.layer_type) if self.rotates else None,
             position_bias=position_bias,
             query_positions=batch.query_positions,
             past_key_values=past_key_values,
@@ -159,6 +161,7 @@ class Layer(GradientCheckpointingLayer):
     def _residual(self, sublayer: str, hidden_states, change):
         """The residual step, post(x + output(f(pre(x)))), after f."""
         change = self._norm(sublayer, "output", change)
+        change = change if self.multiplier is None else change * self.multiplier
         if self.training:
             change = F.dropout(change, self.dropout)
         return self._norm(sublayer, "post", _hold_finite(hidden_states + change))

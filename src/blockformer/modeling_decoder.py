@@ -8,6 +8,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 from transformers.utils import can_return_tuple
 
+from .alibi import Alibi
 from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import axis  # noqa: F401
@@ -36,6 +37,8 @@ class BlockformerDecoderModel(Stack):
 
     def __init__(self, config):
         super().__init__(config, is_causal=True, has_cross_attention=config.add_cross_attention)
+        if config.position_type == "alibi":
+            self.relative_bias = Alibi(config)
         self.post_init()
 
 
@@ -148,16 +151,13 @@ def _check_generation(config, generation_config, attention_mask, past_key_values
         if len(empty):
             raise ValueError(f"prompt {int(empty[0])} is empty: all of its attention_mask is 0; leave the row out.")
         if not attention_mask[:, -1].all():
-            raise ValueError(
-                "the prompts are padded on the right: set tokenizer.padding_side = 'left' before generating."
-            )
+            raise ValueError("the prompts are padded on the right: set tokenizer.padding_side = 'left'.")
         length -= int((attention_mask == 0).sum(-1).min())
     limit = config.max_position_embeddings
     if config.position_type == "learned" and length > limit:
-        raise ValueError(
-            f"the text may become {length + 1} tokens long, the table of learned positions (max_position_embeddings) "
-            f"has {limit}: shorten the prompt or lower max_new_tokens."
-        )
+        table = f"the table of learned positions (max_position_embeddings) has {limit}"
+        fix = "shorten the prompt or lower max_new_tokens"
+        raise ValueError(f"the text may become {length + 1} tokens long, {table}: {fix}.")
 
 
 class BlockformerDecoderForSequenceClassification(SequenceClassification, BlockformerDecoderPreTrainedModel):

@@ -138,28 +138,16 @@ class BlockformerEncoderDecoderModel(TwoStacks):
         elif not isinstance(encoder_outputs, dict):
             names = ("last_hidden_state", "hidden_states", "attentions")
             encoder_outputs = BaseModelOutput(**dict(zip(names, encoder_outputs, strict=False)))
-        outputs = self.decoder(
-            input_ids=decoder_input_ids,
-            attention_mask=decoder_attention_mask,
-            position_ids=decoder_position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=decoder_inputs_embeds,
-            encoder_hidden_states=encoder_outputs["last_hidden_state"],
-            encoder_attention_mask=attention_mask,
-            head_mask=decoder_head_mask,
-            use_cache=use_cache,
-            return_dict=True,
-            **kwargs,
-        )
+        target: dict = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache}
+        target |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
+        target |= {"past_key_values": past_key_values, "head_mask": decoder_head_mask, "return_dict": True}
+        states = encoder_outputs["last_hidden_state"]
+        outputs = self.decoder(**target, encoder_hidden_states=states, encoder_attention_mask=attention_mask, **kwargs)
         return Seq2SeqModelOutput(
-            last_hidden_state=outputs.last_hidden_state,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.hidden_states,
-            decoder_attentions=outputs.attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=encoder_outputs["last_hidden_state"],
-            encoder_hidden_states=encoder_outputs.get("hidden_states"),
-            encoder_attentions=encoder_outputs.get("attentions"),
+            **{name: outputs.get(name) for name in ("last_hidden_state", "past_key_values", "cross_attentions")},
+            **{f"decoder_{name}": outputs.get(name) for name in ("hidden_states", "attentions")},
+            **{f"encoder_{name}": encoder_outputs.get(name) for name in ("hidden_states", "attentions")},
+            encoder_last_hidden_state=states,
         )
 
 

@@ -74,7 +74,7 @@ class ScaledNorm(nn.Module):
         self.normalize = F.rms_norm if config.norm_type == "rms_norm" else F.layer_norm
         self.eps, self.offset = config.norm_eps, int(config.norm_weight == "zero_centered")
         self.weight = nn.Parameter(torch.full(size, 1.0 - self.offset))
-        self.bias = nn.Parameter(torch.zeros(size)) if config.norm_bias else None
+        self.bias = nn.Parameter(torch.zeros(size)) if config.norm_bias and len(size) == 1 else None
 
     def init_buffers(self) -> None:
         """A fresh norm has the factor 1."""

@@ -24,14 +24,14 @@ ROPE_TYPES = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 # Parameters that are positive numbers, then the rest.
-_ROPE_NUMBERS = (
-    "rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings attention_factor beta_fast "
-    "beta_slow mscale mscale_all_dim partial_rotary_factor"
-).split()
+_ROPE_NUMBERS = "rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings".split()
+_ROPE_NUMBERS += "attention_factor beta_fast beta_slow mscale mscale_all_dim partial_rotary_factor".split()
 _ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "truncate")
 POSITION_TYPES = tuple(
-    "learned sinusoidal sinusoidal_halves rotary relative_bias relative_key relative_key_query none".split()
+    "learned sinusoidal sinusoidal_halves rotary relative_bias relative_key relative_key_query alibi none".split()
 )
+SCORE_TERMS = ("relative_bias", "relative_key", "relative_key_query", "alibi")
+"""Those that add a term to the scores of attention."""
 
 
 @dataclass(eq=False, repr=False)
@@ -44,6 +44,9 @@ class PositionFields(Part):
     )
     rope_parameters: dict | None = axis(
         None, "a dict", "positions", "rope_type, rope_theta and so on as in transformers, or such a dict by layer type"
+    )
+    rope_layers: list | None = axis(
+        None, "a list", "positions", "whether each layer of a decoder rotates; None: all do"
     )
     position_offset: int = axis(
         0, "an integer of 0 or more", "positions", "rows of a learned table before that of position 0, for padding"
@@ -87,6 +90,11 @@ class PositionFields(Part):
     def check(self):
         """Relative terms have buckets enough, and no field is set that the position type does not read."""
         super().check()
+        layers, own = self.rope_layers, self.is_decoder and self.position_type == "rotary"
+        if layers is not None and not (own and [type(one) for one in layers] == [bool] * self.num_hidden_layers):
+            raise ValueError(f"rope_layers must be true or false for each layer of a rotary decoder, not {layers!r}.")
+        if self.position_type == "alibi" and not self.is_decoder:
+            raise ValueError("position_type='alibi' is for a decoder: a distance is one back.")
         if self.relative_bias_per_layer and self.position_type != "relative_bias":
             raise ValueError("relative_bias_per_layer=True needs a relative bias: set position_type='relative_bias'.")
         if self.position_type != "relative_bias":
@@ -252,12 +260,11 @@ class RotaryPositions(ComputedPositions):
         with torch.device("cpu"):
             frequencies, self.attention_scaling = compute(layer_type=self.layer_type)
             if self.rope_type == "longrope":
-                longer, _ = compute(layer_type=self.layer_type, seq_len=self._trained_length() + 1)
+                longer, _ = compute(
+                    layer_type=self.layer_type, seq_len=self.rope["original_max_position_embeddings"] + 1
+                )
                 frequencies = torch.stack((frequencies, longer))
         return frequencies
-
-    def _trained_length(self) -> int:
-        return self.rope["original_max_position_embeddings"]
 
     def _frequencies_of(self, theta, device):
         size = rotary_size(self.rope, self.config.head_dim)
@@ -271,7 +278,9 @@ class RotaryPositions(ComputedPositions):
             stretch = (rope["factor"] * longer - (rope["factor"] - 1)) ** (size / (size - 2))
             return self._frequencies_of(rope["rope_theta"] * stretch, position_ids.device)
         if self.rope_type == "longrope":
-            return torch.where(position_ids.max() >= self._trained_length(), self.inv_freq[1], self.inv_freq[0])
+            return torch.where(
+                position_ids.max() >= self.rope["original_max_position_embeddings"], self.inv_freq[1], self.inv_freq[0]
+            )
         return self.inv_freq
 
     @torch.no_grad()

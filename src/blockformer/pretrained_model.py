@@ -77,10 +77,10 @@ def _check_missing(model, source, missing) -> None:
     if hasattr(model, "is_quantized"):  # scales and the like may be made after loading
         missing = [name for name in missing if name.endswith((".weight", ".bias"))]
     if missing:
+        fix = "To begin with random ones, build the model from its config and use load_state_dict(..., strict=False)"
+        question = "is the checkpoint whole, and one of this model?"
         raise WeightsError(
-            f"{source}: weights of {type(model).__name__} are missing; is the checkpoint whole, and one of this "
-            "model? (To begin with random ones, build the model from its config and use "
-            f"load_state_dict(..., strict=False)):{listed(missing)}"
+            f"{source}: weights of {type(model).__name__} are missing; {question} ({fix}):{listed(missing)}"
         )
 
 

@@ -52,7 +52,7 @@ class Stack(BlockformerPreTrainedModel):
         self.embedding_norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
         self.rotary_emb = make_rotary(config) if config.position_type == "rotary" else None
         has_bias = config.position_type == "relative_bias" and not config.relative_bias_per_layer
-        self.relative_bias = RelativeBias(config, bidirectional=not is_causal) if has_bias else None
+        self.relative_bias: nn.Module | None = RelativeBias(config, bidirectional=not is_causal) if has_bias else None
         self.layers = nn.ModuleList(
             Layer(config, layer_idx, is_causal, has_cross_attention) for layer_idx in range(num_layers)
         )
@@ -92,9 +92,6 @@ class Stack(BlockformerPreTrainedModel):
         Returns:
             `last_hidden_state` [B, T, C], `past_key_values`, and what was asked for by `output_hidden_states` (each
             layer's input and the final state) and `output_attentions` (needs the eager backend).
-
-        Raises:
-            ValueError: see `input_checks.py`.
         """
         _, vocab_size = self.config.stack_sizes(self.is_causal)
         check_inputs(self.config, vocab_size, input_ids, inputs_embeds, attention_mask, past_key_values, token_type_ids)
@@ -145,8 +142,7 @@ class Stack(BlockformerPreTrainedModel):
         if position_ids is None and isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
             position_ids = ranks(attention_mask)[:, -shape[1] :]
         elif position_ids is None:
-            position_ids = query_positions[None]
-            longest = past + shape[1] if isinstance(past, int) else None
+            position_ids, longest = query_positions[None], past + shape[1] if isinstance(past, int) else None
         check_positions(self.config, position_ids, shape, longest)
         if given_positions is not None:
             given_positions = given_positions.expand(shape)
@@ -227,7 +223,7 @@ class CrossLayer(DynamicLayer):
     """Keys and values of an encoder's states [B, K, S, D], one row for all beams of an input."""
 
     def reorder_cache(self, beam_idx):
-        """Nothing to do: a beam only ever takes the place of another one of the same input."""
+        """A beam only ever takes the place of another one of the same input."""
 
 
 def shared_cache() -> DynamicCache:
@@ -246,9 +242,6 @@ def last_token_states(config, states, input_ids, attention_mask):
     """Each row's state at its last real token, whichever side is padded: [B, T, C] -> [B, C].
 
     Without a mask [B, T] of 0 and 1 the end is told by `config.pad_token_id` in `input_ids` [B, T].
-
-    Raises:
-        ValueError: several rows and neither to tell where they end.
     """
     batch, length = states.shape[:2]
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:

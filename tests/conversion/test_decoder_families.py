@@ -71,15 +71,26 @@ class Row(NamedTuple):
     shards: bool = False
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+WINDOW = {"sliding_window": 8, "layer_types": [SLIDING, FULL]}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+BY_TYPE = {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 1e4}}
+TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.6,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 3.0,
+}
 ROWS = [
     Row("phi3"),
     Row("phi3", {"sliding_window": 8, "resid_pdrop": 0.1}, shards=True),
-    Row("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16, "tie_word_embeddings": True}),
+    Row("phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16, **TIED}),
     Row("olmo2"),
-    Row("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
+    Row("olmo2", {"attention_bias": True, **TIED}),
     Row("olmo2", {"num_key_value_heads": 4, "hidden_act": "gelu", "rms_norm_eps": 1e-3}, shards=True),
     Row("gpt_neox"),
-    Row("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 1.0, "tie_word_embeddings": True}),
+    Row("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 1.0, **TIED}),
     Row("gpt_neox", {"attention_bias": False, "rotary_pct": 0.5, "hidden_act": "gelu_new"}, shards=True),
     Row("qwen3_moe", QWEN_EXPERTS | {"num_experts_per_tok": 3, "mlp_only_layers": [1]}),
     Row("qwen3_moe", QWEN_EXPERTS | {"norm_topk_prob": True, "attention_bias": True, "head_dim": 16}, shards=True),
@@ -100,6 +111,102 @@ ROWS = [
     Row("mixtral", {"num_local_experts": 5}),
     Row("mixtral", {"num_local_experts": 3, "num_experts_per_tok": 3, "sliding_window": 8}, shards=True),
     Row("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
+    Row("gemma"),
+    Row("gemma", {"head_dim": 16, **UNTIED}, shards=True),
+    Row("gemma", {"attention_bias": True, "num_key_value_heads": 1, "rms_norm_eps": 1e-3}),
+    Row("gemma2", {**WINDOW, "query_pre_attn_scalar": 5, "head_dim": 16}),
+    Row("gemma2", {**WINDOW, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, **UNTIED}, shards=True),
+    Row("gemma2", {**WINDOW, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    Row("gemma2", {"layer_types": [FULL, FULL], "attention_bias": True}),
+    Row("gemma3_text", {**WINDOW, "query_pre_attn_scalar": 12, "head_dim": 16}),
+    Row("gemma3_text", {**WINDOW, "rope_parameters": BY_TYPE, "final_logit_softcapping": 5.0, **UNTIED}, shards=True),
+    Row("gemma3_text", {"layer_types": [FULL, FULL], "num_key_value_heads": 1}),
+    Row("vaultgemma", {**WINDOW, "query_pre_attn_scalar": 12}),
+    Row("vaultgemma", {**WINDOW, "attn_logit_softcapping": None, **UNTIED}, shards=True),
+    Row("vaultgemma", {"layer_types": [SLIDING, SLIDING], "sliding_window": 4, "head_dim": 16}),
+    Row("phi"),
+    Row("phi", {"qk_layernorm": True, "partial_rotary_factor": 1.0}, shards=True),
+    Row("phi", {"num_key_value_heads": 4, "partial_rotary_factor": 0.25, **TIED}),
+    Row("stablelm", {"qk_layernorm": True}),
+    Row("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True, **TIED}, shards=True),
+    Row("stablelm", {"partial_rotary_factor": 1.0, "num_key_value_heads": 4}),
+    Row("starcoder2", {"sliding_window": 8}),
+    Row("starcoder2", {"use_bias": False, **UNTIED}, shards=True),
+    Row("starcoder2", {"num_key_value_heads": 1, "rope_theta": 1e6}),
+    Row("granite", MULTIPLIERS),
+    Row("granite", {"attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
+    Row("granite", {**MULTIPLIERS, "logits_scaling": 4.9, "num_key_value_heads": 4}),
+    Row("cohere", {"logit_scale": 0.25}),
+    Row("cohere", {"use_qk_norm": True, "attention_bias": True, "logit_scale": 0.7}, shards=True),
+    Row("cohere", {"num_key_value_heads": 4, "logit_scale": 1.0, **UNTIED}),
+    Row("cohere2", {**WINDOW, "logit_scale": 0.25}),
+    Row("cohere2", {"layer_types": [SLIDING] * 2, "sliding_window": 5, "logit_scale": 0.3, **UNTIED}, shards=True),
+    Row("cohere2", {**WINDOW, "attention_bias": True, "num_key_value_heads": 4, "logit_scale": 1.0}),
+    Row("smollm3", {"no_rope_layers": [1, 0]}),
+    Row("smollm3", {"no_rope_layers": [1, 1], "attention_bias": True, "mlp_bias": True, **UNTIED}, shards=True),
+    Row("smollm3", {"no_rope_layers": [0, 1], "use_sliding_window": True, "sliding_window": 8}),
+    Row("glm4", {"head_dim": 16}),
+    Row("glm4", {"attention_bias": False, "head_dim": 8, "partial_rotary_factor": 1.0, **TIED}, shards=True),
+    Row("glm4", {"num_key_value_heads": 1, "head_dim": 24}),
+    Row("glm", {"head_dim": 16}),
+    Row("glm", {"attention_bias": False, "head_dim": 8, **TIED}, shards=True),
+    Row("glm", {"num_key_value_heads": 1, "head_dim": 24, "partial_rotary_factor": 1.0}),
+    Row("olmo", {"clip_qkv": 0.5}),
+    Row("olmo", {"attention_bias": True, **TIED}, shards=True),
+    Row("olmo", {"num_key_value_heads": 4, "hidden_act": "gelu"}),
+    Row("olmo3", WINDOW),
+    Row("olmo3", {**WINDOW, "rope_parameters": BY_TYPE, **TIED}, shards=True),
+    Row("olmo3", {"layer_types": [FULL, FULL], "attention_bias": True}),
+    Row("gptj", {"rotary_dim": 4}),
+    Row("gptj", {"rotary_dim": 8, "n_inner": 40, **TIED}, shards=True),
+    Row("gptj", {"rotary_dim": 6, "activation_function": "gelu", "layer_norm_epsilon": 1e-3}),
+    Row("codegen", {"rotary_dim": 4}),
+    Row("codegen", {"rotary_dim": 8, "n_inner": 40, **TIED}, shards=True),
+    Row("codegen", {"rotary_dim": 6, "n_head": 8, "n_embd": 64}),
+    Row("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    Row("falcon", {"multi_query": True, "num_kv_heads": 1}, shards=True),
+    Row("falcon", {"multi_query": False, "parallel_attn": False, "num_kv_heads": 4, "bias": True, **UNTIED}),
+    Row("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
+    Row("opt"),
+    Row("opt", {"do_layer_norm_before": False, **UNTIED}, shards=True),
+    Row("opt", {"layer_norm_elementwise_affine": False, "enable_bias": False}),
+    Row("opt", {"_remove_final_layer_norm": True, "activation_function": "gelu"}),
+    Row("bloom"),
+    Row("bloom", {"n_head": 8, **UNTIED}, shards=True),
+    Row("bloom", {"n_head": 6, "hidden_size": 48, "n_layer": 3}),
+    Row("mpt"),
+    Row("mpt", {"n_heads": 8, **UNTIED}, shards=True),
+    Row("mpt", {"n_heads": 3, "d_model": 24, "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}}),
+    Row("gpt_bigcode"),
+    Row("gpt_bigcode", {"multi_query": False, **UNTIED}, shards=True),
+    Row("gpt_bigcode", {"n_inner": 40, "scale_attn_weights": False, "activation_function": "gelu"}),
+    Row("exaone4", WINDOW),
+    Row("exaone4", {"sliding_window": None, "layer_types": [FULL, FULL], **TIED}, shards=True),
+    Row("exaone4", {"sliding_window": 8, "layer_types": [FULL, FULL], "head_dim": 16}),
+    Row("arcee"),
+    Row("arcee", {"attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
+    Row("arcee", {"rope_parameters": YARN, "head_dim": 16}),
+    Row("helium", {"head_dim": 8}),
+    Row("helium", {"head_dim": 8, "attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
+    Row("helium", {"head_dim": 8, "rope_theta": 500.0, "num_key_value_heads": 4}),
+    Row("nemotron"),
+    Row("nemotron", {"attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
+    Row("nemotron", {"partial_rotary_factor": 1.0, "head_dim": 16}),
+    Row("jais2"),
+    Row("jais2", {"attention_bias": False, "mlp_bias": False, **TIED}, shards=True),
+    Row("jais2", {"num_key_value_heads": 4, "head_dim": 16}),
+    Row("persimmon"),
+    Row("persimmon", {"qk_layernorm": False, **TIED}, shards=True),
+    Row("persimmon", {"partial_rotary_factor": 1.0, "hidden_act": "gelu"}),
+    Row("seed_oss", {"head_dim": 16}),
+    Row("seed_oss", {"attention_out_bias": True, "mlp_bias": True, **TIED}, shards=True),
+    Row("seed_oss", {"attention_bias": False, "head_dim": 8}),
+    Row("ministral", {**WINDOW, "head_dim": 8}),
+    Row("ministral", {"layer_types": [FULL, FULL], "head_dim": 8, **TIED}, shards=True),
+    Row("ministral", {"sliding_window": 8, "head_dim": 16}),
+    Row("cwm", WINDOW),
+    Row("cwm", {**WINDOW, "head_dim": 16, **TIED}, shards=True),
+    Row("cwm", {"sliding_window": 8, "layer_types": [SLIDING, SLIDING], "head_dim": 8}),
 ]
 LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 5}
 
@@ -144,12 +251,15 @@ def official_model(row, head=None):
     return model
 
 
-def batch(length=20):
-    """Two rows of tokens, the second padded on the left."""
+def batch(official, length=20):
+    """Two rows of tokens, the second padded on the left; with positions if the official model takes them."""
     ids = torch.randint(3, SIZES["vocab_size"], (2, length), generator=torch.Generator().manual_seed(3))
     mask = torch.ones_like(ids)
     ids[1, :7], mask[1, :7] = 0, 0
-    return ids, mask
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if "position_ids" in inspect.signature(official.forward).parameters:
+        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    return inputs
 
 
 def assert_same_state(one, other):
@@ -162,8 +272,9 @@ def assert_same_state(one, other):
 @torch.no_grad()
 def assert_same_model(ours, theirs):
     """Logits of padded rows, step by step with a cache, and text in two ways."""
-    ids, mask = batch()
-    assert count_same_at(mask.bool(), ours(ids, attention_mask=mask), theirs(ids, attention_mask=mask), spread=0.3)
+    inputs = batch(theirs)
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    assert count_same_at(mask.bool(), ours(**inputs), theirs(**inputs), spread=0.3)
     caches: list[Any] = [None, None]
     for part in (ids[:1, :17], ids[:1, 17:18], ids[:1, 18:]):
         outputs = [
@@ -199,9 +310,8 @@ def test_there_and_back_with_the_same_numbers_and_text(tmp_path, row):
     convert(dst, tmp_path / "fresh", to_official=True, family=row.family, verify=False)
     assert stored(tmp_path / "fresh") == stored(src)
     fresh = type(theirs).from_pretrained(tmp_path / "fresh")
-    ids, mask = batch()
     with torch.no_grad():
-        assert torch.equal(*(model(ids, attention_mask=mask).logits for model in (fresh, theirs)))
+        assert torch.equal(*(model(**batch(theirs)).logits for model in (fresh, theirs)))
 
 
 HEADS = [
@@ -217,7 +327,6 @@ def test_the_other_heads(tmp_path, row, head):
     theirs.save_pretrained(tmp_path)
     ours = blockformer.from_official(tmp_path)
     assert type(ours).__name__ == head.ours
-    ids, mask = batch()
-    tensors = {"input_ids": ids, "attention_mask": mask}
+    inputs = batch(theirs)
     with torch.no_grad():
-        assert count_same_at(mask.bool(), ours(**tensors), theirs(**tensors), spread=0.1)
+        assert count_same_at(inputs["attention_mask"].bool(), ours(**inputs), theirs(**inputs), spread=0.1)

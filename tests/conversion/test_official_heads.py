@@ -6,6 +6,7 @@ import pytest
 import transformers
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import model_type_to_module_name
 
 from blockformer.conversion import ConversionError, from_official
 from blockformer.conversion.families.registry import FAMILIES, family_of
@@ -17,10 +18,12 @@ TYPES = sorted({family.model_type for family in FAMILIES.values()})
 
 def official_classes(model_type):
     """Names of the model classes in the module of a `model_type`, those of its Auto classes among them."""
-    name = model_type.replace("-", "_")
+    name = model_type_to_module_name(model_type)
     module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     found = {name for name in module.__all__ if issubclass(getattr(module, name), PreTrainedModel)}
     found = {name for name in found if "pretrained" not in name.lower()}
+    own = {family.config_class_name for family in FAMILIES.values() if family.model_type == model_type}
+    found = {name for name in found if getattr(module, name).config_class.__name__ in own}
     mapped = [names for table, names in vars(modeling_auto).items() if table.endswith("_MAPPING_NAMES")]
     classes = {names[model_type] for names in mapped if isinstance(names.get(model_type), str)}
     return found | {name for name in classes if issubclass(getattr(module, name, object), PreTrainedModel)}

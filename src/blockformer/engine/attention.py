@@ -23,6 +23,8 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     """
     if isinstance(unpadding, TracedSequences):
         return unpadding.attend(module, query, key, value, attention_mask, scaling, **kwargs), None
+    if kwargs.get("softcap") is not None:
+        return plain(module, query, key, value, attention_mask, unpadding, scaling=scaling, dropout=dropout, **kwargs)
     if unpadding is not None:
         if can_attend_sequences(unpadding, query, attention_mask, dropout, kwargs):
             return attend_sequences(query, key, value, unpadding.lengths, scaling, module.is_causal), None

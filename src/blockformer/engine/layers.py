@@ -177,6 +177,7 @@ def can_compile(stack) -> bool:
         return True
     # Long texts in bfloat16 have an attention of their own, and float16 widens its weights.
     is_plain = stack.dtype is torch.float32 and stack.relative_bias is None
+    is_plain = is_plain and config.attn_logit_softcapping is None
     return is_plain and not stack.has_cross_attention
 
 

@@ -54,10 +54,13 @@ def _loss_in_chunks(head, hidden_states, labels, num_items_in_batch, label_smoot
         hidden_states, labels = hidden_states[labelled], labels[labelled]
     states = head.before_head(hidden_states).flatten(0, -2)  # [N, C]
     bias = None if head.logits_bias is None else head.logits_bias.to(states.device)
-    return chunked_cross_entropy(head.lm_head, states, labels.flatten(), num_items_in_batch, label_smoothing, bias)
+    cap = head.config.final_logit_softcapping
+    return chunked_cross_entropy(head.lm_head, states, labels.flatten(), num_items_in_batch, label_smoothing, bias, cap)
 
 
-def chunked_cross_entropy(head, states, labels, num_items_in_batch=None, label_smoothing=0.0, logits_bias=None):
+def chunked_cross_entropy(
+    head, states, labels, num_items_in_batch=None, label_smoothing=0.0, logits_bias=None, cap=None
+):
     """`token_cross_entropy(head(states) + logits_bias, labels, ...)`, never with more than `MAX_LOGITS` logits at once.
 
     The gradients of a plain linear head are taken with the loss, while a chunk's logits are there. Any other head (with
@@ -70,23 +73,25 @@ def chunked_cross_entropy(head, states, labels, num_items_in_batch=None, label_s
         labels: int [N], each 0 to V - 1 or -100, on the device of the states.
         num_items_in_batch, label_smoothing: see `token_cross_entropy`.
         logits_bias: [V], a buffer beside a head without a bias, or None.
+        cap: soft cap of the logits, or None.
     """
     check_labels(labels, head.out_features)
     rows = max(1, MAX_LOGITS // head.out_features)
     divisor = divisor_of(labels, num_items_in_batch, states.device)
-    is_plain = is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type)
+    is_plain = cap is None and is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type)
     if torch.is_grad_enabled() and is_plain and not torch.compiler.is_compiling():
         bias = head.bias if logits_bias is None else logits_bias
         return _LinearCrossEntropy.apply(states, head.weight, bias, labels, label_smoothing, rows) / divisor
     total = torch.zeros((), device=states.device)
     for chunk in zip(states.split(rows), labels.split(rows), strict=True):
-        total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, logits_bias, use_reentrant=False)
+        total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, logits_bias, cap, use_reentrant=False)
     return total / divisor
 
 
-def _sum_of_chunk(head, states, labels, label_smoothing, logits_bias):
+def _sum_of_chunk(head, states, labels, label_smoothing, logits_bias, cap):
     logits = head(states)
-    logits = (logits if logits_bias is None else logits + logits_bias).float()
+    logits = logits if logits_bias is None else logits + logits_bias
+    logits = (logits if cap is None else cap * torch.tanh(logits / cap)).float()
     return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
 
 

@@ -1,0 +1,24 @@
+"""EXAONE 4.0 (LG AI Research, 2025): norms after the sub-layers; with windows, only layers that have one rotate."""
+
+from .fields import Computed, WindowByLayer, only_sliding_layers_rotate
+from .llama_like import ATTENTION, MLP, OUTPUT_NORMS, Q_AND_K_NORM, LlamaLikeFamily
+
+
+def read_rotating(official):
+    """Without a window, all layers rotate."""
+    return {"rope_layers": None} if official.config.sliding_window is None else only_sliding_layers_rotate(official)
+
+
+def write_rotating(config, head):
+    """A window that no layer has tells those that do not rotate."""
+    return {"sliding_window": None} if config.rope_layers is None and config.sliding_window is None else {}
+
+
+FAMILY = LlamaLikeFamily(
+    "exaone4",
+    "Exaone4",
+    spans="transformer.",
+    layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM},
+    window=WindowByLayer(by_flag=False),
+    computed=[Computed(read_rotating, write_rotating)],
+)

@@ -1,0 +1,87 @@
+"""Falcon (Almazrouei et al., 2023), the first architecture and the new one.
+
+The first has one key/value head and sub-layers that share a norm, or plain heads and sub-layers one after the other.
+The new one has groups of heads, side by side in one matrix, and two norms or one.
+"""
+
+from ..errors import ConversionError
+from ..rules.operations import Split
+from .fields import Computed, HeadDim, NotExpressible
+from .llama_like import ALL_BIASES, QKV, LlamaLikeFamily
+
+
+def read_architecture(official):
+    """Heads and norms."""
+    config = official.config
+    if config.alibi:
+        raise ConversionError("config.json: alibi is true, which is rounded to bfloat16 in Falcon and not supported")
+    new, parallel = config.new_decoder_architecture, config.parallel_attn
+    norms = config.num_ln_in_parallel_attn
+    norms = (2 if new else 1) if norms is None else norms
+    if (new and not parallel) or (norms == 2 and not new):
+        raise ConversionError(
+            "config.json: num_ln_in_parallel_attn and parallel_attn are set as no Falcon has them; mend one"
+        )
+    heads = config.num_kv_heads if new else 1 if config.multi_query else config.num_attention_heads
+    shared = "parallel" if norms == 2 else "parallel_shared_norm"
+    return {"num_key_value_heads": heads, "residual": shared if parallel else "sequential"}
+
+
+def is_new(config) -> bool:
+    """Whether a config of ours needs the new architecture."""
+    return config.residual == "parallel" or config.num_key_value_heads not in (1, config.num_attention_heads)
+
+
+def write_architecture(config, head):
+    """The way back."""
+    if is_new(config) and config.residual == "sequential":
+        raise NotExpressible("residual", "'parallel' with groups of heads", config.residual)
+    return {
+        "alibi": False,
+        "new_decoder_architecture": is_new(config),
+        "parallel_attn": config.residual != "sequential",
+        "multi_query": config.num_key_value_heads == 1,
+        "num_kv_heads": config.num_key_value_heads,
+        "num_ln_in_parallel_attn": (2 if config.residual == "parallel" else 1) if is_new(config) else None,
+    }
+
+
+def split(config, rows):
+    """Each key/value head with its query heads before it; one of all heads comes last either way."""
+    return Split(0, rows, config.num_key_value_heads)
+
+
+class FalconFamily(LlamaLikeFamily):
+    """Falcon, whose norms are named by how many there are."""
+
+    def _stack_rules(self, config):
+        two = {"ln_attn": "self_attn_pre_norm", "ln_mlp": "mlp_pre_norm"}
+        one = {"input_layernorm": "self_attn_pre_norm", "post_attention_layernorm": "mlp_pre_norm"}
+        return super()._stack_rules(config, two if config.residual == "parallel" else one)
+
+
+FAMILY = FalconFamily(
+    "falcon",
+    "Falcon",
+    layer={
+        "self_attention.query_key_value": QKV,
+        "self_attention.dense": "self_attn.o_proj",
+        "mlp.dense_h_to_4h": "mlp.up_proj",
+        "mlp.dense_4h_to_h": "mlp.down_proj",
+    },
+    outer={"word_embeddings": "embed_tokens", "ln_f": "norm"},
+    root="transformer.",
+    layers="h.{layer}.",
+    tokens="classifier",
+    split=split,
+    fields={
+        **dict.fromkeys("num_key_value_heads intermediate_size hidden_act rms_norm_eps".split()),
+        "ffn_hidden_size": "intermediate_size",
+        "activation": "hidden_act",
+        "layer_norm_epsilon": "norm_eps",
+        "hidden_dropout": "hidden_dropout",
+        "bias": ALL_BIASES,
+    },
+    head_dim=HeadDim(always=False),
+    computed=[Computed(read_architecture, write_architecture)],
+)

@@ -1,0 +1,83 @@
+"""Gemma, Gemma 2 and the text model of Gemma 3 (Gemma team, 2024 and 2025), and VaultGemma (2025).
+
+The factor of a norm is 1 + its weight, and embeddings are scaled by the root of the width. From Gemma 2 on there are
+windows, soft caps and, but for VaultGemma, a norm before and after each sub-layer.
+"""
+
+from ..errors import ConversionError
+from .fields import Computed, NotExpressible, RopeByLayerType, WindowByLayer, undone
+from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, FOUR_NORMS, MLP, Q_AND_K_NORM, LlamaLikeFamily
+
+
+def check_scale(config, head):
+    """The factor of the embeddings follows from the width."""
+    if config.embedding_scale != config.hidden_size**0.5:
+        raise NotExpressible("embedding_scale", f"{config.hidden_size**0.5} (the root of the width)")
+    return {}
+
+
+SCALE = Computed(lambda official: {"embedding_scale": official.config.hidden_size**0.5}, check_scale)
+FORWARD = {"use_bidirectional_attention": (None, False)}
+"""A decoder looks back."""
+ACT = {"hidden_act": None, "hidden_activation": "hidden_act"}
+BIASES = {"attention_bias": ALL_ATTENTION_BIASES}
+CAPS = {name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+
+
+def read_scores(official):
+    """The factor of the scores is one over the root of a number, usually the size of a head."""
+    number, size = official.config.query_pre_attn_scalar, official.config.head_dim
+    return {"attention_scale": None if number == size else number**-0.5}
+
+
+def write_scores(config, head):
+    """The way back."""
+    scale = config.attention_scale
+    return {"query_pre_attn_scalar": config.head_dim if scale is None else undone(scale, -0.5)}
+
+
+SCORES = Computed(read_scores, write_scores)
+
+
+def check_cap(official):
+    """The official class has the field and does not look at it."""
+    if official.config.attn_logit_softcapping is not None:
+        raise ConversionError("config.json: attn_logit_softcapping is set, which Gemma 3 does not use; drop it")
+    return {}
+
+
+GEMMA = LlamaLikeFamily("gemma", "Gemma", fields=BIASES, computed=[SCALE], unsupported=FORWARD)
+GEMMA2 = LlamaLikeFamily(
+    "gemma2",
+    "Gemma2",
+    layer={**ATTENTION, **MLP, **FOUR_NORMS},
+    fields={**BIASES, **ACT, **CAPS},
+    window=WindowByLayer(by_flag=False),
+    computed=[SCALE, SCORES],
+    unsupported=FORWARD,
+)
+GEMMA3 = LlamaLikeFamily(
+    "gemma3_text",
+    "Gemma3",
+    config_class="Gemma3TextConfig",
+    layer={**ATTENTION, **MLP, **FOUR_NORMS, **Q_AND_K_NORM},
+    part="Text",
+    fields={**BIASES, **ACT, "final_logit_softcapping": "final_logit_softcapping"},
+    rope=RopeByLayerType(),
+    window=WindowByLayer(by_flag=False),
+    computed=[SCALE, SCORES, Computed(check_cap)],
+    unsupported=FORWARD,
+)
+VAULT = LlamaLikeFamily(
+    "vaultgemma",
+    "VaultGemma",
+    layer={
+        **ATTENTION,
+        **MLP,
+        "input_layernorm": "self_attn_pre_norm",
+        "pre_feedforward_layernorm": "mlp_pre_norm",
+    },
+    fields={**BIASES, **ACT, **CAPS},
+    window=WindowByLayer(by_flag=False),
+    computed=[SCALE, SCORES],
+)

@@ -1,0 +1,40 @@
+"""SantaCoder and StarCoder (BigCode, 2023): GPT-2 with one key/value head, and matrices the usual way round."""
+
+from .fields import Computed, Flag, InnerSize
+from .gpt_neox import by_head
+from .gptj import FIELDS
+from .llama_like import QKV, LlamaLikeFamily
+
+
+def split(config, rows):
+    """One key/value head comes last; as many as query heads are side by side with theirs."""
+    from ..rules.operations import Split
+
+    return Split(0, rows) if config.num_key_value_heads == 1 else by_head(config, rows)
+
+
+KEYS = Computed(
+    lambda official: {"num_key_value_heads": 1 if official.config.multi_query else official.config.n_head},
+    lambda config, head: {"multi_query": config.num_key_value_heads == 1},
+)
+FAMILY = LlamaLikeFamily(
+    "gpt_bigcode",
+    "GPTBigCode",
+    layer={
+        "ln_1": "self_attn_pre_norm",
+        "attn.c_attn": QKV,
+        "attn.c_proj": "self_attn.o_proj",
+        "ln_2": "mlp_pre_norm",
+        "mlp.c_fc": "mlp.up_proj",
+        "mlp.c_proj": "mlp.down_proj",
+    },
+    outer={"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"},
+    root="transformer.",
+    layers="h.{layer}.",
+    tokens="classifier",
+    split=split,
+    fields=FIELDS,
+    rope=InnerSize("n_inner"),
+    computed=[KEYS, Flag("scale_attn_weights", "attention_scale", (1.0, None))],
+    ignored=["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"],
+)

@@ -1,0 +1,60 @@
+"""MPT (MosaicML, 2023): ALiBi, no bias anywhere, and perhaps clipped queries, keys and values."""
+
+from ..errors import ConversionError, listed, shown
+from .fields import Computed, HeadDim, InnerSize
+from .llama_like import QKV, LlamaLikeFamily
+
+ATTENTION = {"attn_pdrop": "attention_dropout", "softmax_scale": "attention_scale", "clip_qkv": "clip_qkv"}
+"""Field of the official `attn_config` -> ours."""
+USUAL = {"alibi": True, "alibi_bias_max": 8, "prefix_lm": False, "qk_ln": False, "attn_uses_sequence_id": False}
+"""What an `attn_config` must say."""
+
+
+def read_attention(official):
+    """The settings of attention, which are a config of their own."""
+    config = official.config.attn_config
+    wrong = [f"{name} is {shown(getattr(config, name))}" for name in USUAL if getattr(config, name) != USUAL[name]]
+    if wrong:
+        raise ConversionError(f"config.json: attn_config: settings that cannot be converted:{listed(wrong)}")
+    read = {ours: getattr(config, theirs) for theirs, ours in ATTENTION.items()}
+    # The official class drops as much after each sub-layer.
+    return {**read, "clip_qkv": read["clip_qkv"] or None, "hidden_dropout": read["attention_dropout"]}
+
+
+def write_attention(config, head):
+    """The way back."""
+    written = {theirs: getattr(config, ours) for theirs, ours in ATTENTION.items()}
+    written["attn_pdrop"] = written["attn_pdrop"] or 0  # no float for nothing
+    return {"attn_config": {**written, **USUAL}}
+
+
+FAMILY = LlamaLikeFamily(
+    "mpt",
+    "Mpt",
+    layer={
+        "norm_1": "self_attn_pre_norm",
+        "attn.Wqkv": QKV,
+        "attn.out_proj": "self_attn.o_proj",
+        "norm_2": "mlp_pre_norm",
+        "ffn.up_proj": "mlp.up_proj",
+        "ffn.down_proj": "mlp.down_proj",
+    },
+    outer={"wte": "embed_tokens", "norm_f": "norm"},
+    root="transformer.",
+    layers="blocks.{layer}.",
+    tokens="classifier",
+    fields={
+        **dict.fromkeys("num_key_value_heads intermediate_size hidden_act attention_dropout".split()),
+        **dict.fromkeys("hidden_size num_hidden_layers num_attention_heads max_position_embeddings".split()),
+        "rms_norm_eps": None,
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "max_seq_len": "max_position_embeddings",
+        "layer_norm_epsilon": "norm_eps",
+    },
+    rope=InnerSize(),
+    head_dim=HeadDim(always=False),
+    computed=[Computed(read_attention, write_attention)],
+    unsupported={"no_bias": (True,), "logit_scale": (None,), "embedding_fraction": (1, 1.0)},
+)

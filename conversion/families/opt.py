@@ -1,0 +1,68 @@
+"""OPT (Zhang et al., 2022): learned positions of which two rows come before the first, and ReLU."""
+
+from .fields import Computed, HeadDim, NotExpressible
+from .llama_like import ALL_BIASES, LlamaLikeFamily
+
+
+def read_norms(official):
+    """Norms before or after the sub-layers, perhaps without weights."""
+    config = official.config
+    affine = config.layer_norm_elementwise_affine
+    return {
+        "norm_placement": "pre" if config.do_layer_norm_before else "post",
+        "final_norm": config.do_layer_norm_before and not config._remove_final_layer_norm,
+        "norm_weight": "plain" if affine else "none",
+        "norm_bias": affine,
+    }
+
+
+def write_norms(config, head):
+    """The way back."""
+    if config.norm_bias == (config.norm_weight == "none"):
+        raise NotExpressible("norm_bias", "there where a norm has weights", config.norm_bias)
+    return {
+        "do_layer_norm_before": config.norm_placement == "pre",
+        "_remove_final_layer_norm": config.norm_placement == "pre" and not config.final_norm,
+        "layer_norm_elementwise_affine": config.norm_weight == "plain",
+        "word_embed_proj_dim": config.hidden_size,
+    }
+
+
+class OPTFamily(LlamaLikeFamily):
+    """OPT, whose norms have one name wherever they are, and whose embeddings may be narrower."""
+
+    def _stack_rules(self, config):
+        slot = config.norm_placement
+        norms = {"self_attn_layer_norm": f"self_attn_{slot}_norm", "final_layer_norm": f"mlp_{slot}_norm"}
+        return super()._stack_rules(config, norms)
+
+    def _unsupported(self, official):
+        width = official.get("word_embed_proj_dim")
+        narrow = ["word_embed_proj_dim"] if width not in (None, official.get("hidden_size", width)) else []
+        return [*super()._unsupported(official), *narrow]
+
+
+FAMILY = OPTFamily(
+    "opt",
+    "OPT",
+    layer={
+        **{f"self_attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"},
+        "self_attn.out_proj": "self_attn.o_proj",
+        "fc1": "mlp.up_proj",
+        "fc2": "mlp.down_proj",
+    },
+    outer={"embed_tokens": "embed_tokens", "embed_positions": "embed_positions", "final_layer_norm": "norm"},
+    root="model.decoder.",
+    bare_root="decoder.",
+    fields={
+        **dict.fromkeys("num_key_value_heads intermediate_size hidden_act initializer_range rms_norm_eps".split()),
+        "ffn_dim": "intermediate_size",
+        "activation_function": "hidden_act",
+        "dropout": "hidden_dropout",
+        "init_std": "initializer_range",
+        "enable_bias": ALL_BIASES,
+    },
+    rope=Computed(read_norms, write_norms),
+    head_dim=HeadDim(always=False),
+    unsupported={"layerdrop": (None, 0, 0.0)},
+)

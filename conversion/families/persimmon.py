@@ -1,0 +1,26 @@
+"""Persimmon (Adept, 2023): a layer norm on queries and keys, squared ReLU, a part of each head turns."""
+
+from .fields import Flag, HeadDim, Rope
+from .gpt_neox import by_head
+from .llama_like import LAYER_NORM, NORMS, QKV, LlamaLikeFamily
+
+FAMILY = LlamaLikeFamily(
+    "persimmon",
+    "Persimmon",
+    layer={
+        "self_attn.query_key_value": QKV,
+        "self_attn.dense": "self_attn.o_proj",
+        "self_attn.q_layernorm": "self_attn.q_norm",
+        "self_attn.k_layernorm": "self_attn.k_norm",
+        "mlp.dense_h_to_4h": "mlp.up_proj",
+        "mlp.dense_4h_to_h": "mlp.down_proj",
+        **NORMS,
+    },
+    outer={"embed_tokens": "embed_tokens", "final_layernorm": "norm"},
+    split=by_head,
+    fields={**LAYER_NORM, "num_key_value_heads": None, "hidden_dropout": "hidden_dropout"},
+    rope=Rope(by_part=True),
+    head_dim=HeadDim(always=False),
+    computed=[Flag("qk_layernorm", "qk_norm", (False, True))],
+    extra_fields=["partial_rotary_factor"],
+)

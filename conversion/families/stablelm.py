@@ -1,0 +1,36 @@
+"""StableLM (Bellagente et al., 2024): layer norms, rotation of a part of each head, perhaps parallel sub-layers."""
+
+from ..rules.operations import Stack
+from ..rules.table import Rule
+from .fields import Flag, HeadDim, Rope
+from .llama_like import LAYER, LAYER_NORM, LlamaLikeFamily
+
+
+class StableLmFamily(LlamaLikeFamily):
+    """StableLM, whose heads have a norm each, in a tensor each."""
+
+    def more_rules(self, config):
+        """See `LlamaLikeFamily.more_rules`."""
+        counts = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+        return [
+            Rule(
+                tuple(f"{LAYER}self_attn.{name}_layernorm.norms.{head}.weight" for head in range(count)),
+                f"{LAYER}self_attn.{name}_norm.weight",
+                Stack(count),
+            )
+            for name, count in counts.items()
+        ]
+
+
+FAMILY = StableLmFamily(
+    "stablelm",
+    "StableLm",
+    fields={**LAYER_NORM, "use_qkv_bias": "attention_bias", "hidden_dropout": "hidden_dropout"},
+    rope=Rope(by_part=True),
+    head_dim=HeadDim(always=False),
+    computed=[
+        Flag("qk_layernorm", "qk_norm", (False, "per_head")),
+        Flag("use_parallel_residual", "residual", ("sequential", "parallel_shared_norm")),
+    ],
+    extra_fields=["partial_rotary_factor"],
+)

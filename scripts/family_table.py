@@ -1,0 +1,78 @@
+"""Write the tables of docs/families.md and its Chinese twin: each preset as its fields that differ from the defaults.
+
+Usage: python scripts/family_table.py
+"""
+
+import math
+import re
+from pathlib import Path
+
+import blockformer
+from blockformer.axes import axes
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+GROUPS = ("norm", "positions", "attention", "feed-forward", "embeddings", "head")
+"""The groups of fields that say what a model computes; sizes, tokens and training are left out."""
+SIZES = frozenset("num_attention_heads num_key_value_heads head_dim max_position_embeddings".split())
+IDLE = ({"full_attention"}, {"sparse"}, {"dense"})
+"""Lists that say what is so anyway."""
+TOPOLOGIES = ("decoder", "encoder", "encoder_decoder")
+PAGES = ("families.md", "zh/families.md")
+TABLE = re.compile(r"(?:^\|.*\n)+", re.M)
+
+
+def shown(config, name: str, value) -> str:
+    """A value as a reader has it: factors of the width as such, one item of each kind of a list."""
+    if isinstance(value, float) and not value.is_integer():
+        for factor, text in ((config.hidden_size**0.5, "√C"), (config.hidden_size**-0.5, "1/√C")):
+            if math.isclose(value, factor):
+                return text
+    if name == "rope_parameters":
+        ropes = value.values() if "rope_type" not in value else [value]
+        parts = [f"{rope['rope_theta']:,.0f}" for rope in ropes]
+        part = next((rope["partial_rotary_factor"] for rope in ropes if "partial_rotary_factor" in rope), 1)
+        return f"θ {' / '.join(dict.fromkeys(parts))}" + (f", part {part:g}" if part < 1 else "")
+    if isinstance(value, list):
+        kinds = [str(each).removesuffix("_attention").lower() for each in value]
+        return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def rows(topology: str) -> list[list[str]]:
+    """A row for each preset of a topology: its name, and a cell for each group."""
+    made = []
+    for name, (config_class, _) in blockformer.PRESETS.items():
+        if config_class.model_type != f"blockformer_{topology}":
+            continue
+        config, declared = blockformer.preset(name), axes(config_class)
+        usual = config_class()
+        cells = {group: [] for group in GROUPS}
+        for field, axis in declared.items():
+            value = getattr(config, field)
+            follows = field == "norm_bias" and value is (config.norm_type == "layer_norm")
+            follows = follows or (isinstance(value, list) and set(value) in IDLE)
+            if axis.group not in cells or field in SIZES or value is None or follows:
+                continue
+            if value != getattr(usual, field):
+                cells[axis.group].append(f"`{field}` {shown(config, field, value)}")
+        made.append([f"`{name}`", *(", ".join(cells[group]) for group in GROUPS)])
+    return made
+
+
+def written(text: str) -> str:
+    """A page with its three tables as the code has them."""
+    tables = []
+    for topology in TOPOLOGIES:
+        lines = [["", *GROUPS], ["---"] * (1 + len(GROUPS)), *rows(topology)]
+        tables.append("".join(f"| {' | '.join(cells)} |\n" for cells in lines))
+    return TABLE.sub(lambda found: tables.pop(0), text)
+
+
+def main() -> None:
+    for name in PAGES:
+        path = DOCS / name
+        path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

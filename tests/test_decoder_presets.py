@@ -1,0 +1,194 @@
+"""Every preset of a decoder: one way to compute is as good as another, training adds up, and the library finds its way.
+
+What the numbers must be is the business of `conversion/test_decoder_families.py`.
+"""
+
+import copy
+import re
+
+import pytest
+import torch
+from pairs import assert_close, assert_gradients_close, keep_padding, left_padded
+from torch import nn
+
+import blockformer
+from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
+from blockformer.engine.step import _Step
+from blockformer.training import chunked_loss
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.4,
+}
+WINDOW, LENGTH = 6, 20
+DECODERS = [name for name, (config_class, _) in blockformer.PRESETS.items() if config_class is BlockformerDecoderConfig]
+# Whatever a model of these presets has that those of Llama and GPT-2 do not, is in the ordinary suite.
+SPECIAL = "gemma2 gemma3_text olmo olmo2 granite cohere2 smollm3 nemotron stablelm falcon bloom phi exaone4".split()
+CASES = [pytest.param(name, marks=[] if name in SPECIAL else pytest.mark.exhaustive) for name in DECODERS]
+
+
+def model_of(name, **settings):
+    """A small model of a preset, its norms and biases random too."""
+    config = blockformer.preset(name, **SIZES)
+    inner = {} if config.intermediate_size == 4 * 32 else {"intermediate_size": 48}
+    window = {} if config.sliding_window is None else {"sliding_window": WINDOW}
+    per_head = {"qk_norm": "per_head", "norm_bias": False} if name == "stablelm" else {}
+    torch.manual_seed(0)
+    own = {**inner, **window, **per_head, **settings}
+    model = BlockformerDecoderForCausalLM(blockformer.preset(name, **SIZES, **own)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def written(model, ids, mask):
+    return model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_every_way_gives_the_same_numbers_and_text(name, monkeypatch):
+    model = model_of(name)
+    ids, mask = left_padded(3, LENGTH)
+    ids = ids % 97
+    real = mask.bool()
+    plain = model(ids, attention_mask=mask).logits
+    with monkeypatch.context() as patch:
+        keep_padding(patch)
+        assert_close(model(ids, attention_mask=mask).logits[real], plain[real])
+    prepared = copy.deepcopy(model).prepare_for_inference()
+    assert_close(prepared(ids, attention_mask=mask).logits[real], plain[real])
+    assert torch.equal(written(prepared, ids, mask), written(model, ids, mask))
+    cache, parts = None, []
+    for part in ids[:1].split([9, 1, 1, 9], dim=1):
+        output = prepared(part, past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        parts.append(output.logits)
+    assert_close(torch.cat(parts, dim=1), plain[:1])
+    model.set_attn_implementation("eager")
+    assert_close(model(ids, attention_mask=mask).logits[real], plain[real])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_in_bfloat16_a_prepared_model_is_as_near(name):
+    model = model_of(name)
+    ids, mask = left_padded(3, LENGTH)
+    ids, real = ids % 97, mask.bool()
+    exact = model(ids, attention_mask=mask).logits[real]
+    narrow = model.to(torch.bfloat16)
+    errors = [(narrow(ids, attention_mask=mask).logits[real].float() - exact).abs().mean()]
+    narrow.prepare_for_inference(second_copy=True)
+    errors.append((narrow(ids, attention_mask=mask).logits[real].float() - exact).abs().mean())
+    assert errors[1] < 1.5 * errors[0] + 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_the_function_that_is_compiled_computes_the_next_token(name):
+    model = model_of(name)
+    if "sliding_attention" in model.config.layer_types:
+        pytest.skip("windows are not compiled")
+    ids, mask = left_padded(3, LENGTH)
+    ids = ids % 97
+    cache = model(ids[:, :-1], attention_mask=mask[:, :-1], use_cache=True).past_key_values
+    buffers = [
+        [torch.cat((states, torch.zeros_like(states[:, :, :3])), dim=2) for states in layer]
+        for layer in zip(*((each.keys, each.values) for each in cache.layers), strict=True)
+    ]
+    positions = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
+    seen, place = mask[:, None, None].bool(), torch.tensor([LENGTH - 1])
+    logits = _Step(model)(ids[:, -1:], positions, seen, place, *buffers, None, None, None)
+    assert_close(logits, model(ids, attention_mask=mask).logits[:, -1:])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_accumulated_steps_are_one_large_one(name, monkeypatch):
+    model = model_of(name).train()
+    ids, mask = left_padded(4, LENGTH)
+    ids = ids % 97
+    labels = ids.masked_fill(mask == 0, -100)
+    count = int((labels[:, 1:] != -100).sum() - sum(int(row[:-1].sum() < row[1:].sum()) for row in mask))
+
+    def gradients(batches):
+        model.zero_grad()
+        losses = [
+            model(ids[rows], attention_mask=mask[rows], labels=labels[rows], num_items_in_batch=count).loss
+            for rows in batches
+        ]
+        torch.stack(losses).sum().backward()
+        return sum(loss.item() for loss in losses), {
+            key: parameter.grad.clone() for key, parameter in model.named_parameters() if parameter.grad is not None
+        }
+
+    whole, expected = gradients([slice(0, 4)])
+    parts, found = gradients([slice(0, 1), slice(1, 4)])
+    assert_close(parts, whole)
+    assert_gradients_close(found, expected)
+    monkeypatch.setattr(chunked_loss, "MAX_LOGITS", 97 * 5)
+    chunks, found = gradients([slice(0, 4)])
+    assert_close(chunks, whole)
+    assert_gradients_close(found, expected)
+    trained = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == set(expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_the_library_is_told_of_a_model_is_there(name):
+    """The plan of tensor parallelism names modules, and the usual targets of LoRA are linear maps."""
+    model = model_of(name)
+    modules = dict(model.model.named_modules())
+    for pattern, style in model.config.base_model_tp_plan.items():
+        found = [each for each in modules if re.fullmatch(pattern.replace(".", r"\.").replace("*", r"\d+"), each)]
+        assert found, pattern
+        if style in ("colwise", "rowwise"):
+            assert all(isinstance(modules[each], nn.Linear) for each in found)
+    shared = "layers.*.self_attn.q_proj" in model.config.base_model_tp_plan
+    assert shared == (model.config.qk_norm in (True, False))
+    peft = pytest.importorskip("peft")
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
+    changed = [each for each, module in adapted.named_modules() if hasattr(module, "lora_A")]
+    assert len(changed) == 2 * model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"norm_weight": "none"}, "needs norm_type='layer_norm' and norm_bias=False"),
+        ({"norm_weight": "fancy"}, "norm_weight must be one of"),
+        ({"attn_logit_softcapping": 0.0}, "attn_logit_softcapping must be a positive number"),
+        ({"attn_logit_softcapping": 9.0, "position_type": "alibi"}, "attn_logit_softcapping needs a decoder"),
+        ({"attn_logit_softcapping": 9.0, "add_cross_attention": True}, "attn_logit_softcapping needs a decoder"),
+        ({"rope_layers": [True]}, "rope_layers must be true or false for each layer"),
+        ({"rope_layers": [1, 0]}, "rope_layers must be true or false for each layer"),
+        ({"rope_layers": [True, False], "position_type": "none"}, "rope_layers must be true or false for each layer"),
+        ({"qk_norm": "heads"}, "qk_norm must be true, false, 'per_head' or 'projection'"),
+        ({"clip_qkv": -1.0}, "clip_qkv must be a positive number"),
+        ({"residual_multiplier": 0}, "residual_multiplier must be a positive number"),
+        ({"position_type": "alibi", "sliding_window": 4}, "sliding attention is not supported"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        BlockformerDecoderConfig(**SIZES, **fields)
+
+
+def test_alibi_is_a_decoders():
+    with pytest.raises(ValueError, match="'alibi' is for a decoder"):
+        blockformer.BlockformerEncoderConfig(position_type="alibi")
+
+
+def test_a_backend_without_caps_is_refused():
+    model = model_of("gemma2")
+    model.config._attn_implementation = "paged|sdpa"
+    with pytest.raises(ValueError, match="takes no soft cap of scores"):
+        model(torch.tensor([[3, 4]]), attention_mask={"full_attention": None, "sliding_attention": None})
