@@ -27,6 +27,8 @@ PARTS = [
     "decoder",
     "small",
     "gpt2",
+    "gemma",
+    "experts",
     "encoder",
     "encoder-decoder",
     "translator",
@@ -46,6 +48,7 @@ class Size:
     """How much of everything is run.
 
     Attributes:
+        gemma: a decoder with windows in most layers; `experts` one with experts. Both have the first two of `decodes`.
         small: a decoder whose weights take less time than what surrounds them.
         decodes: context and batch of each row of decoding, for `decoder`; `gpt2` has the first two, `small` the first.
         prefill: what is timed on whole prompts.
@@ -61,6 +64,8 @@ class Size:
     decoder: workloads.Shape
     small: workloads.Shape
     gpt2: workloads.Shape
+    gemma: workloads.Shape
+    experts: workloads.Shape
     decodes: list[tuple[int, int]]
     prefill: workloads.Shape
     prefills: list[int]
@@ -96,10 +101,18 @@ SMALL = workloads.Shape(
     kv_heads=4,
     head_dim=32,
 )
+GEMMA_SIZES = {"hidden_size": 1152, "intermediate_size": 6912, "heads": 4, "kv_heads": 1, "head_dim": 256}
+GEMMA = workloads.Shape("Gemma-3-1B", layers=26, vocab_size=262144, family="gemma3_text", **GEMMA_SIZES)
+FEW_GEMMA = workloads.Shape("Gemma-3-1B width, 6 layers", 6, 32768, family="gemma3_text", **GEMMA_SIZES)
+MOE_SIZES = {"hidden_size": 2048, "heads": 32, "kv_heads": 4, "family": "qwen3_moe"}
+FEW_EXPERTS = workloads.Shape("Qwen3-30B-A3B width, 2 layers of 32 experts", 2, 32768, experts=32, **MOE_SIZES)
+EXPERTS = workloads.Shape("Qwen3-30B-A3B width, 4 layers of 128 experts", 4, 32768, experts=128, **MOE_SIZES)
 SHORT = Size(
     decoder=WHOLE,
     small=SMALL,
     gpt2=GPT2,
+    gemma=FEW_GEMMA,
+    experts=FEW_EXPERTS,
     decodes=[(16, 1), (512, 1), (2048, 1)],
     prefill=workloads.Shape("Qwen3-0.6B width, 6 layers", layers=6, vocab_size=32768),
     prefills=[512, 2048],
@@ -120,6 +133,8 @@ FULL = Size(
     decoder=WHOLE,
     small=SMALL,
     gpt2=GPT2,
+    gemma=GEMMA,
+    experts=EXPERTS,
     decodes=[(16, 1), (512, 1), (2048, 1), (8192, 1), (512, 8)],
     prefill=WHOLE,
     prefills=[512, 2048],
@@ -139,10 +154,14 @@ FULL = Size(
 TINY_SIZES = {"layers": 1, "vocab_size": 512, "hidden_size": 64, "heads": 4, "head_dim": 16}
 TINY_DECODER = workloads.Shape("Tiny", kv_heads=2, intermediate_size=128, **TINY_SIZES)
 TINY_GPT2 = workloads.Shape("Tiny GPT-2", kv_heads=4, intermediate_size=128, family="gpt2", **TINY_SIZES)
+TINY_GEMMA = workloads.Shape("Tiny Gemma", kv_heads=2, intermediate_size=128, family="gemma3_text", **TINY_SIZES)
+TINY_EXPERTS = workloads.Shape("Tiny experts", kv_heads=2, family="qwen3_moe", experts=4, **TINY_SIZES)
 TINY = Size(
     decoder=TINY_DECODER,
     small=TINY_DECODER,
     gpt2=TINY_GPT2,
+    gemma=TINY_GEMMA,
+    experts=TINY_EXPERTS,
     decodes=[(16, 1), (16, 2)],
     prefill=TINY_DECODER,
     prefills=[16],
@@ -185,6 +204,9 @@ def main() -> None:
         rows += decoder_rows(size.small, size.decodes[:1], [], size, limits, console)
     if "gpt2" in options.only:
         rows += decoder_rows(size.gpt2, size.decodes[:2], [], size, limits, console)
+    for part, shape in (("gemma", size.gemma), ("experts", size.experts)):
+        if part in options.only:
+            rows += decoder_rows(shape, size.decodes[:2], size.prefills[:1], size, limits, console)
     if "encoder" in options.only:
         for dtype in DTYPES[::-1]:
             pair = tuple(model.to(dtype) for model in seq2seq.make_bert(size.layers))

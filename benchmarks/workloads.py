@@ -10,7 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import blockformer
@@ -25,7 +35,8 @@ class Shape:
     """Sizes of a decoder, the head tied to the embeddings, as Qwen3-0.6B has them by default; the weights are random.
 
     Attributes:
-        family: whose layers it has, "qwen3" or "gpt2".
+        family: whose layers it has, a key of `_MAKERS`.
+        experts: how many a layer has, of which a token passes through 8; their width is 768.
     """
 
     name: str
@@ -37,6 +48,7 @@ class Shape:
     kv_heads: int = 8
     head_dim: int = 128
     family: str = "qwen3"
+    experts: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,14 +103,14 @@ def make_pair(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTra
         RuntimeError: they do not compute the same, so that timing them would compare nothing.
     """
     torch.manual_seed(0)
-    pair = {"qwen3": _qwen3, "gpt2": _gpt2}[shape.family](shape, dtype)
+    pair = _MAKERS[shape.family](shape, dtype)
     ids = torch.randint(0, shape.vocab_size, (1, 24))
     check_same(shape.name, dtype, [model(ids).logits for model in pair])
     return pair
 
 
-def _qwen3(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
-    sizes = {
+def _sizes(shape: Shape) -> dict[str, object]:
+    return {
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -109,6 +121,10 @@ def _qwen3(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTraine
         "max_position_embeddings": 40960,
         "tie_word_embeddings": True,
     }
+
+
+def _qwen3(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
+    sizes = _sizes(shape)
     rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
     ours = blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **sizes)).to(dtype).eval()
     peer = Qwen3ForCausalLM(Qwen3Config(**sizes, rope_parameters=rope)).to(dtype).eval()
@@ -135,6 +151,19 @@ def _gpt2(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrained
         n_head=shape.heads,
     )
     return converted(GPT2LMHeadModel(config).to(dtype))
+
+
+def _qwen3_moe(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
+    experts = {"num_experts": shape.experts, "num_experts_per_tok": min(8, shape.experts), "norm_topk_prob": True}
+    config = Qwen3MoeConfig(**_sizes(shape), **experts, moe_intermediate_size=768)
+    return converted(Qwen3MoeForCausalLM(config).to(dtype))
+
+
+def _gemma3(shape: Shape, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedModel]:
+    return converted(Gemma3ForCausalLM(Gemma3TextConfig(**_sizes(shape))).to(dtype))
+
+
+_MAKERS = {"qwen3": _qwen3, "gpt2": _gpt2, "qwen3_moe": _qwen3_moe, "gemma3_text": _gemma3}
 
 
 def converted(peer: PreTrainedModel) -> tuple[PreTrainedModel, PreTrainedModel]:
@@ -257,8 +286,18 @@ def weight_bytes(pair) -> int:
     """Bytes that a token reads of our weights; those of packed ones are the peer's."""
     ours, peer = pair
     low = {name: module for name, module in ours.named_modules() if isinstance(module, QuantizedLinear)}
-    plain = (value.nbytes for name, value in peer.named_parameters() if name.removesuffix(".weight") not in low)
-    return sum(plain) + sum(value.nbytes for module in low.values() for value in module.buffers())
+    plain = (
+        value.nbytes * _used(peer, name)
+        for name, value in peer.named_parameters()
+        if name.removesuffix(".weight") not in low
+    )
+    return round(sum(plain)) + sum(value.nbytes for module in low.values() for value in module.buffers())
+
+
+def _used(peer: PreTrainedModel, name: str) -> float:
+    """The share of a parameter that one token uses: of experts those that it is sent to."""
+    is_expert = ".experts." in name
+    return peer.config.num_experts_per_tok / peer.config.num_experts if is_expert else 1.0
 
 
 def decode(
@@ -286,7 +325,8 @@ def prefill(pair, shape: Shape, context: int, rounds: int, gemm_gflops: dict[str
 
     ours, peer = pair
     times = interleaved(lambda: once(ours), lambda: once(peer), rounds)
-    layers = sum(parameter.numel() for parameter in peer.parameters()) - peer.get_input_embeddings().weight.numel()
+    layers = sum(value.numel() * _used(peer, name) for name, value in peer.named_parameters())
+    layers -= peer.get_input_embeddings().weight.numel()
     # products with the weights, and the causal half of scores and weighted sum
     operations = 2 * layers * context + 2 * shape.layers * shape.heads * shape.head_dim * context**2
     limit = operations / (gemm_gflops[str(peer.dtype).removeprefix("torch.")] * 1e9)

@@ -13,10 +13,10 @@ from .files.sources import WEIGHT_FILES, Source, folder_of, locate, weight_file
 
 FAMILIES = (
     "arcee bart bart-decoder bert bloom codegen cohere cohere2 cwm distilbert dots1 ernie4_5_moe exaone4 falcon "
-    "flex_olmo gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neox gptj granite helium jais2 llama marian "
-    "marian-decoder mbart mbart-decoder ministral mistral mixtral mpt mt5 nemotron olmo olmo2 olmo3 olmoe opt "
-    "persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe roberta seed_oss smollm3 stablelm starcoder2 t5 umt5 "
-    "vaultgemma xlm-roberta"
+    "flex_olmo gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe "
+    "granitemoeshared helium jais2 llama marian marian-decoder mbart mbart-decoder ministral mistral mixtral mpt mt5 "
+    "nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe roberta seed_oss smollm3 "
+    "stablelm starcoder2 t5 umt5 vaultgemma xlm-roberta"
 ).split()
 """The names of the official families."""
 ARTICLES = ["article-gpt", "article-encoder-decoder", "article-transformer"]

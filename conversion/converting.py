@@ -96,7 +96,7 @@ def convert(
         report.tensors = sum(len(group.targets) for group in plan.groups)
         report.nbytes = sum(plan.sizes.values())
         if not to_official:
-            report.notes += _notes_on(checkpoint.config, plan.family)
+            report.notes += [*_notes_on(checkpoint.config, plan.family), *plan.family.notes(plan.form)]
         with atomic_folder(dst, force=force, sources=place.files) as temporary:
             _check_tied(checkpoint, plan)
             report.notes += write_weights(checkpoint, plan.groups, temporary, max_shard_size, strict_finite, tell)
@@ -150,6 +150,7 @@ def from_official(
     refuse_adapters(folder)
     with memory_errors(), opened(place) as (checkpoint, notes):
         plan = plan_in(checkpoint, family, cast)
+        notes = [*notes, *plan.family.notes(plan.form)]
         _check_tied(checkpoint, plan)
         weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}
         bad = [name for name, tensor in weights.items() if nonfinite(tensor)]

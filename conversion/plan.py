@@ -97,6 +97,9 @@ def plan_in(
             raise ConversionError(f"{checkpoint.folder}: has no 4-bit weights; use --dtype to cast plain ones")
         official = awq.without(official)
         form = family.form(official, checkpoint.tensors, checkpoint.read)
+    to_load = family.dequantized(official, form)
+    if to_load is not None:
+        official = awq.without(official)
     stored = _canonical_names(checkpoint.tensors, family, form)
     config = family.our_config(family.config_from(official, form))
     rules = family.rules_for(form, config) if plain is None else family.dequantizing_rules(form, config, plain)
@@ -113,7 +116,7 @@ def plan_in(
     return Plan(
         family=family,
         form=form,
-        source_config=family.official_config(official),
+        source_config=family.official_config(official if to_load is None else to_load),
         source_class=family.official_class(form),
         target_config=config,
         target_class=family.our_class(form),

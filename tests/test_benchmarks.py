@@ -20,6 +20,7 @@ CONVERTED = {f"convert to {to}, {way}" for to in ("blockformer", "official") for
 WRITTEN = {
     ("decoder",): {"decode", "prefill"},
     ("small", "gpt2"): {"decode"},
+    ("gemma", "experts"): {"decode", "prefill"},
     ("compiled",): {"decode, compiled", "greedy, compiled", "beam 4, compiled"},
     ("encoder",): {f"encoder, {fill}% full" for fill in (41, 71, 100)},
     ("encoder-decoder", "translator"): {f"encoder, {fill}% full" for fill in (41, 71, 100)} | {"greedy", "beam 4"},

@@ -119,6 +119,14 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         """
         raise ConversionError(f"checkpoints of '{self.name}' have no 4-bit weights; use --dtype to cast plain ones")
 
+    def dequantized(self, official: Mapping[str, Any], form: Form) -> dict[str, Any] | None:
+        """The entries by which the official class loads low-bit weights that ours makes plain; None: it has none."""
+        return None
+
+    def notes(self, form: Form) -> list[str]:
+        """What a user must be told of the conversion of a checkpoint of this form."""
+        return []
+
     def canonical(self, name: str, form: Form) -> str:
         """The name that the official class of today gives a tensor of a checkpoint."""
         return name

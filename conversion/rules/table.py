@@ -292,7 +292,7 @@ def _group(
         if wrong:
             problems["tensors of another dtype"] += wrong
             return None
-        made = rule.made or dtypes[0]
+        made = dtypes[0] if rule.made is None else dtype or rule.made
     else:
         whole = [name for name in sources if not tensors[name].dtype.is_floating_point]
         if whole:

@@ -20,7 +20,7 @@ from .unpadding import attend_unpadded
 
 def sdpa_attention(module, query, key, value, attention_mask, unpadding=None, **kwargs):
     """The library's attention function "sdpa"; of an unpadded row, for each sequence by itself with its own mask."""
-    attend = AttentionInterface()["sdpa"] if kwargs.get("softcap") is None else capped_attention
+    attend = causal_attention if {"softcap", "s_aux"} & kwargs.keys() else AttentionInterface()["sdpa"]
     if unpadding is None:
         return attend(module, query, key, value, attention_mask, **kwargs)
     return attend_unpadded(attend, unpadding, module, query, key, value, attention_mask, **kwargs)
@@ -34,7 +34,8 @@ ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, **kwargs):
     """softmax(Q K^T * scaling + mask) V (Vaswani et al., 2017, section 3.2.1), the definition of every backend.
 
-    With a soft cap c, c * tanh(scores / c) in place of the scores before the mask (Gemma 2).
+    With a soft cap c, c * tanh(scores / c) in place of the scores before the mask (Gemma 2). With sinks `s_aux` [H], a
+    head's sink is the score of one more key, whose value is 0 (Xiao et al., 2023; gpt-oss).
 
     Queries [B, H, T, D], keys and values [B, K, S, D], an additive or boolean mask (True is visible) [B, 1 or H, T, S]
     or None -> the weighted values [B, T, H, D] and the probabilities [B, H, T, S].
@@ -49,13 +50,15 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
             scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
         else:
             scores = scores + attention_mask
-    probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    if (s_aux := kwargs.get("s_aux")) is not None:
+        scores = torch.cat((scores, s_aux[None, :, None, None].expand(*scores.shape[:3], 1).to(scores.dtype)), dim=-1)
+    probabilities = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)[..., : key.shape[2]]
     probabilities = F.dropout(probabilities, dropout, module.training)
     return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
 
 
-def capped_attention(module, query, key, value, attention_mask, **kwargs):
-    """Eager attention without its probabilities, causal where "sdpa", which has no cap, is so without a mask."""
+def causal_attention(module, query, key, value, attention_mask, **kwargs):
+    """Eager attention for what "sdpa" has not, causal where that is so without a mask. No probabilities."""
     length, total = query.shape[2], key.shape[2]
     if attention_mask is None and module.is_causal and length > 1:
         attention_mask = torch.ones(length, total, dtype=torch.bool, device=query.device).tril(total - length)
@@ -70,12 +73,8 @@ class AttentionFields(Part):
     """The fields of attention."""
 
     num_attention_heads: int = axis(8, "a positive integer", "attention", "query heads H")
-    num_key_value_heads: int | None = axis(
-        None, "a positive integer", "attention", "key/value heads K, a divisor of H; None means H"
-    )
-    head_dim: int | None = axis(
-        None, "a positive integer", "attention", "size D of a head; None means hidden_size / num_attention_heads"
-    )
+    num_key_value_heads: int | None = axis(None, "a positive integer", "attention", "key/value heads K; None means H")
+    head_dim: int | None = axis(None, "a positive integer", "attention", "size D of a head; None: hidden_size / H")
     qk_norm: bool | str = axis(
         False,
         "true, false, 'per_head' or 'projection'",
@@ -84,17 +83,12 @@ class AttentionFields(Part):
     )
     attention_bias: bool = flag(False, "attention", "bias of the query, key and value projections")
     attention_output_bias: bool = flag(False, "attention", "bias of the output projection")
-    attention_scale: float | None = axis(
-        None, "a positive number", "attention", "factor of the scores; None means 1/sqrt(head_dim)"
-    )
-    attn_logit_softcapping: float | None = axis(
-        None, "a positive number", "attention", "soft cap c of the scores: c * tanh(scores / c)"
-    )
+    attention_scale: float | None = axis(None, "a positive number", "attention", "of scores; None: 1/sqrt(head_dim)")
+    attn_logit_softcapping: float | None = axis(None, "a positive number", "attention", "soft cap c of the scores")
+    attention_sinks: bool = flag(False, "attention", "for each head a learned score, a share of the softmax")
     clip_qkv: float | None = axis(None, "a positive number", "attention", "bound of queries, keys and values")
     # A window of 1 is full attention in a dynamic cache of the library.
-    sliding_window: int | None = axis(
-        None, "an integer above 1", "attention", "tokens that a layer of type sliding_attention sees, itself included"
-    )
+    sliding_window: int | None = axis(None, "an integer above 1", "attention", "tokens that a sliding layer sees")
     layer_types: list | None = axis(
         None, "a list", "attention", "full_attention or sliding_attention for each layer; None: sliding with a window"
     )
@@ -136,15 +130,15 @@ class AttentionFields(Part):
         if slides and self.position_type in SCORE_TERMS:
             raise ValueError(f"sliding attention is not supported with position_type='{self.position_type}'.")
         alone = self.is_decoder and not self.add_cross_attention and self.position_type not in SCORE_TERMS
-        if self.attn_logit_softcapping is not None and not alone:
-            raise ValueError("attn_logit_softcapping needs a decoder without relative terms or cross-attention.")
+        if (self.attn_logit_softcapping or self.attention_sinks) and not alone:
+            raise ValueError("attn_logit_softcapping needs a decoder alone and no relative terms; attention_sinks too.")
 
     def tensor_parallel_plan(self, has_cross_attention):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
         plan = super().tensor_parallel_plan(has_cross_attention)
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
-            if self.qk_norm in ("per_head", "projection"):
-                continue  # a norm of all heads needs all of them
+            if self.qk_norm in ("per_head", "projection") or self.attention_sinks:
+                continue  # norms of all heads, and sinks, are whole in each process
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
             plan[f"layers.*.{attention}.o_proj"] = "rowwise"
             if self.qk_norm:
@@ -197,6 +191,7 @@ class Attention(nn.Module):
         self.norms_projection = config.qk_norm == "projection"
         self.q_norm = _head_norm(config, config.num_attention_heads)
         self.k_norm = _head_norm(config, config.num_key_value_heads)
+        self.sinks = nn.Parameter(torch.zeros(config.num_attention_heads)) if config.attention_sinks else None
         own_bias = config.relative_bias_per_layer and not is_cross_attention
         self.relative_bias = RelativeBias(config, bidirectional=not is_causal) if own_bias else None
         relative = config.position_type in ("relative_key", "relative_key_query") and not is_cross_attention
@@ -240,6 +235,9 @@ class Attention(nn.Module):
         if self.softcap is not None:
             self._refuse_backends("paged", "soft cap of scores")
             kwargs["softcap"] = self.softcap
+        if self.sinks is not None:
+            self._refuse_backends(("flash", "vllm", "paged"), "attention sink")
+            kwargs["s_aux"] = self.sinks
 
         # vLLM and transformers read this source, too: one look-up and one call of what it finds.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)

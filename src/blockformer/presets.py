@@ -97,6 +97,9 @@ STRUCTURES: dict[str, dict] = {
     "qwen3_moe": {**_LLAMA_LIKE, "qk_norm": True},
     "qwen2_moe": {**_LLAMA_LIKE, "attention_bias": True, "shared_expert_gate": True},
     "mixtral": _LLAMA_LIKE,
+    "granitemoe": _LLAMA_LIKE,
+    "granitemoeshared": _LLAMA_LIKE,
+    "gpt_oss": {**_LLAMA_LIKE, "attention_sinks": True, "expert_bias": True, "hidden_act": "quick_gelu"},
     "olmoe": {**_LLAMA_LIKE, "qk_norm": "projection"},
     "flex_olmo": {**_LLAMA_LIKE, "norm_placement": "output", "qk_norm": "projection"},
     "dots1": {**_LLAMA_LIKE, "qk_norm": True, "router_score": "sigmoid", "router_selection_bias": True},
@@ -195,7 +198,6 @@ _MT5_SMALL = {
     "num_hidden_layers": 8,
     "num_attention_heads": 6,
 }
-_FINE_EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
 
 
 def _root_of_width(settings: dict) -> float:
@@ -324,52 +326,61 @@ _DECODERS: dict[str, dict] = {
     "opt": {"hidden_act": "relu", "tie_word_embeddings": True},
 }
 
+_FINE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
+_SPARSE: dict[str, dict] = {
+    "qwen3_moe": {**_rotary(1_000_000.0), **_FINE},
+    "qwen2_moe": {
+        **_rotary(1_000_000.0),
+        **_FINE,
+        "shared_expert_intermediate_size": 1536,
+        "norm_topk_prob": False,
+    },
+    "mixtral": {**_rotary(1_000_000.0), "num_experts": 8},
+    "olmoe": {**_rotary(10_000.0), **_FINE, "norm_topk_prob": False},
+    "flex_olmo": {**_rotary(500_000.0), "num_experts": 4, "norm_topk_prob": False},
+    "granitemoe": {**_DECODERS["granite"], **_FINE},
+    "granitemoeshared": {**_DECODERS["granite"], **_FINE, "shared_expert_intermediate_size": 384},
+    "dots1": {
+        **_rotary(10_000_000.0),
+        **_FINE,
+        "shared_expert_intermediate_size": 768,
+        "routed_scaling_factor": 2.5,
+    },
+    "ernie4_5_moe": {
+        **_rotary(500_000.0),
+        **_FINE,
+        "shared_expert_intermediate_size": 768,
+        "tie_word_embeddings": True,
+    },
+    "gpt_oss": {
+        **_every(2, 128),
+        "attention_bias": True,
+        "attention_output_bias": True,
+        "expert_gate_limit": 7.0,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "head_dim": 64,
+        "norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+}
+
 PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
     "qwen3": (BlockformerDecoderConfig, {**STRUCTURES["qwen3"], **_rotary(1_000_000.0)}),
     "qwen2": (BlockformerDecoderConfig, {**STRUCTURES["qwen2"], **_rotary(1_000_000.0)}),
     "llama": (BlockformerDecoderConfig, {**STRUCTURES["llama"], **_rotary(10_000.0)}),
     "mistral": (BlockformerDecoderConfig, {**STRUCTURES["mistral"], **_rotary(10_000.0), "sliding_window": 4096}),
     **{name: (BlockformerDecoderConfig, {**STRUCTURES[name], **settings}) for name, settings in _DECODERS.items()},
-    "qwen3_moe": (BlockformerDecoderConfig, {**STRUCTURES["qwen3_moe"], **_rotary(1_000_000.0), **_FINE_EXPERTS}),
-    "qwen2_moe": (
-        BlockformerDecoderConfig,
-        {
-            **STRUCTURES["qwen2_moe"],
-            **_rotary(1_000_000.0),
-            **_FINE_EXPERTS,
-            "shared_expert_intermediate_size": 1536,
-            "norm_topk_prob": False,
-        },
-    ),
-    "mixtral": (BlockformerDecoderConfig, {**STRUCTURES["mixtral"], **_rotary(1_000_000.0), "num_experts": 8}),
-    "olmoe": (
-        BlockformerDecoderConfig,
-        {**STRUCTURES["olmoe"], **_rotary(10_000.0), **_FINE_EXPERTS, "norm_topk_prob": False},
-    ),
-    "flex_olmo": (
-        BlockformerDecoderConfig,
-        {**STRUCTURES["flex_olmo"], **_rotary(500_000.0), "num_experts": 4, "norm_topk_prob": False},
-    ),
-    "dots1": (
-        BlockformerDecoderConfig,
-        {
-            **STRUCTURES["dots1"],
-            **_rotary(10_000_000.0),
-            **_FINE_EXPERTS,
-            "shared_expert_intermediate_size": 768,
-            "routed_scaling_factor": 2.5,
-        },
-    ),
-    "ernie4_5_moe": (
-        BlockformerDecoderConfig,
-        {
-            **STRUCTURES["ernie4_5_moe"],
-            **_rotary(500_000.0),
-            **_FINE_EXPERTS,
-            "shared_expert_intermediate_size": 768,
-            "tie_word_embeddings": True,
-        },
-    ),
+    **{name: (BlockformerDecoderConfig, {**STRUCTURES[name], **settings}) for name, settings in _SPARSE.items()},
     "gpt2": (
         BlockformerDecoderConfig,
         {

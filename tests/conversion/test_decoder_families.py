@@ -47,6 +47,15 @@ DEEPSEEK_EXPERTS = {
     "n_shared_experts": 1,
     "routed_scaling_factor": 2.5,
 }
+GRANITE_EXPERTS = {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.0,
+}
+GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 12}
 ERNIE_EXPERTS = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2}
 SHARED_WINDOW = {
     "shared_expert_intermediate_size": 40,
@@ -98,6 +107,13 @@ ROWS = [
     Row("qwen2_moe", QWEN_EXPERTS | {"shared_expert_intermediate_size": 40}),
     Row("qwen2_moe", QWEN_EXPERTS | {"shared_expert_intermediate_size": 16, "decoder_sparse_step": 2}, shards=True),
     Row("qwen2_moe", QWEN_EXPERTS | SHARED_WINDOW),
+    Row("granitemoe", GRANITE_EXPERTS),
+    Row("granitemoe", GRANITE_EXPERTS | {"attention_bias": True, "tie_word_embeddings": True}, shards=True),
+    Row("granitemoeshared", GRANITE_EXPERTS | {"shared_intermediate_size": 40}),
+    Row("granitemoeshared", GRANITE_EXPERTS | {"shared_intermediate_size": 0}, shards=True),
+    Row("gpt_oss", GPT_OSS),
+    Row("gpt_oss", GPT_OSS | {"sliding_window": 6, "attention_bias": False, "num_experts_per_tok": 1}, shards=True),
+    Row("gpt_oss", GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"], "tie_word_embeddings": True}),
     Row("olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
     Row("olmoe", {"num_experts": 4, "num_experts_per_tok": 1, "attention_bias": True, "norm_topk_prob": True}, True),
     Row("flex_olmo", {"num_experts": 5, "num_experts_per_tok": 3}),

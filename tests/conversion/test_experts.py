@@ -132,3 +132,57 @@ def test_names_of_thousands_of_experts_are_found_in_linear_time(monkeypatch):
     groups = table.plan({name: torch.empty(2, 2, device="meta") for name in names})
     assert [len(group.sources) for group in groups] == [128] * 48
     assert len(tried) == len(names)
+
+
+def quantized_folder(folder):
+    """gpt-oss as it is published: its experts with 4 bits, all else bfloat16; and the weights that they stand for."""
+    sizes = {**SIZES, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_local_experts": 3}
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(**sizes, num_experts_per_tok=2, sliding_window=8)
+    model = transformers.GptOssForCausalLM(config).bfloat16()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    model.save_pretrained(folder)
+    half = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = torch.cat((half, -half))
+    parts, plain = {}, {}
+    for name, tensor in model.state_dict().items():
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, columns, rows = tensor.shape
+            codes = torch.randint(16, (experts, rows, columns // 32, 32))
+            scales = torch.randint(122, 127, (experts, rows, columns // 32))
+            plain[name] = (values[codes] * 2.0 ** (scales - 127)[..., None]).flatten(-2).mT.contiguous().bfloat16()
+            parts[f"{name}_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+            parts[f"{name}_scales"] = scales.to(torch.uint8)
+    edit_tensors(folder, **dict.fromkeys(plain), **parts)
+    edit_config(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": []})
+    exact = transformers.GptOssForCausalLM(config)
+    exact.load_state_dict({**model.state_dict(), **plain})
+    return exact.eval()
+
+
+def test_mxfp4_weights_become_bfloat16_and_go_back_out_so(tmp_path):
+    theirs = quantized_folder(tmp_path / "src")
+    report = convert(tmp_path / "src", tmp_path / "repo")
+    assert report.parity.passed
+    assert report.parity.measured
+    assert any("MXFP4 weights have become bfloat16" in note for note in report.notes)
+    ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "repo", dtype=torch.float32)
+    ids = torch.randint(3, 131, (2, 12))
+    with torch.no_grad():
+        expected, found = theirs(ids).logits, ours(ids).logits
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    convert(tmp_path / "repo", tmp_path / "back", to_official=True)
+    assert "quantization_config" not in entries_of(tmp_path / "back")
+    back = transformers.GptOssForCausalLM.from_pretrained(tmp_path / "back", dtype=torch.float32)
+    assert all(torch.equal(tensor, theirs.state_dict()[name]) for name, tensor in back.state_dict().items())
+    again = {name: kind for name, (kind, *_) in stored(tmp_path / "back").items()}
+    assert set(again.values()) == {"BF16"}
+
+
+def test_other_low_bits_than_mxfp4_are_refused(tmp_path):
+    quantized_folder(tmp_path / "src")
+    edit_config(tmp_path / "src", quantization_config={"quant_method": "mystery"})
+    with pytest.raises(ConversionError, match="mystery"):
+        from_official(tmp_path / "src")

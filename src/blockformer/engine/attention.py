@@ -23,7 +23,7 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     """
     if isinstance(unpadding, TracedSequences):
         return unpadding.attend(module, query, key, value, attention_mask, scaling, **kwargs), None
-    if kwargs.get("softcap") is not None:
+    if {"softcap", "s_aux"} & kwargs.keys():
         return plain(module, query, key, value, attention_mask, unpadding, scaling=scaling, dropout=dropout, **kwargs)
     if unpadding is not None:
         if can_attend_sequences(unpadding, query, attention_mask, dropout, kwargs):

@@ -1,0 +1,162 @@
+"""gpt-oss (OpenAI, 2025): experts with biases and a clamped gate, attention sinks, windows in every other layer.
+
+Its weights are published with 4 bits (MXFP4): blocks of 32 numbers that share a power of two. Conversion makes bfloat16
+of them, and what goes back out is bfloat16, as other tools publish it.
+
+E experts, C hidden size, I inner width of an expert.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ConversionError, shown
+from ..rules.operations import Chain, Operation, Shape, Transpose
+from ..rules.table import Rule
+from . import awq
+from .decoder import NO_PREFIX, PREFIX
+from .fields import Computed, Form
+from .llama_like import ALL_ATTENTION_BIASES, LAYER
+from .with_experts import ExpertsFamily
+
+TRAIT = "mxfp4"
+"""Of the form of a checkpoint whose experts have 4 bits."""
+VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""What the lower three of four bits stand for; the upper one is the sign."""
+
+
+@dataclass(frozen=True)
+class Unzip:
+    """[E, 2 n, ...] with gate and up in turn -> all of gate, then all of up."""
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.cat((tensor[:, ::2], tensor[:, 1::2]), dim=1) for tensor in tensors]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.stack(tensor.chunk(2, dim=1), dim=2).flatten(1, 2) for tensor in tensors]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        for shape in shapes:
+            if len(shape) < 2 or shape[1] % 2:
+                raise ConversionError(f"shape {list(shape)} has no axis 1 that two share")
+        return list(shapes)
+
+    inverse_shapes = forward_shapes
+
+
+@dataclass(frozen=True)
+class Mxfp4:
+    """Blocks uint8 [E, rows, n, 16] and scales uint8 [E, rows, n] -> bfloat16 [E, rows, 32 n]; there is no way back.
+
+    A byte holds two numbers, the lower bits the first; a scale is an exponent of 2, less 127.
+    """
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        blocks, scales = tensors
+        table = torch.tensor([*VALUES, *(-value for value in VALUES)], dtype=torch.bfloat16)
+        made = torch.empty(*blocks.shape[:-1], 16, 2, dtype=torch.bfloat16)
+        for expert, codes in enumerate(blocks):  # one at a time: the indices take eight bytes a number
+            numbers = torch.stack((table[(codes & 15).long()], table[(codes >> 4).long()]), dim=-1)
+            made[expert] = torch.ldexp(numbers, scales[expert].int()[..., None, None] - 127)
+        return [made.flatten(-3)]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        blocks, scales = shapes
+        if len(blocks) != 4 or blocks[3] != 16 or tuple(blocks[:3]) != tuple(scales):
+            raise ConversionError(f"blocks {list(blocks)} and scales {list(scales)} are no MXFP4 weights")
+        return [(*blocks[:2], blocks[2] * 32)]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        raise ConversionError("plain weights do not become MXFP4 weights")
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        raise ConversionError("plain weights do not become MXFP4 weights")
+
+
+class GptOssFamily(ExpertsFamily):
+    """gpt-oss, whose official class has its experts' weights transposed, and gate and up in turn."""
+
+    def form(self, official, names=None, read=None):
+        """See `Family.form`."""
+        form = super().form(official, names, read)
+        form = replace(form, traits=form.traits & {PREFIX, NO_PREFIX})
+        is_low = any(name.endswith("_proj_blocks") for name in names or ())
+        return replace(form, traits=form.traits | {TRAIT}) if is_low else form
+
+    def plain_entries(self, official: Mapping[str, Any], form: Form):
+        """See `ConfigTranslation.plain_entries`."""
+        return awq.without(official) if TRAIT in form.traits else official
+
+    def dequantized(self, official, form):
+        """See `Family.dequantized`."""
+        if TRAIT not in form.traits:
+            return None
+        entries = official.get(awq.FIELD)
+        method = entries.get("quant_method") if isinstance(entries, Mapping) else None
+        if method != "mxfp4":
+            raise ConversionError(f"config.json: {awq.FIELD} is {shown(entries)}, and the experts are those of MXFP4")
+        return {**official, awq.FIELD: {**entries, "dequantize": True}}
+
+    def notes(self, form):
+        """See `Family.notes`."""
+        said = "the experts' MXFP4 weights have become bfloat16; the way back writes bfloat16 too"
+        return [said] if TRAIT in form.traits else []
+
+    def _sparse_rules(self, form, config):
+        mlp = f"{LAYER}mlp."
+        rules = [Rule(f"{LAYER}self_attn.sinks", f"{LAYER}self_attn.sinks")]
+        rules += [Rule(f"{mlp}router.{kind}", f"{mlp}gate.{kind}") for kind in ("weight", "bias")]
+        turns: dict[str, tuple[Operation, ...]] = {"gate_up_proj": (Unzip(),), "down_proj": ()}
+        for name, unzip in turns.items():
+            theirs = f"{mlp}experts.{name}"
+            if TRAIT in form.traits:
+                parts = (f"{theirs}_blocks", f"{theirs}_scales")
+                uint8 = (torch.uint8, torch.uint8)
+                rules.append(Rule(parts, theirs, Chain(Mxfp4(), *unzip), dtypes=uint8, made=torch.bfloat16))
+            else:
+                rules.append(Rule(theirs, theirs, Chain(Transpose(1, 2), *unzip)))
+            rules.append(Rule(f"{theirs}_bias", f"{theirs}_bias", Chain(*unzip)))
+        return rules
+
+    def adjust(self, shapes, form, config):
+        """See `Family.adjust`."""
+        return shapes
+
+
+def _read(official) -> dict[str, Any]:
+    config = official.config
+    slides = "sliding_attention" in config.layer_types
+    return {
+        "sliding_window": config.sliding_window if slides else None,
+        "layer_types": list(config.layer_types),
+        "expert_gate_limit": getattr(config, "swiglu_limit", 7.0),  # older releases have the number in their code
+    }
+
+
+def _write(config, head) -> dict[str, Any]:
+    return {
+        "sliding_window": config.sliding_window,
+        "layer_types": list(config.layer_types),
+        "swiglu_limit": config.expert_gate_limit,
+    }
+
+
+FAMILY = GptOssFamily(
+    "gpt_oss",
+    "GptOss",
+    heads=("ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification"),
+    fields={
+        "num_local_experts": "num_experts",
+        "num_experts_per_tok": "num_experts_per_tok",
+        "output_router_logits": "output_router_logits",
+        "router_aux_loss_coef": "router_aux_loss_coef",
+        "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
+        "attention_bias": ALL_ATTENTION_BIASES,
+        "hidden_act": None,
+    },
+    unsupported={"hidden_act": ("silu",), "swiglu_alpha": (1.702,)},
+    window=Computed(_read, _write),
+)

@@ -1,0 +1,66 @@
+"""Granite with experts (IBM, 2024): Granite's factors, experts in every layer, in some models one for every token."""
+
+from ..rules.operations import Split
+from ..rules.table import Rule
+from .fields import Factor, HeadDim
+from .granite import LOGITS
+from .llama_like import ALL_ATTENTION_BIASES, LAYER
+from .with_experts import ROUTER_FIELDS, ExpertsFamily
+
+BLOCK = "block_sparse_moe."
+STACKED = {"input_linear.weight": "experts.gate_up_proj", "output_linear.weight": "experts.down_proj"}
+"""Published tensors of all experts -> ours."""
+
+
+class GraniteExpertsFamily(ExpertsFamily):
+    """Granite, whose checkpoints have all experts of a layer in one tensor, under names of its own."""
+
+    def form(self, official, names=None, read=None):
+        """See `Family.form`."""
+        return super().form(official, [name for name in names or () if not name.endswith(".experts.down_proj")], read)
+
+    def _sparse_rules(self, form, config):
+        ours, theirs = f"{LAYER}mlp.", LAYER + BLOCK
+        rules = [Rule(theirs + name, ours + mine) for name, mine in STACKED.items()]
+        rules.append(Rule(f"{theirs}router.layer.weight", f"{ours}gate.weight"))
+        shared, width = f"{LAYER}shared_mlp.", config.shared_expert_intermediate_size
+        parts = tuple(f"{ours}shared_expert.{name}_proj.weight" for name in ("gate", "up"))
+        rules.append(Rule(f"{shared}input_linear.weight", parts, Split(0, (width, width))))
+        return [*rules, Rule(f"{shared}output_linear.weight", f"{ours}shared_expert.down_proj.weight")]
+
+    def adjust(self, shapes, form, config):
+        """See `Family.adjust`."""
+        made = {}
+        for name, shape in shapes.items():  # releases have other names in memory than in files
+            for theirs, mine in (*STACKED.items(), ("router.layer.weight", "router.weight")):
+                name = name.replace(BLOCK + mine, BLOCK + theirs)
+            made[name] = shape
+        return made
+
+
+def granite(name: str, prefix: str, **fields: str) -> GraniteExpertsFamily:
+    """Granite with experts; `fields` are official ones -> ours beyond those that all have."""
+    return GraniteExpertsFamily(
+        name,
+        prefix,
+        heads=("ForCausalLM", "Model"),
+        fields={
+            **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
+            "num_local_experts": "num_experts",
+            "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
+            "attention_bias": ALL_ATTENTION_BIASES,
+            "attention_multiplier": "attention_scale",
+            **fields,
+        },
+        head_dim=HeadDim(always=False),
+        computed=[
+            Factor("embedding_multiplier", "embedding_scale"),
+            Factor("residual_multiplier", "residual_multiplier"),
+            LOGITS,
+        ],
+        not_none=["attention_scale"],
+    )
+
+
+FAMILY = granite("granitemoe", "GraniteMoe")
+SHARED = granite("granitemoeshared", "GraniteMoeShared", shared_intermediate_size="shared_expert_intermediate_size")
