@@ -334,11 +334,12 @@ def load_model(
 
     `arguments` are passed to the class besides its config.
     """
+    capped = getattr(config, "attn_logit_softcapping", None) is not None  # which "sdpa" ignores in older releases
     return model_class.from_pretrained(
         folder,
         config=copy.deepcopy(config),
         dtype=dtype,
-        attn_implementation="sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager",
+        attn_implementation="sdpa" if getattr(model_class, "_supports_sdpa", False) and not capped else "eager",
         trust_remote_code=False,
         local_files_only=True,
         **(arguments or {}),

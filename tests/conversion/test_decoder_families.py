@@ -257,6 +257,8 @@ def official_model(row, head=None):
     settings = {key: value for key, value in sizes.items() if key in known or key in row.settings or key in labels}
     torch.manual_seed(0)
     model = getattr(transformers, name)(family.official_config_class(**settings)).eval()
+    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")  # older releases forget the cap otherwise
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.dim() == 1 or "norm" in parameter_name or "statics" in parameter_name:
