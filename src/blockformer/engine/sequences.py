@@ -64,14 +64,14 @@ def _padding(lengths: tuple):
     """Each token's place in a padded batch, and back.
 
     Returns:
-        The token at each place, int64 [n, L], at padding the first of all; the place of each token, [N]; which places
-        have one, bool [n, 1, 1, L].
+        The token at each place, int64 [n, L], at padding the first of its own sequence, so that a NaN reaches no other
+        one; the place of each token, [N]; which places have one, bool [n, 1, 1, L].
     """
     with torch.inference_mode(False):
         counts = torch.tensor(lengths)
         real = torch.arange(max(lengths)) < counts[:, None]
         places = real.flatten().nonzero().flatten()
-        padded = torch.zeros(real.shape, dtype=torch.long)
+        padded = (counts.cumsum(0) - counts)[:, None].repeat(1, real.shape[1])
         padded[real] = torch.arange(len(places))
         return padded, places, real[:, None, None, :]
 
