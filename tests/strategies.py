@@ -15,6 +15,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import blockformer
 from blockformer.axes import axes
+from blockformer.positions import SCORE_TERMS
 
 # The fields with a closed list of values.
 CHOICES = {
@@ -49,7 +50,7 @@ MODELS = {
 TOPOLOGIES = tuple(MODELS)
 WRITERS = TOPOLOGIES[1:]
 # Relative terms are no business of a backend that takes no bias.
-ABSOLUTE = tuple(name for name in CHOICES["position_type"] if not name.startswith("relative"))
+ABSOLUTE = tuple(name for name in CHOICES["position_type"] if name not in SCORE_TERMS)
 ROPES = (
     {"rope_type": "default", "rope_theta": 100.0},
     {"rope_type": "linear", "factor": 2.0},
@@ -94,6 +95,8 @@ class Mix:
 def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
     """Any mix of the axes, within what a config allows."""
     topology, fields = draw(st.sampled_from(topologies)), draw(AXES)
+    if topology != "decoder":
+        position_types = [name for name in position_types if name != "alibi"]
     fields["position_type"] = position_type = draw(st.sampled_from(position_types))
     if position_type == "rotary":
         fields["rope_parameters"] = dict(draw(st.sampled_from(ROPES)))

@@ -9,6 +9,7 @@ from example_files import load, load_forking
 from pairs import model, token_ids
 
 import blockformer
+from blockformer import PRESETS
 from blockformer.demo.training_run import Curve
 
 LEARNED = {"position_type": "learned", "rope_parameters": None}
@@ -184,7 +185,7 @@ def test_other_faults_are_found_before_the_training(example, tmp_path, monkeypat
 
 
 def test_every_decoder_preset_makes_a_model(example, tiny_tokenizer):
-    assert set(example.DECODERS) == {"bert-decoder", "gpt2", "llama", "mistral", "qwen2", "qwen3"}
+    assert set(example.DECODERS) == {name for name in PRESETS if blockformer.preset(name).is_decoder}
     for preset in example.DECODERS:
         a_model = example.make_model(preset, tiny_tokenizer)
         ids = token_ids(2, example.CONTEXT)

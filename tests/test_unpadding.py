@@ -320,5 +320,5 @@ def test_an_encoder_decoder_takes_no_flattened_batch(settings):
         BlockformerEncoderDecoderConfig(**small, decoder_start_token_id=0)
     )
     _, batch = flattened(**settings)
-    with pytest.raises(ValueError, match=r"does not go with an encoder-decoder: .* give padded rows"):
+    with pytest.raises(ValueError, match=r"does not go with an encoder-decoder, .* give padded rows"):
         ours(**batch)

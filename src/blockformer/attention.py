@@ -191,7 +191,9 @@ class Attention(nn.Module):
         self.norms_projection = config.qk_norm == "projection"
         self.q_norm = _head_norm(config, config.num_attention_heads)
         self.k_norm = _head_norm(config, config.num_key_value_heads)
-        self.sinks = nn.Parameter(torch.zeros(config.num_attention_heads)) if config.attention_sinks else None
+        self.has_sinks = config.attention_sinks
+        if self.has_sinks:  # backends take a module that has the attribute for one with sinks
+            self.sinks = nn.Parameter(torch.zeros(config.num_attention_heads))
         own_bias = config.relative_bias_per_layer and not is_cross_attention
         self.relative_bias = RelativeBias(config, bidirectional=not is_causal) if own_bias else None
         relative = config.position_type in ("relative_key", "relative_key_query") and not is_cross_attention
@@ -235,7 +237,7 @@ class Attention(nn.Module):
         if self.softcap is not None:
             self._refuse_backends("paged", "soft cap of scores")
             kwargs["softcap"] = self.softcap
-        if self.sinks is not None:
+        if self.has_sinks:
             self._refuse_backends(("flash", "vllm", "paged"), "attention sink")
             kwargs["s_aux"] = self.sinks
 

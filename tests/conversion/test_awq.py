@@ -255,7 +255,7 @@ def test_another_family_has_no_such_layout(tmp_path):
     )  # fmt: skip
     blockformer.BlockformerDecoderForCausalLM(config).save_pretrained(tmp_path / "ours")
     with pytest.raises(ConversionError, match="linear_bits"):
-        convert(tmp_path / "ours", tmp_path / "back", to_official=True)
+        convert(tmp_path / "ours", tmp_path / "back", to_official=True, family="gpt2")
 
 
 def test_on_paper_it_is_the_tree_of_the_article(tmp_path, capsys):

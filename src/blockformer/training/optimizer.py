@@ -13,9 +13,9 @@ def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """Two parameter groups: matrices decay, biases, norms and other vectors do not.
 
     A parameter decays if it has two or more dimensions and neither its module's class nor its name says bias or norm.
-    T5's relative bias is a matrix and still a bias. For every model of this package these are the groups that `Trainer`
-    makes, in its order, so that its optimizer states fit. Elsewhere they differ in one point: `Trainer` goes by names
-    and lets a vector decay that has an unusual one.
+    T5's relative bias is a matrix and still a bias. For models of this package these are the groups that `Trainer`
+    makes, in its order, so that its optimizer states fit. They differ in one point: `Trainer` goes by names and lets a
+    vector decay that has an unusual one, which here attention sinks alone have.
 
     Args:
         model: any module, wrapped by PEFT or not. Frozen parameters are left out, tied ones counted once.
