@@ -43,12 +43,14 @@ class ExpertsFields(Part):
     router_selection_bias: bool = flag(False, "feed-forward", "a term of each expert's score in the choice alone")
     norm_topk_prob: bool = flag(True, "feed-forward", "the scores of a token's experts are divided by their sum")
     routed_scaling_factor: float = axis(1.0, "a positive number", "feed-forward", "factor of the experts' output")
-    router_aux_loss_coef: float = axis(0.001, "a number of 0 or more", "training", "factor of the load-balancing loss")
+    router_aux_loss_coef: float | None = axis(None, "a number of 0 or more", "training", "of the load-balancing loss")
     output_router_logits: bool = flag(False, "training", "give router logits, and add the load-balancing loss")
 
     def fill_defaults(self):
         """Every layer is sparse, and its experts are as wide as a dense layer."""
         super().fill_defaults()
+        if self.router_aux_loss_coef is None:  # TRL takes a model without a 0 here for one with experts
+            self.router_aux_loss_coef = 0.001 if self.num_experts else 0.0
         if self.num_experts:
             self.moe_intermediate_size = self.moe_intermediate_size or self.intermediate_size
             self.mlp_layer_types = self.mlp_layer_types or ["sparse"] * self.num_hidden_layers
@@ -56,14 +58,14 @@ class ExpertsFields(Part):
     def check(self):
         """A token has no more experts than there are, and no field is set that nothing reads."""
         super().check()
-        idle = [field.name for field in fields(ExpertsFields) if getattr(self, field.name) != field.default]
-        if not self.num_experts and idle:
-            raise ValueError(f"{idle[0]} is set but num_experts is 0: set both or neither.")
         if not self.num_experts:
+            neutral = {field.name: field.default for field in fields(ExpertsFields)} | {"router_aux_loss_coef": 0.0}
+            if idle := [name for name, value in neutral.items() if getattr(self, name) != value]:
+                raise ValueError(f"{idle[0]} is set but num_experts is 0: set both or neither.")
             return
         if self.num_experts_per_tok > self.num_experts:
             raise ValueError(f"num_experts_per_tok ({self.num_experts_per_tok}) is above num_experts.")
-        types: list = self.mlp_layer_types or []
+        types: list = self.mlp_layer_types  # type: ignore[assignment]  # filled by now
         if len(types) != self.num_hidden_layers or not all(each in ("dense", "sparse") for each in types):
             raise ValueError(f"mlp_layer_types must list dense or sparse for each layer, not {types!r}.")
         if self.shared_expert_gate and not self.shared_expert_intermediate_size:
@@ -175,8 +177,7 @@ class SparseFeedForward(nn.Module):
         output = self.experts(tokens, experts, weights).view_as(hidden_states)
         if self.shared_expert is None:
             return output
-        shared = self.shared_expert(hidden_states)
-        gate = self.shared_expert_gate
+        shared, gate = self.shared_expert(hidden_states), self.shared_expert_gate
         return output + (shared if gate is None else gate(hidden_states).sigmoid() * shared)
 
 
@@ -196,5 +197,4 @@ def load_balancing_loss(router_logits, experts_per_token: int, attention_mask=No
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
         length = len(router_logits[0]) // len(attention_mask)
         counts = attention_mask[:, -length:].to(scores).flatten().repeat(len(router_logits))
-    counts = counts / counts.sum()
-    return scores.shape[-1] * ((counts @ chosen) * (counts @ scores)).sum()
+    return scores.shape[-1] * ((counts @ chosen) * (counts @ scores)).sum() / counts.sum() ** 2
