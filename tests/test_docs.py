@@ -133,8 +133,10 @@ def test_the_table_of_presets_is_what_the_code_says(name):
 @pytest.mark.parametrize("name", ["add-a-family.md", "zh/add-a-family.md"])
 def test_the_family_that_is_added_on_the_page_is_the_one_that_is_there(name):
     table, registry, rows = fences(ROOT / "docs" / name, "python")
-    settings = fences(ROOT / "docs" / name, "")[0]
-    parts = {"src/blockformer/presets.py": settings, "conversion/families/registry.py": registry}
+    structure, sizes = fences(ROOT / "docs" / name, "")[0].splitlines()
+    presets = "src/blockformer/presets"
+    parts = {f"{presets}/structures.py": structure, f"{presets}/decoders.py": sizes}
+    parts["conversion/families/registry.py"] = registry
     for path, block in {**parts, "tests/conversion/test_decoder_families.py": rows}.items():
         text = (ROOT / path).read_text(encoding="utf-8")
         assert all(line in text for line in block.splitlines()), path

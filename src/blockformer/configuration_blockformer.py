@@ -2,7 +2,7 @@
 
 A field is declared once, by `axis`: the fields of a part of the model beside that part, those of the whole model here.
 All are checked when the config is made, before any memory is taken. No field names a model family: a family is a choice
-of values (see `presets.py`).
+of values (see `presets/`).
 """
 
 from dataclasses import fields
