@@ -5,8 +5,9 @@ Neighbouring channels of a head make a pair. The layers of the later ones that s
 
 from ..rules.operations import FlatPairs
 from ..rules.table import Rule
-from .fields import Computed, Flag, HeadDim, WindowByLayer, only_sliding_layers_rotate
+from .fields import Computed, Flag, HeadDim, WindowByLayer
 from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, LAYER, LAYER_NORM, MLP, LlamaLikeFamily
+from .rope import only_sliding_layers_rotate
 
 MODULES = {**ATTENTION, **MLP, "input_layernorm": "self_attn_pre_norm"}
 FIELDS = {**LAYER_NORM, "attention_bias": ALL_ATTENTION_BIASES, "logit_scale": "logit_scale"}

@@ -1,7 +1,8 @@
 """EXAONE 4.0 (LG AI Research, 2025): norms after the sub-layers; with windows, only layers that have one rotate."""
 
-from .fields import Computed, WindowByLayer, only_sliding_layers_rotate
+from .fields import Computed, WindowByLayer
 from .llama_like import ATTENTION, MLP, OUTPUT_NORMS, Q_AND_K_NORM, LlamaLikeFamily
+from .rope import only_sliding_layers_rotate
 
 
 def read_rotating(official):

@@ -5,8 +5,9 @@ windows, soft caps and, but for VaultGemma, a norm before and after each sub-lay
 """
 
 from ..errors import ConversionError
-from .fields import Computed, NotExpressible, RopeByLayerType, WindowByLayer, undone
+from .fields import Computed, NotExpressible, WindowByLayer, undone
 from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, FOUR_NORMS, MLP, Q_AND_K_NORM, LlamaLikeFamily
+from .rope import RopeByLayerType
 
 
 def check_scale(config, head):

@@ -3,8 +3,8 @@
 The later one has a norm before and after each sub-layer.
 """
 
-from .fields import Rope
 from .llama_like import ATTENTION, FUSED_MLP, NORMS, LlamaLikeFamily
+from .rope import Rope
 
 FIELDS = {"attention_bias": "attention_bias"}
 GLM = LlamaLikeFamily(

@@ -15,10 +15,22 @@ from blockformer.presets import STRUCTURES
 from ..rules.operations import Chain, Identity, Operation, Split, Transpose
 from ..rules.table import Rule, module_rules
 from .decoder import ClassifierDropout, DecoderFamily, decoder_heads
-from .fields import Computed
+from .fields import Computed, Flag, InnerSize
 
 MASKED = -1e4
 SAME = "vocab_size initializer_range use_cache tie_word_embeddings pad_token_id bos_token_id eos_token_id".split()
+NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "activation_function": "hidden_act",
+    "attn_pdrop": "attention_dropout",
+    "resid_pdrop": "hidden_dropout",
+    "embd_pdrop": "hidden_dropout",
+    "layer_norm_epsilon": "norm_eps",
+}
+"""What GPT-2 and those after it call ours."""
 LAYER = ("h.{layer}.", "layers.{layer}.")
 LINEAR = {"attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}
 SUMMARY = tuple(f"summary_{name}" for name in "type use_proj activation proj_to_labels first_dropout".split())
@@ -48,20 +60,6 @@ def read_ends(official):
     config = official.config
     lost = [name for name in ("bos_token_id", "eos_token_id") if getattr(config, name) == END]
     return dict.fromkeys(lost if config.vocab_size <= END else ())
-
-
-def read_sizes(official):
-    """What GPT-2 says by the absence of a number, or by a flag."""
-    config = official.config
-    inner = 4 * config.n_embd if config.n_inner is None else config.n_inner
-    return {"intermediate_size": inner, "attention_scale": None if config.scale_attn_weights else 1.0}
-
-
-def write_sizes(config, head):
-    """The way back of `read_sizes`."""
-    plain = config.intermediate_size == 4 * config.hidden_size
-    scaled = config.attention_scale is None
-    return {"n_inner": None if plain else config.intermediate_size, "scale_attn_weights": scaled}
 
 
 class GPT2Family(DecoderFamily):
@@ -96,18 +94,15 @@ FAMILY = GPT2Family(
     ignored=["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"],
     fields={
         **{name: name for name in SAME},
-        "n_embd": "hidden_size",
-        "n_layer": "num_hidden_layers",
-        "n_head": "num_attention_heads",
-        "n_positions": "max_position_embeddings",
-        "activation_function": "hidden_act",
-        "attn_pdrop": "attention_dropout",
-        "resid_pdrop": "hidden_dropout",
-        "embd_pdrop": "hidden_dropout",
-        "layer_norm_epsilon": "norm_eps",
+        **NAMES,
     },
     fixed=STRUCTURES["gpt2"],
-    computed=[Computed(read_sizes, write_sizes), Computed(read_ends), ClassifierDropout()],
+    computed=[
+        InnerSize("n_inner"),
+        Flag("scale_attn_weights", "attention_scale", (1.0, None)),
+        Computed(read_ends),
+        ClassifierDropout(),
+    ],
     unsupported=dict.fromkeys(
         ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"), (None, False)
     ),

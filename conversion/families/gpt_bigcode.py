@@ -1,5 +1,6 @@
 """SantaCoder and StarCoder (BigCode, 2023): GPT-2 with one key/value head, and matrices the usual way round."""
 
+from ..rules.operations import Split
 from .fields import Computed, Flag, InnerSize
 from .gpt_neox import by_head
 from .gptj import FIELDS
@@ -8,8 +9,6 @@ from .llama_like import QKV, LlamaLikeFamily
 
 def split(config, rows):
     """One key/value head comes last; as many as query heads are side by side with theirs."""
-    from ..rules.operations import Split
-
     return Split(0, rows) if config.num_key_value_heads == 1 else by_head(config, rows)
 
 

@@ -4,8 +4,9 @@ Queries, keys and values of a head are side by side in one matrix.
 """
 
 from ..rules.operations import Split
-from .fields import Flag, HeadDim, Rope
+from .fields import Flag, HeadDim
 from .llama_like import NORMS, QKV, LlamaLikeFamily
+from .rope import Rope
 
 STORED, CANONICAL = "embed_out.weight", "lm_head.weight"
 """The language model head: in every checkpoint, and in the class of the newest releases."""

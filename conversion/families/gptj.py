@@ -7,21 +7,15 @@ of four parts.
 from typing import Any
 
 from ..rules.operations import Split
-from .fields import InnerSize, RotaryPart
+from .fields import InnerSize
+from .gpt2 import NAMES
 from .llama_like import LlamaLikeFamily
+from .rope import RotaryPart
 
 FIELDS = {
     **dict.fromkeys(("hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps").split()),
     **dict.fromkeys(("num_key_value_heads hidden_act max_position_embeddings attention_dropout").split()),
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_positions": "max_position_embeddings",
-    "activation_function": "hidden_act",
-    "attn_pdrop": "attention_dropout",
-    "resid_pdrop": "hidden_dropout",
-    "embd_pdrop": "hidden_dropout",
-    "layer_norm_epsilon": "norm_eps",
+    **NAMES,
 }
 REST = {
     "ln_1": "self_attn_pre_norm",

@@ -1,5 +1,7 @@
 """Granite (IBM, 2024): Llama with a factor for embeddings, residuals, scores and logits."""
 
+from typing import Any
+
 from .fields import Computed, Factor, HeadDim, undone
 from .llama_like import ALL_ATTENTION_BIASES, LlamaLikeFamily
 
@@ -7,19 +9,22 @@ LOGITS = Computed(
     lambda official: {"logit_scale": 1 / official.config.logits_scaling},
     lambda config, head: {"logits_scaling": undone(config.logit_scale, -1.0)},
 )
-FAMILY = LlamaLikeFamily(
-    "granite",
-    "Granite",
-    fields={
-        "attention_bias": ALL_ATTENTION_BIASES,
-        "mlp_bias": "mlp_bias",
-        "attention_multiplier": "attention_scale",
-    },
-    head_dim=HeadDim(always=False),
-    computed=[
+SETTINGS: dict[str, Any] = {
+    "head_dim": HeadDim(always=False),
+    "computed": [
         Factor("embedding_multiplier", "embedding_scale"),
         Factor("residual_multiplier", "residual_multiplier"),
         LOGITS,
     ],
-    not_none=["attention_scale"],
+    "not_none": ["attention_scale"],
+}
+FIELDS: dict[str, str | tuple[str, ...] | None] = {
+    "attention_bias": ALL_ATTENTION_BIASES,
+    "attention_multiplier": "attention_scale",
+}
+FAMILY = LlamaLikeFamily(
+    "granite",
+    "Granite",
+    fields={**FIELDS, "mlp_bias": "mlp_bias"},
+    **SETTINGS,
 )

@@ -2,9 +2,8 @@
 
 from ..rules.operations import Split
 from ..rules.table import Rule
-from .fields import Factor, HeadDim
-from .granite import LOGITS
-from .llama_like import ALL_ATTENTION_BIASES, LAYER
+from .granite import FIELDS, SETTINGS
+from .llama_like import LAYER
 from .with_experts import ROUTER_FIELDS, ExpertsFamily
 
 BLOCK = "block_sparse_moe."
@@ -48,17 +47,10 @@ def granite(name: str, prefix: str, **fields: str) -> GraniteExpertsFamily:
             **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
             "num_local_experts": "num_experts",
             "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-            "attention_bias": ALL_ATTENTION_BIASES,
-            "attention_multiplier": "attention_scale",
+            **FIELDS,
             **fields,
         },
-        head_dim=HeadDim(always=False),
-        computed=[
-            Factor("embedding_multiplier", "embedding_scale"),
-            Factor("residual_multiplier", "residual_multiplier"),
-            LOGITS,
-        ],
-        not_none=["attention_scale"],
+        **SETTINGS,
     )
 
 

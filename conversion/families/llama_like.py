@@ -17,7 +17,8 @@ from ..rules.operations import Chain, Each, Identity, Operation, Pairs, Split
 from ..rules.table import Rule
 from . import awq
 from .decoder import ClassifierDropout, DecoderFamily, decoder_heads
-from .fields import HeadDim, NoWindow, Rope, Value
+from .fields import HeadDim, NoWindow, Value
+from .rope import Rope
 
 Modules = Mapping[str, str | tuple[str, ...]]
 LAYER = "layers.{layer}."

@@ -1,7 +1,7 @@
 """Nemotron (Parmar et al., 2024): layer norms with the factor 1 + weight, squared ReLU, a part of each head turns."""
 
-from .fields import Rope
 from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, NORMS, PLAIN_MLP, LlamaLikeFamily
+from .rope import Rope
 
 FAMILY = LlamaLikeFamily(
     "nemotron",

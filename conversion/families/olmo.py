@@ -4,8 +4,9 @@ OLMo has layer norms without weights, and may clip queries, keys and values. OLM
 one on all queries and on all keys; OLMo 3 has windows, too.
 """
 
-from .fields import HeadDim, RopeByLayerType, WindowByLayer
+from .fields import HeadDim, WindowByLayer
 from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, MLP, OUTPUT_NORMS, Q_AND_K_NORM, LlamaLikeFamily
+from .rope import RopeByLayerType
 
 BIASES = {"attention_bias": ALL_ATTENTION_BIASES}
 OLMO = LlamaLikeFamily(

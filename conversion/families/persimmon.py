@@ -1,8 +1,9 @@
 """Persimmon (Adept, 2023): a layer norm on queries and keys, squared ReLU, a part of each head turns."""
 
-from .fields import Flag, HeadDim, Rope
+from .fields import Flag, HeadDim
 from .gpt_neox import by_head
 from .llama_like import LAYER_NORM, NORMS, QKV, LlamaLikeFamily
+from .rope import Rope
 
 FAMILY = LlamaLikeFamily(
     "persimmon",

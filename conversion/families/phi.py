@@ -4,8 +4,9 @@ Phi has parallel sub-layers that share a norm, and turns a part of each head. Ph
 one matrix, gate and up projection in another.
 """
 
-from .fields import Computed, Flag, HeadDim, Rope, WindowEverywhere
+from .fields import Computed, Flag, HeadDim, WindowEverywhere
 from .llama_like import FUSED_MLP, LAYER_NORM, NORMS, QKV, LlamaLikeFamily
+from .rope import Rope
 
 TRAINED = "original_max_position_embeddings"
 

@@ -2,8 +2,9 @@
 
 from ..rules.operations import Stack
 from ..rules.table import Rule
-from .fields import Flag, HeadDim, Rope
+from .fields import Flag, HeadDim
 from .llama_like import LAYER, LAYER_NORM, LlamaLikeFamily
+from .rope import Rope
 
 
 class StableLmFamily(LlamaLikeFamily):

@@ -1,0 +1,86 @@
+"""How a family writes its rotary positions: one set for all layers, one for each layer type, a part of each head."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from blockformer.positions import rotary_size
+
+from ..errors import ConversionError, shown
+from .fields import Official
+
+
+class Rope:
+    """The rotary parameters, as the official class has completed them.
+
+    Args:
+        by_part: whether the official class can turn a part of each head.
+    """
+
+    def __init__(self, by_part: bool = False):
+        self.by_part = by_part
+
+    def read(self, official):
+        """See `Value.read`."""
+        rope = official.config.rope_parameters or {}
+        nested = [name for name, value in rope.items() if isinstance(value, dict)]
+        if nested:
+            names = ", ".join(map(shown, nested))
+            raise ConversionError(
+                f"config.json: rope_parameters differ by layer type ({names}), which is not supported"
+            )
+        part = rope.get("partial_rotary_factor", 1.0)
+        if part != 1 and not self.by_part:
+            raise ConversionError(f"config.json: partial_rotary_factor is {part}, which this family does not have")
+        return {"rope_parameters": _written_rope(rope)}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        whole = {"partial_rotary_factor": 1.0} if self.by_part else {}
+        return {"rope_parameters": {**whole, **(config.rope_parameters or {})}}
+
+
+def _written_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the old name of the type, and without a part that is the whole."""
+    idle = {"type": rope.get("type"), "partial_rotary_factor": 1.0}
+    return {name: value for name, value in rope.items() if name not in idle or value != idle[name]}
+
+
+class RopeByLayerType(Rope):
+    """Rotary parameters of each layer type; those of a type that no layer has say nothing."""
+
+    def read(self, official):
+        """See `Value.read`."""
+        rope, types = official.config.rope_parameters, set(official.config.layer_types)
+        if "rope_type" in rope:
+            return super().read(official)
+        return {"rope_parameters": {name: _written_rope(rope[name]) for name in sorted(types)}}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        rope = config.rope_parameters or {}
+        return {"rope_parameters": {name: dict(rope.get(name, rope)) for name in config.layer_types}}
+
+
+class RotaryPart:
+    """How many channels of a head turn, as a number; their pairs lie side by side."""
+
+    def read(self, official):
+        """See `Value.read`."""
+        size = official.config.hidden_size // official.config.num_attention_heads
+        rotated = official.config.rotary_dim
+        if not isinstance(rotated, int):
+            raise ConversionError(f"config.json: rotary_dim is {shown(rotated)}, no number of channels")
+        part = rotated / size
+        part = part if int(part * size) == rotated else math.nextafter(part, 2.0)
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": part}}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        return {"rotary_dim": rotary_size(config.rope_parameters or {}, config.head_dim)}
+
+
+def only_sliding_layers_rotate(official: Official) -> dict[str, Any]:
+    """Our `rope_layers` where layers that see everything have no positions."""
+    rotates = [layer_type == "sliding_attention" for layer_type in official.config.layer_types]
+    return {"rope_layers": None if all(rotates) else rotates}
