@@ -246,7 +246,7 @@ def _write_card(folder: Path, plan: Plan, source: Path, hub_id: str | None, repo
         folder,
         plan.target_config,
         origin=f"Converted by Blockformer from {name}, a checkpoint of the `{plan.family.name}` family ({dtypes})."
-        + (low if plan.target_config.linear_bits else ""),
+        + (low if getattr(plan.target_config, "linear_bits", None) else ""),
         base_model=hub_id,
         parity=parity if report.parity is not None and report.parity.measured else nothing,
         parameters=plan.parameters,

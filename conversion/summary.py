@@ -112,7 +112,7 @@ def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
     """Group -> field -> value, without fields that have no effect next to the others."""
     relative = {name for name in axes(type(config)) if name.startswith("relative_")}
     idle = set() if config.position_type == "relative_bias" else relative
-    idle |= {"linear_bits", "linear_group_size"} if config.linear_bits is None else set()
+    idle |= {"linear_bits", "linear_group_size"} if getattr(config, "linear_bits", None) is None else set()
     idle |= {field.name for field in fields(ExpertsFields)} if not getattr(config, "num_experts", 0) else set()
     idle |= {"layer_types", "sliding_window"} if config.sliding_window is None else set()
     settings: dict[str, dict[str, Any]] = {}

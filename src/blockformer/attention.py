@@ -11,7 +11,6 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.cache_utils import EncoderDecoderCache
 
-from .awq_linear import make_linear
 from .axes import SHARED, Part, axis, check_choice, flag
 from .normalization import make_norm
 from .positions import SCORE_TERMS, RelativeBias, RelativeKeys, rotate
@@ -182,12 +181,12 @@ class Attention(nn.Module):
 
         query_size = config.num_attention_heads * config.head_dim
         key_value_size = config.num_key_value_heads * config.head_dim
-        self.q_proj = make_linear(config, config.hidden_size, query_size, config.attention_bias)
+        self.q_proj = nn.Linear(config.hidden_size, query_size, config.attention_bias)
         # Drawn as if scaled: an unscaled attention (T5) has the missing factor in its queries.
         self.q_proj.initializer_factor = config.head_dim**-0.5 / self.scaling
-        self.k_proj = make_linear(config, config.hidden_size, key_value_size, config.attention_bias)
-        self.v_proj = make_linear(config, config.hidden_size, key_value_size, config.attention_bias)
-        self.o_proj = make_linear(config, query_size, config.hidden_size, config.attention_output_bias)
+        self.k_proj = nn.Linear(config.hidden_size, key_value_size, config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, key_value_size, config.attention_bias)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, config.attention_output_bias)
         self.norms_projection = config.qk_norm == "projection"
         self.q_norm = _head_norm(config, config.num_attention_heads)
         self.k_norm = _head_norm(config, config.num_key_value_heads)

@@ -147,8 +147,10 @@ class _Product(torch.autograd.Function):
         return product if bias_tangent is None else product + bias_tangent
 
 
-def make_linear(config, in_features: int, out_features: int, bias: bool) -> nn.Linear:
-    """A linear layer as the config wants the layers' weights: plain, or with 4 bits."""
-    if config.linear_bits is None:
-        return nn.Linear(in_features, out_features, bias=bias)
-    return QuantizedLinear(in_features, out_features, bias, config.linear_group_size)
+def quantize_layers(layers, group_size: int) -> None:
+    """Have every linear map of these layers keep its weights in 4 bits."""
+    for parent in list(layers.modules()):
+        for name, layer in parent.named_children():
+            if isinstance(layer, nn.Linear):
+                bias = layer.bias is not None
+                setattr(parent, name, QuantizedLinear(layer.in_features, layer.out_features, bias, group_size))

@@ -80,14 +80,14 @@ def tell_peft(model_type: str) -> None:
             table.setdefault(model_type, table["llama"])
 
 
-def keep_dtypes_on_disk(model, kind: type[torch.nn.Module]) -> None:
-    """Have the buffers of modules of a kind, where they are offloaded to the disk, read in their own dtypes.
+def keep_dtypes_on_disk(model) -> None:
+    """Have the buffers of layers with 4-bit weights, where they are offloaded to the disk, read in their own dtypes.
 
     For transformers up to 5.12, which tells accelerate to read every tensor in the model's dtype: an int32 word that
     passes through a float32 keeps 24 of its bits. Later releases do as this does.
     """
-    for name, module in model.named_modules() if model.config.linear_bits else ():
-        hook = getattr(module, "_hf_hook", None) if isinstance(module, kind) else None
+    for name, module in model.named_modules() if getattr(model.config, "linear_bits", None) else ():
+        hook = getattr(module, "_hf_hook", None) if hasattr(module, "qweight") else None
         for each in getattr(hook, "hooks", (hook,)):
             weights = getattr(each, "weights_map", None)  # of accelerate's AlignDevicesHook, where it offloads
             index = getattr(getattr(weights, "dataset", None), "index", {})

@@ -11,7 +11,6 @@ from typing import ClassVar
 from transformers import PretrainedConfig
 
 from .attention import AttentionFields
-from .awq_linear import LinearFields
 from .axes import axes, axis, check_choice, did_you_mean, flag, is_integer
 from .compat import generation_field_names, tell_peft
 from .feed_forward import ACT2FN, FeedForwardFields
@@ -26,14 +25,14 @@ _INHERITED_ARGUMENTS = frozenset(
     "attn_implementation auto_map experts_implementation model_type name_or_path num_labels output_attentions "
     "per_layer_config quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
 )
+# Fields that older repos of encoders and encoder-decoders have, which never were anything else there.
+_FORMER = {"linear_bits": None, "linear_group_size": 128}
 # More is taken for a slip of the keyboard, on every machine alike: several times the largest published models, and
 # what their names and lists still take little memory for.
 _MOST_NUMBERS, _MOST_LAYERS, _MOST_LABELS = 10**13, 100_000, 4_000_000
 
 
-class BlockformerConfig(
-    NormFields, PositionFields, AttentionFields, FeedForwardFields, LayerFields, LinearFields, PretrainedConfig
-):
+class BlockformerConfig(NormFields, PositionFields, AttentionFields, FeedForwardFields, LayerFields, PretrainedConfig):
     """What all topologies share: sizes and the axes of choice. Use one of its subclasses.
 
     Raises:
@@ -82,6 +81,7 @@ class BlockformerConfig(
         cls.__doc__ = "\n".join([f"{cls.__doc__}\n    Args:", *lines, ""])
 
     def __post_init__(self, **kwargs):
+        kwargs = {name: value for name, value in kwargs.items() if _FORMER.get(name, self) != value}
         _check_names(type(self), kwargs)
         if self.logit_scale is None:  # of older repos; vLLM multiplies by it
             self.logit_scale = 1.0

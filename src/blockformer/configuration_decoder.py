@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from .awq_linear import LinearFields
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
 from .experts import ExpertsFields
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .alibi import Alibi  # noqa: F401
     from .attention import eager_attention_forward  # noqa: F401
-    from .awq_linear import QuantizedLinear  # noqa: F401
     from .axes import axis  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .unpadding import Unpadding  # noqa: F401
 
 
-class BlockformerDecoderConfig(ExpertsFields, BlockformerConfig):
+class BlockformerDecoderConfig(LinearFields, ExpertsFields, BlockformerConfig):
     """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
 
     The defaults are a small Llama-style model.

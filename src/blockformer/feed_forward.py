@@ -7,7 +7,6 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from .awq_linear import make_linear
 from .axes import Part, axis, flag
 
 
@@ -40,9 +39,9 @@ class FeedForward(nn.Module):
     def __init__(self, config, inner: int | None = None):
         super().__init__()
         width, inner, bias = config.hidden_size, inner or config.intermediate_size, config.mlp_bias
-        self.gate_proj = make_linear(config, width, inner, bias) if config.gated_mlp else None
-        self.up_proj = make_linear(config, width, inner, bias)
-        self.down_proj = make_linear(config, inner, width, bias)
+        self.gate_proj = nn.Linear(width, inner, bias) if config.gated_mlp else None
+        self.up_proj = nn.Linear(width, inner, bias)
+        self.down_proj = nn.Linear(inner, width, bias)
         self.act_fn = ACT2FN[config.hidden_act]
         self.dropout = config.activation_dropout
         self.float32_down_proj = config.float32_down_proj

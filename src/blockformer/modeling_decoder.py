@@ -10,7 +10,7 @@ from transformers.utils import can_return_tuple
 
 from .alibi import Alibi
 from .attention import Attention  # noqa: F401
-from .awq_linear import QuantizedLinear  # noqa: F401
+from .awq_linear import quantize_layers
 from .axes import axis  # noqa: F401
 from .compat import OutputRecorder
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
@@ -39,6 +39,8 @@ class BlockformerDecoderModel(Stack):
         super().__init__(config, is_causal=True, has_cross_attention=config.add_cross_attention)
         if config.position_type == "alibi":
             self.relative_bias = Alibi(config)
+        if config.linear_bits is not None:
+            quantize_layers(self.layers, config.linear_group_size)
         self.post_init()
 
 

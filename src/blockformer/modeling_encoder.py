@@ -18,7 +18,6 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from .attention import Attention  # noqa: F401
-from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import axis  # noqa: F401
 from .compat import causal_masks  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401

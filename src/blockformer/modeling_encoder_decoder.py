@@ -19,7 +19,6 @@ from transformers.modeling_outputs import (
 from transformers.utils import can_return_tuple
 
 from .attention import Attention  # noqa: F401
-from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import axis  # noqa: F401
 from .beams import SharedBeamsGenerationMixin
 from .compat import causal_masks  # noqa: F401

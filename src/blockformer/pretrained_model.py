@@ -5,7 +5,6 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .attention import Attention
-from .awq_linear import QuantizedLinear
 from .compat import OutputRecorder, keep_dtypes_on_disk
 from .layer import Layer
 
@@ -55,13 +54,13 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         source, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(source, *model_args, output_loading_info=True, **kwargs)
         _check_missing(model, source or "state_dict", info["missing_keys"])
-        keep_dtypes_on_disk(model, QuantizedLinear)
+        keep_dtypes_on_disk(model)
         return (model, info) if wants_info else model
 
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):
         """As the library counts them, and the weights of 4 bits, which are none of torch's parameters."""
         number = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)
-        low = (module for module in self.modules() if isinstance(module, QuantizedLinear) and not only_trainable)
+        low = (module for module in self.modules() if hasattr(module, "qweight") and not only_trainable)
         return number + sum(module.in_features * module.out_features for module in low)
 
     def _init_weights(self, module):
@@ -112,7 +111,7 @@ def _draw_by_inputs(module) -> None:
     `initializer_factor`; of remote code the library does not ask what holds a module.
     """
     factor = getattr(module, "initializer_factor", 1.0)
-    if isinstance(module, nn.Linear) and not isinstance(module, QuantizedLinear):
+    if isinstance(module, nn.Linear) and module.weight is not None:
         init.normal_(module.weight, std=factor * module.in_features**-0.5)
     elif isinstance(module, nn.Embedding):
         init.normal_(module.weight, std=factor)

@@ -130,7 +130,7 @@ def _check_compiles(model) -> None:
             f"compile=True is for models that write text or have layers that can be compiled; this "
             f"{type(model).__name__} neither writes nor has such layers."
         )
-    if model.config.linear_bits is not None:
+    if getattr(model.config, "linear_bits", None) is not None:
         raise ValueError("compile=True does not go with linear_bits=4: prepare the model without it.")
     if getattr(model.config, "num_experts", 0):
         raise ValueError("compile=True does not go with experts: prepare the model without it.")

@@ -122,7 +122,8 @@ def _dtypes_on_disk(source, options) -> dict[str, torch.dtype]:
 
 def _check_dtypes(model, source, dtypes) -> None:
     """Refuse integers for weights, and anything but int32 for 4-bit ones: the library would cast them."""
-    if not model.config.linear_bits and all(kind.is_floating_point or kind.is_complex for kind in dtypes.values()):
+    has_low_bits = getattr(model.config, "linear_bits", None) is not None
+    if not has_low_bits and all(kind.is_floating_point or kind.is_complex for kind in dtypes.values()):
         return  # without going through the model
     prefix = f"{model.base_model_prefix}."
     floats = {name.removeprefix(prefix) for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
