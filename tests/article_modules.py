@@ -21,7 +21,7 @@ def shake(module, scale=0.4):
     """Random weights that are large, so that outputs differ from token to token; norms around 1."""
     torch.manual_seed(0)
     for name, parameter in module.named_parameters():
-        is_gain = parameter.dim() == 1 and not name.endswith("bias")
+        is_gain = parameter.dim() == 1 and not name.endswith(("bias", "beta", "shift"))
         fresh = torch.randn_like(parameter) * (0.2 if parameter.dim() == 1 else scale)
         parameter.data = 1 + fresh if is_gain else fresh
     return module.eval()
@@ -102,13 +102,26 @@ class GPT(nn.Module):
 # The third article: an encoder-decoder with a norm before each sub-layer.
 
 
-class UnbiasedNorm(nn.Module):
+class OwnNorm(nn.Module):
+    """gain (x - mean) / (s + 1e-6) + shift with the unbiased deviation, or / sqrt(variance + 1e-5)."""
+
+    names, size, unbiased = ("alpha", "bias"), None, True
+
     def __init__(self, width):
         super().__init__()
-        self.alpha, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.register_parameter(self.names[0], nn.Parameter(torch.ones(self.size or width)))
+        self.register_parameter(self.names[1], nn.Parameter(torch.zeros(self.size or width)))
 
     def forward(self, x):
-        return self.alpha * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + self.bias
+        gain, shift = (getattr(self, name) for name in self.names)
+        variance = x.var(-1, keepdim=True, unbiased=self.unbiased)
+        deviation = variance.sqrt() + 1e-6 if self.unbiased else (variance + 1e-5).sqrt()
+        return gain * (x - x.mean(-1, keepdim=True)) / deviation + shift
+
+
+def own_norm(gain, shift, size, unbiased):
+    """A class of norms; `size` 1 has one number for all features."""
+    return type("OwnNorm", (OwnNorm,), {"names": (gain, shift), "size": size, "unbiased": unbiased})
 
 
 class PreNormAttention(nn.Module):
@@ -165,10 +178,12 @@ def child(name, module):
 
 
 class EncoderDecoder(nn.Module):
-    def __init__(self, cfg, alpha=True, bias=False, out_bias=False, mlp_bias=True, head_bias=True, norm_bias=True):
+    def __init__(
+        self, cfg, alpha=True, bias=False, out_bias=False, mlp_bias=True, head_bias=True, norm_bias=True, norm=None
+    ):
         super().__init__()
         self.width = width = cfg["d_model"]
-        norm = UnbiasedNorm if alpha else lambda width: nn.LayerNorm(width, bias=norm_bias)
+        norm = norm or (OwnNorm if alpha else lambda width: nn.LayerNorm(width, bias=norm_bias))
         for name, cross in (("encoder", False), ("decoder", True)):
             layers = [PreNormLayer(cfg, norm, bias, out_bias, mlp_bias, cross) for _ in range(cfg["N"])]
             setattr(self, name, Stack(layers, norm(width)))

@@ -6,7 +6,8 @@ compare with, no `model_type` and no way back: these families are read only, and
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConversionError, listed, shown
 from ..families.base import Family
+from ..families.encoder_decoder import same_bits
 from ..families.fields import Form, Head
+from ..rules.operations import Shape
+from ..rules.table import Rule
 
 PREFIXES = ("module.", "_orig_mod.")
 """What `DataParallel` and `torch.compile` put before every name."""
@@ -34,6 +38,25 @@ POSITIVE: Kind = ("a number above 0", lambda value: _is_number(value) and value 
 TOKEN: Kind = ("a token, 0 or more", lambda value: type(value) is int and 0 <= value < 2**63)
 TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), TOKEN)
 TARGET_TOKENS = {**TOKENS, "decoder_start_token_id": TOKEN}
+KINDS = ("weight", "bias")
+PROJECTIONS = (
+    ("W_query", "W_key", "W_value"),
+    ("W_q", "W_k", "W_v"),
+    ("w_q", "w_k", "w_v"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("c_attns.0", "c_attns.1", "c_attns.2"),
+)
+OUTPUTS = ("out_proj", "o_proj", "W_o", "w_o", "proj", "c_proj", "output")
+"""How attentions name what makes queries, keys and values, and what comes after them."""
+OURS = ("q_proj", "k_proj", "v_proj", "o_proj")
+GAINS, SHIFTS = ("weight", "gamma", "scale", "alpha", "a_2"), ("bias", "beta", "shift", "b_2")
+"""How norms name the factor and what is added."""
+BY_DEVIATION = ("alpha", "a_2")
+"""The factors of norms that divide by the unbiased deviation plus a number, unless settings say otherwise."""
+NORMS = ("layer_norm", "unbiased_std")
+NORM: Kind = (f"one of {', '.join(map(repr, NORMS))}", lambda value: value in NORMS)
+UNBIASED, GUESSED = "unbiased deviation", "norm by its name"
 Check = Callable[[Tensor], str | None]
 """What is wrong with a buffer, or None."""
 
@@ -49,22 +72,27 @@ class ArticleFamily(Family[Head]):
     Attributes:
         must_have, may_have: what its settings file must and may hold: name -> kind.
         heads_of: its names for the width and the number of heads.
+        embeddings: its matrices over the vocabulary -> ours, the embeddings first.
+        shared: those that may be one tensor: (setting of ours, the copy, what it is a copy of).
     """
 
     is_file = True
     must_have: Mapping[str, Kind]
     may_have: Mapping[str, Kind]
     heads_of: tuple[str, str]
+    embeddings: Mapping[str, str]
+    shared: Sequence[tuple[str, str, str]]
 
     def __init__(self, name: str, model: str, ours: str):
         super().__init__(name, "", [Head(model, ours)])
 
     @abstractmethod
-    def traits(self, names: Collection[str]) -> set[str]:
+    def traits(self, names: Collection[str], settings: Mapping[str, Any]) -> set[str]:
         """What the tensor names say of the model.
 
         Args:
             names: without their common prefix.
+            settings: checked.
 
         Raises:
             ConversionError: they contradict each other, or are not understood.
@@ -125,7 +153,49 @@ class ArticleFamily(Family[Head]):
                 lines.append(f"{shown(stored)} {fault}")
         if lines:
             raise ConversionError(f"buffers that are not what '{self.name}' computes with:{listed(lines)}")
-        return Form(self.heads[0].official, frozenset(self.traits(own) | {prefix} - {""}))
+        traits = self.traits(own, settings) | self._shared(settings, own, read) | {prefix} - {""}
+        return Form(self.heads[0].official, frozenset(traits))
+
+    def _shared(self, settings: Mapping[str, Any], own: Mapping[str, str], read) -> set[str]:
+        """Which tensors are one, by the settings or, where these say nothing, by their bits; and which are left out."""
+        traits = set()
+        told_pairs = [pair for name, *pair in self.shared if settings.get(name)]
+        given = {each for pair in told_pairs if own.keys() & pair for each in pair}
+        for name, *pair in self.shared:
+            told, absent = settings.get(name), [each for each in pair if each not in own and each not in given]
+            if len(absent) == 1 and not told:
+                other = next(each for each in pair if each in own)
+                fix = f'where your model shares it with {shown(other)}, add "{name}": true to the settings'
+                raise ConversionError(f"{shown(absent[0])} is missing; {fix}")
+            if own.keys() >= set(pair) and read is not None:
+                same = same_bits(read, own[pair[0]], own[pair[1]])
+                if told and not same:
+                    differ = f"{shown(pair[0])} and {shown(pair[1])} differ"
+                    raise ConversionError(f"{differ}, and the settings say {name}: which is the model's?")
+                told = same if told is None else told
+            traits |= {name} if told else set()
+        return traits | {_absent(each) for each in self.embeddings if each not in own}
+
+    def embedding_rules(self, form: Form) -> tuple[list[Rule], list[str]]:
+        """The rules of the matrices over the vocabulary, and the names of copies, which are left out."""
+        first_of = {name: name for name in self.embeddings}
+        for name, copy, first in self.shared:
+            if name in form.traits:
+                first_of[copy] = first_of[first]
+        rules, copies = [], []
+        for first in dict.fromkeys(first_of.values()):
+            same = [name for name in self.embeddings if first_of[name] == first]
+            stored = [name for name in same if _absent(name) not in form.traits] or [first]
+            rules.append(Rule(stored[0], self.embeddings[first]))
+            copies += stored[1:]
+        return rules, copies
+
+    def notes(self, form: Form) -> list[str]:
+        """See `Family.notes`."""
+        notes = [f"{copy} is {first} ({name})" for name, copy, first in self.shared if name in form.traits]
+        if GUESSED in form.traits:
+            notes.append('its norms divide by std + eps, the unbiased std; if yours do not, set "norm": "layer_norm"')
+        return notes
 
     def canonical(self, name: str, form: Form) -> str:
         """The name without the common prefix."""
@@ -175,6 +245,10 @@ class ArticleFamily(Family[Head]):
         raise ConversionError(f"the family '{self.name}' is read and not written; name another one")
 
 
+def _absent(name: str) -> str:
+    return f"without {name}"
+
+
 def _prefix_of(form: Form) -> str:
     return next((trait for trait in form.traits if trait.endswith(".")), "")
 
@@ -210,6 +284,117 @@ def one_of(groups: Collection[tuple[str, ...]], found: Collection[str], what: st
         f"{what}: found {', '.join(map(shown, sorted(found)))}; understood is one of:"
         f"{listed(' '.join(group) for group in groups)}"
     )
+
+
+def both(theirs: str, ours: str) -> list[Rule]:
+    """Rules for a module's weight and bias."""
+    return [Rule(f"{theirs}.{kind}", f"{ours}.{kind}") for kind in KINDS]
+
+
+def token_ids(settings: Mapping[str, Any]) -> dict[str, int]:
+    """The special tokens named in the settings."""
+    return {name: settings[name] for name in TARGET_TOKENS if name in settings}
+
+
+def target_ids(settings: Mapping[str, Any]) -> dict[str, int]:
+    """The same for an encoder-decoder, whose decoder starts with `bos` unless another start token is named."""
+    ids = token_ids(settings)
+    return {"decoder_start_token_id": ids["bos_token_id"], **ids} if "bos_token_id" in ids else ids
+
+
+def projections(modules: Collection[str], what: str) -> set[str]:
+    """How an attention names its linear layers, as traits that `spelled` reads. Without any it is the first spelling.
+
+    Raises:
+        ConversionError: they are not understood; lists what was found and what is understood.
+    """
+    found = set(modules) or {*PROJECTIONS[0], OUTPUTS[0]}
+    for names in PROJECTIONS:
+        output = found - set(names)
+        if set(names) < found and len(output) == 1 and output <= set(OUTPUTS):
+            return {f"{ours} {theirs}" for ours, theirs in zip(OURS, (*names, *output), strict=True)}
+    ways = [" ".join((*names, "and an output")) for names in PROJECTIONS]
+    raise ConversionError(
+        f"{what}: found {', '.join(map(shown, sorted(found)))}; understood is one of these, the output as one of "
+        f"{' '.join(OUTPUTS)}:{listed(ways)}"
+    )
+
+
+def spelled(traits: Collection[str]) -> dict[str, str]:
+    """What `projections` has found, as traits ("q_proj W_q") -> ours -> theirs."""
+    return dict(trait.split(" ", 1) for trait in traits if trait.startswith(tuple(f"{name} " for name in OURS)))
+
+
+def norm_traits(names: Collection[str], settings: Mapping[str, Any]) -> set[str]:
+    """How the norms spell their factor and bias, and by which formula they compute.
+
+    Args:
+        names: last parts of their tensors' names.
+        settings: in which "norm" may name the formula; else the factor's name tells.
+    """
+    if not names:
+        return set()
+    gains, shifts = {*names} & set(GAINS), {*names} & set(SHIFTS)
+    (gain,) = one_of([(name,) for name in GAINS], {*names} - shifts if gains else names, "the norms")
+    if shifts:
+        one_of([(name,) for name in SHIFTS], shifts, "the biases of the norms")
+    traits = {f"gain {gain}", *(f"shift {name}" for name in shifts)}
+    told = settings.get("norm")
+    if told == NORMS[1] or (told is None and gain in BY_DEVIATION):
+        traits |= {UNBIASED} if told else {UNBIASED, GUESSED}
+    return traits
+
+
+def norm_rules(theirs: str, ours: str, form: Form, config: PretrainedConfig) -> list[Rule]:
+    """The rules of a norm, spelled as `norm_traits` has found."""
+    told = _spelled_norm(form.traits)
+    factor = ((config.hidden_size - 1) / config.hidden_size) ** 0.5 if UNBIASED in form.traits else None
+    gain, shift = OfEachFeature(config.hidden_size, factor), OfEachFeature(config.hidden_size)
+    rules = [Rule(f"{theirs}.{told.get('gain', 'weight')}", f"{ours}.weight", gain)]
+    return [*rules, Rule(f"{theirs}.{told.get('shift', 'bias')}", f"{ours}.bias", shift)]
+
+
+def norm_settings(settings: Mapping[str, Any], traits: Collection[str]) -> dict[str, Any]:
+    """Our fields of the norms: a small number beside the deviation is its square under the root."""
+    eps = settings.get("eps", 1e-6) ** 2 if UNBIASED in traits else settings.get("eps", 1e-5)
+    return {"norm_eps": float(eps), "norm_bias": "shift" in _spelled_norm(traits)}
+
+
+def _spelled_norm(traits: Collection[str]) -> dict[str, str]:
+    return dict(trait.split(" ", 1) for trait in traits if trait.startswith(("gain ", "shift ")))
+
+
+@dataclass(frozen=True)
+class OfEachFeature:
+    """A number for each of C features, or one for all of them -> one for each, times a factor.
+
+    A norm that divides by the standard deviation with C - 1 in it becomes one with C by the factor sqrt((C - 1) / C):
+    w (x - m) / s' with s' = s sqrt(C / (C - 1)) is w sqrt((C - 1) / C) (x - m) / s. It rounds once, so there is no
+    exact way back.
+    """
+
+    width: int
+    factor: float | None = None
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """[C] or [1] -> [C], in float64 where there is a factor."""
+        if self.factor is not None:
+            tensors = [tensor.double() * self.factor for tensor in tensors]
+        return [tensor.reshape(-1).expand(self.width).contiguous() for tensor in tensors]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Never asked for."""
+        raise ConversionError("an article's norm is read and not written")
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """[C] for each."""
+        if any(tuple(shape) not in ((), (1,), (self.width,)) for shape in shapes):
+            raise ConversionError(f"{list(shapes[0])} is neither one number for each feature nor one for all")
+        return [(self.width,) for _ in shapes]
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """The same shapes."""
+        return list(shapes)
 
 
 def sinusoid(length: int, width: int) -> Check:

@@ -10,7 +10,9 @@ import transformers
 from transformers import PretrainedConfig
 
 from ..arguments import check_family
-from ..articles import models as articles
+from ..articles import encoder_decoder as article_encoder_decoder
+from ..articles import gpt as article_gpt
+from ..articles import transformer as article_transformer
 from ..errors import ConversionError, listed, shown
 from ..quiet import quiet
 from . import (
@@ -84,7 +86,8 @@ _KNOWN = (
 _RELEASED, _TYPES = set(dir(transformers)), {family.model_type for family in _KNOWN}
 # Those that the installed release of transformers has.
 FAMILIES: dict[str, Family] = {family.name: family for family in _KNOWN if family.config_class_name in _RELEASED}
-ARTICLES: dict[str, Family] = {family.name: family for family in articles.FAMILIES}
+_ARTICLES = (article_gpt.FAMILY, article_encoder_decoder.FAMILY, article_transformer.FAMILY)
+ARTICLES: dict[str, Family] = {family.name: family for family in _ARTICLES}
 
 
 def family_by_name(name: str) -> Family:

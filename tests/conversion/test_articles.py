@@ -5,12 +5,13 @@ import os
 
 import pytest
 import torch
-from article_modules import GPT, LATER, EncoderDecoder, Transformer, sinusoid
+from article_modules import GPT, LATER, EncoderDecoder, Transformer, own_norm, sinusoid
 from pairs import assert_close
 from safetensors.torch import save_file
 from transformers import GPT2LMHeadModel
 
 import blockformer
+from blockformer import preset
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import ARTICLES, FAMILIES, family_for, family_of
 
@@ -111,6 +112,9 @@ SPELLINGS = [
     ("W_q", "W_k", "W_v", "W_o"),
     ("q_proj", "k_proj", "v_proj", "o_proj"),
     ("q_proj", "k_proj", "v_proj", "proj"),
+    ("W_q", "W_k", "W_v", "output"),
+    ("w_q", "w_k", "w_v", "w_o"),
+    ("query", "key", "value", "output"),
 ]
 
 
@@ -192,6 +196,29 @@ def test_the_transformer_of_the_fourth_article(tmp_path, bias, buffer):
     assert isinstance(ours, blockformer.BlockformerEncoderDecoderForConditionalGeneration)
     assert ours.model.encoder.embed_tokens.weight is ours.model.decoder.embed_tokens.weight
     compare_pair(ours, module, 61, 61)
+
+
+@pytest.mark.parametrize("names", [("query", "key", "value", "output"), ("W_q", "W_k", "W_v", "W_o")])
+def test_the_third_article_with_the_spellings_of_the_others(tmp_path, names):
+    module = EncoderDecoder(PAIR_CONFIG)
+    state = module.state_dict()
+    for old, new in zip(("w_q", "w_k", "w_v", "w_o"), names, strict=True):
+        state = {name.replace(f".{old}.", f".{new}."): tensor for name, tensor in state.items()}
+    path, settings = write(tmp_path, state, PAIR_CONFIG)
+    compare_pair(from_official(path, family="article-encoder-decoder", config=settings), module, 53, 61)
+
+
+SIZES = "vocab_size decoder_vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+SIZES += "max_position_embeddings pad_token_id bos_token_id eos_token_id decoder_start_token_id norm_eps"
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_a_preset_is_the_config_of_a_converted_model_of_its_sizes(tmp_path, family):
+    make, config = MODELS[family]
+    ours = load(tmp_path, family, make(config), config).config
+    made = preset(family, **{name: getattr(ours, name) for name in SIZES.split() if hasattr(ours, name)})
+    meant = {**ours.to_dict(), "architectures": None, "dtype": None, "_name_or_path": ""}
+    assert {name: value for name, value in made.to_dict().items() if meant[name] != value} == {}
 
 
 # Greedy text.
@@ -660,8 +687,8 @@ def test_an_unknown_spelling_lists_what_is_found_and_what_is_understood(tmp_path
     state = {name.replace(old, new): tensor for name, tensor in GPT(GPT_CONFIG).state_dict().items()}
     text = refused(tmp_path, "article-gpt", state, GPT_CONFIG, "the projections of transformer_blocks.N.mha: found ")
     assert f"'{new}'" in text
-    assert "W_query W_key W_value out_proj" in text
-    assert "q_proj k_proj v_proj o_proj" in text
+    assert "W_query W_key W_value and an output" in text
+    assert "out_proj o_proj W_o w_o proj c_proj output" in text
 
 
 def test_two_spellings_in_one_file(tmp_path):
@@ -679,9 +706,97 @@ def test_two_kinds_of_norm_in_one_file(tmp_path):
     refused(tmp_path, "article-encoder-decoder", state, PAIR_CONFIG, "the norms: found 'alpha', 'weight'")
 
 
-def test_alpha_that_is_one_number_for_all(tmp_path):
+@pytest.mark.parametrize("size", [None, 1])
+@pytest.mark.parametrize(
+    ("gain", "shift", "unbiased"),
+    [
+        ("alpha", "bias", True),
+        ("alpha", "beta", True),
+        ("a_2", "b_2", True),
+        ("gamma", "beta", False),
+        ("scale", "shift", False),
+        ("weight", "bias", False),
+        ("alpha", "beta", False),
+        ("gamma", "beta", True),
+    ],
+)
+def test_norms_of_every_spelling_with_a_number_for_each_feature_or_one_for_all(tmp_path, gain, shift, unbiased, size):
+    module = EncoderDecoder(PAIR_CONFIG, norm=own_norm(gain, shift, size, unbiased))
+    by_name = unbiased == (gain in ("alpha", "a_2"))
+    config = PAIR_CONFIG if by_name else {**PAIR_CONFIG, "norm": "unbiased_std" if unbiased else "layer_norm"}
+    ours = load(tmp_path, "article-encoder-decoder", module, config)
+    assert ours.model.encoder.norm.weight.shape == (32,)
+    compare_pair(ours, module, 53, 61)
+
+
+def test_a_norm_whose_formula_is_taken_by_its_name_is_told_of(tmp_path):
+    path, settings = write(tmp_path, EncoderDecoder(PAIR_CONFIG).state_dict(), PAIR_CONFIG)
+    report = convert(path, tmp_path / "dst", family="article-encoder-decoder", config=settings)
+    assert any('if yours do not, set "norm": "layer_norm"' in note for note in report.notes)
+
+
+def test_a_norm_of_another_width_is_refused(tmp_path):
     state = EncoderDecoder(PAIR_CONFIG).state_dict()
-    state["encoder.norm.alpha"] = torch.ones(1)
-    refused(tmp_path, "article-encoder-decoder", state, PAIR_CONFIG, r"encoder\.norm\.weight' is \[1\]")
-    state["encoder.norm.alpha"] = torch.tensor(1.0)
-    refused(tmp_path, "article-encoder-decoder", state, PAIR_CONFIG, r"'encoder\.norm\.alpha': alpha is")
+    state["encoder.norm.alpha"] = torch.ones(2)
+    refused(tmp_path, "article-encoder-decoder", state, PAIR_CONFIG, "neither one number for each feature nor one")
+
+
+# Tensors that are one.
+
+SAME = {
+    "article-gpt": ("token_embedding.weight", "out_head.weight"),
+    "article-encoder-decoder": ("tgt_embed.embedding.weight", "projection_layer.proj.weight"),
+    "article-transformer": ("transformer.wte.weight", "lm_head.weight"),
+}
+
+
+@pytest.mark.parametrize("left_out", [None, 0, 1])
+@pytest.mark.parametrize("family", SAME)
+def test_tied_weights_stay_tied_also_where_only_one_of_them_is_stored(tmp_path, family, left_out):
+    """`safetensors.torch.save_model` stores only one of two names of a tensor."""
+    make, config = MODELS[family]
+    module = make(config)
+    parts = dict(module.named_parameters())
+    with torch.no_grad():
+        parts[SAME[family][1]].copy_(parts[SAME[family][0]])
+    state = module.state_dict()
+    if left_out is not None:
+        missing = SAME[family][left_out]
+        del state[missing]
+        refused(tmp_path / "untold", family, state, config, rf"'{missing}' is missing; where your model shares it")
+        config = {**config, "tie_word_embeddings": True}
+    path, settings = write(tmp_path / "in", state, config)
+    report = convert(path, tmp_path / "dst", family=family, config=settings)
+    assert any("(tie_word_embeddings)" in note for note in report.notes)
+    ours = from_official(path, family=family, config=settings)
+    assert ours.config.tie_word_embeddings
+    assert ours.lm_head.weight is ours.get_decoder().embed_tokens.weight
+    ids = tokens(53, 2, 9)
+    with torch.no_grad():
+        want = module(ids) if family == "article-gpt" else module(ids, ids)
+        assert_close((ours(ids) if family == "article-gpt" else ours(ids, decoder_input_ids=ids)).logits, want)
+
+
+def test_one_vocabulary_for_both_sides_of_the_third_article(tmp_path):
+    config = {**PAIR_CONFIG, "src_vocab_size": 61}
+    module = EncoderDecoder(config, head_bias=False)
+    with torch.no_grad():
+        for part in (module.tgt_embed.embedding, module.projection_layer.proj):
+            part.weight.copy_(module.src_embed.embedding.weight)
+    state = module.state_dict()
+    ours = load(tmp_path, "article-encoder-decoder", module, config)
+    assert (ours.config.share_embeddings, ours.config.tie_word_embeddings) == (True, True)
+    compare_pair(ours, module, 61, 61)
+    del state["tgt_embed.embedding.weight"], state["src_embed.embedding.weight"]
+    told = {**config, "share_embeddings": True, "tie_word_embeddings": True}
+    path, settings = write(tmp_path / "one", state, told)
+    compare_pair(from_official(path, family="article-encoder-decoder", config=settings), module, 61, 61)
+
+
+def test_the_settings_may_deny_that_equal_weights_are_one_and_must_not_tie_unequal_ones(tmp_path):
+    module, tied = GPT(GPT_CONFIG), {**GPT_CONFIG, "tie_word_embeddings": True}
+    refused(tmp_path / "other", "article-gpt", module.state_dict(), tied, "which is the model")
+    with torch.no_grad():
+        module.out_head.weight.copy_(module.token_embedding.weight)
+    ours = load(tmp_path / "equal", "article-gpt", module, {**GPT_CONFIG, "tie_word_embeddings": False})
+    assert ours.lm_head.weight is not ours.model.embed_tokens.weight

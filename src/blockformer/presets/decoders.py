@@ -154,9 +154,19 @@ _GPT2: dict[str, dict] = {
         "eos_token_id": 50256,
     },
 }
+# With the sizes that the article names (`docs/articles.md`).
+_ARTICLES: dict[str, dict] = {
+    "article-gpt": {
+        **STRUCTURES["article-gpt"],
+        **_GPT2["gpt2"],
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+    },
+}
 
 DECODERS: dict[str, dict] = {
     **{name: {**STRUCTURES[name], **settings} for name, settings in (_DENSE | _SPARSE | _GPT2).items()},
     "bert-decoder": {**STRUCTURES["bert"], **BERT_BASE},
+    **_ARTICLES,
 }
 """Preset -> settings."""

@@ -1,6 +1,6 @@
 """Encoder-decoders as settings."""
 
-from .computed import by_width, root_of_width
+from .computed import by_width, four_widths, root_of_width
 from .structures import STRUCTURES
 
 _ORIGINAL_BASE = {
@@ -58,6 +58,12 @@ _MT5_SMALL = {
     "num_hidden_layers": 8,
     "num_attention_heads": 6,
 }
+_ARTICLE = {
+    **_ORIGINAL_BASE,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.02,
+    "attention_dropout": 0.1,
+}
 
 ENCODER_DECODERS: dict[str, dict] = {
     "transformer-base": {**STRUCTURES["original"], **_ORIGINAL_BASE, "embedding_scale": root_of_width},
@@ -107,5 +113,23 @@ ENCODER_DECODERS: dict[str, dict] = {
     "t5-v1.1": {**STRUCTURES["t5"], **_T5_SMALL},
     "mt5": {**STRUCTURES["t5"], **_MT5_SMALL},
     "umt5": {**STRUCTURES["umt5"], **_MT5_SMALL, "logit_scale": by_width},
+    "article-encoder-decoder": {
+        **STRUCTURES["article-encoder-decoder"],
+        **_ARTICLE,
+        **dict.fromkeys(("attention_bias", "attention_output_bias"), False),
+        "lm_head_bias": True,
+        "activation_dropout": 0.1,
+        "embedding_scale": root_of_width,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    },
+    "article-transformer": {
+        **STRUCTURES["article-transformer"],
+        **_ARTICLE,
+        "intermediate_size": four_widths,
+        **dict.fromkeys(("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias"), False),
+    },
 }
 """Preset -> settings."""

@@ -37,6 +37,8 @@ _ORIGINAL = {
     "gated_mlp": False,
     **BIASES,
 }
+_ARTICLE = {**_GPT_LIKE, "norm_eps": 1e-5, "final_norm": True}
+_ARTICLE_PAIR = {**_ARTICLE, "position_type": "sinusoidal", "hidden_act": "relu"}
 _BART_LIKE = {**_ORIGINAL, "position_type": "learned", "position_offset": 2, "embedding_norm": True}
 _T5_LIKE = {
     "norm_type": "rms_norm",
@@ -103,5 +105,8 @@ STRUCTURES: dict[str, dict] = {
     "mbart": {**_BART_LIKE, "norm_placement": "pre", "decoder_starts_with_last_label": True},
     "t5": _T5_LIKE,
     "umt5": {**_T5_LIKE, "relative_bias_per_layer": True},
+    "article-gpt": {**_ARTICLE, "position_type": "learned", "hidden_act": "gelu_new"},
+    "article-encoder-decoder": {**_ARTICLE_PAIR, "share_embeddings": False},
+    "article-transformer": _ARTICLE_PAIR,
 }
 """Family -> fields. Conversion reads it too."""
