@@ -104,6 +104,9 @@ def convert(
             report.notes += copy_side_files(checkpoint, temporary)
             if not to_official:
                 copy_code(temporary, plan.target_config)
+                for name, path in plan.family.extra_code().items():
+                    (temporary / name).parent.mkdir(exist_ok=True)
+                    (temporary / name).write_bytes(path.read_bytes())
                 write_generation_config(temporary, _entries(plan, checkpoint), plan.target_config)
                 if not plan.family.is_file:
                     (temporary / MEMORY).write_text(memory_text(plan), encoding="utf-8")

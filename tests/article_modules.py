@@ -208,7 +208,8 @@ class EncoderDecoder(nn.Module):
         return self.projection_layer.proj(self.decoder(self.embed("tgt", target), later, states, hidden))
 
 
-# The fourth article: `Transformer`, by its formula x + f(norm(x)) at every sub-layer.
+# The fourth article: `Transformer`, by its formula x + f(norm(x)) at every sub-layer; `printed` has the norms where its
+# code has them: norm(x) + f(norm(x)) around attention and, in the decoder, around the feed-forward network.
 
 
 class ListedAttention(nn.Module):
@@ -226,9 +227,9 @@ class ListedAttention(nn.Module):
 
 
 class FourthLayer(nn.Module):
-    def __init__(self, cfg, buffer, cross):
+    def __init__(self, cfg, buffer, cross, printed):
         super().__init__()
-        width, bias, self.cross = cfg["n_embd"], cfg["bias"], cross
+        width, bias, self.cross, self.printed = cfg["n_embd"], cfg["bias"], cross, printed
         for name in ("ln_1", "ln_2", "ln_3") if cross else ("ln1", "ln2"):
             setattr(self, name, nn.LayerNorm(width, bias=bias))
         for name in ("m_attn", "attn") if cross else ("attn",):
@@ -238,25 +239,28 @@ class FourthLayer(nn.Module):
         self.mlp.c_proj = nn.Linear(4 * width, width, bias=bias)
 
     def forward(self, x, hidden, source=None, source_hidden=None):
+        def step(x, norm, sublayer, printed):
+            states = norm(x)
+            return (states if printed else x) + sublayer(states)
+
+        def feed_forward(x):
+            return self.mlp.c_proj(torch.relu(self.mlp.c_fc(x)))
+
         if self.cross:
-            states = self.ln_1(x)
-            x = x + self.m_attn(states, states, hidden)
-            x = x + self.attn(self.ln_2(x), source, source_hidden)
-            last = self.ln_3
-        else:
-            states = self.ln1(x)
-            x = x + self.attn(states, states, hidden)
-            last = self.ln2
-        return x + self.mlp.c_proj(torch.relu(self.mlp.c_fc(last(x))))
+            x = step(x, self.ln_1, lambda x: self.m_attn(x, x, hidden), self.printed)
+            x = step(x, self.ln_2, lambda x: self.attn(x, source, source_hidden), self.printed)
+            return step(x, self.ln_3, feed_forward, self.printed)
+        x = step(x, self.ln1, lambda x: self.attn(x, x, hidden), self.printed)
+        return step(x, self.ln2, feed_forward, False)
 
 
 class Transformer(nn.Module):
-    def __init__(self, cfg, buffer=False):
+    def __init__(self, cfg, buffer=False, printed=False):
         super().__init__()
         width = cfg["n_embd"]
         stacks = {
             name: Stack(
-                [FourthLayer(cfg, buffer, name == "decoder") for _ in range(cfg["n_layer"])],
+                [FourthLayer(cfg, buffer, name == "decoder", printed) for _ in range(cfg["n_layer"])],
                 nn.LayerNorm(width, bias=cfg["bias"]),
             )
             for name in ("encoder", "decoder")
@@ -265,7 +269,7 @@ class Transformer(nn.Module):
         positions.register_buffer("pe", sinusoid(cfg["block_size"], width))
         self.transformer = nn.ModuleDict({"wte": nn.Embedding(cfg["vocab_size"], width), "wpe": positions, **stacks})
         self.lm_head = nn.Linear(width, cfg["vocab_size"], bias=False)
-        shake(self, 0.3)
+        shake(self, 0.15 if printed else 0.3)
 
     def forward(self, source, target, mask=None, target_mask=None):
         hidden = None if mask is None else (mask == 0)[:, None, None]

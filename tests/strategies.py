@@ -118,6 +118,8 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
             fields |= {"layer_types": kinds, "sliding_window": draw(st.integers(2, 9))}
     if topology == "encoder-decoder":
         fields["decoder_layers"] = draw(st.integers(1, 3))
+        if fields["norm_placement"] != "post":
+            fields["decoder_norm_placement"] = draw(st.sampled_from([None, "pre", "output", "input"]))
         fields["share_embeddings"] = draw(st.booleans())
         if not fields["share_embeddings"]:
             fields["decoder_vocab_size"] = draw(st.sampled_from([None, 53]))

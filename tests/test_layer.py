@@ -64,9 +64,11 @@ def by_hand(layer, states, batch):
         shared = norm("self_attn_pre")(states)
         return states + attend(shared) + layer.mlp(shared)
     for name, sublayer in (("self_attn", attend), ("mlp", layer.mlp)):
-        slots = [slot for slot in ("pre", "output", "post") if hasattr(layer, f"{name}_{slot}_norm")]
+        slots = [slot for slot in ("input", "pre", "output", "post") if hasattr(layer, f"{name}_{slot}_norm")]
         if slots == ["pre"]:
             states = states + sublayer(norm(f"{name}_pre")(states))
+        elif slots == ["input"]:
+            states = norm(f"{name}_input")(states) + sublayer(norm(f"{name}_input")(states))
         elif slots == ["post"]:
             states = norm(f"{name}_post")(states + sublayer(states))
         elif slots == ["output"]:
@@ -87,6 +89,8 @@ def by_hand(layer, states, batch):
             {"norm_placement": "pre_output"},
             ["self_attn_pre", "self_attn_output", "mlp_pre", "mlp_output"],
         ),
+        ({"norm_placement": "input"}, ["self_attn_input", "mlp_input"]),
+        ({"norm_placement": "input_pre"}, ["self_attn_input", "mlp_pre"]),
         ({"residual": "parallel"}, ["self_attn_pre", "mlp_pre"]),
         ({"residual": "parallel_shared_norm"}, ["self_attn_pre"]),
     ],

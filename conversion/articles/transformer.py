@@ -1,10 +1,36 @@
 """`article-transformer`: `Transformer` with `wte`, `wpe`, `encoder`, `decoder`, which writes on what it reads."""
 
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from blockformer.layer import norm_slots
 from blockformer.presets import STRUCTURES
 
+from ..errors import ConversionError
+from ..families.fields import Form
 from ..rules.table import RuleTable
-from .base import FLAG, OURS, SHARE, SIZE, TARGET_TOKENS, ArticleFamily, both, causal, sinusoid, target_ids
+from .base import FLAG, OURS, SHARE, SIZE, TARGET_TOKENS, ArticleFamily, Kind, both, causal, sinusoid, target_ids
 
+READINGS = {"printed": "article-transformer-printed", "formula": "article-transformer"}
+"""Where the norms stand: as in the article's code, or as in its formula -> the settings of such a model."""
+READING: Kind = ("'printed' or 'formula'", lambda value: value in READINGS)
+CLEAR = 0.9
+"""A reading fits if its loss is at most this share of the other one's."""
+
+
+def _is_sample(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"input", "targets"}:
+        return False
+    rows = list(value.values())
+    if not all(isinstance(row, list) and row and all(type(one) is int for one in row) for row in rows):
+        return False
+    return len(rows[0]) == len(rows[1])
+
+
+SAMPLE: Kind = ('{"input": [tokens], "targets": [as many tokens]}', _is_sample)
 SUBLAYERS = {
     "encoder": (("attn", "ln1", "self_attn"), ("mlp", "ln2", "mlp")),
     "decoder": (("m_attn", "ln_1", "self_attn"), ("attn", "ln_2", "cross_attn"), ("mlp", "ln_3", "mlp")),
@@ -13,17 +39,23 @@ SUBLAYERS = {
 MLP = {"c_fc": "up_proj", "c_proj": "down_proj"}
 ATTENTION = {**{f"c_attns.{index}": name for index, name in enumerate(OURS[:3])}, "c_proj": "o_proj"}
 EMBEDDINGS = "transformer.wte.weight"
+SAID = "note: "
 
 
 class ArticleTransformer(ArticleFamily):
-    """`Transformer`: one embedding for both sides, sinusoids, pre-norm by the formula x + f(norm(x)), ReLU."""
+    """`Transformer`: one embedding for both sides, sinusoids, ReLU.
+
+    The article's formula is x + f(norm(x)). Its code has x replaced by norm(x) first, around attention and, in the
+    decoder, the feed-forward network: norm(x) + f(norm(x)). The tensors are the same, so the settings must say which
+    of the two has made them, or hold a text of which both are tried.
+    """
 
     must_have = {
         **dict.fromkeys(("vocab_size", "block_size", "n_layer", "n_head", "n_embd"), SIZE),
         "dropout": SHARE,
         "bias": FLAG,
     }
-    may_have = {"tie_word_embeddings": FLAG, **TARGET_TOKENS}
+    may_have = {"norms": READING, "sample": SAMPLE, "tie_word_embeddings": FLAG, **TARGET_TOKENS}
     heads_of = ("n_embd", "n_head")
     embeddings = {EMBEDDINGS: "model.encoder.embed_tokens.weight", "lm_head.weight": "lm_head.weight"}
     shared = [("tie_word_embeddings", "lm_head.weight", EMBEDDINGS)]
@@ -31,6 +63,55 @@ class ArticleTransformer(ArticleFamily):
     def traits(self, names, settings):
         """None: the settings say it all."""
         return set()
+
+    def form(self, official, names=None, read=None):
+        """See `Family.form`.
+
+        Raises:
+            ConversionError: also where nothing tells the reading.
+        """
+        form, settings = super().form(official, names, read), self.settings(official)
+        readings = {name: Form(form.head, form.traits | {name}) for name in READINGS}
+        told, sample = settings.get("norms"), settings.get("sample")
+        if sample is None or read is None:
+            if told is None:
+                raise ConversionError(
+                    "the article's code and its formula put the norms in different places, and the tensors are the "
+                    'same: add "norms": "printed" to the settings if the model ran the code as the article prints it, '
+                    '"norms": "formula" if it computes x + f(norm(x)), or a "sample" of its training data, '
+                    f"{SAMPLE[0]}, and the loss will tell"
+                )
+            return readings[told]
+        tensors = {self.canonical(name, form): read(name) for name in names or ()}
+        losses = {name: self._loss(official, each, tensors, sample) for name, each in readings.items()}
+        said = ", ".join(f"{loss:.4g} with the norms as {name}" for name, loss in losses.items())
+        best, other = sorted(losses, key=lambda name: losses[name])
+        if told is None and not losses[best] <= CLEAR * losses[other]:
+            raise ConversionError(f'the sample does not tell where the norms stand (loss {said}): set "norms"')
+        chosen = readings[told or best]
+        return Form(chosen.head, chosen.traits | {f"{SAID}loss of the sample: {said}; taken as {told or best}"})
+
+    def _loss(self, official, form, tensors, sample) -> float:
+        """The article's loss of a text by one reading: both sides read the input, targets of -1 do not count."""
+        config = self.our_config(self.config_from(official, form))
+        groups = self.rules_for(form, config).plan(tensors)
+        weights = {name: made for group in groups for name, made in group.apply(tensors.__getitem__)}
+        text, targets = (torch.tensor([sample[name]]) for name in ("input", "targets"))
+        try:
+            model = self.model_class.from_pretrained(None, config=config, state_dict=weights).eval()
+            with torch.no_grad():
+                logits = model(text, decoder_input_ids=text).logits[0].float()
+            return cross_entropy(logits, targets[0], ignore_index=-1).item()
+        except (ValueError, IndexError) as error:
+            raise ConversionError(f"the sample cannot be run: {error}") from error
+
+    def notes(self, form):
+        """See `Family.notes`."""
+        return super().notes(form) + [trait[len(SAID) :] for trait in form.traits if trait.startswith(SAID)]
+
+    def extra_code(self):
+        """See `Family.extra_code`."""
+        return {"custom_generate/generate.py": Path(__file__).with_name("generate.py")}
 
     def checks(self, settings):
         """The table of positions, and the causal mask that every attention holds on an old PyTorch."""
@@ -44,8 +125,10 @@ class ArticleTransformer(ArticleFamily):
         for stack, parts in SUBLAYERS.items():
             rules += both(f"transformer.{stack}.norm", f"model.{stack}.norm")
             here, there = f"transformer.{stack}.layers.{{layer}}.", f"model.{stack}.layers.{{layer}}."
+            placement = config.placement_of(stack == "decoder")
             for part, norm, ours in parts:
-                rules += both(here + norm, f"{there}{ours}_pre_norm")
+                (slot,) = norm_slots(config, placement, ours)
+                rules += both(here + norm, f"{there}{ours}_{slot}_norm")
                 if ours != "mlp":
                     ignored.append(f"{here}{part}.bias")
                 for theirs, name in (MLP if ours == "mlp" else ATTENTION).items():
@@ -57,7 +140,7 @@ class ArticleTransformer(ArticleFamily):
         dropout = float(settings["dropout"])
         biases = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
         return {
-            **STRUCTURES[self.name],
+            **STRUCTURES[next(READINGS[name] for name in READINGS if name in traits)],
             "vocab_size": settings["vocab_size"],
             "hidden_size": settings["n_embd"],
             "intermediate_size": 4 * settings["n_embd"],

@@ -5,6 +5,7 @@ Configs are in `translation.py`; the building blocks of both are in `fields.py`.
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -122,6 +123,10 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     def dequantized(self, official: Mapping[str, Any], form: Form) -> dict[str, Any] | None:
         """The entries by which the official class loads low-bit weights that ours makes plain; None: it has none."""
         return None
+
+    def extra_code(self) -> dict[str, Path]:
+        """Code that a converted repo carries beside the model's: its path in the repo -> ours."""
+        return {}
 
     def notes(self, form: Form) -> list[str]:
         """What a user must be told of the conversion of a checkpoint of this form."""

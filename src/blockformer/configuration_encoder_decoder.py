@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from .axes import axis, flag
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
+from .layer import NORM_SLOTS
 
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from .feed_forward import FeedForward  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
     from .language_model_head import LanguageModelHead  # noqa: F401
-    from .layer import Layer  # noqa: F401
     from .losses import token_cross_entropy  # noqa: F401
     from .modeling_encoder_decoder import BlockformerEncoderDecoderModel  # noqa: F401
     from .normalization import RMSNorm  # noqa: F401
@@ -42,6 +42,9 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     decoder_vocab_size: int | None = axis(
         None, "a positive integer", "size", "target vocabulary of its own; None means that both sides share one"
     )
+    decoder_norm_placement: str | None = axis(
+        None, tuple(NORM_SLOTS), "norm", "norm_placement in the decoder; None: as in the encoder"
+    )
     share_embeddings: bool = flag(True, "embeddings", "one embedding matrix for both sides")
     decoder_start_token_id: int | None = axis(None, "a token", "tokens", "what the decoder reads first")
     decoder_starts_with_last_label: bool = flag(
@@ -64,8 +67,10 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
             self.decoder_layers = self.num_hidden_layers
 
     def check(self):
-        """A vocabulary of its own needs embeddings of its own."""
+        """A vocabulary of its own needs embeddings of its own; both stacks have a final norm or none."""
         super().check()
+        if "post" in {self.norm_placement, self.placement_of(True)} != {"post"}:
+            raise ValueError("'post' is the placement of norms in both stacks or in none: change one of the two.")
         if self.decoder_vocab_size is not None and self.share_embeddings:
             fix = "set share_embeddings=False, or drop decoder_vocab_size"
             raise ValueError(f"decoder_vocab_size is set but share_embeddings is True: {fix}.")
@@ -78,6 +83,10 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
             for stack, plan in stacks.items()
             for name, style in {"embed_tokens": "embedding_rowwise", **plan}.items()
         }
+
+    def placement_of(self, is_causal: bool) -> str:
+        """The norm placement of one of the two stacks."""
+        return self.decoder_norm_placement if is_causal and self.decoder_norm_placement else self.norm_placement
 
     def stack_sizes(self, is_decoder: bool) -> tuple[int, int]:
         """Layers and vocabulary of one of the two stacks."""

@@ -15,8 +15,15 @@ from .axes import Part, axis, flag
 from .feed_forward import FEED_FORWARDS
 from .normalization import make_norm
 
-# Where a sub-layer f has norms: post(x + output(f(pre(x)))).
-NORM_SLOTS = {"pre": ("pre",), "post": ("post",), "output": ("output",), "pre_output": ("pre", "output")}
+# Where a sub-layer f has norms: post(y + output(f(pre(y)))) with y = input(x).
+NORM_SLOTS = {
+    "pre": ("pre",),
+    "post": ("post",),
+    "output": ("output",),
+    "pre_output": ("pre", "output"),
+    "input": ("input",),
+    "input_pre": ("input",),  # of attention; before a feed-forward network as "pre"
+}
 
 
 @dataclass(eq=False, repr=False)
@@ -24,7 +31,11 @@ class LayerFields(Part):
     """How a layer puts its sub-layers together."""
 
     norm_placement: str = axis(
-        "pre", tuple(NORM_SLOTS), "norm", "x + f(norm(x)), norm(x + f(x)), x + norm(f(x)), or x + norm2(f(norm(x)))"
+        "pre",
+        tuple(NORM_SLOTS),
+        "norm",
+        "x + f(norm(x)), norm(x + f(x)), x + norm(f(x)), x + norm2(f(norm(x))), norm(x) + f(norm(x)), "
+        "or this around attention and x + f(norm(x)) around the feed-forward network",
     )
     final_norm: bool | None = flag(None, "norm", "a norm after the last layer; None: unless norm_placement is post")
     residual: str = axis(
@@ -44,6 +55,10 @@ class LayerFields(Part):
         if self.final_norm is None:
             self.final_norm = self.norm_placement != "post"
 
+    def placement_of(self, is_causal: bool) -> str:
+        """The norm placement of a stack, in an encoder-decoder of one of the two."""
+        return self.norm_placement
+
     def check(self):
         """A norm never follows a norm, and what is parallel are two sub-layers with a norm before them."""
         super().check()
@@ -60,11 +75,11 @@ class LayerFields(Part):
             raise ValueError(f"residual='{self.residual}' is not supported with cross-attention, {fix}.")
 
 
-def norm_slots(config, layer_idx: int, sublayer: str) -> tuple[str, ...]:
-    """Where a sub-layer has norms: some of "pre", "output" and "post". A norm's name is `{sublayer}_{slot}_norm`."""
+def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
+    """Where a sub-layer has norms: some of "input", "pre", "output", "post". Their names: `{sublayer}_{slot}_norm`."""
     if config.residual == "parallel_shared_norm" and sublayer == "mlp":
         return ()
-    return NORM_SLOTS[config.norm_placement]
+    return ("pre",) if placement == "input_pre" and sublayer == "mlp" else NORM_SLOTS[placement]
 
 
 class Batch(NamedTuple):
@@ -110,7 +125,7 @@ class Layer(GradientCheckpointingLayer):
         kinds = getattr(config, "mlp_layer_types", None)
         self.mlp = FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"](config)
         for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
-            for slot in norm_slots(config, layer_idx, sublayer):
+            for slot in norm_slots(config, config.placement_of(is_causal), sublayer):
                 self.add_module(f"{sublayer}_{slot}_norm", make_norm(config, config.hidden_size))
 
     def forward(
@@ -127,6 +142,7 @@ class Layer(GradientCheckpointingLayer):
         What gradients flow through comes first: reentrant checkpointing follows positional arguments only. `kwargs` are
         for the attention backend.
         """
+        hidden_states = self._norm("self_attn", "input", hidden_states)
         states = self._norm("self_attn", "pre", hidden_states)
         change = self._self_attention(states, position_bias, batch, past_key_values, kwargs)
         if self.residual != "sequential":
@@ -135,6 +151,7 @@ class Layer(GradientCheckpointingLayer):
             return self._residual("mlp", self._residual("self_attn", hidden_states, change), self.mlp(states))
         hidden_states = self._residual("self_attn", hidden_states, change)
         if self.has_cross_attention and encoder_hidden_states is not None:
+            hidden_states = self._norm("cross_attn", "input", hidden_states)
             change = self.cross_attn(
                 self._norm("cross_attn", "pre", hidden_states),
                 attention_mask=batch.encoder_mask,
@@ -143,6 +160,7 @@ class Layer(GradientCheckpointingLayer):
                 **kwargs,
             )[0]
             hidden_states = self._residual("cross_attn", hidden_states, change)
+        hidden_states = self._norm("mlp", "input", hidden_states)
         return self._residual("mlp", hidden_states, self.mlp(self._norm("mlp", "pre", hidden_states)))
 
     def _self_attention(self, states, position_bias, batch, past_key_values, kwargs):
@@ -159,7 +177,7 @@ class Layer(GradientCheckpointingLayer):
         )[0]
 
     def _residual(self, sublayer: str, hidden_states, change):
-        """The residual step, post(x + output(f(pre(x)))), after f."""
+        """The residual step, post(y + output(f(pre(y)))), after f."""
         change = self._norm(sublayer, "output", change)
         change = change if self.multiplier is None else change * self.multiplier
         if self.training:

@@ -8,7 +8,7 @@ import torch
 from article_modules import GPT, LATER, EncoderDecoder, Transformer, own_norm, sinusoid
 from pairs import assert_close
 from safetensors.torch import save_file
-from transformers import GPT2LMHeadModel
+from transformers import AutoModelForSeq2SeqLM, GPT2LMHeadModel
 
 import blockformer
 from blockformer import preset
@@ -48,6 +48,7 @@ WHOLE_CONFIG = {
     "n_embd": 32,
     "dropout": 0.1,
     "bias": False,
+    "norms": "formula",
     "pad_token_id": 0,
     "decoder_start_token_id": 3,
 }
@@ -198,6 +199,62 @@ def test_the_transformer_of_the_fourth_article(tmp_path, bias, buffer):
     compare_pair(ours, module, 61, 61)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_transformer_of_the_fourth_article_as_its_code_has_the_norms(tmp_path, bias):
+    config = {**WHOLE_CONFIG, "bias": bias, "norms": "printed"}
+    module = Transformer(config, printed=True)
+    ours = load(tmp_path, "article-transformer", module, config)
+    compare_pair(ours, module, 61, 61)
+    ids = tokens(61, 2, 9)
+    with torch.no_grad():
+        by_formula = load(tmp_path, "article-transformer", module, {**config, "norms": "formula"})
+        assert (by_formula(ids, decoder_input_ids=ids).logits - module(ids, ids)).abs().max() > 0.1
+
+
+def learnt(printed):
+    """A model that has learnt to write the next token of a text, and the text."""
+    config = {name: value for name, value in WHOLE_CONFIG.items() if name != "norms"}
+    module, ids = Transformer(config, printed=printed).train(), tokens(61, 1, 21)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    for _ in range(25):
+        loss = torch.nn.functional.cross_entropy(module(ids[:, :-1], ids[:, :-1])[0], ids[0, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return module.eval(), config, ids[0].tolist()
+
+
+@pytest.mark.parametrize("printed", [True, False])
+def test_a_sample_tells_where_the_norms_stand(tmp_path, printed):
+    module, config, text = learnt(printed)
+    name = "printed" if printed else "formula"
+    state = module.state_dict()
+    refused(tmp_path / "untold", "article-transformer", state, config, 'add "norms": "printed" to the settings')
+    config["sample"] = {"input": text[:-1], "targets": [-1, *text[2:]]}
+    path, settings = write(tmp_path / "in", {f"module.{key}": value for key, value in state.items()}, config)
+    report = convert(path, tmp_path / "dst", family="article-transformer", config=settings)
+    assert any(f"taken as {name}" in note and "loss of the sample" in note for note in report.notes)
+    ours = blockformer.BlockformerEncoderDecoderForConditionalGeneration.from_pretrained(tmp_path / "dst")
+    assert (ours.config.norm_placement == "input_pre") == printed
+    compare_pair(ours, module, 61, 61)
+
+
+def test_a_sample_that_does_not_tell_is_refused(tmp_path):
+    """Of weights that have learnt nothing, or of tokens that are none."""
+    config = {name: value for name, value in WHOLE_CONFIG.items() if name != "norms"}
+    state = Transformer(config).state_dict()
+    state["lm_head.weight"] = torch.zeros_like(state["lm_head.weight"])
+    ids = tokens(61, 21).tolist()
+    nothing = {**config, "sample": {"input": ids[:-1], "targets": ids[1:]}}
+    refused(
+        tmp_path / "nothing", "article-transformer", state, nothing, 'does not tell where the norms stand .*"norms"'
+    )
+    outside = {**config, "sample": {"input": [61], "targets": [1]}}
+    refused(tmp_path / "outside", "article-transformer", state, outside, "the sample cannot be run")
+    uneven = {**config, "sample": {"input": [1, 2], "targets": [1]}}
+    refused(tmp_path / "uneven", "article-transformer", state, uneven, "'sample' must be")
+
+
 @pytest.mark.parametrize("names", [("query", "key", "value", "output"), ("W_q", "W_k", "W_v", "W_o")])
 def test_the_third_article_with_the_spellings_of_the_others(tmp_path, names):
     module = EncoderDecoder(PAIR_CONFIG)
@@ -259,6 +316,45 @@ def test_generate_translates_as_a_plain_loop_does(tmp_path, family):
     ours = blockformer.BlockformerEncoderDecoderForConditionalGeneration.from_pretrained(tmp_path / "dst")
     got = ours.generate(source, attention_mask=mask, max_new_tokens=12, do_sample=False)
     assert torch.equal(got, text)
+
+
+def written_by_the_article(module, text, steps, temperature=1.0, top_k=None, greedy=False):
+    """Its loop by its facts: both sides read the last `block_size` tokens, one token is drawn from the last logits."""
+    for _ in range(steps):
+        seen = text[:, -WHOLE_CONFIG["block_size"] :]
+        logits = module(seen, seen)[:, -1] / temperature
+        if top_k is not None:
+            logits[logits < logits.sort(descending=True).values[:, [top_k - 1]]] = -torch.inf
+        probabilities = logits.softmax(-1)
+        token = probabilities.argmax(-1, keepdim=True) if greedy else torch.multinomial(probabilities, 1)
+        text = torch.cat((text, token), dim=1)
+    return text
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("printed", [True, False])
+@torch.no_grad()
+def test_the_fourth_articles_generate_writes_its_text(tmp_path, printed):
+    """From the repo alone or with the package, for the same seed, longer than the context too."""
+    config = {**WHOLE_CONFIG, "norms": "printed" if printed else "formula"}
+    module, ids, repo = Transformer(config, printed=printed), tokens(61, 2, 15), tmp_path / "dst"
+    path, settings = write(tmp_path, module.state_dict(), config)
+    convert(path, repo, family="article-transformer", config=settings)
+    ways = {"plain": {}, "cooler": {"temperature": 0.7}, "of three": {"top_k": 3, "temperature": 1.3}}
+    packaged = blockformer.BlockformerEncoderDecoderForConditionalGeneration.from_pretrained(repo)
+    alone = AutoModelForSeq2SeqLM.from_pretrained(repo, trust_remote_code=True)
+    for way in ways.values():
+        torch.manual_seed(5)
+        want = written_by_the_article(module, ids, 14, **way)
+        torch.manual_seed(5)
+        own = {"custom_generate": str(repo), "trust_remote_code": True}
+        assert torch.equal(packaged.generate(ids, max_new_tokens=14, **own, **way), want)
+        torch.manual_seed(5)
+        assert torch.equal(alone.generate(ids, max_new_tokens=14, **way), want)
+    want = written_by_the_article(module, ids, 14, greedy=True)
+    assert torch.equal(alone.generate(input_ids=ids, max_new_tokens=14, do_sample=False), want)
+    with pytest.raises(ValueError, match="knows no num_beams"):
+        alone.generate(ids, num_beams=2)
 
 
 # The settings beyond what logits show.

@@ -125,11 +125,14 @@ ENCODER_DECODERS: dict[str, dict] = {
         "eos_token_id": 2,
         "decoder_start_token_id": 1,
     },
-    "article-transformer": {
-        **STRUCTURES["article-transformer"],
-        **_ARTICLE,
-        "intermediate_size": four_widths,
-        **dict.fromkeys(("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias"), False),
+    **{
+        name: {
+            **STRUCTURES[name],
+            **_ARTICLE,
+            "intermediate_size": four_widths,
+            **dict.fromkeys(("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias"), False),
+        }
+        for name in ("article-transformer", "article-transformer-printed")
     },
 }
 """Preset -> settings."""

@@ -108,5 +108,10 @@ STRUCTURES: dict[str, dict] = {
     "article-gpt": {**_ARTICLE, "position_type": "learned", "hidden_act": "gelu_new"},
     "article-encoder-decoder": {**_ARTICLE_PAIR, "share_embeddings": False},
     "article-transformer": _ARTICLE_PAIR,
+    "article-transformer-printed": {
+        **_ARTICLE_PAIR,
+        "norm_placement": "input_pre",
+        "decoder_norm_placement": "input",
+    },
 }
 """Family -> fields. Conversion reads it too."""
