@@ -36,6 +36,7 @@ def check_conversion(
     dequantize: Any = None,
     max_shard_size: int | str = "5GB",
     force: bool = False,
+    revision: str | None = None,
     **options: Any,
 ) -> None:
     """Check the arguments of `convert` or `export_folder`.
@@ -47,7 +48,7 @@ def check_conversion(
     dtype_name(dtype if dequantize is None else dequantize)
     if dequantize is not None and (to_official or dtype is not None):
         raise ConversionError("--dequantize goes neither with --to official nor with --dtype: it names the dtype")
-    check_source(src, family, config, to_official)
+    check_source(src, family, config, to_official, revision)
     check_target(dst, force, [path for path in (src, config) if path is not None and os.path.exists(path)])
 
 
@@ -80,7 +81,11 @@ def check_family(name: str) -> None:
 
 
 def check_source(
-    source: str | PathLike[str], family: str | None, config: str | PathLike[str] | None, to_official: bool
+    source: str | PathLike[str],
+    family: str | None,
+    config: str | PathLike[str] | None,
+    to_official: bool,
+    revision: str | None = None,
 ) -> None:
     """Check that a local source exists, and that family and settings suit it.
 
@@ -109,10 +114,10 @@ def check_source(
             f"{path}: not a folder; name the folder that holds config.json too or, for an article's state dict, give "
             f"--config and --family {names}"
         )
-    folder_of(source)
+    folder_of(source, revision)
 
 
-def check_model(source: str | PathLike[str]) -> None:
+def check_model(source: str | PathLike[str], revision: str | None = None) -> None:
     """Check the source of `inspect`: a folder, a Hub id, a config.json or a preset.
 
     Raises:
@@ -120,7 +125,7 @@ def check_model(source: str | PathLike[str]) -> None:
     """
     path = Path(source)
     if path.suffix != ".json":
-        folder_of(source)
+        folder_of(source, revision)
     elif not path.exists():
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
 
@@ -130,11 +135,12 @@ def find_source(
     family: str | None = None,
     config: str | PathLike[str] | None = None,
     to_official: bool = False,
+    **hub: Any,
 ) -> Source:
-    """Find a checkpoint: a folder, a Hub id, or the weight file of an article.
+    """Find a checkpoint: a folder, a Hub id (with its `revision`, `token`, `cache_dir`) or an article's weight file.
 
     Raises:
         ConversionError: there is no such source, or the other arguments do not suit it.
     """
-    check_source(source, family, config, to_official)
-    return weight_file(source, config) if config is not None else Source(*locate(source))
+    check_source(source, family, config, to_official, hub.get("revision"))
+    return weight_file(source, config) if config is not None else Source(*locate(source, **hub))

@@ -44,6 +44,9 @@ def convert(
     verify: bool = True,
     force: bool = False,
     strict_finite: bool = False,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ConversionReport:
     """Convert a checkpoint into a new folder, which appears complete or not at all.
@@ -63,6 +66,9 @@ def convert(
         verify: run both models on the same input and fail if they differ.
         force: replace an existing model folder.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
+        revision: of a Hub id, a branch, tag or commit.
+        token: for a Hub id, as `from_pretrained` takes it; None takes that of `hf auth login`.
+        cache_dir: where a Hub id is downloaded to, if not to the Hub's own cache.
         progress: receives progress reports.
 
     Raises:
@@ -80,10 +86,11 @@ def convert(
         dequantize=dequantize,
         max_shard_size=max_shard_size,
         force=force,
+        revision=revision,
     )
     cast = parse_dtype(dtype if dequantize is None else dequantize)
     tell("looking at the source", 0, 0)
-    place = find_source(src, family, config, to_official)
+    place = find_source(src, family, config, to_official, revision=revision, token=token, cache_dir=cache_dir)
     folder, hub_id = place.path, place.hub_id
     refuse_adapters(folder)
     with memory_errors(), opened(place) as (checkpoint, notes):
@@ -129,14 +136,24 @@ def from_official(
     dtype: str | torch.dtype | None = None,
     family: str | None = None,
     config: str | PathLike[str] | None = None,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | PathLike[str] | None = None,
+    **loading: Any,
 ) -> PreTrainedModel:
     """A model of ours with the weights of an official checkpoint, in memory; nothing is written.
 
     Args:
         src: a folder or Hub id, in an official layout; or a weight file, with `config`.
-        dtype: "float32", "bfloat16" or "float16"; None keeps the checkpoint's.
+        dtype: "float32", "bfloat16" or "float16"; None or "auto" keeps the checkpoint's.
         family: the official family; None reads it from `model_type`. Required for a weight file.
         config: the JSON file with the settings of a weight file.
+        revision: of a Hub id, a branch, tag or commit.
+        token: for a Hub id, as `from_pretrained` takes it; None takes that of `hf auth login`.
+        cache_dir: where a Hub id is downloaded to, if not to the Hub's own cache.
+        loading: what `from_pretrained` takes beside these: `device_map`, `max_memory`, `offload_folder`,
+            `attn_implementation`, `quantization_config`.
 
     Returns:
         The model, in evaluation mode.
@@ -147,8 +164,8 @@ def from_official(
     Example:
         >>> model = blockformer.from_official("Qwen/Qwen3-0.6B")  # doctest: +SKIP
     """
-    cast = parse_dtype(dtype)
-    place = find_source(src, family, config)
+    cast = parse_dtype(None if dtype == "auto" else dtype)
+    place = find_source(src, family, config, revision=revision, token=token, cache_dir=cache_dir)
     folder = place.path
     refuse_adapters(folder)
     with memory_errors(), opened(place) as (checkpoint, notes):
@@ -163,8 +180,9 @@ def from_official(
         notes.append(f"NaN or infinite values in {len(bad)} tensors:{listed(map(shown, bad))}")
     for note in notes:
         warnings.warn(f"{src}: {note}", stacklevel=2)
-    kind = plan.dtype
-    model = plan.target_class.from_pretrained(None, config=plan.target_config, state_dict=weights, dtype=kind)
+    model = plan.target_class.from_pretrained(
+        None, config=plan.target_config, state_dict=weights, dtype=plan.dtype, **loading
+    )
     if model.can_generate():
         model.generation_config = GenerationConfig.from_dict(generation)
     return model.eval()

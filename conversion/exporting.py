@@ -37,6 +37,7 @@ def export_folder(
     max_shard_size: int | str = "5GB",
     force: bool = False,
     strict_finite: bool = False,
+    revision: str | None = None,
     progress: Progress | None = None,
 ) -> ConversionReport:
     """Turn a folder in our layout (a `Trainer` checkpoint, say) into a self-contained repo, tensor by tensor.
@@ -47,6 +48,7 @@ def export_folder(
         max_shard_size: largest size of one weight file, such as "5GB".
         force: replace an existing model folder.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
+        revision: of a Hub id, a branch, tag or commit.
         progress: receives progress reports.
 
     Raises:
@@ -56,8 +58,8 @@ def export_folder(
 
     start = time.monotonic()
     tell: Progress = progress or (lambda step, done, total: None)
-    check_conversion(src, dst, max_shard_size=max_shard_size, force=force)
-    folder, hub_id = locate(src)
+    check_conversion(src, dst, max_shard_size=max_shard_size, force=force, revision=revision)
+    folder, hub_id = locate(src, revision=revision)
     refuse_adapters(folder)
     with memory_errors(), opened(Source(folder)) as (checkpoint, notes):
         config = our_config(checkpoint.config)

@@ -53,8 +53,8 @@ class Summary:
     sliding: int
 
 
-def summarize(source: str | PathLike[str]) -> Summary:
-    """Describe a folder, Hub id, `config.json` or preset. No weights are read.
+def summarize(source: str | PathLike[str], revision: str | None = None) -> Summary:
+    """Describe a folder, Hub id (a `revision` of it), `config.json` or preset. No weights are read.
 
     Raises:
         ConversionError: it is none of these, or our config cannot express its settings.
@@ -66,7 +66,7 @@ def summarize(source: str | PathLike[str]) -> Summary:
     if name in PRESETS and not path.exists():
         return describe(preset(name), f"preset {name}")
     if path.is_dir() or path.suffix != ".json":
-        path = locate(source, weights=False)[0] / "config.json"
+        path = locate(source, weights=False, revision=revision)[0] / "config.json"
     if not path.exists():
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
     return describe(config_of(read_json(path)), name)

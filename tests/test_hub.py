@@ -430,6 +430,17 @@ convert("ann/small", os.path.join(folder, "official"), to_official=True, verify=
 from transformers import Qwen3ForCausalLM
 official = Qwen3ForCausalLM.from_pretrained(os.path.join(folder, "official"))
 torch.save(logits(official), os.path.join(folder, "official.pt"))
+convert("ann/small", os.path.join(folder, "tagged"), to_official=True, verify=False, revision="v1")
+api = HfApi(token=token)
+api.create_repo("ann/official", private=True)
+api.upload_folder(repo_id="ann/official", folder_path=os.path.join(folder, "official"))
+api.upload_folder(repo_id="ann/official", folder_path=os.path.join(folder, "tagged"))
+api.create_tag("ann/official", tag="v1", token=token)
+api.upload_folder(repo_id="ann/official", folder_path=os.path.join(folder, "official"))
+cache = os.path.join(folder, "cache")
+ours = blockformer.from_official("ann/official", token=token, revision="v1", cache_dir=cache, device_map="cpu")
+torch.save(logits(ours), os.path.join(folder, "ours.pt"))
+assert os.listdir(cache)
 try:
     convert("ann/secret", os.path.join(folder, "nothing"), to_official=True)
 except ConversionError as error:
@@ -442,6 +453,7 @@ def test_conversion_takes_a_hub_id_and_leaves_its_code_there(published):
     start = len(published.hub.requests)
     said = published.clients.run(CONVERT, elsewhere=False, token=ANN)
     assert_close(torch.load(published.folder / "official.pt", weights_only=True), published.logits[2])
+    assert_close(torch.load(published.folder / "ours.pt", weights_only=True), published.logits[1])
     assert "ann/secret" in said
     assert "your access to it" in said
     assert not (published.folder / "nothing").exists()

@@ -80,3 +80,4 @@ def test_each_config_has_its_stand_in():
 
 def test_all_public_names_are_there():
     assert all(getattr(blockformer, name) is not None for name in blockformer.__all__)
+    assert {"convert", "export_model", "from_official"} <= set(dir(blockformer))

@@ -2,9 +2,11 @@
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConversionError, shown
 
@@ -75,15 +77,17 @@ def weight_file(source: str | PathLike[str], config: str | PathLike[str]) -> Sou
     return Source(path, config=Path(config))
 
 
-def folder_of(source: str | PathLike[str]) -> Path | None:
+def folder_of(source: str | PathLike[str], revision: str | None = None) -> Path | None:
     """The folder a source names, or None if it can only be a Hub id.
 
     Raises:
-        ConversionError: it is neither.
+        ConversionError: it is neither, or a folder of which a revision is asked for.
     """
     text = os.fspath(source)
     folder = Path(text)
     if folder.is_dir():
+        if revision is not None:
+            raise ConversionError(f"{text}: a folder, which has no revision {shown(revision)}; leave it out")
         return folder
     if os.path.lexists(folder):
         raise ConversionError(f"{text}: not a folder; name the folder that holds config.json and the weights")
@@ -92,32 +96,50 @@ def folder_of(source: str | PathLike[str]) -> Path | None:
     return None
 
 
-def locate(source: str | PathLike[str], weights: bool = True) -> tuple[Path, str | None]:
+def locate(source: str | PathLike[str], weights: bool = True, **hub: Any) -> tuple[Path, str | None]:
     """The folder of a checkpoint, and its Hub id if it was one. An existing folder takes precedence.
 
     Args:
         source: a folder or a Hub id such as "Qwen/Qwen3-0.6B".
         weights: also fetch the weights.
+        hub: for a Hub id: `revision`, `token` and `cache_dir`, as `huggingface_hub.snapshot_download` takes them.
 
     Raises:
         ConversionError: there is no such folder or repo, or it cannot be fetched.
     """
-    folder = folder_of(source)
-    return (folder, None) if folder is not None else (_fetch(os.fspath(source), weights), os.fspath(source))
+    folder = folder_of(source, hub.get("revision"))
+    return (folder, None) if folder is not None else (_fetch(os.fspath(source), weights, hub), os.fspath(source))
 
 
-def _fetch(hub_id: str, weights: bool) -> Path:
+def _fetch(hub_id: str, weights: bool, hub: Mapping[str, Any]) -> Path:
     """Download the known files of a repo; anything else, code included, is not fetched."""
     from huggingface_hub import snapshot_download
 
     try:
         patterns = [*TEXT_FILES, *SENTENCE_FILES, *(SAFETENSORS if weights else ())]
-        folder = Path(snapshot_download(hub_id, allow_patterns=patterns))
+        folder = Path(snapshot_download(hub_id, allow_patterns=patterns, **hub))
         if weights and not list(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(hub_id, allow_patterns=[*TEXT_FILES, *SENTENCE_FILES, *PICKLED]))
+            folder = Path(snapshot_download(hub_id, allow_patterns=[*TEXT_FILES, *SENTENCE_FILES, *PICKLED], **hub))
     except Exception as error:
         raise ConversionError(
-            f"{shown(hub_id)}: there is no such folder, and it could not be fetched from the Hugging Face Hub "
-            f"({type(error).__name__}); check the name, the connection, and your access to it"
+            f"{shown(hub_id)}: there is no such folder, and it could not be fetched from the Hugging Face Hub: "
+            f"{_reason(error, hub.get('revision'))}"
         ) from error
     return folder
+
+
+def _reason(error: Exception, revision: str | None) -> str:
+    """Why a download failed, and what helps."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "its owner must grant you access first; ask for it on the repo's page, then log in with `hf auth login`"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"it has no revision {shown(revision)}; name a branch, a tag or a commit"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "there is no such repo; check the name or, if it is private, your access to it (`hf auth login`)"
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set, and the cache does not have it; unset it, or name a folder"
+    if isinstance(error, errors.LocalEntryNotFoundError | ConnectionError):
+        return f"{constants.ENDPOINT} cannot be reached, and the cache does not have it; are you offline?"
+    return f"{type(error).__name__}; check the name, the connection, and your access to it"

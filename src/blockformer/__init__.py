@@ -12,7 +12,7 @@ from .on_import import watch_imports
 
 if TYPE_CHECKING:
     from .api import *
-    from .conversion import from_official
+    from .conversion import convert, from_official
     from .training.callbacks import ExpertLoad, StopOnNonFiniteLoss, last_complete_checkpoint
 
 __version__ = "0.1.0"
@@ -42,6 +42,7 @@ __all__ = [
     "ExpertLoad",
     "StopOnNonFiniteLoss",
     "adamw",
+    "convert",
     "export_model",
     "from_official",
     "last_complete_checkpoint",
@@ -55,6 +56,7 @@ __all__ = [
 _ELSEWHERE = {
     "ExpertLoad": "training.callbacks",
     "StopOnNonFiniteLoss": "training.callbacks",
+    "convert": "conversion",
     "from_official": "conversion",
     "last_complete_checkpoint": "training.callbacks",
 }

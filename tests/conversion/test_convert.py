@@ -297,6 +297,24 @@ def test_from_official_gives_the_model_and_writes_nothing(tmp_path, family, tied
     assert half.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
+def test_from_official_takes_what_from_pretrained_takes(tmp_path):
+    model = official_folder(tmp_path / "src")
+    places = dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    rest = {f"model.layers.{layer}": "disk" for layer in range(1, model.config.num_hidden_layers)}
+    ours = from_official(
+        tmp_path / "src",
+        dtype="auto",
+        attn_implementation="eager",
+        device_map={**places, **rest},
+        offload_folder=tmp_path / "offloaded",
+    )
+    assert ours.config._attn_implementation == "eager"
+    assert ours.model.layers[1].mlp.up_proj.weight.device.type == "meta"
+    assert_close(logits(ours), logits(model))
+    with pytest.raises(TypeError, match="device_maps"):
+        from_official(tmp_path / "src", device_maps="cpu")
+
+
 def test_from_official_is_as_strict_as_convert(tmp_path):
     official_folder(tmp_path / "src")
     tensors = load_file(tmp_path / "src/model.safetensors")

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,9 +150,38 @@ def test_a_name_that_is_no_folder_gives_one_clear_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConversionError, match="not a folder"):
         convert(tmp_path / "file", tmp_path / "dst")
+    with pytest.raises(ConversionError, match="a folder, which has no revision 'v1'"):
+        convert(tmp_path, tmp_path / "dst", revision="v1")
     for bad in ("../x", "a/b/c", "a b"):
         with pytest.raises(ConversionError, match=r"no such folder$"):
             locate(bad)
+
+
+def test_why_nothing_could_be_fetched_is_said(monkeypatch):
+    import huggingface_hub
+    from huggingface_hub import constants, errors
+
+    raised = []
+
+    def fetch(*arguments, **hub):
+        raise raised[-1]
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    response = SimpleNamespace(headers={}, request=None)
+    for offline, error, words in [
+        (False, errors.LocalEntryNotFoundError("no"), f"{constants.ENDPOINT} cannot be reached"),
+        (False, ConnectionError("no"), "are you offline?"),
+        (True, errors.LocalEntryNotFoundError("no"), "HF_HUB_OFFLINE is set"),
+        (False, errors.GatedRepoError("no", response=response), "grant you access"),
+        (False, errors.RepositoryNotFoundError("no", response=response), "no such repo"),
+        (False, errors.RevisionNotFoundError("no", response=response), "no revision 'v9'"),
+        (False, KeyError("no"), "KeyError; check the name"),
+    ]:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        raised.append(error)
+        with pytest.raises(ConversionError) as caught:
+            locate("ann/small", revision="v9")
+        assert words in str(caught.value)
 
 
 def test_a_hub_id_is_fetched_by_a_closed_list_of_names(tmp_path, source, monkeypatch):
@@ -159,7 +189,7 @@ def test_a_hub_id_is_fetched_by_a_closed_list_of_names(tmp_path, source, monkeyp
 
     asked = []
 
-    def fetch(hub_id, allow_patterns):
+    def fetch(hub_id, allow_patterns, **hub):
         asked.append((hub_id, list(allow_patterns)))
         return str(source)
 
@@ -177,6 +207,7 @@ def test_a_hub_id_is_fetched_by_a_closed_list_of_names(tmp_path, source, monkeyp
 SCENARIOS = r"""
 import json, os, resource, signal, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 import torch
 torch.set_num_threads(1)
 import transformers.models.qwen3.modeling_qwen3

@@ -30,6 +30,9 @@ Force = Annotated[bool, typer.Option("--force", help="Replace a model folder tha
 StrictFinite = Annotated[
     bool, typer.Option("--strict-finite", help="Refuse NaN and infinite weights instead of reporting them.")
 ]
+Revision = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of a Hub id: a branch, tag or commit.", show_default=False)
+]
 
 
 class Interrupted(SystemExit):
@@ -109,6 +112,7 @@ def convert(
     verify: Annotated[
         bool, typer.Option("--verify/--no-verify", help="Run both models on the same input and compare.")
     ] = True,
+    revision: Revision = None,
     force: Force = False,
     strict_finite: StrictFinite = False,
 ) -> None:
@@ -128,6 +132,7 @@ def convert(
         dequantize=dequantize,
         max_shard_size=max_shard_size,
         verify=verify,
+        revision=revision,
         force=force,
         strict_finite=strict_finite,
     )
@@ -140,11 +145,12 @@ def inspect(
         str,
         typer.Argument(metavar="SRC", help="A folder, a Hub id, a config.json or a preset.", show_default=False),
     ],
+    revision: Revision = None,
 ) -> None:
     """Show settings, layers, parameters, memory and cache size of a model. No weights are read."""
     from .inspect import run_inspect
 
-    run_inspect(src)
+    run_inspect(src, revision)
 
 
 @app.command("export", epilog="Example: [bold]blockformer export trainer-output/checkpoint-500 my-repo[/bold]")
@@ -153,6 +159,7 @@ def export(
     src: Source,
     dst: Target,
     max_shard_size: ShardSize = "5GB",
+    revision: Revision = None,
     force: Force = False,
     strict_finite: StrictFinite = False,
 ) -> None:
@@ -162,7 +169,7 @@ def export(
     """
     from .checkpoints import run_export
 
-    run_export(src, dst, max_shard_size=max_shard_size, force=force, strict_finite=strict_finite)
+    run_export(src, dst, max_shard_size=max_shard_size, revision=revision, force=force, strict_finite=strict_finite)
 
 
 @app.command("demo", epilog="Example: [bold]blockformer demo --output blockformer-demo[/bold]")

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from blockformer.conversion.summary import Summary
 
 
-def run_inspect(src: str) -> None:
+def run_inspect(src: str, revision: str | None = None) -> None:
     """Print the summary of a model."""
-    check_model(src)
+    check_model(src, revision)
     from blockformer.conversion.summary import summarize
 
-    show(summarize(src), Console())
+    show(summarize(src, revision), Console())
 
 
 def show(summary: "Summary", console: Console) -> None:
