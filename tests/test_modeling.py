@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pairs import FAMILIES, assert_close, left_padded, model, official_model, official_name, pair, token_ids
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -208,3 +209,25 @@ def test_parallel_plans_name_modules_that_exist():
         assert pattern.replace("*", "0") in names
     for name in ours.config.base_model_pp_plan:
         assert name in names
+
+
+class _BatchedProducts(TorchDispatchMode):
+    """Notes how many numbers each factor of a batched product has."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.bmm.default:
+            self.sizes += [each.numel() for each in args]
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_the_last_logits_of_a_frozen_model_are_no_batched_product():
+    """For one, PyTorch copies the weight in bfloat16."""
+    ours = model("qwen3").requires_grad_(False)
+    with _BatchedProducts() as products:
+        ours(token_ids(1, 5), logits_to_keep=1)
+    assert ours.lm_head.weight.numel() not in products.sizes

@@ -52,7 +52,9 @@ class LanguageModelHead(BlockformerPreTrainedModel):
 
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""
-        logits, cap = self.lm_head(self.before_head(hidden_states)), self.config.final_logit_softcapping
+        # With the strides of a slice, even of one row, PyTorch takes a batched product and copies a frozen weight.
+        states, cap = self.before_head(hidden_states), self.config.final_logit_softcapping
+        logits = self.lm_head(states.contiguous().view(states.shape))
         logits = logits if self.logits_bias is None else logits + self.logits_bias.to(logits.device)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

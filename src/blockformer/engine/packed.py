@@ -239,7 +239,7 @@ def _are_packable(modules) -> bool:
 
 
 def is_worth(way: str) -> bool:
-    """Whether "packed" is faster than plain weights, or a second "copy" faster than packed ones.
+    """Whether "packed" is faster than plain weights, or a second "copy" faster than both.
 
     Measured once per process, in a few tenths of a second: one row times matrices too large for any cache.
     """
@@ -270,6 +270,7 @@ def _measure(way: str) -> bool:
 
     packed = functools.partial(by, [PackedWeight(weight, len(weight)) for weight in weights])
     copied = functools.partial(by, [HalfCopy(weight) for weight in weights] if way == "copy" else [])
-    work, other = (packed, plain) if way == "packed" else (copied, packed)
+    work = packed if way == "packed" else copied
     agrees = torch.allclose(work()[0], plain()[0], rtol=0.02, atol=0.02)
-    return agrees and is_quicker(work, other, rounds=12, share=0.95)
+    # Where the layout helps, it takes two thirds of the time; what is nearer may be slower for other sizes.
+    return agrees and all(is_quicker(work, other, rounds=12, share=0.85) for other in (plain, packed)[: 1 + (way == "copy")])
