@@ -229,7 +229,7 @@ def test_the_quicker_product_of_float32_is_for_the_head_alone(saved, method, mon
 
 def test_preparing_for_inference_packs_the_head_alone(saved, method, monkeypatch, tmp_path):
     try:
-        PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16), 8).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
+        PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16)).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
     monkeypatch.setattr(measure, "_verdicts", {"packed": True})

@@ -23,7 +23,7 @@ def quicker(monkeypatch):
     """The second copy judged the quicker way, whatever this machine says of it."""
     weight = torch.ones(8, 8, dtype=torch.bfloat16)
     try:
-        PackedWeight(weight, 8, second_copy=True).product(weight[:1], None)
+        PackedWeight(weight, second_copy=True).product(weight[:1], None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here, or no FBGEMM")
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, "packed": True, "copy": True})
@@ -296,7 +296,7 @@ def test_what_is_not_fused():
     assert not can_fuse((visited, visited), True)
     layers = [torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16) for _ in range(2)]
     layers[1].weight.data[0, 0] = torch.inf
-    pair = tuple(PackedLinear(each, PackedWeight(each.weight, 8)) for each in layers)
+    pair = tuple(PackedLinear(each, PackedWeight(each.weight)) for each in layers)
     assert not can_fuse(pair, True)
     assert can_fuse(pair[:1] * 2, True)
     assert not can_fuse(pair[:1] * 2, False)

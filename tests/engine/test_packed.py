@@ -30,11 +30,10 @@ SIZES = {
 def quicker(monkeypatch):
     """Packing judged the quicker way, whatever this machine says of it."""
     try:
-        PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16), 8).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
+        PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16)).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, "packed": True, "copy": True})
-    monkeypatch.setattr(packed, "_TABLE_ROWS", 40)
 
 
 def make(name="qwen3", dtype=torch.bfloat16, **settings):
@@ -64,10 +63,10 @@ def test_one_layer(shape, bias, strided):
     states = torch.randn(*shape[:-1], 14)[..., ::2] if strided else torch.randn(*shape)
     states, expected, before = states.bfloat16(), None, copy.deepcopy(layer.state_dict())
     expected = layer(states)
-    for rows in (11, 4):
+    for is_table in (False, True):
         weight = nn.Parameter(before["weight"].clone())
         layer.weight = weight
-        packed = PackedLinear(layer, PackedWeight(weight, rows))
+        packed = PackedLinear(layer, PackedWeight(weight, is_table))
         assert_close(packed(states), expected, 0.02)
         assert packed.state_dict().keys() == before.keys()
         assert all(torch.equal(value, before[name]) for name, value in packed.state_dict().items())
@@ -113,7 +112,7 @@ def test_the_second_copy_has_the_same_numbers(size, bias, monkeypatch):
 @torch.no_grad()
 def test_the_second_copy_is_for_few_tokens(monkeypatch):
     weight = torch.randn(11, 7).bfloat16()
-    packed = PackedWeight(weight, 11, second_copy=True)
+    packed = PackedWeight(weight, second_copy=True)
     asked = []
     monkeypatch.setattr(HalfCopy, "product", lambda self, states, bias: asked.append(states.shape))
     for shape in ((1, 7), (1, 4, 7), (4, 1, 7), (1, 5, 7), (5, 7), (7,)):
@@ -132,7 +131,7 @@ def test_rows_of_a_table():
     layer = nn.Embedding(101, 16, dtype=torch.bfloat16)
     ids = torch.tensor([[0, 39, 40], [100, 79, 40]])
     expected = layer(ids)
-    assert torch.equal(PackedEmbedding(layer, PackedWeight(layer.weight, 40))(ids), expected)
+    assert torch.equal(PackedEmbedding(layer, PackedWeight(layer.weight, is_table=True))(ids), expected)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +156,10 @@ def test_answers_files_and_the_way_back(name, settings, second_copy, tmp_path):
     found = packed_of(model)
     assert set(are_copied(model)) == {second_copy}
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    is_tied = model.config.tie_word_embeddings
     assert found
-    assert not linears
-    assert isinstance(model.get_input_embeddings(), PackedEmbedding) == model.config.tie_word_embeddings
+    assert linears == ([model.get_output_embeddings()] if is_tied and not second_copy else [])
+    assert isinstance(model.get_input_embeddings(), PackedEmbedding) == (is_tied and second_copy)
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert_close(model(**inputs).logits, expected, 0.05)
 
@@ -222,7 +222,7 @@ def test_no_second_copy(name):
     model = make(name, hidden_size=64, tie_word_embeddings=True, **tokens)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     model.prepare_for_inference()
-    packed = sum(part.numel() for weight in {layer.packed for layer in packed_of(model)} for part in weight.parts)
+    packed = sum(weight.held.numel() for weight in {layer.packed for layer in packed_of(model)})
     assert packed + sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
@@ -235,8 +235,11 @@ def test_a_copy_and_a_pickle(second_copy):
     buffer.seek(0)
     for other in (copy.deepcopy(model), torch.load(buffer, weights_only=False)):
         assert len(packed_of(other)) == len(packed_of(model))
-        assert other.lm_head.packed is other.model.embed_tokens.packed
-        assert (other.lm_head.packed.copy is not None) == second_copy
+        if second_copy:
+            assert other.lm_head.packed is other.model.embed_tokens.packed
+            assert other.lm_head.packed.copy is not None
+        else:
+            assert other.lm_head.weight is other.model.embed_tokens.weight
         assert torch.equal(other(ids).logits, model(ids).logits)
 
 
@@ -282,7 +285,7 @@ def test_what_is_left_as_it_is(monkeypatch):
 
 
 def test_a_packed_vocabulary_is_not_resized():
-    model = make(tie_word_embeddings=True).prepare_for_inference()
+    model = make(tie_word_embeddings=True).prepare_for_inference(second_copy=True)
     with pytest.raises(AttributeError, match="prepare_for_training"):
         model.resize_token_embeddings(110)
     assert model.prepare_for_training().resize_token_embeddings(110).num_embeddings == 110

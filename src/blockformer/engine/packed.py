@@ -1,5 +1,8 @@
 """Bfloat16 weights in the layout that oneDNN multiplies fastest, for inference only.
 
+A weight that is also an embedding stays plain: each look-up would have to unpack rows of it. Only the second copy,
+which is for few tokens, is made of it too.
+
 I inputs and O outputs of a linear layer; if it is tied to an embedding, O is the vocabulary.
 """
 
@@ -14,8 +17,6 @@ from torch.nn import functional as F
 from .linear import is_plain_linear
 from .measure import is_enabled, is_measured, is_quicker, random_matrix
 
-# Rows of an embedding that are packed together: looking up one unpacks them all.
-_TABLE_ROWS = 2048
 # The second copy, if there is one, serves up to this many tokens.
 _FEW_TOKENS = 4
 # Rows of the second copy that are made at a time, by way of float32.
@@ -23,11 +24,11 @@ _COPY_ROWS = 1 << 14
 
 
 class PackedWeight:
-    """A bfloat16 matrix [O, I] in oneDNN's own layout, in parts of `rows` rows; there is no plain copy."""
+    """A bfloat16 matrix [O, I] in oneDNN's own layout; there is no plain copy. That of a table stays plain."""
 
-    def __init__(self, weight, rows: int, second_copy: bool = False):
-        self.rows, self.num_rows = rows, len(weight)
-        self.parts = [torch.ops.mkldnn._reorder_linear_weight(part, 1) for part in weight.detach().split(rows)]
+    def __init__(self, weight, is_table: bool = False, second_copy: bool = False):
+        self.num_rows, self.is_table = len(weight), is_table
+        self.held = weight.detach() if is_table else torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1)
         self.copy = HalfCopy.of(weight) if second_copy else None
         self._dense: weakref.ref | None = None
 
@@ -35,33 +36,23 @@ class PackedWeight:
         """[..., I] -> [..., O]."""
         if self.copy is not None and self.copy.takes(states) and is_enabled():
             return self.copy.product(states, bias)
-        multiply = torch.ops.mkldnn._linear_pointwise
-        if len(self.parts) == 1:
-            return multiply(states, self.parts[0], bias, "none", [], "")
-        biases = [None] * len(self.parts) if bias is None else bias.split(self.rows)
-        products = (multiply(states, *part, "none", [], "") for part in zip(self.parts, biases, strict=True))
-        return torch.cat(list(products), dim=-1)
-
-    def look_up(self, rows):
-        """Row numbers, int64 [N] -> [N, I]."""
-        found = torch.empty(len(rows), self.parts[0].shape[-1], dtype=torch.bfloat16, device="cpu")
-        places = rows // self.rows
-        for place in places.unique().tolist():
-            here = places == place
-            found[here] = self.parts[place].to_dense()[rows[here] - place * self.rows]
-        return found
+        if self.is_table:
+            return F.linear(states, self.held, bias)
+        return torch.ops.mkldnn._linear_pointwise(states, self.held, bias, "none", [], "")
 
     def dense(self):
         """The plain matrix, bit for bit: the same tensor for every caller as long as one of them holds it."""
+        if self.is_table:
+            return self.held
         weight = None if self._dense is None else self._dense()
         if weight is None:
-            weight = torch.cat([part.to_dense() for part in self.parts])
+            weight = self.held.to_dense()
             self._dense = weakref.ref(weight)
         return weight
 
     def __reduce__(self):
         # Copied and pickled as the plain matrix: the layout belongs to the processor.
-        return type(self), (self.dense(), self.rows, self.copy is not None)
+        return type(self), (self.dense(), self.is_table, self.copy is not None)
 
 
 class HalfCopy:
@@ -170,26 +161,27 @@ class PackedLinear(PackedModule):
 
 
 class PackedEmbedding(PackedModule):
-    """`nn.Embedding` with a packed weight, that of the head. int [...] -> [..., I]."""
+    """`nn.Embedding` with the weight of a packed head. int [...] -> [..., I]."""
 
     def forward(self, input_ids):
-        return self.packed.look_up(input_ids.flatten()).view(*input_ids.shape, -1)
+        return F.embedding(input_ids, self.packed.held)
 
 
 def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
     """Pack the weights of the plain bfloat16 linear layers on the CPU, one after the other; returns how many.
 
-    A weight that is also an embedding is packed in parts. Layers with a wrapper or a hook stay as they are; so do all
-    layers if packing gains nothing on this processor, nor a `second_copy` of packed weights.
+    Layers with a wrapper or a hook stay as they are; so do all layers if packing gains nothing on this processor, nor a
+    `second_copy` of packed weights.
     """
     places = [owners for owners in _owners_of_weights(model) if _are_packable([module for _, _, module in owners])]
     if not places or not is_enabled() or not (is_worth("packed") or (second_copy and is_worth("copy"))):
         return 0
+    if not (second_copy and is_worth("copy")):
+        places = [owners for owners in places if not _has_table(owners)]
     for owners in places:
         modules = {module for _, _, module in owners}
         weight = owners[0][2].weight
-        is_table = any(isinstance(module, nn.Embedding) for module in modules)
-        packed = PackedWeight(weight, _TABLE_ROWS if is_table else len(weight))
+        packed = PackedWeight(weight, _has_table(owners))
         del weight  # the layers hold the last references, and let go of them one after the other
         stand_ins = {
             module: (PackedLinear if isinstance(module, nn.Linear) else PackedEmbedding)(module, packed)
@@ -226,6 +218,11 @@ def _owners_of_weights(model: nn.Module) -> list:
     return list(owners.values())
 
 
+def _has_table(owners) -> bool:
+    """Whether a weight is that of an embedding, too."""
+    return any(isinstance(module, nn.Embedding) for _, _, module in owners)
+
+
 def _are_packable(modules) -> bool:
     """Whether the modules of one weight are all plain, in bfloat16 on the CPU, and one of them is a linear layer."""
     weight = modules[0].weight
@@ -251,7 +248,7 @@ def _can_pack() -> bool:
     """Whether this PyTorch has oneDNN's layout, tried with a small matrix."""
     try:
         weight = torch.ones(8, 8, dtype=torch.bfloat16, device="cpu")
-        PackedWeight(weight, 8).product(weight, None)
+        PackedWeight(weight).product(weight, None)
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
     return True
@@ -268,9 +265,11 @@ def _measure(way: str) -> bool:
     def by(kept):
         return [each.product(states, None) for each in kept]
 
-    packed = functools.partial(by, [PackedWeight(weight, len(weight)) for weight in weights])
+    packed = functools.partial(by, [PackedWeight(weight) for weight in weights])
     copied = functools.partial(by, [HalfCopy(weight) for weight in weights] if way == "copy" else [])
     work = packed if way == "packed" else copied
     agrees = torch.allclose(work()[0], plain()[0], rtol=0.02, atol=0.02)
     # Where the layout helps, it takes two thirds of the time; what is nearer may be slower for other sizes.
-    return agrees and all(is_quicker(work, other, rounds=12, share=0.85) for other in (plain, packed)[: 1 + (way == "copy")])
+    return agrees and all(
+        is_quicker(work, other, rounds=12, share=0.85) for other in (plain, packed)[: 1 + (way == "copy")]
+    )
