@@ -34,6 +34,9 @@ PAIRS = {
     "families": (PAGE.parent / "families.md", PAGE_ZH.parent / "families.md"),
     "add-a-family": (PAGE.parent / "add-a-family.md", PAGE_ZH.parent / "add-a-family.md"),
     "gpu": (PAGE.parent / "gpu.md", PAGE_ZH.parent / "gpu.md"),
+    "training": (PAGE.parent / "training.md", PAGE_ZH.parent / "training.md"),
+    "quantization": (PAGE.parent / "quantization.md", PAGE_ZH.parent / "quantization.md"),
+    "scale": (PAGE.parent / "scale.md", PAGE_ZH.parent / "scale.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
 NOT_OURS = {"build", "dist", "blockformer-demo"}
