@@ -102,7 +102,9 @@ def convert(
         report.dtypes = [str(kind).removeprefix("torch.") for kind in plan.sizes]
         report.tensors = sum(len(group.targets) for group in plan.groups)
         report.nbytes = sum(plan.sizes.values())
-        if not to_official:
+        if to_official:
+            report.notes += plan.family.notes_on_writing(plan.source_config)
+        else:
             report.notes += [*_notes_on(checkpoint.config, plan.family), *plan.family.notes(plan.form)]
         with atomic_folder(dst, force=force, sources=place.files) as temporary:
             _check_tied(checkpoint, plan)

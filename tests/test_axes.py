@@ -175,6 +175,24 @@ def test_self_and_cross_attentions_are_captured_apart(bert_decoders):
             assert_close(one, other)
 
 
+@torch.no_grad()
+def test_a_head_mask_reaches_cross_attention_unless_that_has_its_own(bert_decoders):
+    """In a decoder alone, as in the first article's layer: a head's columns of both projections are as if zero."""
+    ours, _ = bert_decoders
+    ids, source = token_ids(2, 7, vocab=VOCAB), torch.randn(2, 5, ours.config.hidden_size)
+    mask, ones = torch.ones(LAYERS, HEADS), torch.ones(LAYERS, HEADS)
+    mask[1, 2] = 0
+    both = ours(ids, encoder_hidden_states=source, head_mask=mask).last_hidden_state
+    own = ours(ids, encoder_hidden_states=source, head_mask=mask, cross_attn_head_mask=ones).last_hidden_state
+    layer = ours.layers[1]
+    columns = slice(2 * ours.config.head_dim, 3 * ours.config.head_dim)
+    layer.self_attn.o_proj.weight[:, columns] = 0
+    assert_close(own, ours(ids, encoder_hidden_states=source).last_hidden_state)
+    layer.cross_attn.o_proj.weight[:, columns] = 0
+    assert_close(both, ours(ids, encoder_hidden_states=source).last_hidden_state)
+    assert not torch.allclose(both, own)
+
+
 def test_encoder_states_need_cross_attention():
     config = BlockformerDecoderConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1)
     model = BlockformerDecoderModel(config)

@@ -16,6 +16,7 @@ from transformers import (
     StaticCache,
     T5Config,
     T5ForConditionalGeneration,
+    T5Model,
 )
 from transformers.cache_utils import DynamicCache
 
@@ -347,17 +348,43 @@ def test_captured_states_and_attentions_are_those_of_t5(pair):
             assert_close(found, expected)
 
 
-def test_masked_heads_say_nothing():
+MASKED = {
+    "head_mask": ("encoder", "self_attn"),
+    "decoder_head_mask": ("decoder", "self_attn"),
+    "cross_attn_head_mask": ("decoder", "cross_attn"),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+@torch.no_grad()
+def test_a_masked_head_says_nothing(name):
+    """As if its columns of the output projection were zero."""
     model, given, ids = t5(), source(), target()
-    none = torch.zeros(2, 4)
-    with torch.no_grad():
-        plain = model(**given, decoder_input_ids=ids).logits
-        assert torch.equal(model(**given, decoder_input_ids=ids, head_mask=none + 1).logits, plain)
-        for name in ("head_mask", "decoder_head_mask"):
-            assert not torch.allclose(model(**given, decoder_input_ids=ids, **{name: none}).logits, plain)
+    mask, (stack, part) = torch.ones(2, 4), MASKED[name]
+    mask[1, 2] = 0
+    plain = model(**given, decoder_input_ids=ids).logits
+    masked = model(**given, decoder_input_ids=ids, **{name: mask}).logits
+    assert torch.equal(model(**given, decoder_input_ids=ids, **{name: mask.fill_(1)}).logits, plain)
+    getattr(getattr(model.model, stack).layers[1], part).o_proj.weight[:, 32:48] = 0
+    assert_close(masked, model(**given, decoder_input_ids=ids).logits)
+    assert not torch.allclose(masked, plain)
 
 
 # Training
+
+
+@torch.no_grad()
+def test_training_drops_out_what_the_final_norm_gives_as_t5_does():
+    """At p = 0.5 half of a stack's states are 0; at p = 1 all of them."""
+    for probability, share in ((0.5, 0.5), (1.0, 1.0)):
+        settings = {name: 64 if name == "d_model" else 2 for name in ("d_model", "num_layers", "num_heads")}
+        official = T5Config(vocab_size=VOCAB, d_kv=16, d_ff=80, dropout_rate=probability, **settings)
+        theirs = T5Model(official).train()
+        ours = BlockformerEncoderDecoderModel(preset("t5", **SMALL, hidden_dropout=probability)).train()
+        for model in (theirs, ours):
+            states = model(input_ids=target(), decoder_input_ids=target())
+            for name in ("last_hidden_state", "encoder_last_hidden_state"):
+                assert ((states[name] == 0).float().mean() - share).abs() < 0.1
 
 
 def test_labels_are_shifted_and_minus_100_becomes_padding():

@@ -132,6 +132,10 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         """What a user must be told of the conversion of a checkpoint of this form."""
         return []
 
+    def notes_on_writing(self, config: PretrainedConfig) -> list[str]:
+        """What a user must be told of writing a model of this config of ours in the official layout."""
+        return []
+
     def canonical(self, name: str, form: Form) -> str:
         """The name that the official class of today gives a tensor of a checkpoint."""
         return name

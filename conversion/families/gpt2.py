@@ -8,16 +8,20 @@ one, the official class never has; and our fresh weights all have the same devia
 to a head that ours does not have, and are kept for the way back.
 """
 
+import copy
+
 import torch
 
 from blockformer.presets import STRUCTURES
 
-from ..rules.operations import Chain, Identity, Operation, Split, Transpose
-from ..rules.table import Rule, module_rules
+from ..rules.operations import Chain, Identity, Operation, Split, Transpose, ZeroBias
+from ..rules.table import Rule
 from .decoder import ClassifierDropout, DecoderFamily, decoder_heads
 from .fields import Computed, Flag, InnerSize
 
 MASKED = -1e4
+BIASES = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
+"""What every GPT-2 has; one without is written with zeros, which is the same function."""
 SAME = "vocab_size initializer_range use_cache tie_word_embeddings pad_token_id bos_token_id eos_token_id".split()
 NAMES = {
     "n_embd": "hidden_size",
@@ -40,19 +44,34 @@ END = 50256
 
 def stack_rules(config):
     """The rules of the stack."""
+    rules = [Rule("wte.weight", "embed_tokens.weight"), Rule("wpe.weight", "embed_positions.weight")]
     norms = {"ln_1": "self_attn_pre_norm", "ln_2": "mlp_pre_norm"}
-    rules = [
-        Rule("wte.weight", "embed_tokens.weight"),
-        Rule("wpe.weight", "embed_positions.weight"),
-        *module_rules({"ln_f": "norm"}),
-        *(rule.under(*LAYER) for rule in module_rules(norms)),
+    for names in (("ln_f", "norm"), *norms.items()):
+        own = biased(*names, Identity(), config.norm_bias)
+        rules += own if names[0] == "ln_f" else [rule.under(*LAYER) for rule in own]
+    for theirs, ours in LINEAR.items():
+        has_bias = config.mlp_bias if ours.startswith("mlp") else config.attention_output_bias
+        rules += [rule.under(*LAYER) for rule in biased(theirs, ours, Transpose(), has_bias)]
+    split = Split(0, (config.hidden_size,) * 3)
+    fused = tuple(f"self_attn.{name}_proj" for name in "qkv")
+    return rules + [
+        rule.under(*LAYER) for rule in biased("attn.c_attn", fused, Transpose(), config.attention_bias, split)
     ]
-    kinds: dict[str, Operation] = {"weight": Transpose(), "bias": Identity()}
-    for kind, op in kinds.items():
-        rules += [Rule(f"{theirs}.{kind}", f"{ours}.{kind}", op).under(*LAYER) for theirs, ours in LINEAR.items()]
-        fused = tuple(f"self_attn.{name}_proj.{kind}" for name in "qkv")
-        rules.append(Rule(f"attn.c_attn.{kind}", fused, Chain(op, Split(0, (config.hidden_size,) * 3))).under(*LAYER))
-    return rules
+
+
+def biased(theirs: str, ours: str | tuple[str, ...], op: Operation, has_bias: bool, split: Operation | None = None):
+    """The rules of a module's weight and bias, which is zero where ours has none."""
+
+    def chained(op: Operation) -> Operation:
+        return op if split is None else Chain(op, split)
+
+    def named(kind: str):
+        return f"{ours}.{kind}" if isinstance(ours, str) else tuple(f"{name}.{kind}" for name in ours)
+
+    names = (f"{theirs}.weight", f"{theirs}.bias")
+    if not has_bias:
+        return [Rule(names, named("weight"), ZeroBias(chained(op)))]
+    return [Rule(names[0], named("weight"), chained(op)), Rule(names[1], named("bias"), chained(Identity()))]
 
 
 def read_ends(official):
@@ -64,6 +83,19 @@ def read_ends(official):
 
 class GPT2Family(DecoderFamily):
     """GPT-2, whose first checkpoints hold more than today's."""
+
+    def differences(self, config):
+        """See `ConfigTranslation.differences`. A bias that ours does not have is none: it is written as zero."""
+        if config.norm_type == "layer_norm" and config.norm_weight == "plain":
+            config = copy.copy(config)
+            for name in BIASES:
+                setattr(config, name, True)
+        return super().differences(config)
+
+    def notes_on_writing(self, config):
+        """See `Family.notes_on_writing`."""
+        absent = [name for name in BIASES if not getattr(config, name)]
+        return [f"biases of zero are written where the model has none ({', '.join(absent)})"] if absent else []
 
     def check_ignored(self, name, tensor):
         """See `Family.check_ignored`."""

@@ -254,6 +254,31 @@ class Copies:
 
 
 @dataclass(frozen=True)
+class ZeroBias:
+    """A weight and its bias -> what an operation makes of the weight; the inverse gives a bias of zero.
+
+    For a layout whose modules all have a bias, of a model whose modules have none.
+    """
+
+    op: Operation
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Never asked for: what comes in from such a layout has its bias."""
+        raise ConversionError("a bias is not left out")
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (weight,) = self.op.inverse(tensors)
+        return [weight, weight.new_zeros(weight.shape[-1])]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return self.op.forward_shapes(shapes[:1])
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = self.op.inverse_shapes(shapes)
+        return [shape, shape[-1:]]
+
+
+@dataclass(frozen=True)
 class Reversed:
     """An operation reversed: `Reversed(Split(0, (4, 4)))` merges two official tensors into one of ours."""
 

@@ -48,6 +48,7 @@ class LayerFields(Part):
     hidden_dropout: float = axis(
         0.0, "a probability from 0 to 1", "training", "after the embeddings and after each sub-layer"
     )
+    final_dropout: bool = flag(False, "training", "hidden_dropout after the final norm too")
 
     def fill_defaults(self):
         """A layer that ends in a norm needs no final one."""
@@ -92,8 +93,9 @@ class Batch(NamedTuple):
         rotations: layer type -> what `rotate` turns by, each [B, 1, T, D]; empty without rotary positions.
         query_positions: int [T], the queries' places among the keys.
         encoder_mask: the mask of cross-attention in the backend's form, or None.
-        head_mask: [layers, H], multiplies each head's output, or None.
+        head_mask: [layers, H], multiplies each head's output in self-attention, or None.
         unpadding: where the sequences of an unpadded batch lie ([B, T] is then [1, N]), or None.
+        cross_head_mask: as `head_mask`, in cross-attention.
     """
 
     masks: dict
@@ -102,6 +104,7 @@ class Batch(NamedTuple):
     encoder_mask: Any = None
     head_mask: torch.Tensor | None = None
     unpadding: Any = None
+    cross_head_mask: torch.Tensor | None = None
 
 
 class Layer(GradientCheckpointingLayer):
@@ -157,6 +160,7 @@ class Layer(GradientCheckpointingLayer):
                 attention_mask=batch.encoder_mask,
                 key_value_states=encoder_hidden_states,
                 past_key_values=past_key_values,
+                head_mask=None if batch.cross_head_mask is None else batch.cross_head_mask[self.layer_idx],
                 **kwargs,
             )[0]
             hidden_states = self._residual("cross_attn", hidden_states, change)

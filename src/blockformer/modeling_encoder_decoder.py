@@ -115,6 +115,7 @@ class BlockformerEncoderDecoderModel(TwoStacks):
         decoder_position_ids: torch.Tensor | None = None,
         head_mask: torch.Tensor | None = None,
         decoder_head_mask: torch.Tensor | None = None,
+        cross_attn_head_mask: torch.Tensor | None = None,
         **kwargs,
     ) -> Seq2SeqModelOutput:
         """Run the encoder, unless its outputs are given, and the decoder.
@@ -127,7 +128,8 @@ class BlockformerEncoderDecoderModel(TwoStacks):
             decoder_attention_mask: [B, T] of 0 and 1 over the target.
             encoder_outputs: what the encoder gave in an earlier call.
             past_key_values: an `EncoderDecoderCache`; None makes a growing one if `use_cache`.
-            head_mask: [layers, H] for the encoder; `decoder_head_mask` for the decoder's self-attention.
+            head_mask: [layers, H] for the encoder; `decoder_head_mask` for the decoder's self-attention,
+                `cross_attn_head_mask` for its look at the encoder.
             use_cache: see `Stack.forward`.
         """
         _check_target(decoder_input_ids, decoder_inputs_embeds, kwargs)
@@ -140,6 +142,7 @@ class BlockformerEncoderDecoderModel(TwoStacks):
         target: dict = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds, "use_cache": use_cache}
         target |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
         target |= {"past_key_values": past_key_values, "head_mask": decoder_head_mask, "return_dict": True}
+        target["cross_attn_head_mask"] = cross_attn_head_mask
         states = encoder_outputs["last_hidden_state"]
         outputs = self.decoder(**target, encoder_hidden_states=states, encoder_attention_mask=attention_mask, **kwargs)
         return Seq2SeqModelOutput(

@@ -74,6 +74,7 @@ class Stack(BlockformerPreTrainedModel):
         encoder_attention_mask: torch.Tensor | None = None,
         head_mask: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        cross_attn_head_mask: torch.Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the stack.
@@ -86,7 +87,8 @@ class Stack(BlockformerPreTrainedModel):
             past_key_values: a cache of the library's or a growing one; None makes a growing one if `use_cache`.
             token_type_ids: int [B, T], each token's segment; None is segment 0 for all.
             encoder_hidden_states: [B, S, C] for cross-attention, `encoder_attention_mask` [B, S] of 0 and 1 over them.
-            head_mask: [num_hidden_layers, H], multiplies each head's output.
+            head_mask: [num_hidden_layers, H], multiplies each head's output; in cross-attention `cross_attn_head_mask`,
+                without which a decoder alone takes `head_mask` there too.
             use_cache: whether to return keys and values; None is the config's in evaluation, no in training.
 
         Returns:
@@ -104,7 +106,10 @@ class Stack(BlockformerPreTrainedModel):
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, token_type_ids)
         places = (attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), past_key_values)
         source = (encoder_hidden_states, encoder_attention_mask)
-        hidden_states, kwargs["position_ids"], batch = self._prepare(hidden_states, places, source, head_mask, unpads)
+        hidden_states, kwargs["position_ids"], batch = self._prepare(hidden_states, places, source, unpads)
+        if cross_attn_head_mask is None and not self.config.is_encoder_decoder:
+            cross_attn_head_mask = head_mask
+        batch = batch._replace(head_mask=head_mask, cross_head_mask=cross_attn_head_mask)
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)
         position_bias = self._position_bias(batch.query_positions, past_key_values)
@@ -120,14 +125,15 @@ class Stack(BlockformerPreTrainedModel):
         """All layers and the final norm: [B, T, C] -> [B, T, C]."""
         for layer in self.layers:
             hidden_states = layer(hidden_states, encoder_hidden_states, position_bias, batch=batch, **kwargs)
-        return hidden_states if self.norm is None else self.norm(hidden_states)
+        hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
+        return F.dropout(hidden_states, self.dropout, self.training and self.config.final_dropout)
 
     def new_cache(self, for_cross_attention: bool = False):
         """An empty cache; with `for_cross_attention` one that holds the encoder's keys and values too."""
         cache = DynamicCache(config=self.config)
         return EncoderDecoderCache(cache, shared_cache()) if for_cross_attention else cache
 
-    def _prepare(self, hidden_states, places: tuple, source: tuple, head_mask, unpads: bool):
+    def _prepare(self, hidden_states, places: tuple, source: tuple, unpads: bool):
         """What the layers need: embedded states [B, T, C] (unpadded [1, N, C]), positions for the backend, a `Batch`.
 
         Positions that the caller gave may say that a row holds several sequences; those that are only counted do not,
@@ -158,7 +164,7 @@ class Stack(BlockformerPreTrainedModel):
         hidden_states = self._embed(hidden_states, position_ids)
         rotations = rotations_of(self.rotary_emb, self.config, hidden_states, position_ids)
         encoder_mask = self._encoder_mask(hidden_states, *source)
-        batch = Batch(masks, rotations, query_positions, encoder_mask, head_mask, unpadding)
+        batch = Batch(masks, rotations, query_positions, encoder_mask, unpadding=unpadding)
         return hidden_states, given_positions, batch
 
     def _uses_cache(self, use_cache) -> bool:

@@ -421,6 +421,22 @@ def test_a_gpt_with_all_its_biases_goes_on_to_the_layout_of_gpt2(tmp_path):
     assert_close(GPT2LMHeadModel.from_pretrained(tmp_path / "official")(rows).logits, module(rows))
 
 
+@pytest.mark.parametrize("out_bias", [True, False])
+@torch.no_grad()
+def test_a_gpt_without_biases_goes_on_to_gpt2_with_zeros_which_is_said(tmp_path, out_bias):
+    module = GPT(GPT_CONFIG, out_bias=out_bias)
+    path, settings = write(tmp_path, module.state_dict(), GPT_CONFIG)
+    convert(path, tmp_path / "ours", family="article-gpt", config=settings)
+    report = convert(tmp_path / "ours", tmp_path / "official", to_official=True, family="gpt2")
+    absent = "attention_bias" if out_bias else "attention_bias, attention_output_bias"
+    assert f"biases of zero are written where the model has none ({absent})" in report.notes
+    official = GPT2LMHeadModel.from_pretrained(tmp_path / "official")
+    assert not official.transformer.h[1].attn.c_attn.bias.any()
+    rows = tokens(61, 2, 9)
+    assert_close(official(rows).logits, module(rows))
+    assert convert(tmp_path / "ours", tmp_path / "again", to_official=True).family == "gpt2"
+
+
 def test_the_weights_are_those_of_the_file_bit_for_bit(tmp_path):
     module = GPT(GPT_CONFIG).bfloat16()
     path, settings = write(tmp_path, module.state_dict(), GPT_CONFIG)

@@ -46,6 +46,7 @@ _T5_LIKE = {
     "position_type": "relative_bias",
     "attention_scale": 1.0,
     "float32_down_proj": True,
+    "final_dropout": True,
 }
 
 STRUCTURES: dict[str, dict] = {
