@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape  # nosec B406 # writes XML, reads none
 import torch
 
 import blockformer
-from blockformer.compat import bidirectional_mask, causal_masks
+from blockformer.compat import causal_masks, create_bidirectional_mask, encoder_masks
 from blockformer.positions import RelativeBias, SinusoidalPositions
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
@@ -389,18 +389,23 @@ def masks() -> str:
     panels = [
         (
             "encoder: padding",
-            "compat.bidirectional_mask",
+            "compat.encoder_masks",
             source,
             source,
-            bidirectional_mask(config, source_states, source_mask),
+            encoder_masks(config, source_states, source_mask)["full_attention"],
         ),
         ("decoder: causal and padding", "compat.causal_masks", target, target, causal),
         (
             "cross-attention: padding only",
-            "compat.bidirectional_mask",
+            "stack.Stack._encoder_mask",
             target,
             source,
-            bidirectional_mask(config, target_states, source_mask, source_states),
+            create_bidirectional_mask(
+                config=config,
+                inputs_embeds=target_states,
+                attention_mask=source_mask,
+                encoder_hidden_states=source_states,
+            ),
         ),
     ]
     for index, (name, code, queries, keys, mask) in enumerate(panels):

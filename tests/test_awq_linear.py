@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 
 import blockformer
 from blockformer.awq_linear import QuantizedLinear, dequantize
-from blockformer.compat import keep_dtypes_on_disk
 from blockformer.engine.four_bits import pack, unpack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -246,7 +245,9 @@ def test_only_weights_of_4_bits_are_read_from_the_disk_in_their_own_dtypes(tmp_p
     places |= {"model.layers.1.self_attn": "disk", "model.layers.1.mlp.up_proj": "disk", "model.rotary_emb": "cpu"}
     places |= {name.rpartition(".")[0]: "disk" for name in own if "self_attn." not in name}
     dispatch_model(model, places, offload_index=index, offload_dir=tmp_path, offload_buffers=True)
-    keep_dtypes_on_disk(model)
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLinear):
+            module.after_loading(name)
     wanted = {"qweight": "int32", "qzeros": "int32", "scales": "float16"}
     kinds = {name: entry["dtype"] for name, entry in index.items()}
     assert kinds == {name: wanted.get(name.rpartition(".")[2], "bfloat16") for name in own}

@@ -39,6 +39,7 @@ OFFICIAL = {
     "EncoderForSequenceClassification": "BertForSequenceClassification RobertaForSequenceClassification",
     "EncoderForTokenClassification": "BertForTokenClassification DistilBertForTokenClassification",
     "EncoderForQuestionAnswering": "BertForQuestionAnswering RobertaForQuestionAnswering",
+    "EncoderForReplacedTokenDetection": "ElectraForPreTraining",
     "EncoderForMultipleChoice": "BertForMultipleChoice DistilBertForMultipleChoice",
     "DecoderModel": "Qwen3Model GPT2Model BertModel",
     "DecoderForCausalLM": "Qwen3ForCausalLM LlamaForCausalLM GPT2LMHeadModel BertLMHeadModel",
@@ -90,6 +91,9 @@ def rows_for(name, count=8, length=9, **overrides):
             row["labels"] = numbers(0, 4, 1)[0]
         if "QuestionAnswering" in name:
             row |= {"start_positions": numbers(0, length, 1)[0], "end_positions": numbers(0, length, 1)[0]}
+        if "TokenDetection" in name:
+            row["labels"] = numbers(-1, 2, length)
+            row["labels"][row["labels"] < 0] = -100
         if "TokenClassification" in name:
             row["labels"] = numbers(0, 3, length)
             row["labels"][: numbers(0, 6, 1)] = -100

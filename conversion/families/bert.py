@@ -36,21 +36,23 @@ NAMES: dict[str, Any] = {
 }
 """What RoBERTa has too."""
 
+LANGUAGE_MODEL = LanguageModelNames(
+    dense="cls.predictions.transform.dense",
+    norm="cls.predictions.transform.LayerNorm",
+    weight="cls.predictions.decoder.weight",
+    bias="cls.predictions.bias",
+    copy="cls.predictions.decoder.bias",
+)
+POOLED_ROWS = {"modules": {"classifier": "score"}, "pooler": "needed"}
+"""The head for sequence classification on BERT's pooler."""
+
 FAMILY = BertLikeFamily(
     "bert",
     "BertConfig",
-    standard_heads(
-        "Bert", {"modules": {"classifier": "score"}, "pooler": "needed"}, "BertLMHeadModel", next_sentence=True
-    ),
+    standard_heads("Bert", POOLED_ROWS, "BertLMHeadModel", next_sentence=True),
     structure="bert",
     root="bert.",
     **NAMES,
-    language_model=LanguageModelNames(
-        dense="cls.predictions.transform.dense",
-        norm="cls.predictions.transform.LayerNorm",
-        weight="cls.predictions.decoder.weight",
-        bias="cls.predictions.bias",
-        copy="cls.predictions.decoder.bias",
-    ),
+    language_model=LANGUAGE_MODEL,
     computed=[TOKEN_TYPES],
 )

@@ -22,6 +22,7 @@ from .fields import Computed, Form, NotExpressible, Value, token_or_none
 
 OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 RELATIVE = ("relative_key", "relative_key_query")
+EMBEDDING_NORM = {"embeddings.LayerNorm": "embedding_norm"}
 HEADS_OF_ROWS = ("classifier.", "pre_classifier.", "qa_outputs.")
 FIELDS = {
     name: name
@@ -123,11 +124,14 @@ class BertLikeFamily(Family[EncoderHead]):
         layer: prefix of a layer's tensors, with `{layer}`.
         modules: official module of a layer -> ours, each with weight and bias.
         language_model: the names of that head.
-        fields: official field -> ours, beyond `FIELDS`.
+        fields: official field -> ours, beyond `FIELDS`; None takes one of those away.
         computed: values beyond those of all of these families.
         pooler_act: activation of the pooler.
         relative_key: official name, in a layer, of the table of relative keys; "" for a family without.
         shifted: whether positions begin after the padding token's id.
+        stack: the other official modules of the stack -> ours, each with weight and bias.
+        positions: what reads the position type, where it is neither learned nor relative keys.
+        settings: further arguments of `ConfigTranslation`.
     """
 
     def __init__(
@@ -142,20 +146,29 @@ class BertLikeFamily(Family[EncoderHead]):
         layer: str,
         modules: Mapping[str, str],
         language_model: LanguageModelNames,
-        fields: Mapping[str, str],
+        fields: Mapping[str, str | None],
         computed: Sequence[Value] = (),
         pooler_act: str = "tanh",
         relative_key: str = "",
         shifted: bool = False,
+        stack: Mapping[str, str] = EMBEDDING_NORM,
+        positions: Value | None = None,
+        **settings,
     ):
         super().__init__(
             name,
             config_class,
             heads,
-            fields={**FIELDS, **fields},
+            fields={theirs: ours for theirs, ours in {**FIELDS, **fields}.items() if ours is not None},
             fixed=STRUCTURES[structure],
-            computed=[EncoderPositions(bool(relative_key), shifted), Pooler(pooler_act), SIDE, *computed],
+            computed=[
+                positions or EncoderPositions(bool(relative_key), shifted),
+                Pooler(pooler_act),
+                *([SIDE] if any(head.is_decoder for head in heads) else []),
+                *computed,
+            ],
             extra_fields=("position_embedding_type",),
+            **settings,
         )
         self.root = root
         self.embeddings = dict(embeddings)
@@ -163,7 +176,9 @@ class BertLikeFamily(Family[EncoderHead]):
         self.modules = dict(modules)
         self.language_model = language_model
         self.relative_key = relative_key
-        self._inner = ("embeddings.", layer.partition(".")[0] + ".", "pooler.")
+        self.stack = dict(stack)
+        inner = [*self.embeddings, layer, *self.stack, "pooler."]
+        self._inner = tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in inner))
 
     # The form: which head, which names.
 
@@ -272,13 +287,13 @@ class BertLikeFamily(Family[EncoderHead]):
         """See `Family.rules_for`."""
         head = self.head(form)
         ignored = ["embeddings.position_ids", "embeddings.token_type_ids"]
-        rules = module_rules({"embeddings.LayerNorm": "embedding_norm"})
+        rules = module_rules(self.stack)
         for theirs, ours in self.embeddings.items():
             if theirs == "embeddings.position_embeddings" and "relative" in form.traits:
                 ignored.append(f"{theirs}.weight")
             else:
                 rules.append(Rule(f"{theirs}.weight", f"{ours}.weight"))
-        layer = module_rules(self.modules)
+        layer = [*module_rules(self.modules), *self.fused_rules(config)]
         if self.relative_key:
             layer.append(Rule(self.relative_key, "self_attn.relative_keys.embedding.weight"))
         rules += [rule.under(self.layer, "layers.{layer}.") for rule in layer]
@@ -296,6 +311,10 @@ class BertLikeFamily(Family[EncoderHead]):
         if NSP in head.parts:
             rules += module_rules({"cls.seq_relationship": "next_sentence_score"})
         return RuleTable(rules, ignored=ignored)
+
+    def fused_rules(self, config: PretrainedConfig) -> list[Rule]:
+        """Rules for matrices of a layer that hold several of ours, without the layer's prefixes."""
+        return []
 
     def _language_model_rules(self, form: Form, ignored: list[str]) -> list[Rule]:
         names = self.language_model

@@ -1,6 +1,6 @@
 """The heads of the encoders after BERT."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,14 +43,21 @@ class LanguageModelNames:
     copy: str = ""
 
 
-def standard_heads(prefix: str, head_of_rows: Mapping[str, Any], causal: str, next_sentence: bool) -> list[EncoderHead]:
+ROBERTA_ROWS = {"modules": {"classifier.out_proj": "score"}, "own_pooler": "classifier.dense"}
+"""The head for sequence classification whose own dense layer is our pooler."""
+
+
+def standard_heads(
+    prefix: str, head_of_rows: Mapping[str, Any], causal: str, next_sentence: bool, only: Collection[str] = ()
+) -> list[EncoderHead]:
     """The heads that BERT and RoBERTa have.
 
     Args:
         prefix: what the official classes' names begin with.
         head_of_rows: arguments of the `EncoderHead` for sequence classification.
-        causal: name of the official class that is a decoder's language model.
+        causal: name of the official class that is a decoder's language model; "" where no class is a decoder.
         next_sentence: whether there are heads for the next sentence.
+        only: the ends of the names of the official classes that there are; () means all.
     """
     encoder, decoder = "BlockformerEncoder", "BlockformerDecoder"
     score, answer = {"classifier": "score"}, {"qa_outputs": "qa_outputs"}
@@ -68,4 +75,5 @@ def standard_heads(prefix: str, head_of_rows: Mapping[str, Any], causal: str, ne
     if next_sentence:
         for name, parts in {"ForPreTraining": lm | nsp, "ForNextSentencePrediction": nsp}.items():
             heads.append(EncoderHead(prefix + name, encoder + name, parts=parts, pooler="needed"))
-    return heads
+    heads = [head for head in heads if causal or not head.is_decoder]
+    return [head for head in heads if not only or head.official.removeprefix(prefix) in only]

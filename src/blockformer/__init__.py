@@ -36,6 +36,7 @@ __all__ = [
     "BlockformerEncoderForNextSentencePrediction",
     "BlockformerEncoderForPreTraining",
     "BlockformerEncoderForQuestionAnswering",
+    "BlockformerEncoderForReplacedTokenDetection",
     "BlockformerEncoderForSequenceClassification",
     "BlockformerEncoderForTokenClassification",
     "BlockformerEncoderModel",

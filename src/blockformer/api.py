@@ -25,6 +25,7 @@ from .modeling_encoder import (
     BlockformerEncoderForNextSentencePrediction,
     BlockformerEncoderForPreTraining,
     BlockformerEncoderForQuestionAnswering,
+    BlockformerEncoderForReplacedTokenDetection,
     BlockformerEncoderForSequenceClassification,
     BlockformerEncoderForTokenClassification,
     BlockformerEncoderModel,

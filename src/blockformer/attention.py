@@ -14,7 +14,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from .axes import SHARED, Part, axis, check_choice, flag
 from .normalization import make_norm
 from .positions import SCORE_TERMS, RelativeBias, RelativeKeys, rotate
-from .unpadding import attend_unpadded
+from .unpadding import attend_unpadded, windows
 
 
 def sdpa_attention(module, query, key, value, attention_mask, unpadding=None, **kwargs):
@@ -87,7 +87,9 @@ class AttentionFields(Part):
     attention_sinks: bool = flag(False, "attention", "for each head a learned score, a share of the softmax")
     clip_qkv: float | None = axis(None, "a positive number", "attention", "bound of queries, keys and values")
     # A window of 1 is full attention in a dynamic cache of the library.
-    sliding_window: int | None = axis(None, "an integer above 1", "attention", "tokens that a sliding layer sees")
+    sliding_window: int | None = axis(
+        None, "an integer above 1", "attention", "tokens that a sliding layer sees, in an encoder to each side"
+    )
     layer_types: list | None = axis(
         None, "a list", "attention", "full_attention or sliding_attention for each layer; None: sliding with a window"
     )
@@ -123,9 +125,8 @@ class AttentionFields(Part):
             raise ValueError("layer_types names 'sliding_attention' but sliding_window is None: set it, in tokens.")
         if self.sliding_window is not None and not slides:
             raise ValueError("sliding_window is set but no layer is of type 'sliding_attention': set layer_types too.")
-        if slides and not self.is_decoder:
-            kind = "encoder-decoder" if self.is_encoder_decoder else "encoder"
-            raise ValueError(f"sliding attention is not supported in an {kind}: only a decoder's layers look back.")
+        if slides and self.is_encoder_decoder:
+            raise ValueError("sliding attention is not supported in an encoder-decoder: leave sliding_window out.")
         if slides and self.position_type in SCORE_TERMS:
             raise ValueError(f"sliding attention is not supported with position_type='{self.position_type}'.")
         alone = self.is_decoder and not self.add_cross_attention and self.position_type not in SCORE_TERMS
@@ -177,7 +178,8 @@ class Attention(nn.Module):
         self.softcap, self.clip_qkv = config.attn_logit_softcapping, config.clip_qkv
         self.has_relative_terms = config.position_type in SCORE_TERMS and not is_cross_attention
         sliding = not is_cross_attention and layer_type_of(config, layer_idx) == "sliding_attention"
-        self.sliding_window = config.sliding_window if sliding else None
+        # Backends count the token itself; a window to both sides is given without it.
+        self.sliding_window = config.sliding_window + (not is_causal) if sliding else None
 
         query_size = config.num_attention_heads * config.head_dim
         key_value_size = config.num_key_value_heads * config.head_dim
@@ -233,6 +235,8 @@ class Attention(nn.Module):
             attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions, unpadding)
         if unpadding is not None:
             kwargs["unpadding"] = unpadding  # for "sdpa" alone
+            if self.sliding_window is not None:
+                attention_mask = windows(unpadding, self.sliding_window - 1, query.device)
         if self.softcap is not None:
             self._refuse_backends("paged", "soft cap of scores")
             kwargs["softcap"] = self.softcap

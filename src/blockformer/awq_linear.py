@@ -112,6 +112,20 @@ class QuantizedLinear(nn.Linear):
         """The transposed weight, [I, O]."""
         return dequantize(self.qweight, self.qzeros, self.scales, dtype)
 
+    def after_loading(self, name: str) -> None:
+        """Have the buffers of this module, of that name in the model, read in their own dtypes where they are on disk.
+
+        For transformers up to 5.12, which tells accelerate to read every tensor in the model's dtype: an int32 word
+        that passes through a float32 keeps 24 of its bits. Later releases do as this does.
+        """
+        hook = getattr(self, "_hf_hook", None)
+        for each in getattr(hook, "hooks", (hook,)):
+            weights = getattr(each, "weights_map", None)  # of accelerate's AlignDevicesHook, where it offloads
+            index = getattr(getattr(weights, "dataset", None), "index", {})
+            for entry, buffer in self.named_buffers(name, recurse=False):
+                if entry in index:
+                    index[entry]["dtype"] = str(buffer.dtype).removeprefix("torch.")
+
     def extra_repr(self):
         return f"{super().extra_repr()}, bits=4, group_size={self.group_size}"
 

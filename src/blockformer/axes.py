@@ -27,6 +27,7 @@ def is_number(value) -> bool:
 KINDS: dict[str, Callable[[Any], bool]] = {
     "true or false": lambda value: isinstance(value, bool),
     "true, false or 'fixed'": lambda value: isinstance(value, bool) or value == "fixed",
+    "true, false or 'down'": lambda value: isinstance(value, bool) or value == "down",
     "true, false, 'per_head' or 'projection'": lambda value: (
         isinstance(value, bool) or value in ("per_head", "projection")
     ),

@@ -14,7 +14,7 @@ Private names of torch (seen in 2.6 to 2.13) and transformers (5.5 to 5.23), and
   before the first step, and every beam copies the encoder's states.
 - `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
 - `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
-- `_hf_hook` (accelerate 1.x): on transformers up to 5.12, 4-bit weights offloaded to the disk are read wrong.
+- `_hf_hook` (accelerate 1.x, awq_linear.py): on transformers up to 5.12, 4-bit weights on the disk are read wrong.
 
 Those that no repo needs are in `engine/__init__.py`.
 """
@@ -37,6 +37,7 @@ try:
     from transformers.generation import GenerationMixin
     from transformers.integrations import use_experts_implementation
     from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+    from transformers.masking_utils import create_bidirectional_sliding_window_mask as create_two_sided_mask
     from transformers.masking_utils import create_sliding_window_causal_mask as create_sliding_mask
     from transformers.modeling_layers import GradientCheckpointingLayer
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -80,22 +81,6 @@ def tell_peft(model_type: str) -> None:
             table.setdefault(model_type, table["llama"])
 
 
-def keep_dtypes_on_disk(model) -> None:
-    """Have the buffers of layers with 4-bit weights, where they are offloaded to the disk, read in their own dtypes.
-
-    For transformers up to 5.12, which tells accelerate to read every tensor in the model's dtype: an int32 word that
-    passes through a float32 keeps 24 of its bits. Later releases do as this does.
-    """
-    for name, module in model.named_modules() if getattr(model.config, "linear_bits", None) else ():
-        hook = getattr(module, "_hf_hook", None) if hasattr(module, "qweight") else None
-        for each in getattr(hook, "hooks", (hook,)):
-            weights = getattr(each, "weights_map", None)  # of accelerate's AlignDevicesHook, where it offloads
-            index = getattr(getattr(weights, "dataset", None), "index", {})
-            for entry, buffer in module.named_buffers(name, recurse=False):
-                if entry in index:
-                    index[entry]["dtype"] = str(buffer.dtype).removeprefix("torch.")
-
-
 def causal_masks(config, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
     """One causal mask for each of the config's layer types, in the form that the attention backend wants.
 
@@ -108,21 +93,13 @@ def causal_masks(config, hidden_states, attention_mask, past_key_values, positio
     return {layer_type: makers[layer_type](**arguments) for layer_type in sorted(set(config.layer_types))}
 
 
-def bidirectional_mask(
-    config, hidden_states, attention_mask, encoder_hidden_states=None, sequences=None
-) -> torch.Tensor | None:
-    """The mask of an encoder's self-attention, or, given `encoder_hidden_states` [B, S, C], of a look at them.
+def encoder_masks(config, hidden_states, attention_mask, sequences=None) -> dict:
+    """One mask of an encoder's self-attention for each of the config's layer types.
 
     `sequences` [B, T] numbers the sequence of its row that a token belongs to and alone sees; None: one a row.
     """
-
-    def is_visible(row, head, query, key):
-        return sequences[row, query] == sequences[row, key]
-
-    return create_bidirectional_mask(
-        config=config,
-        inputs_embeds=hidden_states,
-        attention_mask=attention_mask,
-        encoder_hidden_states=encoder_hidden_states,
-        and_mask_function=None if sequences is None else is_visible,
-    )
+    same = None if sequences is None else lambda row, head, query, key: sequences[row, query] == sequences[row, key]
+    arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
+    makers = {"full_attention": create_bidirectional_mask, "sliding_attention": create_two_sided_mask}
+    types = sorted(set(config.layer_types))
+    return {layer_type: makers[layer_type](**arguments, and_mask_function=same) for layer_type in types}

@@ -52,10 +52,16 @@ class BlockformerConfig(NormFields, PositionFields, AttentionFields, FeedForward
     hidden_size: int = axis(512, "a positive integer", "size", "width C of the residual stream")
     num_hidden_layers: int = axis(8, "a positive integer", "size", "layers; of an encoder-decoder the encoder's")
     type_vocab_size: int = axis(0, "an integer of 0 or more", "embeddings", "token types (segments); 0 means none")
+    task_type_vocab_size: int = axis(0, "an integer of 0 or more", "embeddings", "task types; 0 means none")
+    embedding_size: int | None = axis(
+        None, "a positive integer", "size", "width E of the embeddings, projected to C; None: hidden_size"
+    )
     embedding_norm: bool = flag(False, "embeddings", "a norm on the sum of the embeddings")
     embedding_scale: float | None = axis(None, "a positive number", "embeddings", "factor of the tokens'; None means 1")
     tie_word_embeddings: bool = flag(False, "embeddings", "the language model head is the embedding matrix")
     lm_head_transform: bool = flag(False, "head", "norm(act(dense(x))) before the language model head")
+    classifier_transform: bool = flag(False, "head", "norm(act(dense(x))) before a classifier of rows or tokens")
+    head_transform_bias: bool = flag(True, "head", "bias of that dense layer, and of one before a classifier")
     lm_head_bias: bool | str = axis(
         False, "true, false or 'fixed'", "head", "bias of the language model head; fixed is one that does not learn"
     )
@@ -99,9 +105,18 @@ class BlockformerConfig(NormFields, PositionFields, AttentionFields, FeedForward
         super().__post_init__(**kwargs)
         self.base_model_tp_plan = self.tensor_parallel_plan(self.add_cross_attention)
 
+    def fill_defaults(self):
+        """Embeddings are as wide as the states."""
+        super().fill_defaults()
+        self.embedding_size = self.embedding_size or self.hidden_size
+
     def check(self):
         """What holds of the whole model, after what holds of its parts."""
         super().check()
+        tied = self.tie_word_embeddings and not self.lm_head_transform
+        if self.embedding_size != self.hidden_size and (tied or self.is_encoder_decoder):
+            fix = "needs lm_head_transform=True where the head is tied, and is no encoder-decoder's"
+            raise ValueError(f"embedding_size ({self.embedding_size}) other than hidden_size {fix}.")
         for name in ("is_decoder", "is_encoder_decoder"):
             if getattr(self, name) is not getattr(type(self), name):
                 fix = "an encoder, a decoder and an encoder-decoder each have a config class of their own"
@@ -118,8 +133,13 @@ class BlockformerConfig(NormFields, PositionFields, AttentionFields, FeedForward
         # PEFT asks for this before it looks for target modules: here it is imported for sure, whichever came first.
         tell_peft(self.model_type)
         settings = super().to_dict()
-        settings["auto_map"] = {**self.auto_classes, **(settings.get("auto_map") or {})}
+        settings["auto_map"] = {**self.repo_classes, **(settings.get("auto_map") or {})}
         return settings
+
+    @property
+    def repo_classes(self) -> dict:
+        """Auto class -> the class that a repo of this config has for it."""
+        return dict(self.auto_classes)
 
     @property
     def head_dropout(self) -> float:

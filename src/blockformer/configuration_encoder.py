@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
+from .axes import axis
 from .configuration_blockformer import BlockformerConfig
 
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
-    from .axes import axis  # noqa: F401
     from .compat import causal_masks  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from .unpadding import Unpadding  # noqa: F401
 
 
+DETECTOR = "BlockformerEncoderForReplacedTokenDetection"
+
+
 class BlockformerEncoderConfig(BlockformerConfig):
     """An encoder: each token sees the whole text.
 
@@ -33,6 +36,12 @@ class BlockformerEncoderConfig(BlockformerConfig):
 
     model_type = "blockformer_encoder"
     is_decoder: bool = False
+    pooling: str = axis(
+        "first",
+        ("first", "mean", "mean_of_pooled"),
+        "head",
+        "what stands for a row: its first token, or the mean of its tokens, before the pooler or after it",
+    )
     auto_classes = {
         "AutoConfig": "configuration_encoder.BlockformerEncoderConfig",
         "AutoModel": "modeling_encoder.BlockformerEncoderModel",
@@ -44,3 +53,9 @@ class BlockformerEncoderConfig(BlockformerConfig):
         "AutoModelForTokenClassification": "modeling_encoder.BlockformerEncoderForTokenClassification",
         "AutoModelForQuestionAnswering": "modeling_encoder.BlockformerEncoderForQuestionAnswering",
     }
+
+    @property
+    def repo_classes(self) -> dict:
+        """Auto class -> class; for pre-training there are two, of which the config's `architectures` may name one."""
+        named = {"AutoModelForPreTraining": f"modeling_encoder.{DETECTOR}"}
+        return {**self.auto_classes, **(named if self.architectures == [DETECTOR] else {})}

@@ -17,7 +17,9 @@ class FeedForwardFields(Part):
     intermediate_size: int = axis(1536, "a positive integer", "size", "inner width of the feed-forward network")
     gated_mlp: bool = flag(True, "feed-forward", "down(act(gate(x)) * up(x)) instead of down(act(up(x)))")
     hidden_act: str = axis("silu", tuple(ACT2FN), "feed-forward", "activation, a name in transformers' ACT2FN")
-    mlp_bias: bool = flag(False, "feed-forward", "bias of the projections")
+    mlp_bias: bool | str = axis(
+        False, "true, false or 'down'", "feed-forward", "bias of the projections, or of the last one alone"
+    )
     float32_down_proj: bool = flag(False, "feed-forward", "down projections stay float32 in a float16 model")
     activation_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the feed-forward inner states")
     chunk_size_feed_forward: int = axis(0, "an integer of 0 or more", "use", "tokens it takes at a time; 0 means all")
@@ -38,10 +40,10 @@ class FeedForward(nn.Module):
 
     def __init__(self, config, inner: int | None = None):
         super().__init__()
-        width, inner, bias = config.hidden_size, inner or config.intermediate_size, config.mlp_bias
-        self.gate_proj = nn.Linear(width, inner, bias) if config.gated_mlp else None
-        self.up_proj = nn.Linear(width, inner, bias)
-        self.down_proj = nn.Linear(inner, width, bias)
+        width, inner, bias = config.hidden_size, inner or config.intermediate_size, config.mlp_bias is True
+        self.gate_proj = nn.Linear(width, inner, bias=bias) if config.gated_mlp else None
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bool(config.mlp_bias))
         self.act_fn = ACT2FN[config.hidden_act]
         self.dropout = config.activation_dropout
         self.float32_down_proj = config.float32_down_proj

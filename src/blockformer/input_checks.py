@@ -8,6 +8,8 @@ import torch
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.utils import logging
 
+from .positions import LEARNED
+
 logger = logging.get_logger(__name__)
 
 
@@ -17,15 +19,16 @@ def cached_length(past_key_values):
 
 
 def check_inputs(
-    config, vocab_size: int, input_ids, inputs_embeds, attention_mask, past_key_values, token_type_ids=None
+    config, vocab_size: int, input_ids, inputs_embeds, attention_mask, past_key_values, types: dict
 ) -> None:
     """Refuse inputs of a stack that cannot be right; shapes are those of `Stack.forward`.
 
-    A mask that is not [B, S] (a ready 4D one, a dict of masks, a block mask) is left to the attention backend.
+    `types` are token types and task types [B, T] by name, or None. A mask that is not [B, S] (a ready 4D one, a dict of
+    masks, a block mask) is left to the attention backend.
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give exactly one of input_ids and inputs_embeds.")
-    inputs, width = (inputs_embeds, config.hidden_size) if input_ids is None else (input_ids, None)
+    inputs, width = (inputs_embeds, config.embedding_size) if input_ids is None else (input_ids, None)
     shape = list(inputs.shape)
     if input_ids is None and (len(shape) != 3 or shape[-1] != width):
         raise ValueError(f"inputs_embeds must be [batch, length, {width}], not {shape}.")
@@ -34,9 +37,10 @@ def check_inputs(
     batch, length = shape[:2]
     if batch == 0 or length == 0:
         raise ValueError(f"the input is empty (shape {shape}): give at least one row of one token.")
-    if token_type_ids is not None and token_type_ids.shape != inputs.shape[:2]:
-        raise ValueError(f"token_type_ids must be [batch={batch}, length={length}], not {list(token_type_ids.shape)}.")
-    for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids)):
+    for name, ids in types.items():
+        if ids is not None and ids.shape != inputs.shape[:2]:
+            raise ValueError(f"{name} must be [batch={batch}, length={length}], not {list(ids.shape)}.")
+    for name, ids in {"input_ids": input_ids, **types}.items():
         if ids is not None and ids.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"{name} must be integers (int64 or int32), not {ids.dtype}.")
     _check_mask(attention_mask, batch, length, past_key_values)
@@ -45,8 +49,9 @@ def check_inputs(
         words = f"the token {wrong}, the vocabulary has 0 to {vocab_size - 1}"
         raise ValueError(f"input_ids holds {words}: does the tokenizer belong to this model?")
     # Without token types zeros are taken, which say nothing: some tokenizers give them always.
-    if (wrong := _outside(token_type_ids, max(config.type_vocab_size, 1))) is not None:
-        raise ValueError(f"token_type_ids holds {wrong}, the model has {config.type_vocab_size} (type_vocab_size).")
+    for (name, ids), field in zip(types.items(), ("type_vocab_size", "task_type_vocab_size"), strict=False):
+        if (wrong := _outside(ids, max(getattr(config, field), 1))) is not None:
+            raise ValueError(f"{name} holds {wrong}, the model has {getattr(config, field)} ({field}).")
 
 
 def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: int, cu_seq_lens) -> None:
@@ -80,7 +85,7 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
         raise ValueError(f"position_ids must be [batch={batch}, length={length}], not {list(position_ids.shape)}.")
     if torch.compiler.is_compiling() or (longest is None and position_ids.device.type != "cpu"):
         return
-    is_learned, limit = config.position_type == "learned", config.max_position_embeddings
+    is_learned, limit = config.position_type in LEARNED, config.max_position_embeddings
     if longest is None:
         first, last = (int(bound) for bound in position_ids.aminmax())
         if is_learned and first < -config.position_offset:

@@ -11,13 +11,13 @@ from .pretrained_model import BlockformerPreTrainedModel
 
 
 class HeadTransform(nn.Module):
-    """norm(act(dense(x))) before a language model head, as BERT has it. [..., C] -> [..., C]."""
+    """norm(act(dense(x))) before a language model head, as BERT has it, or a classifier. [..., C] -> [..., width]."""
 
-    def __init__(self, config):
+    def __init__(self, config, width: int):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, width, bias=config.head_transform_bias)
         self.act_fn = ACT2FN[config.hidden_act]
-        self.norm = make_norm(config, config.hidden_size)
+        self.norm = make_norm(config, width)
 
     def forward(self, hidden_states):
         return self.norm(self.act_fn(self.dense(hidden_states)))
@@ -33,9 +33,10 @@ class LanguageModelHead(BlockformerPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.lm_head_transform = HeadTransform(config) if config.lm_head_transform else None
+        width = config.embedding_size if config.lm_head_transform else config.hidden_size
+        self.lm_head_transform = HeadTransform(config, width) if config.lm_head_transform else None
         vocab_size = config.get_text_config(decoder=True).vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, vocab_size, bias=config.lm_head_bias is True)
+        self.lm_head = nn.Linear(width, vocab_size, bias=config.lm_head_bias is True)
         self.register_buffer("logits_bias", torch.zeros(vocab_size) if config.lm_head_bias == "fixed" else None)
 
     def init_tensors(self) -> None:

@@ -38,6 +38,7 @@ class LayerFields(Part):
         "or this around attention and x + f(norm(x)) around the feed-forward network",
     )
     final_norm: bool | None = flag(None, "norm", "a norm after the last layer; None: unless norm_placement is post")
+    first_attention_norm: bool = flag(True, "norm", "a norm before the first attention too, where norms stand before")
     residual: str = axis(
         "sequential",
         ("sequential", "parallel", "parallel_shared_norm"),
@@ -65,6 +66,8 @@ class LayerFields(Part):
         super().check()
         if self.norm_placement == "post" and self.final_norm:
             raise ValueError("final_norm=True with norm_placement='post' is a norm too many: set final_norm=False.")
+        if not self.first_attention_norm and (self.norm_placement, self.residual) != ("pre", "sequential"):
+            raise ValueError("first_attention_norm=False needs norm_placement='pre' and residual='sequential'.")
         if self.residual == "sequential":
             return
         if self.norm_placement != "pre":
@@ -76,9 +79,11 @@ class LayerFields(Part):
             raise ValueError(f"residual='{self.residual}' is not supported with cross-attention, {fix}.")
 
 
-def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
+def norm_slots(config, placement: str, sublayer: str, layer_idx: int) -> tuple[str, ...]:
     """Where a sub-layer has norms: some of "input", "pre", "output", "post". Their names: `{sublayer}_{slot}_norm`."""
     if config.residual == "parallel_shared_norm" and sublayer == "mlp":
+        return ()
+    if (layer_idx, sublayer) == (0, "self_attn") and not config.first_attention_norm:
         return ()
     return ("pre",) if placement == "input_pre" and sublayer == "mlp" else NORM_SLOTS[placement]
 
@@ -128,7 +133,7 @@ class Layer(GradientCheckpointingLayer):
         kinds = getattr(config, "mlp_layer_types", None)
         self.mlp = FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"](config)
         for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
-            for slot in norm_slots(config, config.placement_of(is_causal), sublayer):
+            for slot in norm_slots(config, config.placement_of(is_causal), sublayer, layer_idx):
                 self.add_module(f"{sublayer}_{slot}_norm", make_norm(config, config.hidden_size))
 
     def forward(

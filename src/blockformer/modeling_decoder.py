@@ -22,7 +22,7 @@ from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import divisor_of, shifted, without_padding
 from .normalization import RMSNorm  # noqa: F401
-from .positions import RotaryPositions  # noqa: F401
+from .positions import LEARNED
 from .pretrained_model import BlockformerPreTrainedModel
 from .stack import Stack, last_token_states
 from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
@@ -156,7 +156,7 @@ def _check_generation(config, generation_config, attention_mask, past_key_values
             raise ValueError("the prompts are padded on the right: set tokenizer.padding_side = 'left'.")
         length -= int((attention_mask == 0).sum(-1).min())
     limit = config.max_position_embeddings
-    if config.position_type == "learned" and length > limit:
+    if config.position_type in LEARNED and length > limit:
         table = f"the table of learned positions (max_position_embeddings) has {limit}"
         fix = "shorten the prompt or lower max_new_tokens"
         raise ValueError(f"the text may become {length + 1} tokens long, {table}: {fix}.")

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import (
     ModelOutput,
     MultipleChoiceModelOutput,
     NextSentencePredictorOutput,
+    TokenClassifierOutput,
 )
 from transformers.utils import can_return_tuple
 
@@ -26,25 +27,41 @@ from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
-from .losses import IGNORED, divisor_of, token_cross_entropy, without_padding
+from .losses import IGNORED, binary_cross_entropy, divisor_of, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
 from .stack import Stack
-from .task_heads import Classification, QuestionAnswering, SequenceClassification, TokenClassification
+from .task_heads import Classification, Classifier, QuestionAnswering, SequenceClassification, TokenClassification
 from .unpadding import Unpadding  # noqa: F401
 
 
 class Pooler(nn.Module):
-    """act(dense(first token's state)) (BERT, Devlin et al., 2019). [B, T, C] -> [B, C]."""
+    """act(dense(x)) of what stands for a row, its first token (BERT, Devlin et al., 2019) or the mean of its tokens.
+
+    States [B, T, C], mask [B, T] of 0 and 1 or None -> [B, C].
+    """
 
     def __init__(self, config):
         super().__init__()
+        self.pooling = config.pooling
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.act_fn = ACT2FN[config.pooler_act]
 
-    def forward(self, hidden_states):
-        return self.act_fn(self.dense(hidden_states[:, 0]))
+    def forward(self, hidden_states, attention_mask=None):
+        if self.pooling == "mean_of_pooled":
+            return pooled("mean", self.act_fn(self.dense(hidden_states)), attention_mask)
+        return self.act_fn(self.dense(pooled(self.pooling, hidden_states, attention_mask)))
+
+
+def pooled(pooling: str, states, attention_mask):
+    """The first state of each row, or the mean at its real tokens: [B, T, C] -> [B, C]."""
+    if pooling == "first":
+        return states[:, 0]
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
+        return states.mean(1)
+    weights = attention_mask.to(states)[..., None]
+    return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
 class BlockformerEncoderModel(Stack):
@@ -80,7 +97,7 @@ class BlockformerEncoderModel(Stack):
         states = outputs.last_hidden_state
         return BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=states,
-            pooler_output=None if self.pooler is None else self.pooler(states),
+            pooler_output=None if self.pooler is None else self.pooler(states, attention_mask),
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
@@ -101,8 +118,10 @@ class BlockformerEncoderPreTrainedModel(BlockformerPreTrainedModel):
             self._keys_to_ignore_on_load_unexpected = [r"pooler\."]
 
     def summarise(self, outputs, input_ids, attention_mask):
-        """A row's summary [B, C]: the pooler's or, without one, the state at the first token."""
-        return outputs.last_hidden_state[:, 0] if outputs.pooler_output is None else outputs.pooler_output
+        """A row's summary [B, C]: the pooler's or, without one, the first state or the mean."""
+        if outputs.pooler_output is not None:
+            return outputs.pooler_output
+        return pooled(self.config.pooling, outputs.last_hidden_state, attention_mask)
 
 
 class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrainedModel):
@@ -228,7 +247,30 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
         )
 
 
-class BlockformerEncoderForMultipleChoice(BlockformerEncoderPreTrainedModel):
+class BlockformerEncoderForReplacedTokenDetection(Classification, BlockformerEncoderPreTrainedModel):
+    """Tells tokens that were replaced from those of the text (ELECTRA's discriminator, Clark et al., 2020).
+
+    `logits` [B, T], above 0 where it finds a replaced one; labels int [B, T] of 0 and 1 (-100: none).
+    """
+
+    output_class = TokenClassifierOutput
+    reads_pooler = False
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.score = nn.Linear(config.hidden_size, 1)
+        self.post_init()
+
+    def logits_of(self, outputs, input_ids, attention_mask):
+        return self.score(self.act_fn(self.dense(outputs.last_hidden_state))).squeeze(-1)
+
+    def loss_of(self, logits, labels, attention_mask, num_items_in_batch):
+        return binary_cross_entropy(logits, without_padding(labels, attention_mask), num_items_in_batch)
+
+
+class BlockformerEncoderForMultipleChoice(Classifier, BlockformerEncoderPreTrainedModel):
     """An encoder that scores several continuations of a text and chooses one."""
 
     def __init__(self, config):
@@ -263,7 +305,7 @@ class BlockformerEncoderForMultipleChoice(BlockformerEncoderPreTrainedModel):
         )
         outputs = self.model(ids, mask, types, positions, embeds, **kwargs)
         summary = self.summarise(outputs, ids, mask)  # [B * choices, C]
-        logits = self.score(self.dropout(summary)).view(-1, choices)
+        logits = self.score(self.dropout(self.before_classifier(summary))).view(-1, choices)
         loss = None if labels is None else token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
@@ -290,3 +332,4 @@ BlockformerEncoderConfig.register_for_auto_class()
 for _auto_class, _target in BlockformerEncoderConfig.auto_classes.items():
     if _auto_class != "AutoConfig":
         globals()[_target.rpartition(".")[2]].register_for_auto_class(_auto_class)
+BlockformerEncoderForReplacedTokenDetection.register_for_auto_class("AutoModelForPreTraining")

@@ -28,9 +28,12 @@ _ROPE_NUMBERS = "rope_theta factor low_freq_factor high_freq_factor original_max
 _ROPE_NUMBERS += "attention_factor beta_fast beta_slow mscale mscale_all_dim partial_rotary_factor".split()
 _ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "truncate")
 POSITION_TYPES = tuple(
-    "learned sinusoidal sinusoidal_halves rotary relative_bias relative_key relative_key_query alibi none".split()
+    "learned sinusoidal sinusoidal_halves rotary relative_bias learned_relative_bias relative_key relative_key_query "
+    "alibi none".split()
 )
-SCORE_TERMS = ("relative_bias", "relative_key", "relative_key_query", "alibi")
+LEARNED, RELATIVE_BIAS = ("learned", "learned_relative_bias"), ("relative_bias", "learned_relative_bias")
+"""Those with a table of positions, and those with a bias of the scores; one has both."""
+SCORE_TERMS = (*RELATIVE_BIAS, "relative_key", "relative_key_query", "alibi")
 """Those that add a term to the scores of attention."""
 
 
@@ -95,9 +98,9 @@ class PositionFields(Part):
             raise ValueError(f"rope_layers must be true or false for each layer of a rotary decoder, not {layers!r}.")
         if self.position_type == "alibi" and not self.is_decoder:
             raise ValueError("position_type='alibi' is for a decoder: a distance is one back.")
-        if self.relative_bias_per_layer and self.position_type != "relative_bias":
+        if self.relative_bias_per_layer and self.position_type not in RELATIVE_BIAS:
             raise ValueError("relative_bias_per_layer=True needs a relative bias: set position_type='relative_bias'.")
-        if self.position_type != "relative_bias":
+        if self.position_type not in RELATIVE_BIAS:
             return
         # A bidirectional bias halves the buckets, and half of the rest hold one distance each; some must be left.
         buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
@@ -113,7 +116,7 @@ class PositionFields(Part):
         plan = super().tensor_parallel_plan(has_cross_attention)
         if self.position_type in ("relative_key", "relative_key_query"):
             plan["layers.*.self_attn.relative_keys.embedding"] = SHARED
-        elif self.position_type == "relative_bias":
+        elif self.position_type in RELATIVE_BIAS:
             owner = "layers.*.self_attn." if self.relative_bias_per_layer else ""
             plan[f"{owner}relative_bias.embedding"] = SHARED
         return plan
@@ -161,7 +164,7 @@ class LearnedPositions(nn.Embedding):
     def __init__(self, config):
         self.offset = offset = config.position_offset
         padding_idx = offset - 1 if offset else None
-        super().__init__(config.max_position_embeddings + offset, config.hidden_size, padding_idx)
+        super().__init__(config.max_position_embeddings + offset, config.embedding_size, padding_idx)
 
     def forward(self, position_ids):
         return super().forward(position_ids + self.offset)
@@ -209,7 +212,7 @@ class SinusoidalPositions(ComputedPositions):
 
     def __init__(self, config):
         super().__init__()
-        self.hidden_size = config.hidden_size
+        self.hidden_size = config.embedding_size
         self.halves = config.position_type == "sinusoidal_halves"
         self._set_frequencies(torch.get_default_device())
 

@@ -5,7 +5,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .attention import Attention
-from .compat import OutputRecorder, keep_dtypes_on_disk
+from .compat import OutputRecorder
 from .layer import Layer
 
 
@@ -54,7 +54,9 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         source, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(source, *model_args, output_loading_info=True, **kwargs)
         _check_missing(model, source or "state_dict", info["missing_keys"])
-        keep_dtypes_on_disk(model)
+        for name, module in model.named_modules():
+            if hasattr(module, "after_loading"):
+                module.after_loading(name)
         return (model, info) if wants_info else model
 
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):

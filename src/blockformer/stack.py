@@ -12,11 +12,19 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 
-from .compat import bidirectional_mask, capture_outputs, causal_masks
+from .compat import capture_outputs, causal_masks, create_bidirectional_mask, encoder_masks
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Batch, Layer
 from .normalization import make_norm
-from .positions import LearnedPositions, RelativeBias, SinusoidalPositions, make_rotary, rotations_of
+from .positions import (
+    LEARNED,
+    RELATIVE_BIAS,
+    LearnedPositions,
+    RelativeBias,
+    SinusoidalPositions,
+    make_rotary,
+    rotations_of,
+)
 from .pretrained_model import BlockformerPreTrainedModel
 from .unpadding import find_unpadding, flattened_positions, sequence_numbers
 
@@ -42,16 +50,20 @@ class Stack(BlockformerPreTrainedModel):
         is_encoder = not (config.is_decoder or config.is_encoder_decoder)
         padding_idx = config.pad_token_id if is_encoder else None
         num_layers, vocab_size = config.stack_sizes(is_decoder=is_causal)
-        self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size, padding_idx)
+        width = config.embedding_size
+        self.embed_tokens = nn.Embedding(vocab_size, width, padding_idx)
         if config.embedding_scale is not None:
             self.embed_tokens.initializer_factor = 1 / config.embedding_scale
-        tables = {"learned": LearnedPositions} | dict.fromkeys(("sinusoidal", "sinusoidal_halves"), SinusoidalPositions)
-        types = config.type_vocab_size
-        self.embed_token_types = nn.Embedding(types, config.hidden_size) if types else None
+        tables: dict = dict.fromkeys(("sinusoidal", "sinusoidal_halves"), SinusoidalPositions)
+        tables |= dict.fromkeys(LEARNED, LearnedPositions)
+        types, task_types = config.type_vocab_size, config.task_type_vocab_size
+        self.embed_token_types = nn.Embedding(types, width) if types else None
+        self.embed_task_types = nn.Embedding(task_types, width) if task_types else None
         self.embed_positions = tables[config.position_type](config) if config.position_type in tables else None
-        self.embedding_norm = make_norm(config, config.hidden_size) if config.embedding_norm else None
+        self.embedding_norm = make_norm(config, width) if config.embedding_norm else None
+        self.embed_projection = None if width == config.hidden_size else nn.Linear(width, config.hidden_size)
         self.rotary_emb = make_rotary(config) if config.position_type == "rotary" else None
-        has_bias = config.position_type == "relative_bias" and not config.relative_bias_per_layer
+        has_bias = config.position_type in RELATIVE_BIAS and not config.relative_bias_per_layer
         self.relative_bias: nn.Module | None = RelativeBias(config, bidirectional=not is_causal) if has_bias else None
         self.layers = nn.ModuleList(
             Layer(config, layer_idx, is_causal, has_cross_attention) for layer_idx in range(num_layers)
@@ -75,17 +87,18 @@ class Stack(BlockformerPreTrainedModel):
         head_mask: torch.Tensor | None = None,
         use_cache: bool | None = None,
         cross_attn_head_mask: torch.Tensor | None = None,
+        task_type_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the stack.
 
         Args:
-            input_ids: tokens, int [B, T]; or else `inputs_embeds` [B, T, C].
+            input_ids: tokens, int [B, T]; or else `inputs_embeds` [B, T, E], E the config's `embedding_size`.
             attention_mask: [B, S] over cached and new tokens, 1 for a token and 0 for padding; or a ready 4D mask, or a
                 dict of them by layer type.
             position_ids: [B, T]; None counts the tokens of `attention_mask`, so that padding shifts nothing.
             past_key_values: a cache of the library's or a growing one; None makes a growing one if `use_cache`.
-            token_type_ids: int [B, T], each token's segment; None is segment 0 for all.
+            token_type_ids: int [B, T], each token's segment; None is segment 0 for all. `task_type_ids` likewise.
             encoder_hidden_states: [B, S, C] for cross-attention, `encoder_attention_mask` [B, S] of 0 and 1 over them.
             head_mask: [num_hidden_layers, H], multiplies each head's output; in cross-attention `cross_attn_head_mask`,
                 without which a decoder alone takes `head_mask` there too.
@@ -96,14 +109,15 @@ class Stack(BlockformerPreTrainedModel):
             layer's input and the final state) and `output_attentions` (needs the eager backend).
         """
         _, vocab_size = self.config.stack_sizes(self.is_causal)
-        check_inputs(self.config, vocab_size, input_ids, inputs_embeds, attention_mask, past_key_values, token_type_ids)
+        types = {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids}
+        check_inputs(self.config, vocab_size, input_ids, inputs_embeds, attention_mask, past_key_values, types)
         if encoder_hidden_states is not None:
             rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
             check_source(self, encoder_hidden_states, encoder_attention_mask, rows, kwargs.get("cu_seq_lens_q"))
         use_cache = self._uses_cache(use_cache)
         # Padding is kept where a cache or the caller will look at it.
         unpads = self.skips_padding and past_key_values is None and not use_cache and not self._is_recording(kwargs)
-        hidden_states = self._embed_tokens(input_ids, inputs_embeds, token_type_ids)
+        hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
         places = (attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), past_key_values)
         source = (encoder_hidden_states, encoder_attention_mask)
         hidden_states, kwargs["position_ids"], batch = self._prepare(hidden_states, places, source, unpads)
@@ -180,23 +194,24 @@ class Stack(BlockformerPreTrainedModel):
         names = ("output_hidden_states", "output_attentions", "output_router_logits")
         return any(kwargs.get(name, getattr(self.config, name, False)) for name in names)
 
-    def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids):
-        """Tokens or their embeddings, scaled, and their types: [B, T] or [B, T, C] -> [B, T, C]."""
+    def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids):
+        """Tokens or their embeddings, scaled, and their types: [B, T] or [B, T, E] -> [B, T, E]."""
         states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.embedding_scale is not None:
             states = states * self.embedding_scale
-        if self.embed_token_types is None:
-            return states
-        if token_type_ids is None:
-            token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=states.device)
-        return states + self.embed_token_types(token_type_ids)
+        for table, types in ((self.embed_token_types, token_type_ids), (self.embed_task_types, task_type_ids)):
+            if table is not None:
+                none = torch.zeros(1, 1, dtype=torch.long, device=states.device)
+                states = states + table(none if types is None else types)
+        return states
 
     def _embed(self, hidden_states, position_ids):
         if self.embed_positions is not None:
             hidden_states = hidden_states + self.embed_positions(position_ids).to(hidden_states.dtype)
         if self.embedding_norm is not None:
             hidden_states = self.embedding_norm(hidden_states)
-        return F.dropout(hidden_states, self.dropout, self.training)
+        hidden_states = F.dropout(hidden_states, self.dropout, self.training)
+        return hidden_states if self.embed_projection is None else self.embed_projection(hidden_states)
 
     def _masks(self, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
         if isinstance(attention_mask, dict):
@@ -205,15 +220,15 @@ class Stack(BlockformerPreTrainedModel):
             return causal_masks(self.config, hidden_states, attention_mask, past_key_values, position_ids)
         is_packed = attention_mask is None and position_ids is not None
         sequences = sequence_numbers(position_ids) if is_packed else None
-        mask = bidirectional_mask(self.config, hidden_states, attention_mask, sequences=sequences)
-        return dict.fromkeys(self.config.layer_types, mask)
+        return encoder_masks(self.config, hidden_states, attention_mask, sequences)
 
     def _encoder_mask(self, hidden_states, encoder_hidden_states, encoder_attention_mask):
         """The mask of cross-attention. Beams of one input share its states: they count as more queries of one row."""
         if encoder_hidden_states is None:
             return None
         queries = hidden_states.reshape(encoder_hidden_states.shape[0], -1, hidden_states.shape[-1])
-        return bidirectional_mask(self.config, queries, encoder_attention_mask, encoder_hidden_states)
+        source = {"attention_mask": encoder_attention_mask, "encoder_hidden_states": encoder_hidden_states}
+        return create_bidirectional_mask(config=self.config, inputs_embeds=queries, **source)
 
     def _position_bias(self, query_positions, past_key_values):
         """The relative bias [1, H, T, S] that all layers share, or None."""

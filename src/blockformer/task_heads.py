@@ -13,12 +13,26 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import can_return_tuple
 
+from .language_model_head import HeadTransform
 from .losses import sequence_loss, span_loss, token_cross_entropy, without_padding
 from .pretrained_model import BlockformerPreTrainedModel
 from .stack import ranks
 
 
-class Classification(BlockformerPreTrainedModel):
+class Classifier(BlockformerPreTrainedModel):
+    """What all heads have that classify: `classifier_transform`, where the config wants it."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        transforms = config.classifier_transform
+        self.classifier_transform = HeadTransform(config, config.hidden_size) if transforms else None
+
+    def before_classifier(self, states):
+        """What the last linear layer reads: [..., C] -> [..., C]."""
+        return states if self.classifier_transform is None else self.classifier_transform(states)
+
+
+class Classification(Classifier):
     """A head that puts texts or tokens into classes: a subclass says by `logits_of` and `loss_of` how."""
 
     output_class: type[ModelOutput]
@@ -67,7 +81,8 @@ class SequenceClassification(Classification):
         self.post_init()
 
     def logits_of(self, outputs, input_ids, attention_mask):
-        return self.score(self.dropout(self.summarise(outputs, input_ids, attention_mask)))
+        summary = self.summarise(outputs, input_ids, attention_mask)
+        return self.score(self.dropout(self.before_classifier(summary)))
 
     def loss_of(self, logits, labels, attention_mask, num_items_in_batch):
         return sequence_loss(logits, labels, self.config, num_items_in_batch)
@@ -86,13 +101,13 @@ class TokenClassification(Classification):
         self.post_init()
 
     def logits_of(self, outputs, input_ids, attention_mask):
-        return self.score(self.dropout(outputs.last_hidden_state))
+        return self.score(self.dropout(self.before_classifier(outputs.last_hidden_state)))
 
     def loss_of(self, logits, labels, attention_mask, num_items_in_batch):
         return token_cross_entropy(logits, without_padding(labels, attention_mask), num_items_in_batch)
 
 
-class QuestionAnswering(BlockformerPreTrainedModel):
+class QuestionAnswering(Classifier):
     """Extractive question answering: the first and the last token of the answer's span."""
 
     def __init__(self, config):
@@ -128,7 +143,8 @@ class QuestionAnswering(BlockformerPreTrainedModel):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         outputs = self.model(**inputs, use_cache=use_cache, **kwargs)
-        start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
+        states = self.before_classifier(outputs.last_hidden_state)
+        start_logits, end_logits = self.qa_outputs(states).unbind(-1)
         loss = span_loss(start_logits, end_logits, start_positions, end_positions)
         return QuestionAnsweringModelOutput(
             loss=loss,

@@ -16,7 +16,8 @@ def count_same_at(mask, found, expected, spread, tolerance=1e-5):
 
     Each has a deviation above `spread`; numbers that are all alike would show little.
     """
-    names = [name for name in ("last_hidden_state", "logits", "start_logits", "end_logits") if name in expected]
+    kinds = "last_hidden_state logits start_logits end_logits prediction_logits seq_relationship_logits".split()
+    names = [name for name in kinds if name in expected]
     for name in names:
         pair = (found[name], expected[name])
         if pair[0].shape[:2] == mask.shape:

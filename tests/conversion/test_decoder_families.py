@@ -5,19 +5,17 @@ exhaustive` all.
 """
 
 import inspect
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-import transformers
 from pairs import assert_close
 
 import blockformer
-from blockformer.conversion import convert
 from blockformer.conversion.families.registry import FAMILIES
 
-from .oracles import entries_of, stored
 from .outputs import count_same_at
+from .rows import Row, assert_there_and_back, official_model, parameters
 
 SIZES = {
     "vocab_size": 131,
@@ -64,20 +62,6 @@ SHARED_WINDOW = {
     "qkv_bias": False,
     "norm_topk_prob": True,
 }
-
-
-class Row(NamedTuple):
-    """A model of a family.
-
-    Attributes:
-        family: the official model type.
-        settings: of its config, beyond `SIZES` and over them.
-        shards: whether its weights are stored in several files.
-    """
-
-    family: str
-    settings: dict[str, Any] = {}
-    shards: bool = False
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -224,49 +208,6 @@ ROWS = [
     Row("cwm", {**WINDOW, "head_dim": 16, **TIED}, shards=True),
     Row("cwm", {"sliding_window": 8, "layer_types": [SLIDING, SLIDING], "head_dim": 8}),
 ]
-LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 5}
-
-
-def parameters():
-    """The rows, those after the first of a family as `exhaustive`."""
-    made = []
-    for index, row in enumerate(ROWS):
-        number = sum(each.family == row.family for each in ROWS[:index])
-        marks = [pytest.mark.exhaustive] if number else []
-        made.append(pytest.param(row, id=f"{row.family}-{number}", marks=marks))
-    return made
-
-
-def family_of(row):
-    if row.family not in FAMILIES:
-        pytest.skip(f"transformers {transformers.__version__} has no {row.family}")
-    return FAMILIES[row.family]
-
-
-def official_model(row, head=None):
-    """A model of a row, with random biases and norms too."""
-    family = family_of(row)
-    name = family.model_class_name if head is None else head.official
-    labels = next(({"num_labels": count} for ending, count in LABELS.items() if name.endswith(ending)), {})
-    names = {field for field, ours in family.fields.items() if ours}
-    known = set(inspect.signature(family.official_config_class.__init__).parameters) | names
-    sizes = {**SIZES, **labels, **row.settings}
-    for theirs, ours in family.fields.items():
-        if theirs not in sizes and ours[0] in sizes:
-            sizes[theirs] = sizes[ours[0]]
-    settings = {key: value for key, value in sizes.items() if key in known or key in row.settings or key in labels}
-    torch.manual_seed(0)
-    model = getattr(transformers, name)(family.official_config_class(**settings)).eval()
-    if getattr(model.config, "attn_logit_softcapping", None) is not None:
-        model.set_attn_implementation("eager")  # older releases forget the cap otherwise
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            if parameter.dim() == 1 or "norm" in parameter_name or "statics" in parameter_name:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-        for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
-                buffer.copy_(torch.randn_like(buffer) * 0.2)
-    return model
 
 
 def batch(official, length=20):
@@ -278,13 +219,6 @@ def batch(official, length=20):
     if "position_ids" in inspect.signature(official.forward).parameters:
         inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
     return inputs
-
-
-def assert_same_state(one, other):
-    state = other.state_dict()
-    assert one.state_dict().keys() == state.keys()
-    for name, tensor in one.state_dict().items():
-        assert torch.equal(state[name], tensor), name
 
 
 @torch.no_grad()
@@ -308,25 +242,11 @@ def assert_same_model(ours, theirs):
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("row", parameters())
+@pytest.mark.parametrize("row", parameters(ROWS))
 def test_there_and_back_with_the_same_numbers_and_text(tmp_path, row):
-    theirs = official_model(row)
-    src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
-    theirs.save_pretrained(src, max_shard_size="20KB" if row.shards else "5GB")
-    assert len(list(src.glob("*.safetensors"))) > row.shards
-    assert convert(src, dst, verify=False).family == row.family
-    ours = blockformer.BlockformerDecoderForCausalLM.from_pretrained(dst)
-    assert_same_model(ours, theirs)
-    convert(dst, back, to_official=True, verify=False)
-    assert stored(back) == stored(src)
-    assert entries_of(back) == entries_of(src)
-    again, info = type(theirs).from_pretrained(back, output_loading_info=True)
-    assert not any(info.values())
-    assert_same_state(again, theirs)
-
-    (dst / "conversion.json").unlink()  # without a memory of the source
-    convert(dst, tmp_path / "fresh", to_official=True, family=row.family, verify=False)
-    assert stored(tmp_path / "fresh") == stored(src)
+    theirs = official_model(row, SIZES)
+    dst = assert_there_and_back(tmp_path, row, theirs)
+    assert_same_model(blockformer.BlockformerDecoderForCausalLM.from_pretrained(dst), theirs)
     fresh = type(theirs).from_pretrained(tmp_path / "fresh")
     with torch.no_grad():
         assert torch.equal(*(model(**batch(theirs)).logits for model in (fresh, theirs)))
@@ -344,7 +264,7 @@ HEADS = [
 @pytest.mark.versions
 @pytest.mark.parametrize(("row", "head"), HEADS, ids=lambda value: getattr(value, "official", ""))
 def test_the_other_heads(tmp_path, row, head):
-    theirs = official_model(row, head)
+    theirs = official_model(row, SIZES, head)
     theirs.save_pretrained(tmp_path)
     ours = blockformer.from_official(tmp_path)
     assert type(ours).__name__ == head.ours

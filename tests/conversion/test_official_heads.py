@@ -19,7 +19,8 @@ TYPES = sorted({family.model_type for family in FAMILIES.values()})
 def official_classes(model_type):
     """Names of the model classes in the module of a `model_type`, those of its Auto classes among them."""
     name = model_type_to_module_name(model_type)
-    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    part = "data2vec_text" if model_type == "data2vec-text" else name  # one folder of several models
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{part}")
     found = {name for name in module.__all__ if issubclass(getattr(module, name), PreTrainedModel)}
     found = {name for name in found if "pretrained" not in name.lower()}
     own = {family.config_class_name for family in FAMILIES.values() if family.model_type == model_type}

@@ -21,7 +21,15 @@ from .measure import is_enabled, is_own_trace
 from .sequences import TracedSequences
 
 # Where the stack makes all position terms itself; a relative bias of all layers is one of its tensors.
-_POSITION_TYPES = ("learned", "sinusoidal", "sinusoidal_halves", "rotary", "relative_bias", "none")
+_POSITION_TYPES = (
+    "learned",
+    "sinusoidal",
+    "sinusoidal_halves",
+    "rotary",
+    "relative_bias",
+    "learned_relative_bias",
+    "none",
+)
 
 
 class _Recorder(Cache):

@@ -87,7 +87,7 @@ class _Step(nn.Module):
         """
         stack = self.model.get_decoder()
         cache = _BufferLayers(keys, values, place, mask.shape[-1])
-        states = stack._embed(stack._embed_tokens(input_ids, None, None), position_ids)
+        states = stack._embed(stack._embed_tokens(input_ids, None, None, None), position_ids)
         rotations = rotations_of(stack.rotary_emb, stack.config, states, position_ids)
         bias = stack._position_bias(place, cache)
         if self.has_source:
@@ -163,7 +163,7 @@ class CompiledSteps:
         if function is None:
             return None
         _, vocab_size = self._stack.config.stack_sizes(True)
-        check_inputs(self._stack.config, vocab_size, input_ids, None, attention_mask, own)
+        check_inputs(self._stack.config, vocab_size, input_ids, None, attention_mask, own, {})
         mask, positions = self._seen(attention_mask, position_ids, rows, length)
         buffers = [layer.reserve(1) for layer in own.layers]
         keys, values = [pair[0] for pair in buffers], [pair[1] for pair in buffers]

@@ -29,6 +29,8 @@ _BERT_LIKE = {
     "lm_head_transform": True,
     "lm_head_bias": True,
 }
+_PRE_NORM_BERT = {**_BERT_LIKE, "norm_placement": "pre"}
+_ROTARY_BERT = {**_BERT_LIKE, "position_type": "rotary"}
 _ORIGINAL = {
     "norm_type": "layer_norm",
     "norm_placement": "post",
@@ -99,6 +101,12 @@ STRUCTURES: dict[str, dict] = {
     "gpt2": {**_GPT_LIKE, "position_type": "learned"},
     "bert": _BERT_LIKE,
     "roberta": _BERT_LIKE,
+    "xlm-roberta-xl": {**_PRE_NORM_BERT, "embedding_norm": False},
+    "megatron-bert": {**_PRE_NORM_BERT, "embedding_norm": False},
+    "roberta-prelayernorm": _PRE_NORM_BERT,
+    "gte": {**_ROTARY_BERT, "gated_mlp": True, "mlp_bias": "down"},
+    "nomic_bert": {**_ROTARY_BERT, **dict.fromkeys(BIASES, False), "gated_mlp": True},
+    "jina_embeddings_v3": _ROTARY_BERT,
     "distilbert": {**_BERT_LIKE, "norm_eps": 1e-12, "type_vocab_size": 0},
     "original": _ORIGINAL,
     "marian": {**_ORIGINAL, "position_type": "sinusoidal_halves"},

@@ -16,7 +16,7 @@ THIRD_PARTY = frozenset({"torch", "transformers"})
 
 def full_auto_map(config: PretrainedConfig) -> dict[str, str]:
     """The `auto_map` entries of every Auto class that a config's topology serves, `AutoConfig` included."""
-    return dict(type(config).auto_classes)
+    return config.repo_classes
 
 
 def code_files(config: PretrainedConfig) -> list[Path]:

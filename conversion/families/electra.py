@@ -1,0 +1,50 @@
+"""ELECTRA (Clark et al., 2020): BERT with narrower embeddings, trained to tell replaced tokens from original ones.
+
+The generator is a masked language model, whose head always has `gelu`; the discriminator has a head for each token.
+"""
+
+from dataclasses import replace
+
+from .bert import NAMES
+from .bert_like import TOKEN_TYPES, BertLikeFamily
+from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
+from .roberta import GELU_HEAD
+
+DETECTOR = {"discriminator_predictions.dense": "dense", "discriminator_predictions.dense_prediction": "score"}
+
+
+def _heads() -> list[EncoderHead]:
+    heads = standard_heads("Electra", ROBERTA_ROWS, "ElectraForCausalLM", next_sentence=False)
+    plain = [replace(head, pooler="unused") for head in heads if not head.ours.endswith("MultipleChoice")]
+    choice = EncoderHead(
+        "ElectraForMultipleChoice",
+        "BlockformerEncoderForMultipleChoice",
+        modules={"classifier": "score"},
+        own_pooler="sequence_summary.summary",
+    )
+    detector = "BlockformerEncoderForReplacedTokenDetection"
+    return [*plain, choice, EncoderHead("ElectraForPreTraining", detector, modules=DETECTOR)]
+
+
+FAMILY = BertLikeFamily(
+    "electra",
+    "ElectraConfig",
+    _heads(),
+    structure="bert",
+    root="electra.",
+    **{**NAMES, "fields": {**NAMES["fields"], "embedding_size": "embedding_size"}},
+    stack={"embeddings.LayerNorm": "embedding_norm", "embeddings_project": "embed_projection"},
+    language_model=LanguageModelNames(
+        dense="generator_predictions.dense",
+        norm="generator_predictions.LayerNorm",
+        weight="generator_lm_head.weight",
+        bias="generator_lm_head.bias",
+    ),
+    computed=[TOKEN_TYPES, GELU_HEAD],
+    pooler_act="gelu",
+    unsupported={
+        "summary_type": ("first",),
+        "summary_use_proj": (True,),
+        "summary_activation": ("gelu",),
+    },
+)

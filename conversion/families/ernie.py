@@ -1,0 +1,28 @@
+"""ERNIE 1 to 3 (Sun et al., 2019 to 2021): BERT, whose embeddings may say the task too."""
+
+from .bert import EMBEDDINGS, LANGUAGE_MODEL, NAMES, POOLED_ROWS
+from .bert_like import TOKEN_TYPES, BertLikeFamily
+from .encoder_heads import standard_heads
+from .fields import Computed
+
+
+def _read_tasks(official):
+    config = official.config
+    return {"task_type_vocab_size": config.task_type_vocab_size if config.use_task_id else 0}
+
+
+def _write_tasks(config, head):
+    count = config.task_type_vocab_size
+    return {"use_task_id": count > 0, **({"task_type_vocab_size": count} if count else {})}
+
+
+FAMILY = BertLikeFamily(
+    "ernie",
+    "ErnieConfig",
+    standard_heads("Ernie", POOLED_ROWS, "ErnieForCausalLM", next_sentence=True),
+    structure="bert",
+    root="ernie.",
+    **{**NAMES, "embeddings": {**EMBEDDINGS, "embeddings.task_type_embeddings": "embed_task_types"}},
+    language_model=LANGUAGE_MODEL,
+    computed=[TOKEN_TYPES, Computed(_read_tasks, _write_tasks)],
+)

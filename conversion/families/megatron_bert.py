@@ -1,0 +1,22 @@
+"""Megatron's BERT (Shoeybi et al., 2019): norms before the sub-layers, none on the embeddings."""
+
+from .bert import LANGUAGE_MODEL, NAMES, POOLED_ROWS
+from .bert_like import TOKEN_TYPES, BertLikeFamily
+from .encoder_heads import standard_heads
+from .roberta import norms_before
+
+FAMILY = BertLikeFamily(
+    "megatron-bert",
+    "MegatronBertConfig",
+    standard_heads("MegatronBert", POOLED_ROWS, "MegatronBertForCausalLM", next_sentence=True),
+    structure="megatron-bert",
+    root="bert.",
+    **{
+        **NAMES,
+        "modules": norms_before("ln", "ln"),
+        "fields": {**NAMES["fields"], "classifier_dropout": None},
+    },
+    language_model=LANGUAGE_MODEL,
+    computed=[TOKEN_TYPES],
+    stack={"encoder.ln": "norm"},
+)

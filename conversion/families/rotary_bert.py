@@ -1,0 +1,186 @@
+"""BERT with rotary positions: Nomic Embed (Nussbaum et al.), GTE (Zhang et al.), Jina v3 (Sturua et al.), all of 2024.
+
+Checkpoints hold queries, keys and values in one matrix, and other names than the official classes of today; both are
+said here, the classes' names in `IN_MEMORY`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..rules.operations import Split
+from ..rules.table import Rule
+from .bert import EMBEDDINGS, LANGUAGE_MODEL, POOLED_ROWS
+from .bert import NAMES as BERT_NAMES
+from .bert_like import EMBEDDING_NORM, BertLikeFamily
+from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
+from .fields import Computed, HeadDim
+from .roberta import GELU_HEAD
+from .roberta import LANGUAGE_MODEL as ROBERTA_LANGUAGE_MODEL
+from .rope import Rope
+
+QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
+IN_MEMORY = {"self_attn_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
+"""Our module of a layer -> that of the official classes, where they differ; a plain feed-forward network has others."""
+PLAIN_IN_MEMORY = {**IN_MEMORY, "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}
+TOKEN_TYPES = Computed(
+    lambda official: {"type_vocab_size": official.config.type_vocab_size},
+    lambda config, head: {"type_vocab_size": config.type_vocab_size},
+)
+
+
+class RotaryBertFamily(BertLikeFamily):
+    """A BERT with rotary positions.
+
+    Args:
+        fused: official module of a layer -> ours that lie in it, one below the other.
+        fused_bias: whether those have biases.
+        names: names of modules outside of layers in the official class -> those in a checkpoint.
+        rest: the arguments of `BertLikeFamily`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        prefix: str,
+        heads: list[EncoderHead],
+        *,
+        fused: Mapping[str, tuple[str, ...]],
+        fused_bias: bool = True,
+        names: Mapping[str, str] | None = None,
+        fields: Mapping[str, str | None] | None = None,
+        computed: tuple = (),
+        **rest: Any,
+    ):
+        embeddings = {theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_positions"}
+        own = {"use_cache": None, "max_position_embeddings": "max_position_embeddings", **(fields or {})}
+        super().__init__(
+            name,
+            f"{prefix}Config",
+            heads,
+            embeddings=embeddings,
+            fields={**BERT_NAMES["fields"], **own},
+            positions=Rope(),
+            computed=[TOKEN_TYPES, *computed],
+            **rest,
+        )
+        self.fused, self.fused_kinds = fused, ("weight", "bias") if fused_bias else ("weight",)
+        self.outer = dict(names or {})
+
+    def fused_rules(self, config):
+        """See `BertLikeFamily.fused_rules`."""
+        rules = []
+        for theirs, ours in self.fused.items():
+            inner = config.num_attention_heads * config.head_dim if ours is QKV else config.intermediate_size
+            op = Split(0, (inner,) * len(ours))
+            kinds = self.fused_kinds if ours is QKV else ("weight",)
+            rules += [Rule(f"{theirs}.{kind}", tuple(f"{one}.{kind}" for one in ours), op) for kind in kinds]
+        return rules
+
+    def adjust(self, shapes, form, config):
+        """See `Family.adjust`: the names and matrices of a checkpoint in place of the class's."""
+        class_names = IN_MEMORY if config.gated_mlp else PLAIN_IN_MEMORY
+        stored = {class_names.get(ours, ours): theirs for theirs, ours in self.modules.items()}
+        stored |= {ours: theirs for theirs, parts in self.fused.items() for ours in parts}
+        made: dict[str, tuple[int, ...]] = {}
+        for name, shape in super().adjust(shapes, form, config).items():
+            root, _, rest = name.partition("layers.")
+            layer, _, rest = rest.partition(".")
+            module, _, kind = rest.rpartition(".")
+            if module in stored:
+                name = root + self.layer.replace("{layer}", layer) + f"{stored[module]}.{kind}"
+            for theirs, ours in self.outer.items():
+                name = name.replace(theirs, ours)
+            made[name] = (made.get(name, (0,))[0] + shape[0], *shape[1:])
+        return made
+
+
+GTE = RotaryBertFamily(
+    "gte",
+    "Gte",
+    standard_heads(
+        "Gte",
+        POOLED_ROWS,
+        "",
+        next_sentence=False,
+        only=("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
+    ),
+    structure="gte",
+    root="gte.",
+    layer="encoder.layer.{layer}.",
+    modules={
+        "attention.o_proj": "self_attn.o_proj",
+        "attn_ln": "self_attn_post_norm",
+        "mlp.down_proj": "mlp.down_proj",
+        "mlp_ln": "mlp_post_norm",
+    },
+    fused={"attention.qkv_proj": QKV, "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj")},
+    names={"lm_head.layer_norm": "lm_head.norm"},
+    language_model=LanguageModelNames(
+        dense="lm_head.dense", norm="lm_head.norm", weight="lm_head.decoder.weight", bias="lm_head.decoder.bias"
+    ),
+    computed=(GELU_HEAD,),
+)
+NOMIC = RotaryBertFamily(
+    "nomic_bert",
+    "NomicBert",
+    standard_heads(
+        "NomicBert",
+        POOLED_ROWS,
+        "",
+        next_sentence=False,
+        only=("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
+    ),
+    structure="nomic_bert",
+    root="nomic_bert.",
+    layer="encoder.layers.{layer}.",
+    modules={
+        "attn.out_proj": "self_attn.o_proj",
+        "norm1": "self_attn_post_norm",
+        "mlp.fc11": "mlp.up_proj",
+        "mlp.fc12": "mlp.gate_proj",
+        "mlp.fc2": "mlp.down_proj",
+        "norm2": "mlp_post_norm",
+    },
+    fused={"attn.Wqkv": QKV},
+    fused_bias=False,
+    stack={"emb_ln": "embedding_norm"},
+    names={next(iter(EMBEDDING_NORM)): "emb_ln"},
+    language_model=LanguageModelNames(
+        dense="cls.predictions.transform.dense",
+        norm="cls.predictions.transform.layer_norm",
+        weight=LANGUAGE_MODEL.weight,
+        bias=LANGUAGE_MODEL.bias,
+        copy=LANGUAGE_MODEL.copy,
+    ),
+    computed=(HeadDim(),),
+)
+JINA = RotaryBertFamily(
+    "jina_embeddings_v3",
+    "JinaEmbeddingsV3",
+    standard_heads(
+        "JinaEmbeddingsV3",
+        ROBERTA_ROWS,
+        "",
+        next_sentence=False,
+        only=(
+            *("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
+            "ForQuestionAnswering",
+        ),
+    ),
+    structure="jina_embeddings_v3",
+    root="roberta.",
+    layer="encoder.layers.{layer}.",
+    modules={
+        "mixer.out_proj": "self_attn.o_proj",
+        "norm1": "self_attn_post_norm",
+        "mlp.fc1": "mlp.up_proj",
+        "mlp.fc2": "mlp.down_proj",
+        "norm2": "mlp_post_norm",
+    },
+    fused={"mixer.Wqkv": QKV},
+    stack={"emb_ln": "embedding_norm"},
+    names={next(iter(EMBEDDING_NORM)): "emb_ln"},
+    language_model=ROBERTA_LANGUAGE_MODEL,
+    fields={"use_cache": "use_cache"},
+    computed=(GELU_HEAD,),
+)

@@ -1,0 +1,96 @@
+"""Rows of settings of official families, and what their tests do with each."""
+
+import inspect
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import transformers
+
+from blockformer.conversion import convert
+from blockformer.conversion.families.registry import FAMILIES
+
+from .oracles import entries_of, stored
+
+LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 5}
+
+
+class Row(NamedTuple):
+    """A model of a family.
+
+    Attributes:
+        family: the official model type.
+        settings: of its config, beyond `SIZES` and over them.
+        shards: whether its weights are stored in several files.
+    """
+
+    family: str
+    settings: dict[str, Any] = {}
+    shards: bool = False
+
+
+def parameters(rows):
+    """The rows as parameters of a test, those after the first of a family as `exhaustive`."""
+    made = []
+    for index, row in enumerate(rows):
+        number = sum(each.family == row.family for each in rows[:index])
+        marks = [pytest.mark.exhaustive] if number else []
+        made.append(pytest.param(row, id=f"{row.family}-{number}", marks=marks))
+    return made
+
+
+def family_of(row):
+    if row.family not in FAMILIES:
+        pytest.skip(f"transformers {transformers.__version__} has no {row.family}")
+    return FAMILIES[row.family]
+
+
+def official_model(row, usual, head=None, **more):
+    """A model of a row over the usual settings, with random biases and norms too."""
+    family = family_of(row)
+    name = family.model_class_name if head is None else head.official
+    labels = next(({"num_labels": count} for ending, count in LABELS.items() if name.endswith(ending)), {})
+    names = {field for field, ours in family.fields.items() if ours}
+    known = set(inspect.signature(family.official_config_class.__init__).parameters) | names
+    sizes = {**usual, **labels, **row.settings, **more}
+    for theirs, ours in family.fields.items():
+        if theirs not in sizes and ours[0] in sizes:
+            sizes[theirs] = sizes[ours[0]]
+    settings = {key: value for key, value in sizes.items() if key in known or key in {**row.settings, **labels, **more}}
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(family.official_config_class(**settings)).eval()
+    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+        model.set_attn_implementation("eager")  # older releases forget the cap otherwise
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or "norm" in parameter_name or "statics" in parameter_name:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.2)
+    return model
+
+
+def assert_same_state(one, other):
+    state = other.state_dict()
+    assert one.state_dict().keys() == state.keys()
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(state[name], tensor), name
+
+
+def assert_there_and_back(folder, row, theirs):
+    """Convert a model and back, with and without a memory of its source, bit for bit; gives the folder of ours."""
+    src, dst, back = (folder / name for name in ("src", "dst", "back"))
+    theirs.save_pretrained(src, max_shard_size="20KB" if row.shards else "5GB")
+    assert len(list(src.glob("*.safetensors"))) > row.shards
+    assert convert(src, dst, verify=False).family == row.family
+    convert(dst, back, to_official=True, verify=False)
+    assert stored(back) == stored(src)
+    assert entries_of(back) == entries_of(src)
+    again, info = type(theirs).from_pretrained(back, output_loading_info=True)
+    assert not any(info.values())
+    assert_same_state(again, theirs)
+    (dst / "conversion.json").unlink()
+    convert(dst, folder / "fresh", to_official=True, family=row.family, verify=False)
+    assert stored(folder / "fresh") == stored(src)
+    return dst
