@@ -6,7 +6,7 @@ import time
 from os import PathLike
 from pathlib import Path
 
-from blockformer.publishing import copy_code, write_card
+from blockformer.publishing import copy_code, full_auto_map, write_card
 
 from .arguments import check_conversion
 from .errors import ConversionError, shown
@@ -64,7 +64,7 @@ def export_folder(
     with memory_errors(), opened(Source(folder)) as (checkpoint, notes):
         config = our_config(checkpoint.config)
         architecture = architecture_of(config)
-        if architecture not in {target.rpartition(".")[2] for target in config.repo_classes.values()}:
+        if architecture not in {target.rpartition(".")[2] for target in full_auto_map(config).values()}:
             raise ConversionError(f"{folder}: config.json: architectures names {shown(architecture)}, no class of ours")
         model_class = getattr(blockformer, architecture)
         shapes, tied, parameters = expected_tensors(model_class, config)

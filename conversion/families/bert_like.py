@@ -14,7 +14,7 @@ from transformers import PretrainedConfig
 from blockformer.presets import STRUCTURES
 
 from ..errors import ConversionError, shown
-from ..rules.operations import Copies
+from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
 from .base import Family
 from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
@@ -131,6 +131,7 @@ class BertLikeFamily(Family[EncoderHead]):
         shifted: whether positions begin after the padding token's id.
         stack: the other official modules of the stack -> ours, each with weight and bias.
         positions: what reads the position type, where it is neither learned nor relative keys.
+        fused: official module of a layer -> ours that lie in it, one below the other.
         settings: further arguments of `ConfigTranslation`.
     """
 
@@ -146,13 +147,14 @@ class BertLikeFamily(Family[EncoderHead]):
         layer: str,
         modules: Mapping[str, str],
         language_model: LanguageModelNames,
-        fields: Mapping[str, str | None],
+        fields: Mapping[str, str | tuple[str, ...] | None],
         computed: Sequence[Value] = (),
         pooler_act: str = "tanh",
         relative_key: str = "",
         shifted: bool = False,
         stack: Mapping[str, str] = EMBEDDING_NORM,
         positions: Value | None = None,
+        fused: Mapping[str, tuple[str, ...]] | None = None,
         **settings,
     ):
         super().__init__(
@@ -176,7 +178,7 @@ class BertLikeFamily(Family[EncoderHead]):
         self.modules = dict(modules)
         self.language_model = language_model
         self.relative_key = relative_key
-        self.stack = dict(stack)
+        self.stack, self.fused = dict(stack), dict(fused or {})
         inner = [*self.embeddings, layer, *self.stack, "pooler."]
         self._inner = tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in inner))
 
@@ -221,7 +223,7 @@ class BertLikeFamily(Family[EncoderHead]):
                 f"{', '.join(head.official for head in known) or 'none'}"
             )
         names = names or ()
-        modules = {LM: self.language_model.dense, NSP: "cls.seq_relationship"}
+        modules = {LM: self.language_model.dense or "lm_head", NSP: "cls.seq_relationship"}
         held = {part for part, module in modules.items() if any(name.startswith(module + ".") for name in names)}
         if chosen and (chosen[0].modules or not held):
             return chosen[0]
@@ -293,7 +295,7 @@ class BertLikeFamily(Family[EncoderHead]):
                 ignored.append(f"{theirs}.weight")
             else:
                 rules.append(Rule(f"{theirs}.weight", f"{ours}.weight"))
-        layer = [*module_rules(self.modules), *self.fused_rules(config)]
+        layer = [*module_rules(self.modules), *self._fused_rules(config)]
         if self.relative_key:
             layer.append(Rule(self.relative_key, "self_attn.relative_keys.embedding.weight"))
         rules += [rule.under(self.layer, "layers.{layer}.") for rule in layer]
@@ -312,13 +314,19 @@ class BertLikeFamily(Family[EncoderHead]):
             rules += module_rules({"cls.seq_relationship": "next_sentence_score"})
         return RuleTable(rules, ignored=ignored)
 
-    def fused_rules(self, config: PretrainedConfig) -> list[Rule]:
-        """Rules for matrices of a layer that hold several of ours, without the layer's prefixes."""
-        return []
+    def _fused_rules(self, config: PretrainedConfig) -> list[Rule]:
+        heads = config.num_attention_heads * config.head_dim
+        rules = []
+        for theirs, parts in self.fused.items():
+            rows = tuple(heads if part.startswith("self_attn.") else config.intermediate_size for part in parts)
+            for kind in ("weight", "bias"):
+                rules.append(Rule(f"{theirs}.{kind}", tuple(f"{part}.{kind}" for part in parts), Split(0, rows)))
+        return rules
 
     def _language_model_rules(self, form: Form, ignored: list[str]) -> list[Rule]:
         names = self.language_model
-        rules = module_rules({names.dense: "lm_head_transform.dense", names.norm: "lm_head_transform.norm"})
+        transform = {names.dense: "lm_head_transform.dense", names.norm: "lm_head_transform.norm"}
+        rules = module_rules(transform) if names.dense else []
         rules.append(Rule(names.weight, "lm_head.weight"))
         if "both biases" in form.traits:
             rules.append(Rule((names.bias, names.copy), "lm_head.bias", Copies(2)))

@@ -31,7 +31,7 @@ class LanguageModelNames:
     """Official names of a language model head.
 
     Attributes:
-        dense, norm: the modules of the transform.
+        dense, norm: the modules of the transform; "" for none.
         weight, bias: its projection onto the vocabulary.
         copy: where the official class keeps the bias a second time, tied to the first; "" for nowhere.
     """

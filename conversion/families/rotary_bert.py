@@ -7,8 +7,6 @@ said here, the classes' names in `IN_MEMORY`.
 from collections.abc import Mapping
 from typing import Any
 
-from ..rules.operations import Split
-from ..rules.table import Rule
 from .bert import EMBEDDINGS, LANGUAGE_MODEL, POOLED_ROWS
 from .bert import NAMES as BERT_NAMES
 from .bert_like import EMBEDDING_NORM, BertLikeFamily
@@ -32,8 +30,6 @@ class RotaryBertFamily(BertLikeFamily):
     """A BERT with rotary positions.
 
     Args:
-        fused: official module of a layer -> ours that lie in it, one below the other.
-        fused_bias: whether those have biases.
         names: names of modules outside of layers in the official class -> those in a checkpoint.
         rest: the arguments of `BertLikeFamily`.
     """
@@ -44,8 +40,6 @@ class RotaryBertFamily(BertLikeFamily):
         prefix: str,
         heads: list[EncoderHead],
         *,
-        fused: Mapping[str, tuple[str, ...]],
-        fused_bias: bool = True,
         names: Mapping[str, str] | None = None,
         fields: Mapping[str, str | None] | None = None,
         computed: tuple = (),
@@ -63,18 +57,7 @@ class RotaryBertFamily(BertLikeFamily):
             computed=[TOKEN_TYPES, *computed],
             **rest,
         )
-        self.fused, self.fused_kinds = fused, ("weight", "bias") if fused_bias else ("weight",)
         self.outer = dict(names or {})
-
-    def fused_rules(self, config):
-        """See `BertLikeFamily.fused_rules`."""
-        rules = []
-        for theirs, ours in self.fused.items():
-            inner = config.num_attention_heads * config.head_dim if ours is QKV else config.intermediate_size
-            op = Split(0, (inner,) * len(ours))
-            kinds = self.fused_kinds if ours is QKV else ("weight",)
-            rules += [Rule(f"{theirs}.{kind}", tuple(f"{one}.{kind}" for one in ours), op) for kind in kinds]
-        return rules
 
     def adjust(self, shapes, form, config):
         """See `Family.adjust`: the names and matrices of a checkpoint in place of the class's."""
@@ -142,7 +125,6 @@ NOMIC = RotaryBertFamily(
         "norm2": "mlp_post_norm",
     },
     fused={"attn.Wqkv": QKV},
-    fused_bias=False,
     stack={"emb_ln": "embedding_norm"},
     names={next(iter(EMBEDDING_NORM)): "emb_ln"},
     language_model=LanguageModelNames(

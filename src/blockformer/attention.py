@@ -14,7 +14,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from .axes import SHARED, Part, axis, check_choice, flag
 from .normalization import make_norm
 from .positions import SCORE_TERMS, RelativeBias, RelativeKeys, rotate
-from .unpadding import attend_unpadded, windows
+from .unpadding import attend_unpadded
 
 
 def sdpa_attention(module, query, key, value, attention_mask, unpadding=None, **kwargs):
@@ -235,8 +235,6 @@ class Attention(nn.Module):
             attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions, unpadding)
         if unpadding is not None:
             kwargs["unpadding"] = unpadding  # for "sdpa" alone
-            if self.sliding_window is not None:
-                attention_mask = windows(unpadding, self.sliding_window - 1, query.device)
         if self.softcap is not None:
             self._refuse_backends("paged", "soft cap of scores")
             kwargs["softcap"] = self.softcap

@@ -133,13 +133,8 @@ class BlockformerConfig(NormFields, PositionFields, AttentionFields, FeedForward
         # PEFT asks for this before it looks for target modules: here it is imported for sure, whichever came first.
         tell_peft(self.model_type)
         settings = super().to_dict()
-        settings["auto_map"] = {**self.repo_classes, **(settings.get("auto_map") or {})}
+        settings["auto_map"] = {**self.auto_classes, **(settings.get("auto_map") or {})}
         return settings
-
-    @property
-    def repo_classes(self) -> dict:
-        """Auto class -> the class that a repo of this config has for it."""
-        return dict(self.auto_classes)
 
     @property
     def head_dropout(self) -> float:

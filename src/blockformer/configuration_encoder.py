@@ -54,8 +54,9 @@ class BlockformerEncoderConfig(BlockformerConfig):
         "AutoModelForQuestionAnswering": "modeling_encoder.BlockformerEncoderForQuestionAnswering",
     }
 
-    @property
-    def repo_classes(self) -> dict:
-        """Auto class -> class; for pre-training there are two, of which the config's `architectures` may name one."""
-        named = {"AutoModelForPreTraining": f"modeling_encoder.{DETECTOR}"}
-        return {**self.auto_classes, **(named if self.architectures == [DETECTOR] else {})}
+    def to_dict(self):
+        """As for any config; of two classes for pre-training the `auto_map` has the one that `architectures` name."""
+        settings = super().to_dict()
+        if self.architectures == [DETECTOR]:
+            settings["auto_map"]["AutoModelForPreTraining"] = f"modeling_encoder.{DETECTOR}"
+        return settings

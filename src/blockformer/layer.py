@@ -79,11 +79,9 @@ class LayerFields(Part):
             raise ValueError(f"residual='{self.residual}' is not supported with cross-attention, {fix}.")
 
 
-def norm_slots(config, placement: str, sublayer: str, layer_idx: int) -> tuple[str, ...]:
+def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
     """Where a sub-layer has norms: some of "input", "pre", "output", "post". Their names: `{sublayer}_{slot}_norm`."""
     if config.residual == "parallel_shared_norm" and sublayer == "mlp":
-        return ()
-    if (layer_idx, sublayer) == (0, "self_attn") and not config.first_attention_norm:
         return ()
     return ("pre",) if placement == "input_pre" and sublayer == "mlp" else NORM_SLOTS[placement]
 
@@ -133,7 +131,8 @@ class Layer(GradientCheckpointingLayer):
         kinds = getattr(config, "mlp_layer_types", None)
         self.mlp = FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"](config)
         for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
-            for slot in norm_slots(config, config.placement_of(is_causal), sublayer, layer_idx):
+            has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")
+            for slot in norm_slots(config, config.placement_of(is_causal), sublayer) if has_norms else ():
                 self.add_module(f"{sublayer}_{slot}_norm", make_norm(config, config.hidden_size))
 
     def forward(

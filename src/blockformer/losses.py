@@ -69,14 +69,6 @@ def sequence_loss(logits, labels, config, num_items_in_batch=None):
     return total / divisor_of(labels, items, total.device)
 
 
-def binary_cross_entropy(logits, labels, num_items_in_batch=None):
-    """The loss of a yes or no for each token: logits [B, T], labels int [B, T] of 0 and 1 (-100: none) -> a scalar."""
-    labels = labels.to(logits.device)
-    check_labels(labels, 2)
-    losses = F.binary_cross_entropy_with_logits(logits.float(), labels.clamp(min=0).float(), reduction="none")
-    return losses[labels != IGNORED].sum() / divisor_of(labels, num_items_in_batch, logits.device)
-
-
 def span_loss(start_logits, end_logits, start_positions, end_positions):
     """Mean of the cross-entropies of a span's first and last token; None without both positions.
 

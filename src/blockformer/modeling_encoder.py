@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
     BaseModelOutputWithPoolingAndCrossAttentions,
@@ -27,7 +28,7 @@ from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
-from .losses import IGNORED, binary_cross_entropy, divisor_of, token_cross_entropy, without_padding
+from .losses import IGNORED, check_labels, divisor_of, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
 from .positions import RotaryPositions  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
@@ -73,6 +74,17 @@ class BlockformerEncoderModel(Stack):
         super().__init__(config, is_causal=False)
         self.pooler = Pooler(config) if config.pooler_act and add_pooling_layer else None
         self.post_init()
+
+    def _unpadded_masks(self, unpadding) -> dict:
+        """Layer type -> None, or for each sequence the mask [1, 1, length, length] of a window to both sides."""
+        masks, size = super()._unpadded_masks(unpadding), self.config.sliding_window
+        if size is not None:
+            places = torch.arange(max(unpadding.lengths), device=unpadding.indices.device)
+            near = ((places[:, None] - places[None, :]).abs() <= size)[None, None]
+            masks["sliding_attention"] = [
+                None if length <= size + 1 else near[..., :length, :length] for length in unpadding.lengths
+            ]
+        return masks
 
     @can_return_tuple
     def forward(
@@ -267,7 +279,10 @@ class BlockformerEncoderForReplacedTokenDetection(Classification, BlockformerEnc
         return self.score(self.act_fn(self.dense(outputs.last_hidden_state))).squeeze(-1)
 
     def loss_of(self, logits, labels, attention_mask, num_items_in_batch):
-        return binary_cross_entropy(logits, without_padding(labels, attention_mask), num_items_in_batch)
+        labels = without_padding(labels, attention_mask).to(logits.device)
+        check_labels(labels, 2)
+        losses = F.binary_cross_entropy_with_logits(logits.float(), labels.clamp(min=0).float(), reduction="none")
+        return losses[labels != IGNORED].sum() / divisor_of(labels, num_items_in_batch, logits.device)
 
 
 class BlockformerEncoderForMultipleChoice(Classifier, BlockformerEncoderPreTrainedModel):

@@ -74,14 +74,6 @@ def attend_unpadded(attend, unpadding, module, query, key, value, masks, **kwarg
     return torch.cat(outputs, dim=1), None
 
 
-def windows(unpadding, size: int, device):
-    """For each sequence the mask [1, 1, length, length] of windows of `size` tokens to both sides, None if all fits."""
-    for length in unpadding.lengths:
-        places = torch.arange(length, device=device)
-        near = (places[:, None] - places[None, :]).abs() <= size
-        yield None if length <= size + 1 else near[None, None]
-
-
 def find_unpadding(config, attention_mask, position_ids):
     """The unpadding that gives the same result with less work, or None for the plain way.
 

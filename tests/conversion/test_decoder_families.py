@@ -174,6 +174,10 @@ ROWS = [
     Row("bloom"),
     Row("bloom", {"n_head": 8, **UNTIED}, shards=True),
     Row("bloom", {"n_head": 6, "hidden_size": 48, "n_layer": 3}),
+    Row("modernbert-decoder", {"local_attention": 12, "layer_types": [FULL, SLIDING]}),
+    Row(
+        "modernbert-decoder", {"layer_types": [FULL, FULL], "norm_bias": True, "mlp_bias": True, **UNTIED}, shards=True
+    ),
     Row("mpt"),
     Row("mpt", {"n_heads": 8, **UNTIED}, shards=True),
     Row("mpt", {"n_heads": 3, "d_model": 24, "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}}),

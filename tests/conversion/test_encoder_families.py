@@ -30,6 +30,7 @@ SIZES = {
     "eos_token_id": 2,
 }
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+FULL, SLIDING = "full_attention", "sliding_attention"
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 ROWS = [
     Row("camembert"),
@@ -52,6 +53,14 @@ ROWS = [
     Row("nomic_bert"),
     Row("nomic_bert", {"hidden_act": "gelu", "rope_parameters": YARN}, shards=True),
     Row("jina_embeddings_v3"),
+    Row("modernbert", {"local_attention": 8, "layer_types": [FULL, SLIDING]}),
+    Row("modernbert", {"classifier_pooling": "mean", "norm_bias": True, "attention_bias": True, "mlp_bias": True}),
+    Row("modernbert", {"local_attention": 8, "layer_types": [SLIDING, SLIDING], "decoder_bias": False, **UNTIED}, True),
+    Row("modernbert", {"layer_types": [FULL, FULL], "classifier_bias": True}),
+    Row("eurobert"),
+    Row("eurobert", {"num_key_value_heads": 2, "head_dim": 16, "mlp_bias": True, "attention_bias": True}, shards=True),
+    Row("eurobert", {"classifier_pooling": "bos", "rope_parameters": YARN, **TIED}),
+    Row("eurobert", {"classifier_pooling": "mean"}),
     Row("jina_embeddings_v3", {"type_vocab_size": 1, **UNTIED}, shards=True),
 ]
 FIRST = {row.family: row for row in reversed(ROWS)}
@@ -115,7 +124,7 @@ def test_there_and_back_with_the_same_numbers(tmp_path, row):
 
 
 # Most heads do not depend on the axes in which the families differ.
-USUALLY = ("electra",)
+USUALLY = ("electra", "modernbert", "eurobert")
 HEADS = [
     pytest.param(row, head, marks=[] if family in USUALLY and not head.is_decoder else pytest.mark.exhaustive)
     for family, row in FIRST.items() if family in FAMILIES

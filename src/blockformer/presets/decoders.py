@@ -1,7 +1,7 @@
 """Decoders as settings: what a fresh model has beside its family's structure."""
 
 from .computed import by_type, every, four_widths, root_of_width, rotary
-from .encoders import BERT_BASE
+from .encoders import BERT_BASE, MODERN_BERT_BASE
 from .structures import BIASES, STRUCTURES
 
 _GEMMA = {"hidden_act": "gelu_pytorch_tanh", "embedding_scale": root_of_width, "tie_word_embeddings": True}
@@ -166,6 +166,7 @@ _ARTICLES: dict[str, dict] = {
 
 DECODERS: dict[str, dict] = {
     **{name: {**STRUCTURES[name], **settings} for name, settings in (_DENSE | _SPARSE | _GPT2).items()},
+    "modernbert-decoder": {**STRUCTURES["modernbert-decoder"], **MODERN_BERT_BASE},
     "bert-decoder": {**STRUCTURES["bert"], **BERT_BASE},
     **_ARTICLES,
 }

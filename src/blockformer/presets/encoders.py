@@ -1,6 +1,6 @@
 """Encoders as settings."""
 
-from .computed import rotary
+from .computed import by_type, every_third, rotary
 from .structures import STRUCTURES
 
 BERT_BASE = {
@@ -28,6 +28,25 @@ _ROBERTA_BASE = {
     "pad_token_id": 1,
     "bos_token_id": 0,
     "eos_token_id": 2,
+}
+MODERN_BERT_BASE = {
+    **every_third(64),
+    **by_type(160_000.0, 10_000.0),
+    "vocab_size": 50368,
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "norm_bias": False,
+    "norm_eps": 1e-5,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "lm_head_bias": True,
+    "head_transform_bias": False,
+    "pad_token_id": 50283,
+    "bos_token_id": 50281,
+    "eos_token_id": 50282,
 }
 
 ENCODERS: dict[str, dict] = {
@@ -75,6 +94,19 @@ ENCODERS: dict[str, dict] = {
         "hidden_act": "gelu",
         "max_position_embeddings": 8194,
         "position_offset": 0,
+    },
+    "modernbert": {**STRUCTURES["modernbert"], **MODERN_BERT_BASE, "pooling": "mean"},
+    "eurobert": {
+        **STRUCTURES["eurobert"],
+        **rotary(250_000.0),
+        "vocab_size": 128256,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "pooling": "mean_of_pooled",
     },
     "distilbert": {**BERT_BASE, **STRUCTURES["distilbert"], "num_hidden_layers": 6, "pooler_act": "relu"},
 }

@@ -31,6 +31,14 @@ _BERT_LIKE = {
 }
 _PRE_NORM_BERT = {**_BERT_LIKE, "norm_placement": "pre"}
 _ROTARY_BERT = {**_BERT_LIKE, "position_type": "rotary"}
+_MODERN_BERT = {
+    **_LLAMA_LIKE,
+    "norm_type": "layer_norm",
+    "embedding_norm": True,
+    "first_attention_norm": False,
+    "lm_head_transform": True,
+    "classifier_transform": True,
+}
 _ORIGINAL = {
     "norm_type": "layer_norm",
     "norm_placement": "post",
@@ -104,6 +112,9 @@ STRUCTURES: dict[str, dict] = {
     "xlm-roberta-xl": {**_PRE_NORM_BERT, "embedding_norm": False},
     "megatron-bert": {**_PRE_NORM_BERT, "embedding_norm": False},
     "roberta-prelayernorm": _PRE_NORM_BERT,
+    "modernbert": _MODERN_BERT,
+    "modernbert-decoder": _MODERN_BERT,
+    "eurobert": _LLAMA_LIKE,
     "gte": {**_ROTARY_BERT, "gated_mlp": True, "mlp_bias": "down"},
     "nomic_bert": {**_ROTARY_BERT, **dict.fromkeys(BIASES, False), "gated_mlp": True},
     "jina_embeddings_v3": _ROTARY_BERT,

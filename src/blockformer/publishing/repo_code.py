@@ -16,7 +16,14 @@ THIRD_PARTY = frozenset({"torch", "transformers"})
 
 def full_auto_map(config: PretrainedConfig) -> dict[str, str]:
     """The `auto_map` entries of every Auto class that a config's topology serves, `AutoConfig` included."""
-    return config.repo_classes
+    import blockformer  # which imports this module
+
+    entries = dict(type(config).auto_classes)
+    for name in config.architectures or ():
+        named = getattr(blockformer, name, None)
+        if named is not None and named._auto_class:  # of two classes of an Auto class, the config's own
+            entries[named._auto_class] = f"{named.__module__.rpartition('.')[2]}.{name}"
+    return entries
 
 
 def code_files(config: PretrainedConfig) -> list[Path]:

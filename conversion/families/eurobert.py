@@ -1,0 +1,58 @@
+"""EuroBERT (Boizard et al., 2025): Llama's blocks that see the whole text."""
+
+from .bert_like import BertLikeFamily
+from .encoder_heads import LM, EncoderHead, LanguageModelNames
+from .fields import Computed, HeadDim
+from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, MLP, NORMS
+from .rope import Rope
+
+POOLING = {"bos": "first", "mean": "mean", "late": "mean_of_pooled"}
+SAME = (
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act "
+    "max_position_embeddings use_cache attention_dropout"
+).split()
+
+
+def _read_pooling(official):
+    return {"pooling": POOLING[official.config.classifier_pooling]}
+
+
+def _write_pooling(config, head):
+    return {"classifier_pooling": next(theirs for theirs, ours in POOLING.items() if ours == config.pooling)}
+
+
+FAMILY = BertLikeFamily(
+    "eurobert",
+    "EuroBertConfig",
+    [
+        EncoderHead("EuroBertModel", "BlockformerEncoderModel"),
+        EncoderHead("EuroBertForMaskedLM", "BlockformerEncoderForMaskedLM", parts=frozenset([LM])),
+        EncoderHead(
+            "EuroBertForSequenceClassification",
+            "BlockformerEncoderForSequenceClassification",
+            modules={"classifier": "score"},
+            own_pooler="dense",
+        ),
+        EncoderHead(
+            "EuroBertForTokenClassification",
+            "BlockformerEncoderForTokenClassification",
+            modules={"classifier": "score"},
+        ),
+    ],
+    structure="eurobert",
+    root="model.",
+    embeddings={"embed_tokens": "embed_tokens"},
+    layer="layers.{layer}.",
+    modules={**ATTENTION, **MLP, **NORMS},
+    stack={"norm": "norm"},
+    language_model=LanguageModelNames(dense="", norm="", weight="lm_head.weight", bias="lm_head.bias"),
+    fields={
+        **{name: name for name in SAME},
+        "rms_norm_eps": "norm_eps",
+        "attention_bias": ALL_ATTENTION_BIASES,
+        "mlp_bias": ("mlp_bias", "lm_head_bias"),
+    },
+    positions=Rope(),
+    computed=[HeadDim(), Computed(_read_pooling, _write_pooling)],
+    pooler_act="gelu",
+)

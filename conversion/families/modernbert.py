@@ -1,0 +1,145 @@
+"""ModernBERT (Warner et al., 2024), as an encoder and as a decoder (Weller et al., 2025).
+
+Some layers see a window, to both sides in an encoder; each layer type has rotary positions of its own. Embeddings are
+normed, so the first attention has no norm before it. A classifier reads what a language model head reads. The dropout
+of embeddings is also that of our sub-layers, if you train it further.
+"""
+
+from typing import Any
+
+from ..errors import ConversionError, shown
+from .bert_like import BertLikeFamily
+from .encoder_heads import LM, EncoderHead, LanguageModelNames
+from .fields import Computed, Head
+from .llama_like import LlamaLikeFamily
+from .rope import RopeByLayerType
+
+QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
+FIELDS: dict[str, Any] = {
+    "hidden_activation": "hidden_act",
+    "norm_bias": "norm_bias",
+    "norm_eps": "norm_eps",
+    "attention_bias": ("attention_bias", "attention_output_bias"),
+    "mlp_bias": "mlp_bias",
+    "decoder_bias": "lm_head_bias",
+    "classifier_bias": "head_transform_bias",
+    "classifier_dropout": "classifier_dropout",
+    "embedding_dropout": "hidden_dropout",
+    "attention_dropout": "attention_dropout",
+    "mlp_dropout": "activation_dropout",
+}
+NORMS = {"attn_norm": "self_attn_pre_norm", "mlp_norm": "mlp_pre_norm"}
+WI = {"mlp.Wi": ("mlp.gate_proj", "mlp.up_proj")}
+OUTPUTS = {"attn.Wo": "self_attn.o_proj", "mlp.Wo": "mlp.down_proj"}
+STACK = {"embeddings.norm": "embedding_norm", "final_norm": "norm"}
+
+
+class Window:
+    """The window of sliding layers: of an encoder half of the official number to each side, of a decoder half of it."""
+
+    def read(self, official):
+        """See `Value.read`."""
+        types, width = list(official.config.layer_types), official.config.local_attention
+        slides = "sliding_attention" in types
+        if slides and (width is None or width < 4):
+            raise ConversionError(f"config.json: local_attention must be 4 or more with sliding layers, not {width}")
+        return {"sliding_window": width // 2 if slides else None, "layer_types": types}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        window = {} if config.sliding_window is None else {"local_attention": 2 * config.sliding_window}
+        return {**window, "layer_types": list(config.layer_types)}
+
+
+def _check_activation(official):
+    act, other = official.config.hidden_activation, official.config.classifier_activation
+    if act != other:
+        raise ConversionError(
+            f"config.json: classifier_activation is {shown(other)} and hidden_activation is {shown(act)}: "
+            "ours has one for both; make them equal"
+        )
+    return {}
+
+
+ACTIVATION = Computed(_check_activation, lambda config, head: {"classifier_activation": config.hidden_act})
+POOLING = {"cls": "first", "mean": "mean"}
+
+
+def _write_pooling(config, head):
+    return {"classifier_pooling": next((theirs for theirs, ours in POOLING.items() if ours == config.pooling), "cls")}
+
+
+def _encoder_head(kind: str, last: str) -> EncoderHead:
+    transform = {f"head.{part}": f"classifier_transform.{part}" for part in ("dense", "norm")}
+    return EncoderHead(f"ModernBert{kind}", f"BlockformerEncoder{kind}", modules={**transform, "classifier": last})
+
+
+ENCODER = BertLikeFamily(
+    "modernbert",
+    "ModernBertConfig",
+    [
+        EncoderHead("ModernBertModel", "BlockformerEncoderModel"),
+        EncoderHead("ModernBertForMaskedLM", "BlockformerEncoderForMaskedLM", parts=frozenset([LM])),
+        *(_encoder_head(f"For{kind}", "score") for kind in ("SequenceClassification", "TokenClassification")),
+        _encoder_head("ForMultipleChoice", "score"),
+        _encoder_head("ForQuestionAnswering", "qa_outputs"),
+    ],
+    structure="modernbert",
+    root="model.",
+    embeddings={"embeddings.tok_embeddings": "embed_tokens"},
+    layer="layers.{layer}.",
+    modules={**OUTPUTS, **NORMS},
+    fused={"attn.Wqkv": QKV, **WI},
+    stack=STACK,
+    language_model=LanguageModelNames(
+        dense="head.dense", norm="head.norm", weight="decoder.weight", bias="decoder.bias"
+    ),
+    fields={
+        **{name: name for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")},
+        "max_position_embeddings": "max_position_embeddings",
+        **FIELDS,
+    },
+    positions=RopeByLayerType(),
+    computed=[
+        Window(),
+        ACTIVATION,
+        Computed(lambda official: {"pooling": POOLING[official.config.classifier_pooling]}, _write_pooling),
+    ],
+)
+
+
+class ModernBertDecoderFamily(LlamaLikeFamily):
+    """The decoder: its head of rows has what the language model has before its matrix."""
+
+    def __init__(self, name: str, prefix: str, **settings: Any):
+        super().__init__(name, prefix, **settings)
+        parts = ("dense", "norm")
+        matrix = {"decoder.weight": "lm_head.weight", "decoder.bias": "lm_head.bias"}
+        transform = {f"head.{part}": f"classifier_transform.{part}" for part in parts}
+        modules = {
+            "ForCausalLM": {f"lm_head.{part}": f"lm_head_transform.{part}" for part in parts},
+            "ForSequenceClassification": {**transform, "classifier": "score"},
+        }
+        self.heads = tuple(
+            Head(
+                head.official,
+                head.ours,
+                head.root,
+                modules.get(head.official.removeprefix(prefix), {}),
+                matrix if head.writes_text else {},
+            )
+            for head in self.heads
+        )
+
+
+DECODER = ModernBertDecoderFamily(
+    "modernbert-decoder",
+    "ModernBertDecoder",
+    layer={**{f"attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"}, **OUTPUTS, **NORMS, **WI},
+    outer={"embeddings.tok_embeddings": "embed_tokens", **STACK},
+    fields={"hidden_act": None, "num_key_value_heads": None, "rms_norm_eps": None, **FIELDS},
+    rope=RopeByLayerType(),
+    window=Window(),
+    computed=[ACTIVATION],
+    unsupported={"classifier_bias": (False,)},
+)
