@@ -113,10 +113,9 @@ class QuantizedLinear(nn.Linear):
         return dequantize(self.qweight, self.qzeros, self.scales, dtype)
 
     def after_loading(self, name: str) -> None:
-        """Have the buffers of this module, of that name in the model, read in their own dtypes where they are on disk.
+        """Have the buffers read in their own dtypes where they are on the disk, of the module of that name in the model.
 
-        For transformers up to 5.12, which tells accelerate to read every tensor in the model's dtype: an int32 word
-        that passes through a float32 keeps 24 of its bits. Later releases do as this does.
+        transformers up to 5.12 reads them in the model's dtype: of an int32 word a float32 keeps 24 bits.
         """
         hook = getattr(self, "_hf_hook", None)
         for each in getattr(hook, "hooks", (hook,)):

@@ -95,6 +95,7 @@ class BlockformerConfig(NormFields, PositionFields, AttentionFields, FeedForward
             each.check(name, getattr(self, name))
         _check_tokens(self)
         self.fill_defaults()
+        self.embedding_size = self.embedding_size or self.hidden_size
         self._check_sizes(kwargs.get("num_labels"))
         if self.layer_types is None:
             layer_type = "sliding_attention" if self.sliding_window else "full_attention"
@@ -104,11 +105,6 @@ class BlockformerConfig(NormFields, PositionFields, AttentionFields, FeedForward
         self.fill_rope_parameters(kwargs.pop("rope_scaling", None), kwargs.pop("rope_theta", None))
         super().__post_init__(**kwargs)
         self.base_model_tp_plan = self.tensor_parallel_plan(self.add_cross_attention)
-
-    def fill_defaults(self):
-        """Embeddings are as wide as the states."""
-        super().fill_defaults()
-        self.embedding_size = self.embedding_size or self.hidden_size
 
     def check(self):
         """What holds of the whole model, after what holds of its parts."""

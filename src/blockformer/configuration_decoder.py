@@ -31,11 +31,6 @@ class BlockformerDecoderConfig(LinearFields, ExpertsFields, BlockformerConfig):
     """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
 
     The defaults are a small Llama-style model.
-
-    Example:
-        >>> config = BlockformerDecoderConfig(hidden_size=256, num_attention_heads=4, qk_norm=True)
-        >>> config.head_dim
-        64
     """
 
     model_type = "blockformer_decoder"

@@ -24,8 +24,7 @@ class Classifier(BlockformerPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        transforms = config.classifier_transform
-        self.classifier_transform = HeadTransform(config, config.hidden_size) if transforms else None
+        self.classifier_transform = HeadTransform(config, config.hidden_size) if config.classifier_transform else None
 
     def before_classifier(self, states):
         """What the last linear layer reads: [..., C] -> [..., C]."""
