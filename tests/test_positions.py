@@ -89,7 +89,7 @@ def test_frequencies_stay_in_float32_when_the_model_is_cast(dtype):
     assert torch.equal(ours.float().model.rotary_emb.inv_freq, exact)
 
 
-@pytest.mark.parametrize("position_type", ["rotary", "sinusoidal", "sinusoidal_halves"])
+@pytest.mark.parametrize("position_type", ["rotary", "sinusoidal", "sinusoidal_halves", "sinusoidal_inclusive"])
 def test_computed_positions_are_right_after_loading(position_type, tmp_path):
     ours = model("qwen3", cls=BlockformerDecoderModel, position_type=position_type, **_no_rope(position_type))
     ours.save_pretrained(tmp_path)

@@ -25,6 +25,7 @@ POSITION_TYPES = (
     "learned",
     "sinusoidal",
     "sinusoidal_halves",
+    "sinusoidal_inclusive",
     "relative_bias",
     "learned_relative_bias",
     "relative_key",

@@ -1,7 +1,8 @@
 """BART (Lewis et al., 2020), mBART (Liu et al., 2020) and what Marian shares with them (`marian.py`).
 
 The original Transformer with biases, tied heads and a bias of the logits. BART trains its positions and has a norm on
-the embeddings; mBART is BART with pre-norm.
+the embeddings, PLBART (Ahmad et al., 2021) too; mBART is BART with pre-norm. Blenderbot (Roller et al., 2021) has
+pre-norm, too, and no norm on the embeddings.
 
 Without `tie_word_embeddings`, today's official classes tie nothing: all matrices are stored, each stack reads its
 own, and nothing reads `shared.weight`. Which of this a checkpoint does is its `Form`.
@@ -129,6 +130,7 @@ class BartFamily(EncoderDecoderFamily):
         fixed: our fields that it never varies, beyond those of `STRUCTURES`.
         computed: values beyond those of all of these families.
         own_vocabularies: whether the two sides may have one each.
+        logits_bias: whether the official language model has a bias of the logits.
         not_none: see `ConfigTranslation`.
     """
 
@@ -141,6 +143,7 @@ class BartFamily(EncoderDecoderFamily):
         fixed: dict | None = None,
         computed: Sequence[Value] = (),
         own_vocabularies: bool = False,
+        logits_bias: bool = True,
         not_none: Collection[str] = (),
     ):
         super().__init__(
@@ -163,7 +166,7 @@ class BartFamily(EncoderDecoderFamily):
             extra_fields=("num_hidden_layers", "num_attention_heads", "hidden_size"),
             not_none=("initializer_range", *not_none),
         )
-        self.own_vocabularies = own_vocabularies
+        self.own_vocabularies, self.logits_bias = own_vocabularies, logits_bias
         self.computes_positions = self.fixed["position_type"] != "learned"
 
     # The form: which head, which matrices, whether there is a bias.
@@ -180,7 +183,8 @@ class BartFamily(EncoderDecoderFamily):
         tied = config.tie_word_embeddings
         traits = ({OWN, SEPARATE} if own else set()) | (set() if tied else {UNTIED})
         if names is None:
-            return Form(head.official, frozenset({*traits, *_written(traits), *([LOGITS_BIAS] * head.writes_text)}))
+            has_bias = head.writes_text and self.logits_bias
+            return Form(head.official, frozenset({*traits, *_written(traits), *([LOGITS_BIAS] * has_bias)}))
         stored = self.stored_embeddings(head, names)
         traits |= {*stored, *({LOGITS_BIAS} & set(names))}
         if not own and not tied:
@@ -265,5 +269,22 @@ def bart_heads(prefix: str) -> list[Head]:
     return encoder_decoder_heads(prefix, rows="model.", root="model.")
 
 
+def some_heads(prefix: str, *kinds: str) -> list[Head]:
+    """Those of the heads whose official names end so."""
+    return [head for head in bart_heads(prefix) if head.official.removeprefix(prefix) in kinds]
+
+
 BART = BartFamily("bart", "Bart", bart_heads("Bart"), computed=[HeadDropout()])
 MBART = BartFamily("mbart", "MBart", bart_heads("MBart"), computed=[HeadDropout()])
+PLBART = BartFamily(
+    "plbart",
+    "PLBart",
+    some_heads("PLBart", "ForConditionalGeneration", "Model", "ForSequenceClassification"),
+    computed=[HeadDropout()],
+)
+BLENDERBOT = BartFamily(
+    "blenderbot",
+    "Blenderbot",
+    some_heads("Blenderbot", "ForConditionalGeneration", "Model"),
+    fixed={"classifier_dropout": None},
+)

@@ -1,5 +1,7 @@
 """Marian (Junczys-Dowmunt et al., 2018), the translators of OPUS-MT: the original Transformer and a bias of the logits.
 
+Pegasus (Zhang et al., 2020) is the same with the norms first.
+
 Its positions are computed, all sines before all cosines; older checkpoints contain the table. Each side may have its
 own vocabulary. Everything else is as in `bart.py`.
 """
@@ -7,7 +9,7 @@ own vocabulary. Everything else is as in `bart.py`.
 import torch
 from torch import Tensor
 
-from .bart import TABLES, BartFamily
+from .bart import TABLES, BartFamily, some_heads
 from .encoder_decoder import BOTH, LM_HEAD
 from .fields import Head
 
@@ -55,4 +57,10 @@ FAMILY = MarianFamily(
     fixed={"classifier_dropout": None},
     own_vocabularies=True,
     not_none=["decoder_start_token_id"],
+)
+PEGASUS = MarianFamily(
+    "pegasus",
+    "Pegasus",
+    some_heads("Pegasus", "ForConditionalGeneration", "Model"),
+    fixed={"classifier_dropout": None},
 )

@@ -42,6 +42,7 @@ from . import (
     helium,
     jais2,
     llama,
+    m2m_100,
     marian,
     megatron_bert,
     ministral,
@@ -85,11 +86,14 @@ _KNOWN = (
     *(roberta.XL, roberta.PRE_NORM, megatron_bert.FAMILY, ernie.FAMILY, electra.FAMILY),
     *(rotary_bert.JINA, rotary_bert.NOMIC, rotary_bert.GTE, modernbert.ENCODER, eurobert.FAMILY),
     *(t5.UMT5, t5.T5, t5.MT5),
-    *(marian.FAMILY, bart.MBART, bart.BART),
+    *(marian.FAMILY, bart.MBART, bart.BART, bart.PLBART, bart.BLENDERBOT, marian.PEGASUS, m2m_100.FAMILY),
     *(gpt2.FAMILY, gpt_bigcode.FAMILY),
     bart_decoder.BartDecoderFamily(bart.BART, "Bart"),
     bart_decoder.BartDecoderFamily(bart.MBART, "MBart"),
     bart_decoder.BartDecoderFamily(marian.FAMILY, "Marian"),
+    bart_decoder.BartDecoderFamily(bart.PLBART, "PLBart"),
+    bart_decoder.BartDecoderFamily(bart.BLENDERBOT, "Blenderbot"),
+    bart_decoder.BartDecoderFamily(marian.PEGASUS, "Pegasus"),
 )
 _RELEASED, _TYPES = set(dir(transformers)), {family.model_type for family in _KNOWN}
 # Those that the installed release of transformers has.

@@ -113,7 +113,7 @@ class QuantizedLinear(nn.Linear):
         return dequantize(self.qweight, self.qzeros, self.scales, dtype)
 
     def after_loading(self, name: str) -> None:
-        """Have the buffers read in their own dtypes where they are on the disk, of the module of that name in the model.
+        """Have the buffers of this module, of that name in the model, read in their own dtypes where they are on disk.
 
         transformers up to 5.12 reads them in the model's dtype: of an int32 word a float32 keeps 24 bits.
         """

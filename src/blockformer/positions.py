@@ -28,13 +28,13 @@ _ROPE_NUMBERS = "rope_theta factor low_freq_factor high_freq_factor original_max
 _ROPE_NUMBERS += "attention_factor beta_fast beta_slow mscale mscale_all_dim partial_rotary_factor".split()
 _ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "truncate")
 POSITION_TYPES = tuple(
-    "learned sinusoidal sinusoidal_halves rotary relative_bias learned_relative_bias relative_key relative_key_query "
-    "alibi none".split()
+    "learned sinusoidal sinusoidal_halves sinusoidal_inclusive rotary relative_bias learned_relative_bias "
+    "relative_key relative_key_query alibi none".split()
 )
+# Positions that are computed, that have a table, and that have a bias of the scores or any other term of them.
+SINUSOIDAL = ("sinusoidal", "sinusoidal_halves", "sinusoidal_inclusive")
 LEARNED, RELATIVE_BIAS = ("learned", "learned_relative_bias"), ("relative_bias", "learned_relative_bias")
-"""Those with a table of positions, and those with a bias of the scores; one has both."""
 SCORE_TERMS = (*RELATIVE_BIAS, "relative_key", "relative_key_query", "alibi")
-"""Those that add a term to the scores of attention."""
 
 
 @dataclass(eq=False, repr=False)
@@ -200,8 +200,8 @@ class ComputedPositions(nn.Module):
 class SinusoidalPositions(ComputedPositions):
     """PE(pos, 2i) = sin(pos / 10000^(2i/C)), PE(pos, 2i+1) = cos(the same) (Vaswani et al., 2017, section 3.5).
 
-    "sinusoidal" has sine and cosine of a frequency side by side, as in the paper; "sinusoidal_halves" has all sines
-    and then all cosines. Computed for any position, so a text may be longer than those of training.
+    "sinusoidal" has sine and cosine of a frequency side by side, as in the paper; the others all sines, then all cosines.
+    "sinusoidal_inclusive" ends at the frequency 1/10000 itself. Computed for any position, past those of training too.
     position_ids [B, T] -> [B, T, C].
 
     An angle of many radians rounds coarsely in float32. It is counted in turns, of which whole ones are dropped, and a
@@ -213,13 +213,14 @@ class SinusoidalPositions(ComputedPositions):
     def __init__(self, config):
         super().__init__()
         self.hidden_size = config.embedding_size
-        self.halves = config.position_type == "sinusoidal_halves"
+        self.halves, self.offset = config.position_type != "sinusoidal", config.position_offset
+        self.steps = self.hidden_size - 2 * (config.position_type == "sinusoidal_inclusive")
         self._set_frequencies(torch.get_default_device())
 
     def compute_frequencies(self):
         """Turns per token, in three parts: [3, C/2], float32."""
         even = torch.arange(0, self.hidden_size, 2, dtype=torch.float64, device="cpu")
-        rest = torch.exp(even * (-math.log(10000.0) / self.hidden_size)) / (2 * math.pi)
+        rest = torch.exp(even * (-math.log(10000.0) / self.steps)) / (2 * math.pi)
         unit = 2.0 ** (torch.floor(torch.log2(rest)) + 1 - self._BITS)
         parts = []
         for _ in range(2):
@@ -228,7 +229,9 @@ class SinusoidalPositions(ComputedPositions):
         return torch.stack([*parts, rest]).float()
 
     def forward(self, position_ids):
-        turns = sum((position_ids[..., None].float() * part).frac() for part in self.inv_freq)  # [B, T, C/2]
+        turns = sum(
+            ((position_ids + self.offset)[..., None].float() * part).frac() for part in self.inv_freq
+        )  # [B, T, C/2]
         sines, cosines = (2 * math.pi * turns).sin(), (2 * math.pi * turns).cos()
         if self.halves:
             return torch.cat((sines, cosines), dim=-1)[..., : self.hidden_size]

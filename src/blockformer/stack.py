@@ -19,6 +19,7 @@ from .normalization import make_norm
 from .positions import (
     LEARNED,
     RELATIVE_BIAS,
+    SINUSOIDAL,
     LearnedPositions,
     RelativeBias,
     SinusoidalPositions,
@@ -54,8 +55,7 @@ class Stack(BlockformerPreTrainedModel):
         self.embed_tokens = nn.Embedding(vocab_size, width, padding_idx)
         if config.embedding_scale is not None:
             self.embed_tokens.initializer_factor = 1 / config.embedding_scale
-        tables: dict = dict.fromkeys(("sinusoidal", "sinusoidal_halves"), SinusoidalPositions)
-        tables |= dict.fromkeys(LEARNED, LearnedPositions)
+        tables: dict = dict.fromkeys(SINUSOIDAL, SinusoidalPositions) | dict.fromkeys(LEARNED, LearnedPositions)
         types, task_types = config.type_vocab_size, config.task_type_vocab_size
         self.embed_token_types = nn.Embedding(types, width) if types else None
         self.embed_task_types = nn.Embedding(task_types, width) if task_types else None

@@ -25,6 +25,7 @@ _POSITION_TYPES = (
     "learned",
     "sinusoidal",
     "sinusoidal_halves",
+    "sinusoidal_inclusive",
     "rotary",
     "relative_bias",
     "learned_relative_bias",

@@ -1,0 +1,31 @@
+"""M2M-100 (Fan et al., 2021) and NLLB (NLLB team, 2022): translators between many languages, with the norms first.
+
+Positions are computed and begin after the padding token's id; the last frequency is 1/10000. The head has no bias.
+"""
+
+from ..errors import ConversionError
+from .bart import BartFamily, some_heads
+from .fields import Computed, NotExpressible, token_or_none
+
+
+def _read_offset(official):
+    padding = token_or_none(official.config.pad_token_id)
+    if padding is None:
+        raise ConversionError("config.json: pad_token_id must be set: the positions begin after it")
+    return {"position_offset": padding + 1}
+
+
+def _write_offset(config, head):
+    if config.pad_token_id is None or config.position_offset != config.pad_token_id + 1:
+        raise NotExpressible("position_offset", "pad_token_id + 1", config.position_offset)
+    return {}
+
+
+FAMILY = BartFamily(
+    "m2m_100",
+    "M2M100",
+    some_heads("M2M100", "ForConditionalGeneration", "Model"),
+    fixed={"classifier_dropout": None},
+    computed=[Computed(_read_offset, _write_offset)],
+    logits_bias=False,
+)

@@ -1,0 +1,105 @@
+"""Encoder-decoders after BART, a row of settings each: official checkpoint in, the same numbers and text, and back.
+
+`make test` takes the first row of each family, `make exhaustive` all, and all heads.
+"""
+
+import pytest
+import torch
+from pairs import assert_close
+
+import blockformer
+from blockformer.conversion.families.registry import FAMILIES
+
+from .outputs import count_same_at
+from .rows import Row, assert_there_and_back, official_model, parameters
+
+SIZES = {
+    "vocab_size": 131,
+    "d_model": 32,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "init_std": 0.3,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}
+ROWS = [
+    Row("plbart"),
+    Row("plbart", {"scale_embedding": False, "decoder_layers": 1}, shards=True),
+    Row("blenderbot", {"pad_token_id": 0, "bos_token_id": 1}),
+    Row("blenderbot", {"scale_embedding": True, "encoder_layers": 1, "activation_function": "relu"}, shards=True),
+    Row("pegasus"),
+    Row("pegasus", {"scale_embedding": True, "pad_token_id": 0, "decoder_layers": 3}, shards=True),
+    Row("m2m_100"),
+    Row("m2m_100", {"scale_embedding": False, "pad_token_id": 3, "decoder_layers": 1}, shards=True),
+]
+FIRST = {row.family: row for row in reversed(ROWS)}
+
+
+def batch(config):
+    """Two sources, the second padded on the right, and what the decoder reads of them."""
+    generator = torch.Generator().manual_seed(3)
+    ids, target = (torch.randint(5, SIZES["vocab_size"], (2, length), generator=generator) for length in (14, 9))
+    mask = torch.ones_like(ids)
+    ids[1, 9:], mask[1, 9:] = config.pad_token_id, 0
+    return {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
+
+
+@torch.no_grad()
+def assert_same_model(ours, theirs):
+    """Logits, those of a padded row like those of it alone, and text in two ways."""
+    inputs = batch(ours.config)
+    every = torch.ones_like(inputs["decoder_input_ids"]).bool()
+    found = ours(**inputs)
+    assert count_same_at(every, found, theirs(**inputs), spread=0.3)
+    alone = ours(inputs["input_ids"][1:, :9], decoder_input_ids=inputs["decoder_input_ids"][1:])
+    assert_close(found.logits[1:], alone.logits)
+    source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    for way in ({}, {"num_beams": 3}):
+        settings = {"max_new_tokens": 6, "do_sample": False, "decoder_start_token_id": 2, **way}
+        assert torch.equal(*(model.generate(**source, **settings) for model in (ours, theirs)))
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("row", parameters(ROWS))
+def test_there_and_back_with_the_same_numbers_and_text(tmp_path, row):
+    theirs = official_model(row, SIZES)
+    if hasattr(theirs, "final_logits_bias"):
+        theirs.final_logits_bias.normal_()
+    computed = ["embed_positions.weight"] if row.family == "pegasus" else []
+    dst = assert_there_and_back(tmp_path, row, theirs, computed)
+    assert_same_model(blockformer.BlockformerEncoderDecoderForConditionalGeneration.from_pretrained(dst), theirs)
+
+
+HEADS = [
+    pytest.param(row, head, marks=pytest.mark.exhaustive)
+    for name, row in FIRST.items()
+    for family in (name, f"{name}-decoder") if family in FAMILIES
+    for head in FAMILIES[family].heads if not head.official.endswith("ForConditionalGeneration")
+]  # fmt: skip
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(("row", "head"), HEADS, ids=lambda value: getattr(value, "official", ""))
+@torch.no_grad()
+def test_the_other_heads(tmp_path, row, head):
+    is_decoder = head.ours.startswith("BlockformerDecoder")
+    theirs = official_model(row, SIZES, head, **({"is_decoder": True} if is_decoder else {}))
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path)
+    assert type(ours).__name__ == head.ours
+    inputs = batch(theirs.config)
+    if is_decoder:
+        inputs = {"input_ids": inputs["decoder_input_ids"], "encoder_hidden_states": torch.randn(2, 7, 32)}
+    elif head.official.endswith("Classification"):
+        inputs.pop("decoder_input_ids")
+        inputs["input_ids"][0, -1] = inputs["input_ids"][1, 8] = 2
+    found, expected = ours(**inputs), theirs(**inputs)
+    assert count_same_at(torch.ones(2, found[0].shape[1]).bool(), found, expected, spread=0.05)
