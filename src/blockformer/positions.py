@@ -200,7 +200,7 @@ class ComputedPositions(nn.Module):
 class SinusoidalPositions(ComputedPositions):
     """PE(pos, 2i) = sin(pos / 10000^(2i/C)), PE(pos, 2i+1) = cos(the same) (Vaswani et al., 2017, section 3.5).
 
-    "sinusoidal" has sine and cosine of a frequency side by side, as in the paper; the others all sines, then all cosines.
+    "sinusoidal" has sine and cosine of a frequency side by side, as in the paper; others all sines, then all cosines.
     "sinusoidal_inclusive" ends at the frequency 1/10000 itself. Computed for any position, past those of training too.
     position_ids [B, T] -> [B, T, C].
 
