@@ -27,7 +27,7 @@ from .files.unused_tensors import write_unused
 from .plan import MEMORY, Plan, memory_text, parse_dtype, plan_in, plan_out
 from .report import ConversionReport, Progress
 from .rules.table import check_tied
-from .verify import Parity, load_model
+from .verify import Parity, attention_of, load_model
 from .verify import verify as verify_models
 
 
@@ -214,7 +214,7 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
 
     def load_official(model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype):
         if plan.low_bits:
-            return load_plain(model_class, config, folder, dtype)
+            return load_plain(model_class, config, folder, dtype, attention_of(model_class, config))
         return load_model(model_class, config, folder, dtype, plan.official_arguments)
 
     def load_source(dtype: torch.dtype) -> PreTrainedModel:

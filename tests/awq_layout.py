@@ -44,9 +44,10 @@ def tensors(weight, group):
 def state_of(model, group):
     """The state dict of a decoder's checkpoint with 4-bit projections, and that of its plain twin."""
     low, plain = {}, {}
+    layers = {f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
     for name, tensor in model.state_dict().items():
         plain[name] = tensor
-        if name.endswith("_proj.weight"):
+        if name in layers - {"lm_head.weight", "score.weight"}:
             parts, plain[name] = tensors(tensor, group)
             low |= {name.removesuffix("weight") + part: value for part, value in parts.items()}
         else:

@@ -164,7 +164,7 @@ def parts_of(name: str, shape: Shape, size: int) -> dict[str, Shape]:
 
 
 def load_plain(
-    model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype
+    model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype, attention: str
 ) -> PreTrainedModel:
     """The official model of a folder with 4-bit weights, with the plain weights that they stand for.
 
@@ -179,7 +179,9 @@ def load_plain(
                 weights[f"{stem}.weight"] = plain_weight(*(checkpoint.read(f"{stem}.{p}") for p in PARTS)).to(dtype)
             elif part not in PARTS:
                 weights[name] = checkpoint.read(name).to(dtype)
-    return model_class.from_pretrained(None, config=plain, state_dict=weights, dtype=dtype, attn_implementation="sdpa")
+    return model_class.from_pretrained(
+        None, config=plain, state_dict=weights, dtype=dtype, attn_implementation=attention
+    )
 
 
 def trait(form: Form) -> Form:

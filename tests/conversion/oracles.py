@@ -37,7 +37,7 @@ def official_model(family, seed=0, dtype=torch.float32, **settings):
     """A model of transformers; its biases are random too."""
     torch.manual_seed(seed)
     chosen = FAMILIES[family]
-    config = chosen.official_config_class(**{**SIZES, **SPECIAL[family], **settings})
+    config = chosen.official_config_class(**{**SIZES, **SPECIAL.get(family, {}), **settings})
     model = getattr(transformers, chosen.model_class_name)(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -22,7 +22,17 @@ from blockformer.conversion.families import awq
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.summary import summarize
 
-from .oracles import SIZES, edit_config, edit_tensors, entries_of, fingerprint, official_folder, official_model, stored
+from .oracles import (
+    SIZES,
+    SPECIAL,
+    edit_config,
+    edit_tensors,
+    entries_of,
+    fingerprint,
+    official_folder,
+    official_model,
+    stored,
+)
 
 IDS = torch.randint(3, SIZES["vocab_size"], (2, 17), generator=torch.Generator().manual_seed(0))
 SMALL = {"head_dim": 32, "initializer_range": 0.25}
@@ -79,6 +89,25 @@ def test_there_and_back(tmp_path, family, group, settings):
     assert_same(from_official(tmp_path / "official"), plain)
     export_folder(tmp_path / "ours", tmp_path / "again")
     assert stored(tmp_path / "again") == stored(tmp_path / "ours")
+
+
+LATER = [name for name, family in FAMILIES.items() if getattr(family, "has_low_bits", False) and name not in SPECIAL]
+WIDE = {"opt": {"ffn_dim": 96, "word_embed_proj_dim": 64}, "smollm3": {"pad_token_id": 0}}
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in ("phi", "gemma2") else pytest.mark.exhaustive) for name in LATER]
+)
+def test_there_and_back_of_later_families(tmp_path, family):
+    """Those whose matrices are neither fused nor reordered."""
+    plain = awq_folder(tmp_path / "official", family, head_dim=16, **WIDE.get(family, {}))
+    convert(tmp_path / "official", tmp_path / "ours", verify=False)
+    model = FAMILIES[family].model_class.from_pretrained(tmp_path / "ours", dtype=torch.float32)
+    assert any(isinstance(module, QuantizedLinear) for module in model.modules())
+    assert_same(model, plain)
+    convert(tmp_path / "ours", tmp_path / "back", to_official=True)
+    assert stored(tmp_path / "back") == stored(tmp_path / "official")
+    assert entries_of(tmp_path / "back") == entries_of(tmp_path / "official")
 
 
 def test_a_model_of_ours_gets_entries_that_are_understood(tmp_path):
