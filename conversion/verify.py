@@ -293,7 +293,8 @@ def verify(
                 gc.collect()
     exact = results[0][-1] if possible and possible[-1] in SHARP else None  # of the same inputs, and of more
     parity.measured = [
-        compare(kind, *pair, None if kind in SHARP else exact) for kind, *pair in zip(possible, *results, strict=True)
+        compare(kind, theirs, ours, None if kind in SHARP else exact)
+        for kind, theirs, ours in zip(possible, *results, strict=True)
     ]
     if not parity.passed:
         raise ConversionError(f"the converted model does not compute what the original computes: {parity}")
