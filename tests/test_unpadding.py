@@ -16,6 +16,7 @@ from blockformer import (
     BlockformerEncoderModel,
 )
 from blockformer.attention import eager_attention_forward
+from blockformer.stack import Stack
 from blockformer.unpadding import Unpadding, find_unpadding, flattened_positions, sequence_numbers
 
 pytestmark = pytest.mark.portable
@@ -124,6 +125,21 @@ def test_rows_of_several_sequences():
     assert torch.equal(sequence_numbers(positions), torch.tensor([[1, 1, 1, 2, 2], [1, 1, 1, 1, 1]]))
     starts = torch.tensor([0, 3, 5, 10], dtype=torch.int32)
     assert torch.equal(flattened_positions(starts, positions.shape), positions)
+
+
+@torch.no_grad()
+def test_padding_is_skipped_from_so_much_of_it_on_and_left_in_below(monkeypatch):
+    """2^21 by the tokens of padding times the squared width: 512 of width 64, as a repo of its own has it."""
+    monkeypatch.setattr(Stack, "least_saving", 1 << 21)
+    ours, seen = model("bert", cls=BlockformerEncoderModel), []
+    ours.layers[1].mlp.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape))
+    for rows, length in ((48, 5), (65, 9), (64, 9)):
+        ids, mask = token_ids(rows, length), masked([1] * (rows - 1) + [length], length)
+        states = ours(ids, mask).last_hidden_state
+        with monkeypatch.context() as patch:
+            keep_padding(patch)
+            assert_close(states[mask.bool()], ours(ids, mask).last_hidden_state[mask.bool()])
+    assert [tuple(shape)[:2] for shape in seen[::2]] == [(48, 5), (1, 73), (64, 9)]
 
 
 def test_only_where_the_result_is_the_same():

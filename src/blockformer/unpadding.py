@@ -26,14 +26,18 @@ class Unpadding:
         self.lengths = lengths
 
     @classmethod
-    def of_mask(cls, attention_mask):
-        """The unpadding of a batch with a mask [B, T] of 0 and 1; None where all is real or a row has holes inside."""
+    def of_mask(cls, attention_mask, least: int = 1):
+        """The unpadding of a batch with a mask [B, T] of 0 and 1; or None for holes in a row or little padding.
+
+        Args:
+            least: tokens of padding from which on it is worth it.
+        """
         real = attention_mask != 0
         lengths = real.sum(-1)
         # A row is solid when all its changes between real and padding are one start and one end.
         is_solid = (real.diff(dim=-1).sum(-1) + real[:, 0].int() + real[:, -1].int()).max() <= 2
-        *lengths, is_dense, is_solid = torch.cat((lengths, real.all()[None], is_solid[None])).tolist()
-        if is_dense or not is_solid or not any(lengths):
+        *lengths, is_solid = torch.cat((lengths, is_solid[None])).tolist()
+        if real.numel() - sum(lengths) < max(least, 1) or not is_solid or not any(lengths):
             return None
         return cls(real.shape, real.flatten().nonzero().flatten(), lengths)
 
@@ -74,8 +78,11 @@ def attend_unpadded(attend, unpadding, module, query, key, value, masks, **kwarg
     return torch.cat(outputs, dim=1), None
 
 
-def find_unpadding(config, attention_mask, position_ids):
+def find_unpadding(config, attention_mask, position_ids, least_saving: int = 0):
     """The unpadding that gives the same result with less work, or None for the plain way.
+
+    It costs every layer an attention call for each sequence, which must be less than it saves: padding is left in where
+    its tokens, times the square of the width, are fewer than `least_saving`.
 
     Only on the CPU: counting the real tokens would make the host wait for an accelerator. The mask [B, T] of 0 and 1
     and the positions [B, T] are those that the caller gave, or None.
@@ -88,7 +95,9 @@ def find_unpadding(config, attention_mask, position_ids):
         is_readable = position_ids is not None and position_ids.device.type == "cpu"
         return Unpadding.of_positions(position_ids) if is_readable else None
     is_readable = isinstance(attention_mask, torch.Tensor) and attention_mask.device.type == "cpu"
-    return Unpadding.of_mask(attention_mask) if is_readable and attention_mask.dim() == 2 else None
+    if not is_readable or attention_mask.dim() != 2:
+        return None
+    return Unpadding.of_mask(attention_mask, -(-least_saving // config.hidden_size**2))
 
 
 def flattened_positions(cu_seq_lens, shape):

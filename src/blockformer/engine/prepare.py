@@ -66,6 +66,7 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
             model._steps = step.CompiledSteps(model)
         for stack in _readers(model):
             stack._compiled_layers = layers.CompiledLayers(stack)
+            stack.least_saving = 0  # compiled layers take the sequences of a batch, and no mask
         _put_in(model, {nn.Linear: QuickLinear, RMSNorm: PiecewiseRMSNorm} if is_enabled() else {})
         return model
     _forget_compiled(model)
@@ -149,7 +150,8 @@ def _readers(model) -> list:
 def _forget_compiled(model) -> None:
     vars(model).pop("_steps", None)
     for module in model.modules():
-        vars(module).pop("_compiled_layers", None)
+        if vars(module).pop("_compiled_layers", None) is not None:
+            del module.least_saving
 
 
 def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> None:
