@@ -16,27 +16,16 @@ from .feed_forward import FEED_FORWARDS
 from .normalization import make_norm
 
 # Where a sub-layer f has norms: post(y + output(f(pre(y)))) with y = input(x).
-NORM_SLOTS = {
-    "pre": ("pre",),
-    "post": ("post",),
-    "output": ("output",),
-    "pre_output": ("pre", "output"),
-    "input": ("input",),
-    "input_pre": ("input",),  # of attention; before a feed-forward network as "pre"
-}
+NORM_SLOTS = {"pre": ("pre",), "post": ("post",), "output": ("output",), "pre_output": ("pre", "output")}
+NORM_SLOTS |= {"input": ("input",), "input_pre": ("input",)}  # the feed-forward network of the latter has "pre"
+_ORDERS = "x + f(norm(x)), norm(x + f(x)), x + norm(f(x)), x + norm2(f(norm(x))), y + f(y) with y = norm(x), or a mix"
 
 
 @dataclass(eq=False, repr=False)
 class LayerFields(Part):
     """How a layer puts its sub-layers together."""
 
-    norm_placement: str = axis(
-        "pre",
-        tuple(NORM_SLOTS),
-        "norm",
-        "x + f(norm(x)), norm(x + f(x)), x + norm(f(x)), x + norm2(f(norm(x))), norm(x) + f(norm(x)), "
-        "or this around attention and x + f(norm(x)) around the feed-forward network",
-    )
+    norm_placement: str = axis("pre", tuple(NORM_SLOTS), "norm", _ORDERS)
     final_norm: bool | None = flag(None, "norm", "a norm after the last layer; None: unless norm_placement is post")
     first_attention_norm: bool = flag(True, "norm", "a norm before the first attention too, where norms stand before")
     residual: str = axis(

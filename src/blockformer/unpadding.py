@@ -27,11 +27,7 @@ class Unpadding:
 
     @classmethod
     def of_mask(cls, attention_mask, least: int = 1):
-        """The unpadding of a batch with a mask [B, T] of 0 and 1; or None for holes in a row or little padding.
-
-        Args:
-            least: tokens of padding from which on it is worth it.
-        """
+        """The unpadding of a mask [B, T] of 0 and 1; None for holes in a row or under `least` tokens of padding."""
         real = attention_mask != 0
         lengths = real.sum(-1)
         # A row is solid when all its changes between real and padding are one start and one end.
