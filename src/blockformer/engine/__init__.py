@@ -6,6 +6,8 @@ Private names that only the package uses, besides those in `compat.py`, and what
   `_weight_int4pack_mm_for_cpu` (torch.ops.aten): each is tried before it is used; products then stay
   torch's plain ones.
 - `_inductor` (torch; `aoti_compile_and_package`, `aoti_load_package`): steps are not compiled, and a warning says so.
+- `_pytree` (torch.utils; `treespec_loads`, `tree_unflatten`), and the `loader` of what `aoti_load_package` gives
+  (`boxed_run`, `get_call_spec`): AttributeError in a model with compiled steps.
 - `_save_to_state_dict`, `_load_from_state_dict` (torch.nn.Module): a prepared model cannot be saved or loaded into.
 - `_current_level` (torch.autograd.forward_ad), `_C`, `_functorch` (torch): AttributeError in a prepared model.
 - `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks`, `_backward_pre_hooks` (torch.nn.Module), `_version`

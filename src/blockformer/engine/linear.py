@@ -92,8 +92,9 @@ def is_plain_linear(module) -> bool:
 
 def is_bare(module) -> bool:
     """Whether calling the module is calling its class's `forward` and nothing else: no wrapper, no hook."""
-    hooked = "forward" in module.__dict__ or module._forward_hooks or module._forward_pre_hooks
-    return not hooked and not (module._backward_hooks or module._backward_pre_hooks)
+    own = module.__dict__  # a compiled step asks this of all modules: an attribute takes longer to look up
+    hooked = "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]
+    return not (hooked or own["_backward_hooks"] or own["_backward_pre_hooks"])
 
 
 def _onednn(states, weight, bias=None):

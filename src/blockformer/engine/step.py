@@ -192,11 +192,12 @@ class CompiledSteps:
         """What is seen, bool [B, 1, 1, S], and where the tokens stand, int64 [B, 1]."""
         if attention_mask is None:
             mask = torch.ones(rows, 1, 1, length, dtype=torch.bool)
-            positions = torch.full((rows, 1), length - 1)
         else:
             mask = attention_mask[:, None, None, :] != 0
+        if position_ids is not None:
+            positions = position_ids.long().expand(rows, 1)
+        else:
             positions = (mask.sum(-1)[:, 0] - 1).clamp(min=0)
-        positions = positions if position_ids is None else position_ids.long().expand(rows, 1)
         check_positions(self._stack.config, positions, (rows, 1), None)
         return mask, positions
 
