@@ -107,14 +107,14 @@ class CompiledFunction:
             with self._lock:
                 self._runner.load_constants(tensors, check_full_update=True, user_managed=True)
                 self._addresses = addresses
-        tensors = []
+        flat = []
         for each in arguments:
             if isinstance(each, list):
-                tensors += each
+                flat += each
             elif each is not None:
-                tensors.append(each.contiguous())  # the code takes every tensor for such a one; those in lists are
+                flat.append(each.contiguous())  # the code takes every tensor for such a one; those in lists are
         # Calling the runner itself would look the structure of arguments and results up anew: a third of a millisecond.
-        return pytree.tree_unflatten(self._runner.loader.boxed_run(tensors), self._output)
+        return pytree.tree_unflatten(self._runner.loader.boxed_run(flat), self._output)
 
 
 class Modules:
