@@ -18,7 +18,8 @@ IDLE = ({"full_attention"}, {"sparse"}, {"dense"})
 """Lists that say what is so anyway."""
 TOPOLOGIES = ("decoder", "encoder", "encoder_decoder")
 PAGES = ("families.md", "zh/families.md")
-TABLE = re.compile(r"(?:^\|.*\n)+", re.M)
+TABLE = re.compile(r"(^\|.*\n)(?:^\|.*\n)+", re.M)
+"""A table, and its header by itself."""
 
 
 def shown(config, name: str, value) -> str:
@@ -60,12 +61,12 @@ def rows(topology: str) -> list[list[str]]:
 
 
 def written(text: str) -> str:
-    """A page with its three tables as the code has them."""
+    """A page with its three tables as the code has them; their headers, in the page's language, stay."""
     tables = []
     for topology in TOPOLOGIES:
-        lines = [["", *GROUPS], ["---"] * (1 + len(GROUPS)), *rows(topology)]
+        lines = [["---"] * (1 + len(GROUPS)), *rows(topology)]
         tables.append("".join(f"| {' | '.join(cells)} |\n" for cells in lines))
-    return TABLE.sub(lambda found: tables.pop(0), text)
+    return TABLE.sub(lambda found: found[1] + tables.pop(0), text)
 
 
 def main() -> None:
