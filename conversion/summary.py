@@ -11,7 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from blockformer.awq_linear import QuantizedLinear
-from blockformer.configuration_blockformer import axes
+from blockformer.axes import axes, did_you_mean
 from blockformer.experts import Experts, ExpertsFields
 
 from .errors import ConversionError
@@ -59,14 +59,20 @@ def summarize(source: str | PathLike[str], revision: str | None = None) -> Summa
     Raises:
         ConversionError: it is none of these, or our config cannot express its settings.
     """
-    from blockformer.presets import PRESETS, preset
+    from blockformer.presets import preset
 
     name = os.fspath(source)
     path = Path(name)
-    if name in PRESETS and not path.exists():
+    if name in preset() and not path.exists():
         return describe(preset(name), f"preset {name}")
     if path.is_dir() or path.suffix != ".json":
-        path = locate(source, weights=False, revision=revision)[0] / "config.json"
+        try:
+            path = locate(source, weights=False, revision=revision)[0] / "config.json"
+        except ConversionError as error:
+            hint = did_you_mean(name, preset())
+            raise ConversionError(
+                f"{error}.{hint.replace('mean', 'mean the preset')}" if hint else str(error)
+            ) from error
     if not path.exists():
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
     return describe(config_of(read_json(path)), name)

@@ -17,6 +17,11 @@ SIZES = frozenset("num_attention_heads num_key_value_heads head_dim max_position
 IDLE = ({"full_attention"}, {"sparse"}, {"dense"})
 """Lists that say what is so anyway."""
 TOPOLOGIES = ("decoder", "encoder", "encoder_decoder")
+COLUMNS = (
+    "num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads vocab_size "
+    "max_position_embeddings"
+).split()
+"""What the table of published sizes shows."""
 PAGES = ("families.md", "zh/families.md")
 TABLE = re.compile(r"(^\|.*\n)(?:^\|.*\n)+", re.M)
 """A table, and its header by itself."""
@@ -60,12 +65,21 @@ def rows(topology: str) -> list[list[str]]:
     return made
 
 
+def published() -> list[list[str]]:
+    """A row for each published size."""
+    made = []
+    for name in blockformer.presets.SIZES:
+        config = blockformer.preset(name)
+        made.append([f"`{name}`", *(f"{getattr(config, field):,}" for field in COLUMNS)])
+    return made
+
+
 def written(text: str) -> str:
-    """A page with its three tables as the code has them; their headers, in the page's language, stay."""
+    """A page with its tables as the code has them, three of families and one of sizes; their headers stay."""
     tables = []
-    for topology in TOPOLOGIES:
-        lines = [["---"] * (1 + len(GROUPS)), *rows(topology)]
-        tables.append("".join(f"| {' | '.join(cells)} |\n" for cells in lines))
+    for cells in (*map(rows, TOPOLOGIES), published()):
+        lines = [["---"] * len(cells[0]), *cells]
+        tables.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
     return TABLE.sub(lambda found: found[1] + tables.pop(0), text)
 
 

@@ -88,7 +88,10 @@ class BlockformerConfig(NormFields, PositionFields, AttentionFields, FeedForward
 
     def __post_init__(self, **kwargs):
         kwargs = {name: value for name, value in kwargs.items() if _FORMER.get(name, self) != value}
-        _check_names(type(self), kwargs)
+        if unknown := unknown_fields(type(self), kwargs):
+            known = [field.name for field in fields(self)]
+            hints = (f"{type(self).__name__} has no field '{each}'.{did_you_mean(each, known)}" for each in unknown)
+            raise ValueError(" ".join(hints))
         if self.logit_scale is None:  # of older repos; vLLM multiplies by it
             self.logit_scale = 1.0
         for name, each in axes(type(self)).items():
@@ -156,13 +159,10 @@ class BlockformerConfig(NormFields, PositionFields, AttentionFields, FeedForward
             raise ValueError(f"these sizes make {many}: check {names}.")
 
 
-def _check_names(config_class, names) -> None:
-    """Refuse a field that the config does not have, and name the nearest one that it has."""
-    known = {field.name for field in fields(config_class)} | _INHERITED_ARGUMENTS
-    allowed = known | generation_field_names()
-    for name in names:
-        if name not in allowed and not name.startswith("_"):
-            raise ValueError(f"{config_class.__name__} has no field '{name}'.{did_you_mean(name, known)}")
+def unknown_fields(config_class, names) -> list[str]:
+    """Those of some names that the config has no field for."""
+    allowed = {field.name for field in fields(config_class)} | _INHERITED_ARGUMENTS | generation_field_names()
+    return [name for name in names if name not in allowed and not name.startswith("_")]
 
 
 def _check_tokens(config) -> None:

@@ -3,19 +3,22 @@
 Presets know the config, not the other way round, so they stay out of exported repos.
 """
 
-import difflib
+from collections.abc import Iterable
+from typing import Any, overload
 
-from ..axes import axes
-from ..configuration_blockformer import BlockformerConfig
+from ..axes import axes, did_you_mean
+from ..configuration_blockformer import BlockformerConfig, unknown_fields
 from ..configuration_decoder import BlockformerDecoderConfig
 from ..configuration_encoder import BlockformerEncoderConfig
 from ..configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .decoders import DECODERS
+from .dependent import STAYS
 from .encoder_decoders import ENCODER_DECODERS
 from .encoders import ENCODERS
+from .sizes import SIZES
 from .structures import STRUCTURES
 
-__all__ = ["PRESETS", "STRUCTURES", "preset"]
+__all__ = ["PRESETS", "SIZES", "STRUCTURES", "preset"]
 
 PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
     **{name: (BlockformerDecoderConfig, settings) for name, settings in DECODERS.items()},
@@ -24,25 +27,59 @@ PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
 }
 
 
-def preset(name: str, **overrides) -> BlockformerConfig:
-    """The config of a family, with your own sizes.
+@overload
+def preset() -> list[str]: ...
+@overload
+def preset(name: str, **overrides: Any) -> BlockformerConfig: ...
+def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | list[str]:
+    """The config of a family, or of one of its published sizes, with your own settings.
+
+    Settings of the preset that make no sense beside yours go: the rotary parameters with the rotary positions, say.
 
     Args:
-        name: a key of `PRESETS`.
+        name: a key of `PRESETS` (a family with small sizes) or of `SIZES` (a checkpoint's own); None lists both.
         overrides: any field of the config.
 
     Raises:
-        ValueError: no such preset (the near one is named), or a field that the config refuses.
+        ValueError: no such preset (the near one is named); fields that the config does not have, all of them with what
+            they may mean; or a value that it refuses.
 
     Example:
         >>> preset("qwen3", hidden_size=512, num_key_value_heads=2).qk_norm
         True
+        >>> preset("qwen3-0.6b", position_type="relative_bias").num_hidden_layers
+        28
     """
-    if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"there is no preset '{name}'; there are {', '.join(sorted(PRESETS))}.{hint}")
-    config_class, defaults = PRESETS[name]
-    settings = {**defaults, **overrides}
-    known = {field: each.default for field, each in axes(config_class).items()} | settings
-    return config_class(**{key: value(known) if callable(value) else value for key, value in settings.items()})
+    if name is None:
+        return sorted([*PRESETS, *SIZES])
+    if name not in PRESETS and name not in SIZES:
+        raise ValueError(f"there is no preset '{name}'; there are {', '.join(preset())}.{did_you_mean(name, preset())}")
+    family, sizes = SIZES.get(name, (name, {}))
+    config_class, fields = PRESETS[family]
+    _check_names(config_class, overrides)
+    defaults = {field: each.default for field, each in axes(config_class).items()}
+    known = {**defaults, **fields, **sizes, **overrides}
+    gone = {
+        field for field, stays in STAYS.items() if field in defaults and field not in overrides and not stays(known)
+    }
+    known |= {field: defaults[field] for field in gone}
+    given = ({**fields, **sizes}.keys() | overrides.keys()) - gone
+    return config_class(**{key: value(known) if callable(value := known[key]) else value for key in given})
+
+
+def _check_names(config_class: type[BlockformerConfig], names: Iterable[str]) -> None:
+    """Refuse fields that a config does not have, all at once; a name in an official config is told ours."""
+    unknown = unknown_fields(config_class, names)
+    if not unknown:
+        return
+    from blockformer.conversion.families.registry import FAMILIES  # conversion stands above this module
+
+    ours: dict[str, str] = {}
+    for family in FAMILIES.values():
+        ours |= {theirs: meant[0] for theirs, meant in family.fields.items() if meant[0] in axes(config_class)}
+
+    def told(name: str) -> str:
+        hint = f" It is called '{ours[name]}' here." if name in ours else did_you_mean(name, axes(config_class))
+        return f"{config_class.__name__} has no field '{name}'.{hint}"
+
+    raise ValueError(" ".join(map(told, unknown)))

@@ -44,7 +44,7 @@ def by_type(full: float, sliding: float) -> dict:
     thetas = {"full_attention": full, "sliding_attention": sliding}
 
     def rope(settings: dict) -> dict:
-        types = settings["layer_types"]
+        types = settings["layer_types"] or ["sliding_attention" if settings["sliding_window"] else "full_attention"]
         kinds = sorted(set(types(settings) if callable(types) else types))
         return {kind: {"rope_type": "default", "rope_theta": thetas[kind]} for kind in kinds}
 

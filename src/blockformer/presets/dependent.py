@@ -1,0 +1,47 @@
+"""Which settings of a preset make sense only beside others: when those are replaced, they go with them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..axes import axes
+from ..experts import ExpertsFields
+from ..positions import SCORE_TERMS
+
+
+def _has_experts(settings: Mapping[str, Any]) -> bool:
+    return bool(settings.get("num_experts"))
+
+
+def _has_plain_scores(settings: Mapping[str, Any]) -> bool:
+    return settings["position_type"] not in SCORE_TERMS
+
+
+def _may_slide(settings: Mapping[str, Any]) -> bool:
+    return _has_plain_scores(settings) and bool(settings["sliding_window"])
+
+
+def _have_one_kind(settings: Mapping[str, Any]) -> bool:
+    return (settings["norm_placement"] == "post") == (settings.get("decoder_norm_placement") == "post")
+
+
+STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    **{name: _has_experts for name in axes(ExpertsFields) if name != "num_experts"},
+    "shared_expert_gate": lambda settings: _has_experts(settings) and settings["shared_expert_intermediate_size"] > 0,
+    "rope_parameters": lambda settings: settings["position_type"] == "rotary",
+    "rope_layers": lambda settings: settings["position_type"] == "rotary",
+    "position_offset": lambda settings: settings["position_type"] == "learned",
+    "relative_bias_per_layer": lambda settings: settings["position_type"] == "relative_bias",
+    "sliding_window": _may_slide,
+    "layer_types": _may_slide,
+    "attn_logit_softcapping": _has_plain_scores,
+    "attention_sinks": _has_plain_scores,
+    "decoder_norm_placement": _have_one_kind,
+    "residual": lambda settings: settings["norm_placement"] == "pre",
+    "first_attention_norm": lambda settings: (
+        (settings["norm_placement"], settings["residual"]) == ("pre", "sequential")
+    ),
+    "final_norm": lambda settings: settings["norm_placement"] != "post",
+    "norm_weight": lambda settings: settings["norm_weight"] != "none" or settings["norm_type"] == "layer_norm",
+    "norm_bias": lambda settings: settings["norm_type"] == "layer_norm",
+}
+"""Field -> whether a preset's value of it stays beside the other settings."""
