@@ -97,11 +97,15 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
     topology, fields = draw(st.sampled_from(topologies)), draw(AXES)
     if topology != "decoder":
         position_types = [name for name in position_types if name != "alibi"]
+    if topology != "encoder":
+        position_types = [name for name in position_types if name != "disentangled"]
     fields["position_type"] = position_type = draw(st.sampled_from(position_types))
     if position_type == "rotary":
         fields["rope_parameters"] = dict(draw(st.sampled_from(ROPES)))
     elif position_type == "learned":
         fields["position_offset"] = draw(st.sampled_from([0, 2]))
+    elif position_type == "disentangled":
+        fields |= {"qk_norm": False, "num_key_value_heads": 4, "relative_attention_num_buckets": 8}
     elif position_type == "relative_bias":
         fields["relative_bias_per_layer"] = draw(st.booleans())
         fields["relative_attention_num_buckets"] = draw(st.sampled_from([4, 8, 32]))

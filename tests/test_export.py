@@ -119,9 +119,12 @@ def test_plain_save_pretrained_carries_all_code_and_the_full_auto_map(tmp_path, 
 def test_the_code_of_a_repo_can_be_read_in_an_afternoon():
     for name in blockformer.PRESETS:
         lines = {path.stem: len(path.read_text().splitlines()) for path in code_files(blockformer.preset(name))}
-        experts = lines.pop("experts", 0)  # which a decoder may have
+        experts, disentangled = (
+            lines.pop(name, 0) for name in ("experts", "disentangled")
+        )  # which not every one needs
         assert sum(lines.values()) <= 3000, name
         assert experts <= 200, name
+        assert disentangled <= 110, name
 
 
 @pytest.mark.parametrize("name", ["qwen3", "bert", "t5"])

@@ -155,6 +155,7 @@ class BertLikeFamily(Family[EncoderHead]):
         stack: Mapping[str, str] = EMBEDDING_NORM,
         positions: Value | None = None,
         fused: Mapping[str, tuple[str, ...]] | None = None,
+        extra_fields: Sequence[str] = (),
         **settings,
     ):
         super().__init__(
@@ -169,7 +170,7 @@ class BertLikeFamily(Family[EncoderHead]):
                 *([SIDE] if any(head.is_decoder for head in heads) else []),
                 *computed,
             ],
-            extra_fields=("position_embedding_type",),
+            extra_fields=("position_embedding_type", *extra_fields),
             **settings,
         )
         self.root = root

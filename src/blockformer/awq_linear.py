@@ -119,8 +119,8 @@ class QuantizedLinear(nn.Linear):
         """
         hook = getattr(self, "_hf_hook", None)
         for each in getattr(hook, "hooks", (hook,)):
-            weights = getattr(each, "weights_map", None)  # of accelerate's AlignDevicesHook, where it offloads
-            index = getattr(getattr(weights, "dataset", None), "index", {})
+            weights = getattr(getattr(each, "weights_map", None), "dataset", None)  # of accelerate's AlignDevicesHook
+            index = getattr(weights, "index", {})
             for entry, buffer in self.named_buffers(name, recurse=False):
                 if entry in index:
                     index[entry]["dtype"] = str(buffer.dtype).removeprefix("torch.")

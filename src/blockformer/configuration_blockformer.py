@@ -25,8 +25,7 @@ _INHERITED_ARGUMENTS = frozenset(
     "attn_implementation auto_map experts_implementation model_type name_or_path num_labels output_attentions "
     "per_layer_config quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
 )
-# Fields that older repos of encoders and encoder-decoders have, which never were anything else there.
-_FORMER = {"linear_bits": None, "linear_group_size": 128}
+_FORMER = {"linear_bits": None, "linear_group_size": 128}  # of older repos, never anything else but in a decoder
 # More is taken for a slip of the keyboard, on every machine alike: several times the largest published models, and
 # what their names and lists still take little memory for.
 _MOST_NUMBERS, _MOST_LAYERS, _MOST_LABELS = 10**13, 100_000, 4_000_000

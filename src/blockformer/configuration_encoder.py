@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from .axes import axis
 from .configuration_blockformer import BlockformerConfig
+from .disentangled import DisentangledFields
 
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 DETECTOR = "BlockformerEncoderForReplacedTokenDetection"
 
 
-class BlockformerEncoderConfig(BlockformerConfig):
+class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
     """An encoder: each token sees the whole text.
 
     The defaults are a modern encoder (rotary positions, RMS norm, gated feed-forward); `preset("bert")` has BERT's

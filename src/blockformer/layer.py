@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .attention import Attention, layer_type_of
+from .attention import ATTENTIONS, Attention, layer_type_of
 from .axes import Part, axis, flag
 from .feed_forward import FEED_FORWARDS
 from .normalization import make_norm
@@ -113,7 +113,7 @@ class Layer(GradientCheckpointingLayer):
         self.rotates = config.rope_layers is None or config.rope_layers[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout = config.hidden_dropout
-        self.self_attn = Attention(config, layer_idx, is_causal)
+        self.self_attn = ATTENTIONS.get(config.position_type, Attention)(config, layer_idx, is_causal)
         self.has_cross_attention = has_cross_attention
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)

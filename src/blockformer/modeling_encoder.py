@@ -24,6 +24,7 @@ from .axes import axis  # noqa: F401
 from .compat import causal_masks  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder import BlockformerEncoderConfig
+from .disentangled import Distances
 from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
@@ -72,19 +73,22 @@ class BlockformerEncoderModel(Stack):
 
     def __init__(self, config, add_pooling_layer: bool = True):
         super().__init__(config, is_causal=False)
+        if config.position_type == "disentangled":
+            self.relative_bias = Distances(config)
         self.pooler = Pooler(config) if config.pooler_act and add_pooling_layer else None
         self.post_init()
 
-    def _unpadded_masks(self, unpadding) -> dict:
-        """Layer type -> None, or for each sequence the mask [1, 1, length, length] of a window to both sides."""
-        masks, size = super()._unpadded_masks(unpadding), self.config.sliding_window
-        if size is not None:
-            places = torch.arange(max(unpadding.lengths), device=unpadding.indices.device)
-            near = ((places[:, None] - places[None, :]).abs() <= size)[None, None]
-            masks["sliding_attention"] = [
-                None if length <= size + 1 else near[..., :length, :length] for length in unpadding.lengths
-            ]
-        return masks
+    def _prepare(self, hidden_states, places: tuple, source: tuple, unpads: bool):
+        """See `Stack._prepare`; windows of an unpadded row are masks [1, 1, length, length], one a sequence."""
+        hidden_states, positions, batch = super()._prepare(hidden_states, places, source, unpads)
+        size = self.config.sliding_window
+        if batch.unpadding is not None and size is not None:
+            lengths = batch.unpadding.lengths
+            index = torch.arange(max(lengths), device=hidden_states.device)
+            near = ((index[:, None] - index[None, :]).abs() <= size)[None, None]
+            masks = [None if length <= size + 1 else near[..., :length, :length] for length in lengths]
+            batch = batch._replace(masks={**batch.masks, "sliding_attention": masks})
+        return hidden_states, positions, batch
 
     @can_return_tuple
     def forward(

@@ -29,12 +29,12 @@ _ROPE_NUMBERS += "attention_factor beta_fast beta_slow mscale mscale_all_dim par
 _ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "truncate")
 POSITION_TYPES = tuple(
     "learned sinusoidal sinusoidal_halves sinusoidal_inclusive rotary relative_bias learned_relative_bias "
-    "relative_key relative_key_query alibi none".split()
+    "relative_key relative_key_query alibi disentangled none".split()
 )
 # Positions that are computed, that have a table, and that have a bias of the scores or any other term of them.
 SINUSOIDAL = ("sinusoidal", "sinusoidal_halves", "sinusoidal_inclusive")
 LEARNED, RELATIVE_BIAS = ("learned", "learned_relative_bias"), ("relative_bias", "learned_relative_bias")
-SCORE_TERMS = (*RELATIVE_BIAS, "relative_key", "relative_key_query", "alibi")
+SCORE_TERMS = (*RELATIVE_BIAS, "relative_key", "relative_key_query", "alibi", "disentangled")
 
 
 @dataclass(eq=False, repr=False)
@@ -96,8 +96,11 @@ class PositionFields(Part):
         layers, own = self.rope_layers, self.is_decoder and self.position_type == "rotary"
         if layers is not None and not (own and [type(one) for one in layers] == [bool] * self.num_hidden_layers):
             raise ValueError(f"rope_layers must be true or false for each layer of a rotary decoder, not {layers!r}.")
-        if self.position_type == "alibi" and not self.is_decoder:
-            raise ValueError("position_type='alibi' is for a decoder: a distance is one back.")
+        kinds = {"alibi": self.is_decoder, "disentangled": not (self.is_decoder or self.is_encoder_decoder)}
+        if not kinds.get(self.position_type, True):
+            raise ValueError(
+                f"position_type='{self.position_type}' is not supported: a decoder has alibi, an encoder disentangled."
+            )
         if self.relative_bias_per_layer and self.position_type not in RELATIVE_BIAS:
             raise ValueError("relative_bias_per_layer=True needs a relative bias: set position_type='relative_bias'.")
         if self.position_type not in RELATIVE_BIAS:

@@ -176,7 +176,7 @@ class Stack(BlockformerPreTrainedModel):
         if unpadding is None:
             masks = self._masks(hidden_states, attention_mask, past_key_values, given_positions)
         else:
-            masks = self._unpadded_masks(unpadding)
+            masks = dict.fromkeys(self.config.layer_types)
             hidden_states, position_ids = unpadding.gather(hidden_states), unpadding.gather(position_ids)
         hidden_states = self._embed(hidden_states, position_ids)
         rotations = rotations_of(self.rotary_emb, self.config, hidden_states, position_ids)
@@ -224,9 +224,6 @@ class Stack(BlockformerPreTrainedModel):
         is_packed = attention_mask is None and position_ids is not None
         sequences = sequence_numbers(position_ids) if is_packed else None
         return encoder_masks(self.config, hidden_states, attention_mask, sequences)
-
-    def _unpadded_masks(self, unpadding) -> dict:
-        return dict.fromkeys(self.config.layer_types)
 
     def _encoder_mask(self, hidden_states, encoder_hidden_states, encoder_attention_mask):
         """The mask of cross-attention. Beams of one input share its states: they count as more queries of one row."""

@@ -32,6 +32,15 @@ SIZES = {
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 FULL, SLIDING = "full_attention", "sliding_attention"
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+DEBERTA = {
+    "relative_attention": True,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 8,
+    "max_relative_positions": -1,
+}
 ROWS = [
     Row("camembert"),
     Row("camembert", {"layer_norm_eps": 1e-3, **UNTIED}, shards=True),
@@ -61,6 +70,11 @@ ROWS = [
     Row("eurobert", {"num_key_value_heads": 2, "head_dim": 16, "mlp_bias": True, "attention_bias": True}, shards=True),
     Row("eurobert", {"classifier_pooling": "bos", "rope_parameters": YARN, **TIED}),
     Row("eurobert", {"classifier_pooling": "mean"}),
+    Row("deberta-v2", DEBERTA),
+    Row("deberta-v2", {**DEBERTA, "position_buckets": 4, "max_relative_positions": 20, "type_vocab_size": 0}, True),
+    Row("deberta-v2", {**DEBERTA, "position_buckets": 32, "hidden_act": "relu", "num_attention_heads": 2}),
+    Row("mpnet"),
+    Row("mpnet", {"hidden_act": "gelu", "layer_norm_eps": 1e-3, **UNTIED}, shards=True),
     Row("jina_embeddings_v3", {"type_vocab_size": 1, **UNTIED}, shards=True),
 ]
 FIRST = {row.family: row for row in reversed(ROWS)}
@@ -124,7 +138,7 @@ def test_there_and_back_with_the_same_numbers(tmp_path, row):
 
 
 # Most heads do not depend on the axes in which the families differ.
-USUALLY = ("electra", "modernbert", "eurobert")
+USUALLY = ("deberta-v2", "electra", "mpnet", "modernbert", "eurobert")
 HEADS = [
     pytest.param(row, head, marks=[] if family in USUALLY and not head.is_decoder else pytest.mark.exhaustive)
     for family, row in FIRST.items() if family in FAMILIES

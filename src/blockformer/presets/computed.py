@@ -16,6 +16,11 @@ def by_width(settings: dict) -> float:
     return settings["hidden_size"] ** -0.5
 
 
+def by_three_heads(settings: dict) -> float:
+    """The factor of scores that are sums of three terms, in DeBERTa."""
+    return (3 * settings["hidden_size"] // settings["num_attention_heads"]) ** -0.5
+
+
 def every(step: int, window: int | None = None):
     """Settings in which each layer but every `step`-th one has a window or, without one, positions."""
 

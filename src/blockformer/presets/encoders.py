@@ -1,6 +1,6 @@
 """Encoders as settings."""
 
-from .computed import by_type, every_third, rotary
+from .computed import by_three_heads, by_type, every_third, rotary
 from .structures import STRUCTURES
 
 BERT_BASE = {
@@ -108,6 +108,18 @@ ENCODERS: dict[str, dict] = {
         "max_position_embeddings": 8192,
         "pooling": "mean_of_pooled",
     },
+    "deberta-v2": {
+        **BERT_BASE,
+        **STRUCTURES["deberta-v2"],
+        "vocab_size": 128100,
+        "norm_eps": 1e-7,
+        "type_vocab_size": 0,
+        "relative_attention_num_buckets": 256,
+        "relative_attention_max_distance": 512,
+        "attention_scale": by_three_heads,
+        "pooler_act": "gelu",
+    },
+    "mpnet": {**_ROBERTA_BASE, **STRUCTURES["mpnet"], "vocab_size": 30527},
     "distilbert": {**BERT_BASE, **STRUCTURES["distilbert"], "num_hidden_layers": 6, "pooler_act": "relu"},
 }
 """Preset -> settings."""

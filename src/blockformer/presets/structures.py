@@ -115,6 +115,8 @@ STRUCTURES: dict[str, dict] = {
     "modernbert": _MODERN_BERT,
     "modernbert-decoder": _MODERN_BERT,
     "eurobert": _LLAMA_LIKE,
+    "deberta-v2": {**_BERT_LIKE, "position_type": "disentangled"},
+    "mpnet": {**_BERT_LIKE, "position_type": "learned_relative_bias", "type_vocab_size": 0},
     "gte": {**_ROTARY_BERT, "gated_mlp": True, "mlp_bias": "down"},
     "nomic_bert": {**_ROTARY_BERT, **dict.fromkeys(BIASES, False), "gated_mlp": True},
     "jina_embeddings_v3": _ROTARY_BERT,

@@ -1,0 +1,119 @@
+"""DeBERTa 2 and 3 (He et al., 2021 and 2023): BERT with disentangled attention.
+
+Of its many switches those of the third version are taken: both terms of distances, in buckets, with the layers' own
+projections and a norm, and no positions in the embeddings. Checkpoints of the third version hold the heads of their
+training too, which no official class reads.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from ..errors import ConversionError, listed, shown
+from .bert import EMBEDDINGS, LANGUAGE_MODEL, NAMES
+from .bert_like import BertLikeFamily
+from .encoder_heads import standard_heads
+from .fields import Computed, NotExpressible, Official
+from .rotary_bert import TOKEN_TYPES
+
+SWITCHES: dict[str, Any] = {
+    "relative_attention": True,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
+IDLE = {
+    "conv_kernel_size": (None, 0),
+    "attention_head_size": (None,),
+    "embedding_size": (None,),
+    "legacy": (None, True),
+}
+TRAINING_HEADS = (
+    *(f"lm_predictions.lm_head.{name}" for name in ("bias", "dense.weight", "dense.bias")),
+    *(f"lm_predictions.lm_head.LayerNorm.{kind}" for kind in ("weight", "bias")),
+    *(
+        f"mask_predictions.{name}.{kind}"
+        for name in ("dense", "LayerNorm", "classifier")
+        for kind in ("weight", "bias")
+    ),
+)
+
+
+def _scale(head_dim: int) -> float:
+    return (3 * head_dim) ** -0.5
+
+
+def _read(official: Official) -> dict[str, Any]:
+    config, entries = official.config, official.entries
+    wrong = [f"{name} is {shown(entries.get(name))}, not {value!r}" for name, value in SWITCHES.items()
+             if entries.get(name) != value]  # fmt: skip
+    wrong += [f"{name} is {shown(entries[name])}" for name, values in IDLE.items() if entries.get(name) not in values]
+    if set(config.pos_att_type or ()) != {"c2p", "p2c"}:
+        wrong.append(f"pos_att_type is {shown(entries.get('pos_att_type'))}, not 'p2c|c2p'")
+    buckets = entries.get("position_buckets") or 0
+    if buckets < 4:
+        wrong.append(f"position_buckets is {buckets}, not 4 or more")
+    if wrong:
+        raise ConversionError(f"config.json: settings that cannot be converted:{listed(wrong)}")
+    farthest = config.max_relative_positions
+    return {
+        "relative_attention_num_buckets": buckets,
+        "relative_attention_max_distance": farthest if farthest > 0 else config.max_position_embeddings,
+        "attention_scale": _scale(config.hidden_size // config.num_attention_heads),
+    }
+
+
+def _write(config, head) -> dict[str, Any]:
+    scale, farthest = _scale(config.head_dim), config.relative_attention_max_distance
+    if config.attention_scale != scale:
+        raise NotExpressible(
+            "attention_scale", f"{scale} (one over the root of three head sizes)", config.attention_scale
+        )
+    return {
+        **SWITCHES,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": config.relative_attention_num_buckets,
+        "max_relative_positions": -1 if farthest == config.max_position_embeddings else farthest,
+    }
+
+
+class DebertaFamily(BertLikeFamily):
+    """A DeBERTa."""
+
+    def rules_for(self, form, config):
+        """See `Family.rules_for`."""
+        table = super().rules_for(form, config)
+        return type(table)(table.rules, ignored=[*table.ignored, *TRAINING_HEADS])
+
+
+ROWS = {"modules": {"classifier": "score"}, "own_pooler": "pooler.dense"}
+HEADS = [
+    replace(head, pooler="unused", own_pooler="pooler.dense" if "MultipleChoice" in head.ours else head.own_pooler)
+    for head in standard_heads("DebertaV2", ROWS, "", next_sentence=False)
+]
+FAMILY = DebertaFamily(
+    "deberta-v2",
+    "DebertaV2Config",
+    HEADS,
+    structure="deberta-v2",
+    root="deberta.",
+    embeddings={
+        **{theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_positions"},
+        "encoder.rel_embeddings": "relative_bias.embedding",
+    },
+    layer=NAMES["layer"],
+    modules={
+        **{f"attention.self.{name}_proj": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
+        **{theirs: ours for theirs, ours in NAMES["modules"].items() if "attention.self" not in theirs},
+    },
+    stack={"embeddings.LayerNorm": "embedding_norm", "encoder.LayerNorm": "relative_bias.norm"},
+    language_model=LANGUAGE_MODEL,
+    fields={
+        **{theirs: ours for theirs, ours in NAMES["fields"].items() if ours not in ("use_cache", "classifier_dropout")},
+        "max_position_embeddings": "max_position_embeddings",
+    },
+    positions=Computed(_read, _write),
+    computed=[TOKEN_TYPES],
+    pooler_act="gelu",
+    unsupported={"pooler_hidden_act": ("gelu",)},
+    extra_fields=(*SWITCHES, *IDLE, "position_buckets", "pooler_hidden_size"),
+)

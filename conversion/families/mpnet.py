@@ -1,0 +1,57 @@
+"""MPNet (Song et al., 2020): RoBERTa whose layers share a relative bias beside the learned positions.
+
+The official class has the padding token 1, 32 buckets and `gelu` in its head, whatever the config says.
+"""
+
+from ..errors import ConversionError
+from .bert import EMBEDDINGS, NAMES
+from .bert_like import BertLikeFamily
+from .encoder_heads import ROBERTA_ROWS, standard_heads
+from .fields import Computed, NotExpressible
+from .roberta import GELU_HEAD, LANGUAGE_MODEL
+
+PADDING, BUCKETS = 1, 32
+
+
+def _read_positions(official):
+    config = official.config
+    if config.pad_token_id != PADDING or config.relative_attention_num_buckets != BUCKETS:
+        raise ConversionError(
+            f"config.json: pad_token_id must be {PADDING} and relative_attention_num_buckets {BUCKETS}, "
+            f"not {config.pad_token_id} and {config.relative_attention_num_buckets}: the official class has no others"
+        )
+    return {"position_offset": PADDING + 1, "max_position_embeddings": config.max_position_embeddings - PADDING - 1}
+
+
+def _write_positions(config, head):
+    if config.pad_token_id != PADDING or config.position_offset != PADDING + 1:
+        raise NotExpressible("position_offset", f"{PADDING + 1}, with pad_token_id={PADDING}", config.position_offset)
+    return {
+        "max_position_embeddings": config.max_position_embeddings + config.position_offset,
+        "relative_attention_num_buckets": config.relative_attention_num_buckets,
+    }
+
+
+FAMILY = BertLikeFamily(
+    "mpnet",
+    "MPNetConfig",
+    standard_heads("MPNet", ROBERTA_ROWS, "", next_sentence=False),
+    structure="mpnet",
+    root="mpnet.",
+    embeddings={
+        **{theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_token_types"},
+        "encoder.relative_attention_bias": "relative_bias.embedding",
+    },
+    layer=NAMES["layer"],
+    modules={
+        **{f"attention.attn.{name}": f"self_attn.{name}_proj" for name in "qkvo"},
+        "attention.LayerNorm": "self_attn_post_norm",
+        **{theirs: ours for theirs, ours in NAMES["modules"].items() if ours.startswith("mlp")},
+    },
+    language_model=LANGUAGE_MODEL,
+    fields={
+        theirs: ours for theirs, ours in NAMES["fields"].items() if ours not in ("use_cache", "classifier_dropout")
+    },
+    positions=Computed(_read_positions, _write_positions),
+    computed=[GELU_HEAD],
+)

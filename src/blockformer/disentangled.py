@@ -1,0 +1,89 @@
+"""Disentangled attention: content and distance are matched apart (DeBERTa, He et al., 2021; version 3, 2023).
+
+B batch, T tokens, H heads, D head size, C hidden size, E vectors of distances.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .attention import ATTENTIONS, Attention
+from .axes import SHARED, Part
+from .normalization import make_norm
+
+
+@dataclass(eq=False, repr=False)
+class DisentangledFields(Part):
+    """What holds of a config with this attention; its fields are those of a relative bias."""
+
+    def check(self):
+        """Queries and keys of distances come from the layers' own projections, one key for each head."""
+        super().check()
+        if self.position_type != "disentangled":
+            return
+        if self.qk_norm or self.num_key_value_heads != self.num_attention_heads:
+            fix = "set qk_norm=False and leave num_key_value_heads out"
+            raise ValueError(f"position_type='disentangled' needs a plain key for each head: {fix}.")
+        buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
+        if buckets < 4 or distance <= buckets // 2 + 1:
+            fix = (
+                "relative_attention_num_buckets must be 4 or more, relative_attention_max_distance above half of it + 1"
+            )
+            raise ValueError(f"position_type='disentangled': {fix}.")
+
+    def tensor_parallel_plan(self, has_cross_attention):
+        """The vectors of distances are whole in each process, and their gradients are added."""
+        own = {f"relative_bias.{name}": SHARED for name in ("embedding", "norm")}
+        return super().tensor_parallel_plan(has_cross_attention) | (own if self.position_type == "disentangled" else {})
+
+
+class Distances(nn.Module):
+    """A trained and normed vector for each bucket of distances, to either side: [E, C] for all layers."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.embedding = nn.Embedding(2 * config.relative_attention_num_buckets, config.hidden_size)
+        self.norm = make_norm(config, config.hidden_size)
+
+    def forward(self, query_positions, key_length: int):
+        return self.norm(self.embedding.weight)
+
+
+class DisentangledAttention(Attention):
+    """Scores q_i · k_j + q_i · K(d) + k_j · Q(d), with Q and K, the layer's projections, of the vector of distance d.
+
+    Distances up to half of the buckets have a bucket each, farther ones share one, wider with the logarithm.
+    """
+
+    def _relative_mask(self, query, key, attention_mask, position_bias, query_positions, unpadding):
+        """`position_bias` are the vectors of `Distances`, [E, C]."""
+        vectors = F.dropout(position_bias, self.config.hidden_dropout, self.training)[None]
+        queries, keys = self._split_heads(self.q_proj(vectors)), self._split_heads(self.k_proj(vectors))  # [1, H, E, D]
+        if unpadding is None:
+            return self._mask_of(query, key, attention_mask, queries, keys)
+        parts = zip(unpadding.split(query), unpadding.split(key), strict=True)
+        return (self._mask_of(*states, None, queries, keys) for states in parts)
+
+    def _mask_of(self, query, key, attention_mask, queries, keys):
+        """Queries and keys [B, H, T, D] -> the mask with the terms of distances in it, [B, H, T, T]."""
+        length = query.shape[2]
+        places = torch.arange(length, device=query.device)
+        buckets = self._bucket(places[:, None] - places[None, :])
+        buckets = buckets.expand(*query.shape[:2], length, length)
+        to_keys = (query @ keys.transpose(2, 3)).gather(-1, buckets)
+        to_queries = (key @ queries.transpose(2, 3)).gather(-1, buckets.transpose(2, 3)).transpose(2, 3)
+        return self._with_bias(attention_mask, (to_keys + to_queries) * self.scaling, None, length)
+
+    def _bucket(self, distance):
+        """Distances query - key, int64 of any shape -> numbers of vectors, of the same shape."""
+        span, farthest = self.config.relative_attention_num_buckets, self.config.relative_attention_max_distance
+        half = span // 2
+        far = distance.abs().clamp(min=half)
+        growth = torch.log(far / half) / torch.log(torch.tensor((farthest - 1) / half))
+        wide = (torch.ceil(growth * (half - 1)) + half).long() * distance.sign()
+        return (torch.where(distance.abs() <= half, distance, wide) + span).clamp(0, 2 * span - 1)
+
+
+ATTENTIONS["disentangled"] = DisentangledAttention
