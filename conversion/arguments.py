@@ -99,7 +99,7 @@ def check_source(
     if family in ARTICLES:
         if to_official:
             raise ConversionError(
-                f"the family '{family}' is read and not written; leave out --to official, or name another family"
+                f"the family '{family}' is read and not written; leave out to_official=True, or name another family"
             )
         if config is None:
             raise ConversionError(

@@ -173,6 +173,9 @@ def from_official(
     with memory_errors(), opened(place) as (checkpoint, notes):
         plan = plan_in(checkpoint, family, cast)
         notes = [*notes, *plan.family.notes(plan.form)]
+        hints = {name: plan.family.misspelt(name) for name in plan.family.unused(checkpoint.config)}
+        wrong = ", ".join(shown(name) + hint for name, hint in hints.items() if hint)
+        notes += [f"config.json: settings that {plan.family.name} does not use: {wrong}"] if wrong else []
         _check_tied(checkpoint, plan)
         weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}
         bad = [name for name, tensor in weights.items() if nonfinite(tensor)]
@@ -283,7 +286,8 @@ def _notes_on(official: Mapping[str, Any], family: Family) -> list[str]:
         notes.append("config.json: auto_map names code of the source; it was neither run nor copied")
     unused = family.unused(official)
     if unused:
-        notes.append(f"config.json: settings that {family.name} does not use: {', '.join(map(shown, unused))}")
+        told = (shown(name) + family.misspelt(name) for name in unused)
+        notes.append(f"config.json: settings that {family.name} does not use: {', '.join(told)}")
     if isinstance(official.get("pad_token_id"), int) and official["pad_token_id"] < 0:
         notes.append(f"config.json: pad_token_id {official['pad_token_id']} is no token; there is no padding token")
     return notes

@@ -20,8 +20,10 @@ from .files.unused_tensors import UNUSED_FILE
 from .plan import (
     MEMORY,
     architecture_of,
+    bytes_by_dtype,
     expected_tensors,
     identity_rules,
+    is_ours,
     our_config,
     stored_pairs,
     unread_pooler,
@@ -62,6 +64,8 @@ def export_folder(
     folder, hub_id = locate(src, revision=revision)
     refuse_adapters(folder)
     with memory_errors(), opened(Source(folder)) as (checkpoint, notes):
+        if not is_ours(checkpoint.config):
+            raise ConversionError(f"{folder}: not a model of Blockformer; `blockformer convert` makes a repo of it")
         config = our_config(checkpoint.config)
         architecture = architecture_of(config)
         if architecture not in {target.rpartition(".")[2] for target in full_auto_map(config).values()}:
@@ -72,7 +76,9 @@ def export_folder(
         shapes |= pooler
         groups = identity_rules(shapes).plan(checkpoint.tensors, shapes, optional=[*tied, *pooler])
         report = ConversionReport(hub_id or os.fspath(src), Path(dst), "", False, notes=notes)
-        report.tensors = len(groups)
+        sizes = bytes_by_dtype(groups)
+        report.tensors, report.nbytes = len(groups), sum(sizes.values())
+        report.dtypes = [str(kind).removeprefix("torch.") for kind in sizes]
         with atomic_folder(dst, force=force, sources=[folder]) as temporary:
             check_tied(checkpoint.read, stored_pairs(tied, groups))
             report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, tell)

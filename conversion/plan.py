@@ -65,17 +65,22 @@ class Plan:
     @property
     def sizes(self) -> dict[torch.dtype, int]:
         """Bytes by dtype, the largest share first."""
-        sizes: dict[torch.dtype, int] = {}
-        for group in self.groups:
-            for target in group.targets:
-                nbytes = torch.Size(target.shape).numel() * target.dtype.itemsize
-                sizes[target.dtype] = sizes.get(target.dtype, 0) + nbytes
-        return dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
+        return bytes_by_dtype(self.groups)
 
     @property
     def dtype(self) -> torch.dtype:
         """The floating-point dtype with the largest share."""
         return next(dtype for dtype in self.sizes if dtype.is_floating_point)
+
+
+def bytes_by_dtype(groups: Iterable[Group]) -> dict[torch.dtype, int]:
+    """Dtype -> bytes of what is written, the largest share first."""
+    sizes: dict[torch.dtype, int] = {}
+    for group in groups:
+        for target in group.targets:
+            nbytes = torch.Size(target.shape).numel() * target.dtype.itemsize
+            sizes[target.dtype] = sizes.get(target.dtype, 0) + nbytes
+    return dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
 
 
 def plan_in(
@@ -86,7 +91,7 @@ def plan_in(
     if is_ours(official):
         raise ConversionError(
             f"{checkpoint.folder}: is in Blockformer's layout already; load it with AutoModel, or convert it with "
-            "--to official"
+            "to_official=True"
         )
     family = family_of(official) if family_name is None else family_by_name(family_name)
     form = family.form(official, checkpoint.tensors, checkpoint.read)
@@ -135,7 +140,7 @@ def plan_in(
 def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None) -> Plan:
     """Ours -> official."""
     if not is_ours(checkpoint.config):
-        raise ConversionError(f"{checkpoint.folder}: is not in Blockformer's layout; leave out --to official")
+        raise ConversionError(f"{checkpoint.folder}: is not in Blockformer's layout; leave out to_official=True")
     config = our_config(checkpoint.config)
     memory = remembered(checkpoint.folder)
     if family_name is not None:

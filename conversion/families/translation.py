@@ -16,7 +16,7 @@ from typing import Any
 import transformers
 from transformers import PretrainedConfig
 
-from blockformer.axes import axes
+from blockformer.axes import axes, did_you_mean
 from blockformer.configuration_blockformer import check_counts
 
 from ..errors import ConversionError, listed, shown
@@ -249,6 +249,11 @@ class ConfigTranslation(ABC):
         known |= {"architectures", "torch_dtype", "dtype", "rope_theta", "rope_scaling", "rope_parameters", "head_dim"}
         known |= {*self.extra_fields, *transformers.GenerationConfig().to_dict()}
         return sorted(name for name in official if name not in known)
+
+    def misspelt(self, name: str) -> str:
+        """A hint at the official field whose name is nearly that of an entry which the family does not use."""
+        hint = did_you_mean(name, self.official_config({}).to_dict(), cutoff=0.85)
+        return f" (d{hint[2:]})" if hint else ""
 
     def head_for(self, config: PretrainedConfig) -> Any | None:
         """The head that a config of ours is for; the first of its topology where it does not say."""

@@ -93,9 +93,9 @@ def check_target(target: str | PathLike[str], force: bool, sources: Iterable[str
     for source in sources:
         _check_apart(target, Path(source))
     if there and not force:
-        raise ConversionError(f"{target}: exists already; name another folder, or replace it with --force")
+        raise ConversionError(f"{target}: exists already; name another folder, or replace it with force=True")
     if there and not _replaceable(target):
-        raise ConversionError(f"{target}: holds no model, so --force does not replace it; name another folder")
+        raise ConversionError(f"{target}: holds no model, so force=True does not replace it; name another folder")
     if there and not (target.stat().st_mode & stat.S_IWUSR and os.access(target, os.W_OK)):  # root may write anywhere
         raise ConversionError(f"{target}: read-only; name another folder")
 

@@ -38,7 +38,7 @@ def memory_errors():
         if not is_out_of_memory(error):
             raise
         reason = str(error).partition("\n")[0]
-        message = "out of memory; free some, or convert with --no-verify"
+        message = "out of memory; free some, or convert with verify=False"
         raise ConversionError(f"{message} ({reason})" if reason else message) from error
 
 

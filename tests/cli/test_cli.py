@@ -4,6 +4,7 @@ import re
 import pytest
 import torch
 from article_modules import GPT
+from safetensors import safe_open
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import blockformer
@@ -132,8 +133,14 @@ def test_export_makes_a_repo_of_a_saved_model(capsys, tmp_path):
     config = blockformer.preset("qwen3", **SIZES)
     blockformer.BlockformerDecoderForCausalLM(config).save_pretrained(tmp_path / "checkpoint")
     call("export", tmp_path / "checkpoint", tmp_path / "repo")
-    assert "a self-contained repo" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "a self-contained repo" in out
+    with safe_open(tmp_path / "repo/model.safetensors", framework="pt") as file:
+        nbytes = sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118 - no dict
+    assert f"tensors, {size(nbytes)}, float32, " in out
     assert (tmp_path / "repo/README.md").exists()
+    call("export", tmp_path / "checkpoint", tmp_path / "repo", status=1)
+    assert "or replace it with --force" in capsys.readouterr().err
     assert (tmp_path / "repo/modeling_decoder.py").exists()
 
 
@@ -149,9 +156,10 @@ def test_export_makes_a_repo_of_a_saved_model(capsys, tmp_path):
         (["convert", "{tmp}/nowhere", "{tmp}/dst"], "no such folder"),
         (["convert", "{source}", "{tmp}/dst", "--config", "{source}/config.json"], "--config is for a weight file"),
         (["convert", "{source}/model.safetensors", "{tmp}/dst"], "give --config and --family article-gpt"),
-        (["export", "{source}", "{tmp}/dst"], "'qwen3' is not one of ours"),
+        (["export", "{source}", "{tmp}/dst"], "`blockformer convert` makes a repo of it"),
         (["inspect", "{tmp}/nowhere/config.json"], "no such file"),
         (["inspect", "{tmp}/nowhere"], "no such folder"),
+        (["inspect", "qwen4"], "Did you mean the preset 'qwen3'?"),
     ],
 )
 def test_an_error_is_one_line_without_a_traceback(capsys, tmp_path, source, arguments, message):

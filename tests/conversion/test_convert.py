@@ -381,6 +381,16 @@ def test_a_saved_model_of_any_task_becomes_a_repo(tmp_path, name, tiny_tokenizer
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
 
 
+def test_a_misspelt_field_of_an_official_config_is_named(tmp_path):
+    official_folder(tmp_path / "src")
+    edit_config(tmp_path / "src", hiden_act="relu", of_another_tool=1)
+    report = convert(tmp_path / "src", tmp_path / "dst", verify=False)
+    told = "'hiden_act' (did you mean 'hidden_act'?), 'of_another_tool'"
+    assert any(note.endswith(told) for note in report.notes), report.notes
+    with pytest.warns(UserWarning, match=r"'hiden_act' \(did you mean 'hidden_act'\?\)$"):
+        from_official(tmp_path / "src")
+
+
 def test_export_is_strict(tmp_path):
     model = blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **SIZES_OF_OURS))
     model.save_pretrained(tmp_path / "src")
@@ -390,7 +400,7 @@ def test_export_is_strict(tmp_path):
     with pytest.raises(ConversionError, match=r"layers\.7\.extra[\s\S]*model\.norm\.weight"):
         export_folder(tmp_path / "src", tmp_path / "dst")
     official_folder(tmp_path / "official")
-    with pytest.raises(ConversionError, match="'qwen3' is not one of ours"):
+    with pytest.raises(ConversionError, match="`blockformer convert` makes a repo of it"):
         export_folder(tmp_path / "official", tmp_path / "dst")
     edit_config(tmp_path / "src", architectures=["__builtins__"])
     with pytest.raises(ConversionError, match="no class of ours"):

@@ -209,7 +209,7 @@ def test_new_folder(tmp_path: Path, any_rename: str) -> None:
 def test_existing_folder_is_refused_without_force(tmp_path: Path) -> None:
     make_single(tmp_path / "x")
     before = contents(tmp_path)
-    with pytest.raises(ConversionError, match=r"exists already.*--force"), atomic_folder(tmp_path / "x"):
+    with pytest.raises(ConversionError, match=r"exists already.*force=True"), atomic_folder(tmp_path / "x"):
         pytest.fail("the block must not run")
     assert contents(tmp_path) == before
 

@@ -35,6 +35,10 @@ Revision = Annotated[
 ]
 
 
+# What messages call by the name of an argument in Python -> the option.
+OPTIONS = {"force=True": "--force", "verify=False": "--no-verify", "to_official=True": "--to official"}
+
+
 class Interrupted(SystemExit):
     """Ctrl-C, after everything unfinished was removed."""
 
@@ -213,6 +217,8 @@ def _sentence(error: Exception) -> str:
     """What went wrong, for a person: the message of an expected error, else its kind too."""
     message = str(error).strip()
     if isinstance(error, ValueError) and message:
+        for argument, option in OPTIONS.items():
+            message = message.replace(argument, option)
         return message
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -21,8 +21,9 @@ def full_auto_map(config: PretrainedConfig) -> dict[str, str]:
     entries = dict(type(config).auto_classes)
     for name in config.architectures or ():
         named = getattr(blockformer, name, None)
-        if named is not None and named._auto_class:  # of two classes of an Auto class, the config's own
-            entries[named._auto_class] = f"{named.__module__.rpartition('.')[2]}.{name}"
+        auto_class = getattr(named, "_auto_class", None)
+        if named is not None and auto_class:  # of two classes of an Auto class, the config's own
+            entries[auto_class] = f"{named.__module__.rpartition('.')[2]}.{name}"
     return entries
 
 
