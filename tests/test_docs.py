@@ -37,6 +37,7 @@ PAIRS = {
     "training": (PAGE.parent / "training.md", PAGE_ZH.parent / "training.md"),
     "quantization": (PAGE.parent / "quantization.md", PAGE_ZH.parent / "quantization.md"),
     "scale": (PAGE.parent / "scale.md", PAGE_ZH.parent / "scale.md"),
+    "benchmarks": (PAGE.parent / "benchmarks.md", PAGE_ZH.parent / "benchmarks.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
 NOT_OURS = {"build", "dist", "blockformer-demo"}
