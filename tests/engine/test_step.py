@@ -21,7 +21,8 @@ SIZES = {
 }  # fmt: skip
 
 
-pytestmark = pytest.mark.usefixtures("folder")
+# On a busy machine the compiler may take minutes for one step, and some tests compile four.
+pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.timeout(1200)]
 
 
 def pair(family="qwen3", dtype=torch.float32, **settings):
