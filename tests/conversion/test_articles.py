@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -355,6 +357,51 @@ def test_the_fourth_articles_generate_writes_its_text(tmp_path, printed):
     assert torch.equal(alone.generate(input_ids=ids, max_new_tokens=14, do_sample=False), want)
     with pytest.raises(ValueError, match="knows no num_beams"):
         alone.generate(ids, num_beams=2)
+
+
+@torch.no_grad()
+def test_a_padded_batch_is_learnt_and_written_as_the_third_articles_loop_does(tmp_path):
+    """Its loss counts real targets alone; its loop ends when all rows write the end token in one step."""
+    module, pad, start = EncoderDecoder(PAIR_CONFIG), 0, 1
+    source, target = tokens(53, 3, 11), tokens(61, 3, 9)
+    mask, target_mask = padding(11, 7, 2), padding(9, 4, 8)
+    source, target = source.masked_fill(mask == 0, pad), target.masked_fill(target_mask == 0, pad)
+    shifted = torch.cat((torch.full((3, 1), start), target[:, :-1]), dim=1)
+    shown = torch.cat((torch.ones(3, 1, dtype=torch.long), target_mask[:, :-1]), dim=1)
+    logits = module(source, shifted, mask, shown)
+    want = torch.nn.functional.cross_entropy(logits[target_mask.bool()], target[target_mask.bool()])
+    text = torch.full((3, 1), start)
+    for _ in range(12):
+        text = torch.cat([text, module(source, text, mask)[:, -1:].argmax(-1)], dim=1)
+    end = int(text[1, 4])
+    path, settings = write(tmp_path, module.state_dict(), {**PAIR_CONFIG, "eos_token_id": end})
+    ours = from_official(path, family="article-encoder-decoder", config=settings)
+    labels = target.masked_fill(target == pad, -100)
+    assert_close(ours(source, attention_mask=(source != pad).long(), labels=labels).loss, want)
+    got = ours.generate(source, attention_mask=(source != pad).long(), max_new_tokens=12, do_sample=False)
+    for row, whole in zip(got.tolist(), text.tolist(), strict=True):
+        stop = whole.index(end) + 1 if end in whole else len(whole)
+        assert row[:stop] == whole[:stop]
+        assert not any(row[stop:])
+
+
+def test_the_loss_of_the_fourth_article_leaves_out_targets_of_minus_1(tmp_path):
+    module, ids, targets = Transformer(WHOLE_CONFIG), tokens(61, 2, 9), tokens(61, 2, 9).roll(1, 0)
+    targets[0, 3:] = -1
+    ours = load(tmp_path, "article-transformer", module, WHOLE_CONFIG)
+    want = torch.nn.functional.cross_entropy(module(ids, ids).flatten(0, 1), targets.flatten(), ignore_index=-1)
+    labels = targets.masked_fill(targets == -1, -100)
+    assert_close(ours(ids, decoder_input_ids=ids, labels=labels).loss, want)
+    with pytest.raises(ValueError, match=r"labels holds -1: .* or -100"):
+        ours(ids, decoder_input_ids=ids, labels=targets)
+
+
+def test_conversion_is_there_as_the_page_writes_it(tmp_path):
+    path, settings = write(tmp_path, GPT(GPT_CONFIG).state_dict(), GPT_CONFIG)
+    call = "blockformer.conversion.convert(*sys.argv[1:3], family='article-gpt', config=sys.argv[3])"
+    code = f"import blockformer, sys; {call}"
+    subprocess.run([sys.executable, "-c", code, path, tmp_path / "dst", settings], check=True, capture_output=True)
+    assert (tmp_path / "dst/config.json").exists()
 
 
 # The settings beyond what logits show.
