@@ -23,6 +23,7 @@ FAMILIES = (
 """The names of the official families."""
 ARTICLES = ["article-gpt", "article-encoder-decoder", "article-transformer"]
 """The names of the families read from an article's weight file."""
+VERIFICATIONS = ("auto", "quick", "full", "none")
 DTYPES = ("float32", "bfloat16", "float16")
 _SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
@@ -39,6 +40,7 @@ def check_conversion(
     max_shard_size: int | str = "5GB",
     force: bool = False,
     revision: str | None = None,
+    verify: bool | str = "auto",
     **options: Any,
 ) -> None:
     """Check the arguments of `convert` or `export_folder`.
@@ -47,11 +49,24 @@ def check_conversion(
         ConversionError: one is wrong, or they contradict each other.
     """
     parse_size(max_shard_size)
+    verification(verify)
     dtype_name(dtype if dequantize is None else dequantize)
     if dequantize is not None and (to_official or dtype is not None):
         raise ConversionError("--dequantize goes neither with --to official nor with --dtype: it names the dtype")
     check_source(src, family, config, to_official, revision)
     check_target(dst, force, [path for path in (src, config) if path is not None and os.path.exists(path)])
+
+
+def verification(verify: bool | str) -> str:
+    """How thoroughly to compare the models: one of `VERIFICATIONS`; True means "full", False "none".
+
+    Raises:
+        ConversionError: it is none of them.
+    """
+    name = {True: "full", False: "none"}.get(verify, verify) if isinstance(verify, bool) else verify
+    if name not in VERIFICATIONS:
+        raise ConversionError(f"verify must be one of {', '.join(VERIFICATIONS)}, not {shown(name)}")
+    return name
 
 
 def dtype_name(dtype: Any) -> str | None:

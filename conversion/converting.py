@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from blockformer.publishing import copy_code, write_card
 
-from .arguments import check_conversion, find_source
+from .arguments import check_conversion, find_source, verification
 from .errors import listed, shown
 from .families.awq import load_plain, low_bit_weights
 from .families.registry import Family
@@ -22,13 +22,16 @@ from .files.atomic import atomic_folder
 from .files.checkpoint import Checkpoint, nonfinite, read_json
 from .files.generation_settings import FILE, settings_in
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.side_files import compare_tokenizers, copy_side_files, refuse_adapters
+from .files.side_files import compare_tokenizers, copy_side_files, has_tokenizer, refuse_adapters
 from .files.unused_tensors import write_unused
 from .plan import MEMORY, Plan, memory_text, parse_dtype, plan_in, plan_out
 from .report import ConversionReport, Progress
 from .rules.table import check_tied
 from .verify import Parity, attention_of, load_model
 from .verify import verify as verify_models
+
+LARGE = 500_000_000
+"""Parameters above which the comparison is quick unless asked for."""
 
 
 def convert(
@@ -41,7 +44,7 @@ def convert(
     dtype: str | torch.dtype | None = None,
     dequantize: str | torch.dtype | None = None,
     max_shard_size: int | str = "5GB",
-    verify: bool = True,
+    verify: bool | str = "auto",
     force: bool = False,
     strict_finite: bool = False,
     revision: str | None = None,
@@ -63,7 +66,9 @@ def convert(
         dtype: cast the weights to "float32", "bfloat16" or "float16"; None keeps each tensor's own.
         dequantize: write plain weights of this dtype for a 4-bit checkpoint; None keeps the 4 bits.
         max_shard_size: largest size of one weight file, such as "5GB".
-        verify: run both models on the same input and fail if they differ.
+        verify: run both models on the same input and fail if they differ: "full" (True) on several texts, writing some
+            too, "quick" on one text in one dtype, "none" (False) not at all. "auto" is full up to half a billion
+            parameters, then quick.
         force: replace an existing model folder.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
         revision: of a Hub id, a branch, tag or commit.
@@ -87,6 +92,7 @@ def convert(
         max_shard_size=max_shard_size,
         force=force,
         revision=revision,
+        verify=verify,
     )
     cast = parse_dtype(dtype if dequantize is None else dequantize)
     tell("looking at the source", 0, 0)
@@ -120,11 +126,16 @@ def convert(
                 if not plan.family.is_file:
                     (temporary / MEMORY).write_text(memory_text(plan), encoding="utf-8")
                     write_unused(checkpoint, plan.unused, temporary)
-            if verify:
-                report.parity = _verify(plan, folder, temporary, to_official, tell)
+            level = verification(verify)
+            quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
+            if level != "none":
+                report.parity = _verify(plan, folder, temporary, to_official, tell, quick)
                 report.notes += report.parity.notes
+                if quick and report.parity.measured:
+                    report.notes.append("compared on one text only (quick); a full comparison takes longer")
                 found = compare_tokenizers(folder, temporary, to_official)
                 report.notes += [found] if found else []
+            report.has_tokenizer = plan.family.is_file or has_tokenizer(folder)
             if not to_official:
                 _write_card(temporary, plan, folder, hub_id, report)
             checkpoint.check_unchanged()
@@ -207,7 +218,7 @@ def _entries(plan: Plan, checkpoint: Checkpoint) -> Mapping[str, Any]:
     return plan.target_config.to_dict() if plan.family.is_file else checkpoint.config
 
 
-def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Progress) -> Parity:
+def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Progress, quick: bool) -> Parity:
     if plan.not_runnable:
         return Parity(notes=[f"not compared with the official model: {plan.not_runnable}"])
     kind = plan.dtype
@@ -239,6 +250,7 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
         lambda step: tell(step, 0, 0),
         (0, shift) if to_official else (shift, 0),
         plan.family.counts_padding,
+        quick,
     )
 
 

@@ -25,6 +25,7 @@ class ConversionReport:
         seconds: wall-clock time.
         parity: the comparison with the source, or None if there was none.
         notes: findings the user should know of.
+        has_tokenizer: whether the source has a tokenizer (an article's weight file needs none).
     """
 
     source: str
@@ -37,3 +38,4 @@ class ConversionReport:
     seconds: float = 0.0
     parity: Parity | None = None
     notes: list[str] = field(default_factory=list)
+    has_tokenizer: bool = True

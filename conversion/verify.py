@@ -250,6 +250,7 @@ def verify(
     step: Callable[[str], None] = lambda text: None,
     shifts: tuple[int, int] = (0, 0),
     counts_padding: bool = False,
+    quick: bool = False,
 ) -> Parity:
     """Run both models and compare.
 
@@ -262,6 +263,7 @@ def verify(
         step: called with a description of each step.
         shifts: added to the position ids of the original and of the converted model; some families do not count from 0.
         counts_padding: see `probes`.
+        quick: run one text in one dtype, and write none.
 
     Raises:
         ConversionError: the models disagree.
@@ -272,6 +274,7 @@ def verify(
     if dtype.itemsize == 1 or (routes and dtype not in SHARP):
         # float8 is for storing, not for computing; and with experts, a rounding may choose another one for a token.
         wanted = [torch.float32]
+    wanted = wanted[-1:] if quick else wanted
     possible = [d for d in wanted if _fits(parameters, d)]
     for skipped in wanted:
         if skipped not in possible:
@@ -283,10 +286,11 @@ def verify(
     for name, load, shift in (("original", original, shifts[0]), ("converted", converted, shifts[1])):
         results.append([])
         for kind in possible:
-            step(f"running the {name} model in {str(kind).removeprefix('torch.')}")
+            count = f"{len(possible) * (len(results) - 1) + len(results[-1]) + 1} of {2 * len(possible)}"
+            step(f"comparing, {count}: the {name} model in {str(kind).removeprefix('torch.')}")
             with quiet():
                 model = load(kind)
-                brief = kind not in SHARP and any(other in SHARP for other in possible)
+                brief = quick or (kind not in SHARP and any(other in SHARP for other in possible))
                 results[-1].append(run(model, inputs[:1] if brief else inputs, shift, not (brief or any(shifts))))
             del model
             if parameters > 10_000_000:  # of a smaller one there may be two

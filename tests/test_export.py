@@ -190,6 +190,7 @@ def test_a_core_that_a_repo_could_not_carry_is_refused(tmp_path, monkeypatch):
 def test_the_card_fits_the_task(tmp_path, name, tag, auto):
     config = blockformer.preset("qwen3", **SIZES)
     config.architectures = [name]
+    (tmp_path / "tokenizer.json").touch()
     card = write_card(tmp_path, config, origin="Made of $1 | sense.", base_model="a/b", parity="equal").read_text()
     assert f"pipeline_tag: {tag}\n" in card
     assert 'base_model: "a/b"\n' in card

@@ -53,7 +53,7 @@ def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
     wanted = dict(settings)
     if wanted.pop("auto_map", None) is not None:
         notes.append(f"{name}: auto_map is dropped, the tokenizer's own code is not copied")
-    found = _class_of_tokenizer(checkpoint.folder) if _has_tokenizer(checkpoint.folder) else None
+    found = _class_of_tokenizer(checkpoint.folder) if has_tokenizer(checkpoint.folder) else None
     kind = wanted.get("tokenizer_class")
     if kind == "TokenizersBackend" or (found is not None and _stem(kind) != _stem(found)):
         wanted["tokenizer_class"] = found or "PreTrainedTokenizerFast"
@@ -103,7 +103,8 @@ def _class_of_tokenizer(folder: Path) -> str | None:
     return "PreTrainedTokenizerFast" if kind == "TokenizersBackend" else kind
 
 
-def _has_tokenizer(folder: Path) -> bool:
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has the files of a tokenizer."""
     return any((folder / name).exists() for name in ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model"))
 
 
@@ -133,7 +134,7 @@ def compare_tokenizers(source: Path, target: Path, to_official: bool) -> str | N
         ConversionError: they do not, or the copied one cannot be loaded. (On the way to an official layout that is only
             told: there the library may override the class that the files name.)
     """
-    if not _has_tokenizer(source):
+    if not has_tokenizer(source):
         return None
     with quiet():
         try:

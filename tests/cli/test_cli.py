@@ -267,6 +267,17 @@ def test_sizes_are_for_persons():
     ]
 
 
+def test_a_log_without_a_terminal_says_what_is_done(capsys, monkeypatch):
+    monkeypatch.setattr("blockformer.cli.checkpoints.QUIET_SECONDS", -1)
+    with progress_bar() as tell:
+        tell("writing weights", 1024, 2048)
+        tell("comparing, 1 of 2: the original model in float32", 0, 0)
+    assert capsys.readouterr().err.splitlines() == [
+        "0 s: writing weights 1.0 KiB of 2.0 KiB",
+        "0 s: comparing, 1 of 2: the original model in float32",
+    ]
+
+
 def test_the_progress_bar_takes_known_and_unknown_amounts(capsys):
     with progress_bar() as tell:
         tell("looking", 0, 0)

@@ -381,6 +381,21 @@ def test_a_saved_model_of_any_task_becomes_a_repo(tmp_path, name, tiny_tokenizer
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
 
 
+def test_a_source_without_a_tokenizer_is_said_and_its_card_runs(tmp_path):
+    official_folder(tmp_path / "src")
+    report = convert(tmp_path / "src", tmp_path / "dst", verify="quick")
+    assert not report.has_tokenizer
+    assert "compared on one text only (quick); a full comparison takes longer" in report.notes
+    (measured,) = report.parity.measured
+    assert (measured.dtype, measured.same_text) == ("float32", None)
+    card = (tmp_path / "dst/README.md").read_text(encoding="utf-8")
+    code = card.partition("```python\n")[2].partition("```")[0]
+    assert "AutoTokenizer" not in code
+    exec(code.replace('folder = "."', f"folder = {str(tmp_path / 'dst')!r}"), {})
+    with pytest.raises(ConversionError, match="verify must be one of auto, quick, full, none, not 'much'"):
+        convert(tmp_path / "src", tmp_path / "other", verify="much")
+
+
 def test_a_misspelt_field_of_an_official_config_is_named(tmp_path):
     official_folder(tmp_path / "src")
     edit_config(tmp_path / "src", hiden_act="relu", of_another_tool=1)
@@ -414,7 +429,7 @@ def test_progress_is_told_up_to_the_end(tmp_path):
     writing = [(done, total) for step, done, total in told if step == "writing weights"]
     assert writing == sorted(writing)
     assert writing[-1] == (report.nbytes, report.nbytes)
-    assert any("running the converted model" in step for step, _, _ in told)
+    assert any("comparing, 2 of 2: the converted model" in step for step, _, _ in told)
 
 
 def _broken(model):

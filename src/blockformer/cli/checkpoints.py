@@ -4,6 +4,7 @@ Their arguments are checked before anything that takes seconds is imported.
 """
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,20 +18,27 @@ from blockformer.conversion.arguments import check_conversion
 if TYPE_CHECKING:
     from blockformer.conversion import ConversionReport
 
+QUIET_SECONDS = 5
+"""How long a log without a terminal says nothing at least."""
 LAYOUTS = ("blockformer", "official")
 
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr that is gone when the work is done; nothing where stderr is no terminal."""
+    """A bar on stderr that is gone when the work is done; where stderr is no terminal a line now and then."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("", total=None, amount="")
+        start = said = time.monotonic()
 
         def tell(step: str, done: int, total: int) -> None:
+            nonlocal said
             amount = f"{size(done)} of {size(total)}" if total else ""
             progress.update(task, description=step, completed=done, total=total or None, amount=amount)
+            if progress.disable and time.monotonic() - said > QUIET_SECONDS:
+                said = time.monotonic()
+                print(f"{said - start:.0f} s: {step} {amount}".rstrip(), file=sys.stderr, flush=True)
 
         yield tell
 
@@ -77,3 +85,5 @@ def _show(report: "ConversionReport", title: str) -> None:
         print(f"compared in {measured}")
     for note in report.notes:
         print(f"note: {note}")
+    if not report.has_tokenizer:
+        print("note: the source has no tokenizer, so the target has none")

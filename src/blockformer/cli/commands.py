@@ -36,7 +36,11 @@ Revision = Annotated[
 
 
 # What messages call by the name of an argument in Python -> the option.
-OPTIONS = {"force=True": "--force", "verify=False": "--no-verify", "to_official=True": "--to official"}
+OPTIONS = {
+    "force=True": "--force",
+    "verify=False": "--no-verify",
+    "to_official=True": "--to official",
+}
 
 
 class Interrupted(SystemExit):
@@ -114,8 +118,14 @@ def convert(
     ] = None,
     max_shard_size: ShardSize = "5GB",
     verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Run both models on the same input and compare.")
-    ] = True,
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="Run both models on the same input and compare: full, quick (one text), or none. auto is full, and "
+            "quick above half a billion parameters.",
+        ),
+    ] = "auto",
+    no_verify: Annotated[bool, typer.Option("--no-verify", help="The same as --verify none.")] = False,
     revision: Revision = None,
     force: Force = False,
     strict_finite: StrictFinite = False,
@@ -135,7 +145,7 @@ def convert(
         dtype=dtype,
         dequantize=dequantize,
         max_shard_size=max_shard_size,
-        verify=verify,
+        verify="none" if no_verify else verify,
         revision=revision,
         force=force,
         strict_finite=strict_finite,

@@ -24,6 +24,9 @@ TASKS = {
     "Model": "feature-extraction",
 }
 
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model")
+WITHOUT = "import torch\nfrom transformers import "
+
 
 def write_card(
     folder: str | PathLike[str],
@@ -50,13 +53,15 @@ def write_card(
     entries = full_auto_map(config)
     auto_class = next((auto for auto, code in entries.items() if code.endswith(f".{architecture}")), "AutoModel")
     task = next((tag for ending, tag in TASKS.items() if architecture.endswith(ending)), "feature-extraction")
+    reads = any((Path(folder) / name).exists() for name in TOKENIZERS)
     text = resources.files("blockformer.model_cards").joinpath("template.md").read_text(encoding="utf-8")
     card = Template(text).substitute(
         pipeline_tag=task,
         base_model=f"base_model: {json.dumps(base_model)}\n" if base_model else "",
         architecture=architecture,
         auto_class=auto_class,
-        use=_usage(auto_class),
+        imports=f"from transformers import {auto_class}, AutoTokenizer" if reads else f"{WITHOUT}{auto_class}",
+        use=_usage(auto_class, reads),
         origin=origin or "The weights were trained with Blockformer.",
         parity=parity or "Not compared with another implementation.",
         parameters=f"{parameters:,}" if parameters else "see the weights",
@@ -69,7 +74,15 @@ def write_card(
     return path
 
 
-def _usage(auto_class: str) -> str:
+def _usage(auto_class: str, has_tokenizer: bool) -> str:
+    if not has_tokenizer:
+        writes = auto_class in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
+        call = "print(model.generate(input_ids, max_new_tokens=40))" if writes else "outputs = model(input_ids)"
+        return f"input_ids = torch.tensor([[5, 6, 7, 8]])  # this repo has no tokenizer\n{call}"
+    return f"tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)\n{_with_tokenizer(auto_class)}"
+
+
+def _with_tokenizer(auto_class: str) -> str:
     if auto_class == "AutoModelForCausalLM":
         return (
             'inputs = tokenizer("Once upon a time", return_tensors="pt")\n'
