@@ -11,7 +11,8 @@ from ..rules.operations import Shape
 from ..rules.table import Rule, module_rules
 
 DROPOUTS = ("hidden_dropout", "attention_dropout", "activation_dropout")
-TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+"""Fields that some official classes leave out."""
 LANGUAGE_MODELS = ("ForCausalLM", "ForMaskedLM", "ForPreTraining", "ForConditionalGeneration")
 # Of every configuration class: nothing that a model computes with, but part of what a user set.
 COMMON_FIELDS = ("problem_type", "output_hidden_states", "return_dict", "chunk_size_feed_forward")

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import ConversionError, shown
 from .bert_like import BertLikeFamily
+from .encoder_decoder import HeadDropout
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
 from .fields import Computed, Head
 from .llama_like import LlamaLikeFamily
@@ -23,7 +24,6 @@ FIELDS: dict[str, Any] = {
     "mlp_bias": "mlp_bias",
     "decoder_bias": "lm_head_bias",
     "classifier_bias": "head_transform_bias",
-    "classifier_dropout": "classifier_dropout",
     "embedding_dropout": "hidden_dropout",
     "attention_dropout": "attention_dropout",
     "mlp_dropout": "activation_dropout",
@@ -103,6 +103,7 @@ ENCODER = BertLikeFamily(
     computed=[
         Window(),
         ACTIVATION,
+        HeadDropout(),
         Computed(lambda official: {"pooling": POOLING[official.config.classifier_pooling]}, _write_pooling),
     ],
 )
@@ -140,6 +141,6 @@ DECODER = ModernBertDecoderFamily(
     fields={"hidden_act": None, "num_key_value_heads": None, "rms_norm_eps": None, **FIELDS},
     rope=RopeByLayerType(),
     window=Window(),
-    computed=[ACTIVATION],
+    computed=[ACTIVATION, HeadDropout()],
     unsupported={"classifier_bias": (False,)},
 )

@@ -351,6 +351,14 @@ def with_a_new_axis(config, **changes):
 
 SMALL_T5 = {"d_model": 48, "d_ff": 96, "num_layers": 2, "num_heads": 4}
 SMALL = {
+    "deberta-v2": {
+        "relative_attention": True,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_biased_input": False,
+        "pos_att_type": "p2c|c2p",
+        "position_buckets": 8,
+    },
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "distilbert": {"dim": 48, "hidden_dim": 96, "n_layers": 2, "n_heads": 4},
     "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4},
