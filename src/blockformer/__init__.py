@@ -51,6 +51,7 @@ __all__ = [
     "prepare_for_inference",
     "prepare_for_training",
     "preset",
+    "reshape",
 ]
 
 # The modules of public names that are elsewhere than in `api`, for they bring more libraries along.

@@ -41,6 +41,7 @@ from .pretrained_model import BlockformerPreTrainedModel
 from .publishing import export_model
 from .publishing.strict_loading import plug_in as _plug_in_strict_loading
 from .publishing.upload import push_to_hub, save_pretrained
+from .reshaping import reshape
 from .training.chunked_loss import plug_in as _plug_in_chunked_loss
 from .training.optimizer import adamw, optimizer_groups
 

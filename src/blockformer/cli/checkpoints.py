@@ -52,10 +52,13 @@ def size(nbytes: float) -> str:
     return f"{nbytes:,.1f} TiB"
 
 
-def run_convert(src: str, dst: str, to: str, **options: Any) -> None:
-    """Convert and report."""
+def run_convert(src: str, dst: str, to: str, shape: dict[str, Any], **options: Any) -> None:
+    """Convert and report; with a new shape if there is one."""
     if to not in LAYOUTS:
         raise ConversionError(f"--to must be one of {', '.join(LAYOUTS)}, not '{to}'")
+    if shape:
+        _run_reshaped(src, dst, to, shape, options)
+        return
     check_conversion(src, dst, to_official=to == "official", **options)
     from blockformer.conversion import convert
 
@@ -65,6 +68,33 @@ def run_convert(src: str, dst: str, to: str, **options: Any) -> None:
     _show(report, f"{report.source} -> {report.target}: {layout}")
     if report.parity is None:
         print("not compared with the source (--no-verify)")
+
+
+def _run_reshaped(src: str, dst: str, to: str, shape: dict[str, Any], options: dict[str, Any]) -> None:
+    known = ("family", "dtype", "max_shard_size", "force", "revision")
+    if to == "official" or options.get("dequantize") or options.get("config"):
+        flags = ", ".join(f"--{'as' if name == 'topology' else name.replace('_', '-')}" for name in shape)
+        raise ConversionError(f"{flags}: a new shape goes with none of --to official, --dequantize and --config")
+    if "layers" in shape:
+        shape["layers"] = layer_list(shape["layers"])
+    kept = {name: options[name] for name in known}
+    check_conversion(src, dst, **kept)
+    from blockformer.conversion.reshaped import convert_reshaped
+
+    with progress_bar() as tell:
+        report = convert_reshaped(src, dst, progress=tell, **shape, **kept)
+    _show(report, f"{report.source} -> {report.target}: a self-contained repo of another shape")
+
+
+def layer_list(text: str) -> list[int]:
+    """`0,2,4-6` -> [0, 2, 4, 5, 6]."""
+    layers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(first + last) > 8:
+            raise ConversionError(f"--layers must be a list such as 0,2,4 or 0-3,8-11, not {text!r}")
+        layers += range(int(first), int(last or first) + 1)
+    return layers
 
 
 def run_export(src: str, dst: str, **options: Any) -> None:

@@ -129,6 +129,25 @@ def convert(
     revision: Revision = None,
     force: Force = False,
     strict_finite: StrictFinite = False,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="TOPOLOGY",
+            help="Make a decoder, an encoder or an encoder-decoder of it, to be trained.",
+            show_default=False,
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Keep these layers, such as 0,2,4 or 0-3,8-11.", show_default=False),
+    ] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="Pool key and value heads into this many.", show_default=False)
+    ] = None,
+    experts: Annotated[
+        int | None, typer.Option(help="Copy feed-forward networks into this many experts.", show_default=False)
+    ] = None,
 ) -> None:
     """Convert an official checkpoint into a self-contained repo, or such a repo back.
 
@@ -136,6 +155,7 @@ def convert(
     """
     from .checkpoints import run_convert
 
+    shape = {"topology": topology, "layers": layers, "kv_heads": kv_heads, "experts": experts}
     run_convert(
         src,
         dst,
@@ -149,6 +169,7 @@ def convert(
         revision=revision,
         force=force,
         strict_finite=strict_finite,
+        shape={name: value for name, value in shape.items() if value is not None},
     )
 
 

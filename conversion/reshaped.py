@@ -1,0 +1,123 @@
+"""Convert a checkpoint into a repo of another shape: fewer layers or heads, experts, another topology."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from blockformer.publishing import copy_code, write_card
+from blockformer.publishing.model_card import generation_settings
+from blockformer.reshaping import reshape
+
+from .arguments import check_conversion
+from .converting import from_official
+from .errors import ConversionError
+from .files.atomic import atomic_folder
+from .files.repo import memory_errors, opened
+from .files.side_files import copy_side_files, refuse_adapters
+from .files.sources import Source, locate
+from .plan import architecture_of, is_ours, our_config, parse_dtype
+from .report import ConversionReport, Progress
+
+WORDS = {
+    "topology": "made {} of it",
+    "layers": "kept its layers {}",
+    "kv_heads": "replaced its key and value heads by {} means of groups of them",
+    "experts": "copied each feed-forward network into {} experts",
+}
+
+
+def convert_reshaped(
+    src: str | PathLike[str],
+    dst: str | PathLike[str],
+    *,
+    topology: str | None = None,
+    layers: Sequence[int] | None = None,
+    kv_heads: int | None = None,
+    experts: int | None = None,
+    family: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    max_shard_size: int | str = "5GB",
+    force: bool = False,
+    revision: str | None = None,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> ConversionReport:
+    """Write a checkpoint, official or ours, as a self-contained repo of another shape. It needs training.
+
+    The whole model is held in memory. Nothing is compared: the shape changes what is computed.
+
+    Args:
+        src: a folder or Hub id, in an official layout or ours.
+        dst: the repo to create.
+        topology, layers, kv_heads, experts, changes: see `blockformer.reshape`.
+        family, dtype, max_shard_size, force, revision, progress: see `convert`.
+
+    Raises:
+        ConversionError: see `convert`; or the model has no such shape.
+    """
+    start = time.monotonic()
+    tell: Progress = progress or (lambda step, done, total: None)
+    check_conversion(
+        src, dst, family=family, dtype=dtype, max_shard_size=max_shard_size, force=force, revision=revision
+    )
+    shape: dict[str, Any] = {"topology": topology, "layers": layers, "kv_heads": kv_heads, "experts": experts}
+    folder, hub_id = locate(src, revision=revision)
+    refuse_adapters(folder)
+    tell("loading the model", 0, 0)
+    with memory_errors(), opened(Source(folder)) as (checkpoint, notes):
+        model = _load(folder, checkpoint.config, family, dtype)
+        tell("changing its shape", 0, 0)
+        try:
+            made = reshape(model, **shape, **changes)
+        except ValueError as error:
+            raise ConversionError(str(error)) from error
+        report = ConversionReport(hub_id or os.fspath(src), Path(dst), "", False, notes=notes)
+        report.tensors, report.dtypes = len(made.state_dict()), [str(made.dtype).removeprefix("torch.")]
+        report.nbytes = sum(parameter.numel() * parameter.element_size() for parameter in made.parameters())
+        with atomic_folder(dst, force=force, sources=[folder]) as temporary:
+            tell("writing", 0, 0)
+            report.notes += copy_side_files(checkpoint, temporary)
+            made.save_pretrained(temporary, max_shard_size=max_shard_size)
+            copy_code(temporary, made.config)
+            done = what_was_done(shape)
+            write_card(
+                temporary,
+                made.config,
+                origin=f"Made of `{hub_id or folder.name}`: Blockformer {done}. **The model needs training.**",
+                base_model=hub_id,
+                parity="Not compared: the shape changes what is computed.",
+                parameters=made.num_parameters(),
+                generation=generation_settings(made),
+            )
+            checkpoint.check_unchanged()
+    report.notes.append("the model needs training")
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def _load(folder: Path, entries: Mapping[str, Any], family: str | None, dtype: Any) -> PreTrainedModel:
+    import blockformer
+
+    if not is_ours(entries):
+        return from_official(folder, dtype, family)
+    config = our_config(entries)
+    model_class = getattr(blockformer, architecture_of(config))
+    return model_class.from_pretrained(folder, config=config, dtype=parse_dtype(dtype) or "auto", local_files_only=True)
+
+
+def what_was_done(shape: Mapping[str, Any]) -> str:
+    """The changes of `reshape` in words."""
+    articles = {"decoder": "a decoder", "encoder": "an encoder", "encoder-decoder": "an encoder-decoder"}
+    said = []
+    for name, words in WORDS.items():
+        value = shape[name]
+        if value is not None:
+            text = articles.get(value, value) if name == "topology" else value
+            said.append(words.format(", ".join(map(str, text)) if name == "layers" else text))
+    return " and ".join(said)

@@ -1,0 +1,217 @@
+"""One model made into another: fewer layers, fewer key/value heads, experts, another topology.
+
+A topology is a setting here, so the weights of one are most of the weights of another. What comes out is a start for
+training, not a finished model; `reshape` says for each change what it keeps.
+
+B batch, T length, C hidden size, H heads, K key/value heads, D head size, E experts, I inner width.
+"""
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from . import modeling_decoder, modeling_encoder, modeling_encoder_decoder
+from .axes import axes
+from .configuration_blockformer import BlockformerConfig
+
+TOPOLOGIES = {
+    "decoder": (modeling_decoder, "BlockformerDecoder", "ForCausalLM"),
+    "encoder": (modeling_encoder, "BlockformerEncoder", "ForMaskedLM"),
+    "encoder-decoder": (modeling_encoder_decoder, "BlockformerEncoderDecoder", "ForConditionalGeneration"),
+}
+_WRITERS = tuple(head for _, _, head in TOPOLOGIES.values())
+_LAYER = re.compile(r"^((?:model\.)?(?:encoder\.|decoder\.)?layers\.)(\d+)(\..*)$")
+
+Weights = dict[str, Tensor]
+Settings = dict[str, Any]
+
+
+@torch.no_grad()
+def reshape(
+    model: PreTrainedModel,
+    *,
+    topology: str | None = None,
+    layers: Sequence[int] | None = None,
+    kv_heads: int | None = None,
+    experts: int | None = None,
+    seed: int = 0,
+    **changes: Any,
+) -> PreTrainedModel:
+    """A new model with the weights of another one, in another shape. It needs training.
+
+    - `layers` keeps some layers, in the order given; one that is named twice stands there twice.
+    - `kv_heads` replaces key and value heads by the means of groups of them (Ainslie et al., 2023).
+    - `experts` copies each feed-forward network into that many experts with a random router (sparse upcycling,
+      Komatsuzaki et al., 2023). The scores of a token's experts sum to 1, so the model computes what it did before.
+    - `topology="encoder"` lets a decoder's tokens see the whole text (as LLM2Vec does, BehnamGhader et al., 2024); the
+      language model head fills in masks. `"decoder"` is the way back.
+    - `topology="encoder-decoder"` makes both stacks of one, and cross-attention of self-attention (T5Gemma, Zhang et
+      al., 2025).
+
+    Args:
+        model: a language model or a bare stack of Blockformer's, an encoder or a decoder; not changed.
+        topology: a key of `TOPOLOGIES`; None keeps it.
+        layers: indices of layers.
+        kv_heads: key/value heads K, a divisor of today's.
+        experts: experts E of each layer.
+        seed: for the routers.
+        changes: fields of the config that change besides, such as `decoder_start_token_id` or `sliding_window=None`.
+
+    Returns:
+        The new model, in evaluation mode, with the dtype and the tied matrices of the old one.
+
+    Raises:
+        ValueError: the model has a task's head, or 4-bit weights; a number does not fit; or the new config is refused.
+
+    Example:
+        >>> small = reshape(model, layers=[0, 2, 4, 6])  # doctest: +SKIP
+    """
+    config = model.config
+    kind = config.model_type.removeprefix("blockformer_").replace("_", "-")
+    head = type(model).__name__.removeprefix(TOPOLOGIES[kind][1]) if kind in TOPOLOGIES else ""
+    if kind == "encoder-decoder" or head not in (*_WRITERS, "Model"):
+        fix = "give an encoder or decoder, bare or with a language model head"
+        raise ValueError(f"{type(model).__name__} cannot be reshaped: {fix}.")
+    if getattr(config, "linear_bits", None) is not None:
+        raise ValueError("4-bit weights cannot be reshaped: convert the checkpoint with --dequantize first.")
+    if topology is not None and topology not in TOPOLOGIES:
+        raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, not {topology!r}.")
+    settings: Settings = {name: getattr(config, name) for name in axes(type(config))}
+    weights: Weights = dict(model.state_dict())
+    if layers is not None:
+        weights = _keep_layers(settings, weights, layers)
+    if kv_heads is not None:
+        weights = _pool_heads(settings, weights, kv_heads)
+    if experts is not None:
+        weights = _copy_into_experts(settings, weights, experts, seed)
+    module, prefix, writer = TOPOLOGIES[topology or kind]
+    if topology == "encoder-decoder":
+        weights = _in_two_stacks(settings, weights)
+    new_class = getattr(module, prefix + ("Model" if head == "Model" else writer))
+    new_config = _config_of(new_class.config_class, settings | changes, set(changes))
+    with torch.device("meta"):
+        wanted = new_class(new_config).state_dict()
+    if lost := sorted(name for name in wanted if name not in weights):
+        raise ValueError(f"the new model has a weight {lost[0]} that the old one does not have: choose other settings.")
+    spare = {name for name in weights if name not in wanted}
+    if lost := sorted(name for name in spare if topology != "encoder-decoder" or ".cross_attn" not in name):
+        raise ValueError(f"the new model has no place for {lost[0]}: choose other settings.")
+    weights = {name: tensor for name, tensor in weights.items() if name not in spare}
+    made = new_class.from_pretrained(None, config=new_config, state_dict=weights, dtype=model.dtype)
+    if made.can_generate() and model.can_generate():
+        made.generation_config = copy.deepcopy(model.generation_config)
+        made.generation_config.decoder_start_token_id = getattr(new_config, "decoder_start_token_id", None)
+    made.config.name_or_path = config.name_or_path
+    return made.eval()
+
+
+def _config_of(config_class: type[BlockformerConfig], settings: Settings, changed: set[str]) -> BlockformerConfig:
+    """A config of these settings, but those that its topology does not have and that say nothing."""
+    known = axes(config_class)
+    defaults = {name: axis.default for each in TOPOLOGIES.values() for name, axis in _all_axes(each).items()}
+    defaults |= {"router_aux_loss_coef": 0.0}
+    for name, value in settings.items():
+        if name not in known and (name in changed or value != defaults.get(name)):
+            raise ValueError(f"{config_class.model_type} has no {name}, which is {value!r} here.")
+    return config_class(**{name: value for name, value in settings.items() if name in known})
+
+
+def _all_axes(topology) -> dict:
+    module, prefix, _ = topology
+    return axes(getattr(module, f"{prefix}Config"))
+
+
+def _keep_layers(settings: Settings, weights: Weights, layers: Sequence[int]) -> Weights:
+    """Renumber the layers that stay; lists of the config that have an entry for each layer follow."""
+    count = settings["num_hidden_layers"]
+    if not layers or not all(0 <= layer < count for layer in layers):
+        raise ValueError(f"layers must be some of 0 to {count - 1}, not {list(layers)}.")
+    for name, value in settings.items():
+        if isinstance(value, list) and name in ("layer_types", "rope_layers", "mlp_layer_types"):
+            settings[name] = [value[layer] for layer in layers]
+    settings["num_hidden_layers"] = len(layers)
+    types, rope = set(settings["layer_types"]), settings.get("rope_parameters") or {}
+    if "rope_type" not in rope and rope:
+        settings["rope_parameters"] = {name: value for name, value in rope.items() if name in types}
+    if "sliding_attention" not in types:
+        settings["sliding_window"] = None
+    made = {name: tensor for name, tensor in weights.items() if not _LAYER.match(name)}
+    for name, tensor in weights.items():
+        if match := _LAYER.match(name):
+            root, number, rest = match.groups()
+            places = [place for place, layer in enumerate(layers) if layer == int(number)]
+            made |= {f"{root}{place}{rest}": tensor for place in places}
+    return made
+
+
+def _pool_heads(settings: Settings, weights: Weights, kv_heads: int) -> Weights:
+    """Keys and values [K * D, ...] -> [N * D, ...], each head the mean of those whose place it takes."""
+    before, size = settings["num_key_value_heads"], settings["head_dim"]
+    if kv_heads < 1 or before % kv_heads:
+        raise ValueError(f"kv_heads must divide the {before} key/value heads that there are, not be {kv_heads}.")
+    settings["num_key_value_heads"] = kv_heads
+
+    def pooled(tensor: Tensor) -> Tensor:
+        groups = tensor.float().unflatten(0, (kv_heads, before // kv_heads, -1))  # [N, K / N, D, ...]
+        return groups.mean(1).flatten(0, 1).to(tensor.dtype)
+
+    made = dict(weights)
+    for name, tensor in weights.items():
+        parts = name.split(".")
+        if parts[-2] in ("k_proj", "v_proj"):
+            made[name] = pooled(tensor)
+        elif parts[-2] == "k_norm" and tensor.numel() == before * size != size:
+            made[name] = pooled(tensor.flatten()).view(-1, *tensor.shape[1:])
+    return made
+
+
+def _copy_into_experts(settings: Settings, weights: Weights, experts: int, seed: int) -> Weights:
+    """Each gated feed-forward network as E experts: gate and up in one, [E, 2 I, C], down [E, C, I], router [E, C]."""
+    if settings.get("num_experts"):
+        raise ValueError("the model has experts already.")
+    if settings["mlp_bias"] or not settings["gated_mlp"]:
+        raise ValueError("experts are gated feed-forward networks without biases; the model's are not.")
+    generator = torch.Generator().manual_seed(seed)
+    width = settings["hidden_size"]
+    std = settings["initializer_range"] or width**-0.5
+    settings |= {"num_experts": experts, "moe_intermediate_size": settings["intermediate_size"], "norm_topk_prob": True}
+    settings |= {"num_experts_per_tok": min(2, experts), "router_aux_loss_coef": None}
+    made = {name: tensor for name, tensor in weights.items() if ".mlp." not in name}
+    for name, down in weights.items():
+        if not name.endswith(".mlp.down_proj.weight"):
+            continue
+        mlp = name.removesuffix("down_proj.weight")
+        gate_up = torch.cat([weights[f"{mlp}{part}_proj.weight"] for part in ("gate", "up")])
+        made[f"{mlp}experts.gate_up_proj"] = gate_up.repeat(experts, 1, 1)
+        made[f"{mlp}experts.down_proj"] = down.repeat(experts, 1, 1)
+        router = torch.randn(experts, width, generator=generator) * std
+        made[f"{mlp}gate.weight"] = router.to(down)
+    return made
+
+
+def _in_two_stacks(settings: Settings, weights: Weights) -> Weights:
+    """The stack as encoder and as decoder, whose cross-attention begins as its self-attention."""
+    settings["decoder_layers"] = settings["num_hidden_layers"]
+    if settings.pop("add_cross_attention", False):
+        raise ValueError("the model has cross-attention already.")
+    if settings["sliding_window"] is None:
+        del settings["layer_types"]
+    if settings.get("decoder_start_token_id") is None:
+        settings["decoder_start_token_id"] = settings["bos_token_id"] if settings["bos_token_id"] is not None else 0
+    made: Weights = {}
+    for name, tensor in weights.items():
+        root = "model." if name.startswith("model.") else ""
+        inner = name.removeprefix(root)
+        if root == "" and inner.split(".")[0] in ("lm_head", "lm_head_transform", "logits_bias"):
+            made[name] = tensor
+            continue
+        for stack in ("encoder", "decoder"):
+            made[f"{root}{stack}.{inner}"] = tensor
+        if ".self_attn" in inner:
+            made[f"{root}decoder.{inner.replace('.self_attn', '.cross_attn')}"] = tensor
+    return made

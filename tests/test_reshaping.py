@@ -1,0 +1,187 @@
+"""`reshape`: what each change keeps, to the bit where it keeps all, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from pairs import assert_close, token_ids
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import blockformer
+from blockformer import preset, reshape
+from blockformer.axes import axes
+from blockformer.cli import main
+from blockformer.conversion import from_official
+
+SIZES = {
+    "num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
+    "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 64,
+}  # fmt: skip
+IDS = token_ids(2, 9, vocab=97)
+
+
+def decoder(name="qwen3", **settings):
+    torch.manual_seed(0)
+    return blockformer.BlockformerDecoderForCausalLM(preset(name, **SIZES, **settings)).eval()
+
+
+@torch.no_grad()
+def logits(model, **inputs):
+    return model(IDS, **inputs).logits
+
+
+def test_layers_are_kept_in_the_order_given():
+    model = decoder(
+        "gemma3_text", sliding_window=4, layer_types=["sliding_attention", "full_attention"] * 2, head_dim=8
+    )
+    once = reshape(model, layers=range(4))
+    assert torch.equal(logits(once), logits(model))
+    assert all(getattr(once.config, name) == getattr(model.config, name) for name in axes(type(model.config)))
+    less = reshape(model, layers=[3, 1, 1])
+    assert less.config.layer_types == ["full_attention"] * 3
+    assert less.config.sliding_window is None
+    model.model.layers = torch.nn.ModuleList(model.model.layers[each] for each in (3, 1, 1))
+    for place, layer in enumerate(model.model.layers):
+        layer.layer_idx = place
+    model.config.layer_types = less.config.layer_types
+    with torch.no_grad():
+        assert torch.equal(logits(less), model(IDS, use_cache=False).logits)
+
+
+def test_heads_are_means_of_their_groups_and_equal_ones_lose_nothing():
+    model = decoder("qwen2", num_key_value_heads=4)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for projection in (layer.self_attn.k_proj, layer.self_attn.v_proj):
+                for tensor in (projection.weight, projection.bias):
+                    heads = tensor.unflatten(0, (2, 2, 8))
+                    heads[:, 1] = heads[:, 0]
+    fewer = reshape(model, kv_heads=2)
+    assert fewer.config.num_key_value_heads == 2
+    assert_close(logits(fewer), logits(model))
+    one, before = reshape(model, kv_heads=1), model.model.layers[0].self_attn.v_proj.weight
+    assert_close(one.model.layers[0].self_attn.v_proj.weight, before.unflatten(0, (4, 8)).mean(0))
+
+
+def test_experts_compute_what_the_network_did():
+    model = decoder("llama", tie_word_embeddings=True)
+    sparse = reshape(model, experts=4)
+    assert_close(logits(sparse), logits(model))
+    assert sparse.config.num_experts_per_tok == 2
+    assert sparse.lm_head.weight is sparse.model.embed_tokens.weight
+    assert not torch.equal(sparse.model.layers[0].mlp.gate.weight, sparse.model.layers[1].mlp.gate.weight)
+    sparse.train()(IDS, labels=IDS).loss.backward()
+
+
+def test_an_encoder_sees_the_whole_text_and_becomes_a_decoder_again():
+    model = decoder("llama")
+    encoder = reshape(model, topology="encoder")
+    assert type(encoder) is blockformer.BlockformerEncoderForMaskedLM
+    # What a last token sees in one layer is the same.
+    ends = [logits(reshape(model, layers=[0], topology=kind))[:, -1] for kind in ("encoder", None)]
+    assert_close(*ends)
+    changed = IDS.clone()
+    changed[:, -1] = 5
+    with torch.no_grad():
+        assert not torch.allclose(encoder(changed).logits[:, 0], logits(encoder)[:, 0])
+    assert torch.equal(logits(reshape(encoder, topology="decoder")), logits(model))
+
+
+def test_two_stacks_of_one():
+    model = decoder("llama")
+    both = reshape(model, topology="encoder-decoder")
+    encoder = reshape(model, topology="encoder")
+    with torch.no_grad():
+        states = both.get_encoder()(IDS).last_hidden_state
+        assert torch.equal(states, encoder.model(IDS).last_hidden_state)
+    layer = both.model.decoder.layers[2]
+    assert torch.equal(layer.cross_attn.v_proj.weight, layer.self_attn.v_proj.weight)
+    with torch.no_grad():  # without what it reads there, it is the decoder
+        for each in both.model.decoder.layers:
+            each.cross_attn.o_proj.weight.zero_()
+    assert_close(logits(both, decoder_input_ids=IDS), logits(model))
+    assert both.generate(IDS, max_new_tokens=3, do_sample=False).shape[0] == 2
+
+
+def test_a_bare_stack_stays_bare_and_all_at_once(tmp_path):
+    model = blockformer.BlockformerDecoderModel(preset("llama", **SIZES)).to(torch.bfloat16)
+    made = reshape(model, layers=[0, 3], kv_heads=2, topology="encoder")
+    assert type(made) is blockformer.BlockformerEncoderModel
+    assert (made.dtype, made.config.num_hidden_layers, made.config.num_key_value_heads) == (torch.bfloat16, 2, 2)
+    blockformer.export_model(made, tmp_path / "repo")
+    with torch.no_grad():
+        states = blockformer.BlockformerEncoderModel.from_pretrained(tmp_path / "repo")(IDS).last_hidden_state
+        assert torch.equal(states, made(IDS).last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "named"),
+    [
+        ("llama", {"layers": [4]}, "layers must be some of 0 to 3"),
+        ("llama", {"layers": []}, "layers must be some of"),
+        ("llama", {"kv_heads": 3}, "must divide the 4"),
+        ("llama", {"topology": "coder"}, "must be one of decoder, encoder"),
+        ("gpt2", {"experts": 2}, "gated feed-forward networks without biases"),
+        ("mixtral", {"experts": 2}, "experts already"),
+        ("mixtral", {"topology": "encoder"}, "has no num_experts"),
+        ("bloom", {"topology": "encoder"}, "alibi"),
+        ("mistral", {"topology": "encoder-decoder"}, "leave sliding_window out"),
+    ],
+)
+def test_what_has_no_such_shape_is_refused(name, shape, named):
+    with pytest.raises(ValueError, match=named):
+        reshape(decoder(name), **shape)
+
+
+def test_other_models_are_refused():
+    config = preset("llama", **SIZES)
+    with pytest.raises(ValueError, match="ForSequenceClassification cannot be reshaped"):
+        reshape(blockformer.BlockformerDecoderForSequenceClassification(config), layers=[0])
+    low = preset("qwen3", **SIZES | {"hidden_size": 64, "intermediate_size": 64}, linear_bits=4, linear_group_size=32)
+    with pytest.raises(ValueError, match="4-bit weights"):
+        reshape(blockformer.BlockformerDecoderForCausalLM(low), layers=[0])
+    without = decoder("modernbert-decoder")
+    with pytest.raises(ValueError, match="choose other settings"):
+        reshape(without, layers=[1])
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, arguments)))
+    return ended.value.code or 0, capsys.readouterr()
+
+
+def test_the_command_line(tmp_path, capsys, tiny_tokenizer):
+    model = Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=4, head_dim=8, tie_word_embeddings=True))
+    model.save_pretrained(tmp_path / "official")
+    tiny_tokenizer.save_pretrained(tmp_path / "official")
+    shape = ("--as", "encoder", "--layers", "0,2-3", "--kv-heads", 2)
+    code, told = run(capsys, "convert", tmp_path / "official", tmp_path / "repo", *shape)
+    assert code == 0, told.err
+    assert "needs training" in told.out
+    card = (tmp_path / "repo/README.md").read_text()
+    assert "Blockformer made an encoder of it and kept its layers 0, 2, 3 and replaced" in card
+    made = blockformer.BlockformerEncoderForMaskedLM.from_pretrained(tmp_path / "repo")
+    wanted = reshape(from_official(tmp_path / "official"), topology="encoder", layers=[0, 2, 3], kv_heads=2)
+    assert torch.equal(logits(made), logits(wanted))
+    assert (tmp_path / "repo/tokenizer.json").exists()
+    assert "modeling_encoder" in json.loads((tmp_path / "repo/config.json").read_text())["auto_map"]["AutoModel"]
+    again = run(capsys, "convert", tmp_path / "repo", tmp_path / "again", "--layers", "0")
+    assert again[0] == 0, again[1].err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--layers", "1-"), "must be a list such as"),
+        (("--layers", "9"), "layers must be some of 0 to 3"),
+        (("--experts", 2, "--to", "official"), "goes with none of --to official"),
+        (("--as", "oracle"), "must be one of decoder"),
+    ],
+)
+def test_what_the_command_line_refuses_leaves_nothing(tmp_path, capsys, arguments, named):
+    decoder().save_pretrained(tmp_path / "ours")
+    code, told = run(capsys, "convert", tmp_path / "ours", tmp_path / "repo", *arguments)
+    assert code != 0
+    assert named in " ".join(told.err.split())
+    assert not (tmp_path / "repo").exists()
