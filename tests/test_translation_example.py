@@ -137,7 +137,13 @@ def test_what_the_config_refuses_is_said_before_any_training(arguments, message,
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("preset", example.ENCODER_DECODERS)
+USUALLY = ("transformer-base", "t5-v1.1", "mbart")
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [pytest.param(name, marks=[] if name in USUALLY else pytest.mark.exhaustive) for name in example.ENCODER_DECODERS],
+)
 def test_every_preset_trains_and_writes_with_the_tokens_of_this_tokenizer(preset, tokenizer, entries):
     torch.manual_seed(0)
     config = example.make_config(preset, tokenizer, hidden_size=32, intermediate_size=48, num_attention_heads=4)

@@ -9,6 +9,7 @@ checkpoint is involved.
 """
 
 import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -196,7 +197,7 @@ class ConfigTranslation(ABC):
                 lines[name] = f"{name} must be {again[name]!r}, not {value!r}"
         return list(lines.values())
 
-    @property
+    @functools.cached_property
     def default_labels(self) -> int:
         """The number of labels that the official class has where nobody says it."""
         return self.official_config({}).num_labels

@@ -68,8 +68,8 @@ def assert_same(model, plain, tolerance=1e-5):
         ("qwen3", 32, {}),
         ("qwen3", -1, {"tie_word_embeddings": True}),
         ("qwen2", 16, {"use_sliding_window": False}),
-        ("llama", 32, {}),
-        ("mistral", 32, {}),
+        pytest.param("llama", 32, {}, marks=pytest.mark.exhaustive),
+        pytest.param("mistral", 32, {}, marks=pytest.mark.exhaustive),
     ],
 )
 def test_there_and_back(tmp_path, family, group, settings):

@@ -57,10 +57,10 @@ def run_cases(folder: Path, first: int, count: int) -> dict[str, Any]:
 
 
 @needs_linux
-def test_a_hundred_cases(tmp_path: Path) -> None:
+def test_some_cases(tmp_path: Path) -> None:
     """Those of numbers below 0 do what is forbidden, to show that it would be seen."""
     (tmp_path / "base").mkdir()
-    failures = run_cases(tmp_path / "base", -7, 107)["failures"]
+    failures = run_cases(tmp_path / "base", -7, 33)["failures"]
     wanted = ["KeyError", "TooLong", "reads outside", "writes", "out of memory", "MemoryError", "os.system"]
     assert [case["case"] for case in failures] == list(range(-7, 0)), told(failures)
     assert all(word in case["problem"] for word, case in zip(wanted, failures, strict=True)), told(failures)

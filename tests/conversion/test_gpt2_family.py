@@ -173,7 +173,11 @@ def test_the_model_in_memory_is_the_one_that_is_written(tmp_path):
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in (torch.uint8, torch.float32))],
+    ids=str,
+)
 def test_the_first_checkpoint(tmp_path, dtype):
     """As `gpt2`: no prefix, although it says GPT2LMHeadModel; a mask in each layer; settings of those days."""
     model = official_folder(tmp_path / "src")

@@ -130,7 +130,7 @@ def test_every_head_there_and_back(tmp_path, family, head):
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.exhaustive)], ids=str)
 def test_versions_and_dtypes(tmp_path, version, dtype):
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
     official_model(**VERSIONS[version]).to(dtype).save_pretrained(src)
