@@ -38,6 +38,7 @@ PAIRS = {
     "quantization": (PAGE.parent / "quantization.md", PAGE_ZH.parent / "quantization.md"),
     "scale": (PAGE.parent / "scale.md", PAGE_ZH.parent / "scale.md"),
     "benchmarks": (PAGE.parent / "benchmarks.md", PAGE_ZH.parent / "benchmarks.md"),
+    "reshaping": (PAGE.parent / "reshaping.md", PAGE_ZH.parent / "reshaping.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
 NOT_OURS = {"build", "dist", "blockformer-demo"}
@@ -141,6 +142,11 @@ def test_the_table_of_presets_is_what_the_code_says(name):
     """`python scripts/family_table.py` writes it."""
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert text == family_table.written(text)
+
+
+def test_the_page_of_fields_is_what_the_code_says():
+    """`python scripts/field_table.py` writes it."""
+    assert (ROOT / "docs" / "fields.md").read_text(encoding="utf-8") == drawer("field_table").written()
 
 
 @pytest.mark.parametrize("name", ["add-a-family.md", "zh/add-a-family.md"])

@@ -1,0 +1,85 @@
+"""Write docs/fields.md: every field of a config, what it takes, its default, its meaning and who sets it.
+
+Usage: python scripts/field_table.py
+"""
+
+import functools
+from pathlib import Path
+
+import blockformer
+from blockformer.axes import GROUPS, axes
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "fields.md"
+CONFIGS = {
+    "decoder": blockformer.BlockformerDecoderConfig,
+    "encoder": blockformer.BlockformerEncoderConfig,
+    "encoder-decoder": blockformer.BlockformerEncoderDecoderConfig,
+}
+HEAD = """# Every field of a config
+
+Written by `python scripts/field_table.py` from the fields' own declarations, which are the docstrings of the config
+classes too. "Set by" names presets with another value than the default, at most four, and how many more. A field that
+is not in every topology says in which. How fields make up a family: [families as settings](families.md). What a model
+computes by them: [from the figure to the code](from-figure-to-code.md).
+"""
+MOST = 4
+
+
+@functools.cache
+def settled() -> dict:
+    """Each family's preset: its config and what it says itself; published sizes are left out."""
+    families = blockformer.PRESETS.keys() - blockformer.presets.SIZES.keys()
+    return {
+        name: (blockformer.preset(name), settings)
+        for name, (_, settings) in blockformer.PRESETS.items()
+        if name in families
+    }
+
+
+def presets_that_set(name: str) -> str:
+    """Names of presets whose value is not the default."""
+    setters = [
+        preset
+        for preset, (config, settings) in settled().items()
+        if name in settings and getattr(config, name) != axes(type(config))[name].default
+    ]
+    more = f" and {len(setters) - MOST} more" if len(setters) > MOST else ""
+    return ", ".join(f"`{preset}`" for preset in setters[:MOST]) + more
+
+
+def values_of(axis) -> str:
+    """What a field takes, in words."""
+    if isinstance(axis.values, str):
+        return axis.values + (", or None" if axis.optional and "None" not in axis.values else "")
+    if len(axis.values) > 12:
+        return "a name in transformers' `ACT2FN`" + (", or None" if axis.optional else "")
+    return ", ".join(f"`{value}`" for value in axis.values) + (", or None" if axis.optional else "")
+
+
+def written() -> str:
+    """The whole page."""
+    declared: dict = {}
+    for config_class in CONFIGS.values():
+        declared = {**axes(config_class), **declared}
+    sections = [HEAD]
+    for group in GROUPS:
+        lines = []
+        for name, axis in declared.items():
+            if axis.group != group:
+                continue
+            owners = [kind for kind, config_class in CONFIGS.items() if name in axes(config_class)]
+            where = "" if len(owners) == len(CONFIGS) else f" ({' and '.join(owners)})"
+            cells = (f"`{name}`{where}", values_of(axis), f"`{axis.default!r}`", axis.meaning, presets_that_set(name))
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        if lines:
+            table = "| field | takes | default | meaning | set by |\n|---|---|---|---|---|\n" + "\n".join(lines)
+            sections.append(f"## {group[0].upper()}{group[1:]}\n\n{table}\n")
+    return "\n".join(sections)
+
+
+def main() -> None:
+    PAGE.write_text(written(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
