@@ -87,10 +87,10 @@ def test_a_model_is_its_plain_twin(family, make):
 
 
 def test_other_topologies_have_none_and_read_older_repos_that_say_so():
-    for name in ("bert", "t5"):
-        assert not hasattr(blockformer.preset(name, linear_bits=None, linear_group_size=128), "linear_bits")
+    for config_class in (blockformer.BlockformerEncoderConfig, blockformer.BlockformerEncoderDecoderConfig):
+        assert not hasattr(config_class(linear_bits=None, linear_group_size=128), "linear_bits")
         with pytest.raises(ValueError, match="has no field 'linear_bits'"):
-            blockformer.preset(name, linear_bits=4)
+            config_class(linear_bits=4)
 
 
 @pytest.mark.parametrize("checkpointing", [True, False])

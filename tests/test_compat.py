@@ -61,6 +61,8 @@ def private_names():
                 names = [word.value for word in node.args if isinstance(getattr(word, "value", None), str)]
             elif isinstance(node, ast.Compare) and isinstance(getattr(node.left, "value", None), str):
                 names = [node.left.value]  # "_name" in vars(module)
+            elif isinstance(node, ast.Subscript) and isinstance(getattr(node.slice, "value", None), str):
+                names = [node.slice.value]  # vars(module)["_name"]
             else:
                 names = []
             for name in names:

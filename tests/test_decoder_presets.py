@@ -184,7 +184,7 @@ def test_what_does_not_go_together_is_refused(fields, message):
 
 
 def test_alibi_is_a_decoders():
-    with pytest.raises(ValueError, match="'alibi' is for a decoder"):
+    with pytest.raises(ValueError, match="'alibi' is not supported: a decoder has alibi"):
         blockformer.BlockformerEncoderConfig(position_type="alibi")
 
 

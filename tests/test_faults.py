@@ -153,10 +153,10 @@ def test_flags_that_contradict_the_topology_are_refused(kind, fields, message):
         make(kind, **fields)
 
 
-def test_an_encoder_has_no_sliding_layers():
-    """Its mask would have no window: full attention under another name."""
-    with pytest.raises(ValueError, match="sliding attention is not supported in an encoder"):
-        make("encoder", sliding_window=4)
+def test_an_encoder_decoder_has_no_sliding_layers():
+    """Its masks would have no window: full attention under another name."""
+    with pytest.raises(ValueError, match="sliding attention is not supported in an encoder-decoder"):
+        make("encoder-decoder", sliding_window=4)
 
 
 def test_an_unknown_problem_type_is_refused():

@@ -253,7 +253,8 @@ class ConfigTranslation(ABC):
 
     def misspelt(self, name: str) -> str:
         """A hint at the official field whose name is nearly that of an entry which the family does not use."""
-        hint = did_you_mean(name, self.official_config({}).to_dict(), cutoff=0.85)
+        known = self.official_config({}).to_dict()
+        hint = "" if name in known else did_you_mean(name, known, cutoff=0.85)
         return f" (d{hint[2:]})" if hint else ""
 
     def head_for(self, config: PretrainedConfig) -> Any | None:

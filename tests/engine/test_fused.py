@@ -124,7 +124,7 @@ def test_the_same_logits_from_four_bits(dtype, name, products):
         products.clear()
         found, expected = (each(**inputs(each, shape)).logits for each in (model, plain))
         assert len(products) == 2 * model.config.num_hidden_layers
-        near(found, expected, 1e-5 if dtype is torch.float32 else 0.03)
+        near(found, expected, 1e-5 if dtype is torch.float32 else 0.06)
     products.clear()
     near(model(**inputs(model, (2, 17))).logits, plain(**inputs(plain, (2, 17))).logits, 1e-5)
     assert not products
