@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from blockformer.publishing import copy_code, write_card
 from blockformer.publishing.model_card import generation_settings
 from blockformer.reshaping import reshape
 
 from .arguments import check_conversion
-from .converting import from_official
 from .errors import ConversionError
 from .files.atomic import atomic_folder
 from .files.repo import memory_errors, opened
 from .files.side_files import copy_side_files, refuse_adapters
 from .files.sources import Source, locate
-from .plan import architecture_of, is_ours, our_config, parse_dtype
+from .loading import load_folder
 from .report import ConversionReport, Progress
 
 WORDS = {
@@ -71,7 +69,7 @@ def convert_reshaped(
     refuse_adapters(folder)
     tell("loading the model", 0, 0)
     with memory_errors(), opened(Source(folder)) as (checkpoint, notes):
-        model = _load(folder, checkpoint.config, family, dtype)
+        model = load_folder(folder, checkpoint.config, family, dtype)
         tell("changing its shape", 0, 0)
         try:
             made = reshape(model, **shape, **changes)
@@ -99,16 +97,6 @@ def convert_reshaped(
     report.notes.append("the model needs training")
     report.seconds = time.monotonic() - start
     return report
-
-
-def _load(folder: Path, entries: Mapping[str, Any], family: str | None, dtype: Any) -> PreTrainedModel:
-    import blockformer
-
-    if not is_ours(entries):
-        return from_official(folder, dtype, family)
-    config = our_config(entries)
-    model_class = getattr(blockformer, architecture_of(config))
-    return model_class.from_pretrained(folder, config=config, dtype=parse_dtype(dtype) or "auto", local_files_only=True)
 
 
 def what_was_done(shape: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The commands: `blockformer convert | inspect | export | demo`.
+"""The commands: `blockformer convert | inspect | export | chat | eval | demo`.
 
 Errors are one sentence on stderr, with exit status 1 (2: a wrong command line, 130: Ctrl-C); `--debug`, before or after
 the command, shows the traceback. The module that does a command's work is imported when the command runs.
@@ -34,6 +34,10 @@ Revision = Annotated[
     str | None, typer.Option(metavar="NAME", help="Of a Hub id: a branch, tag or commit.", show_default=False)
 ]
 
+
+Dtype = Annotated[
+    str | None, typer.Option(help="Load the weights as float32, bfloat16 or float16.", show_default=False)
+]
 
 # What messages call by the name of an argument in Python -> the option.
 OPTIONS = {
@@ -205,6 +209,40 @@ def export(
     from .checkpoints import run_export
 
     run_export(src, dst, max_shard_size=max_shard_size, revision=revision, force=force, strict_finite=strict_finite)
+
+
+@app.command("chat", epilog="Example: [bold]blockformer chat Qwen/Qwen3-0.6B[/bold]")
+@interruptible
+def chat(
+    src: Source,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told first.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token, no sampling.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 512,
+    dtype: Dtype = None,
+    revision: Revision = None,
+) -> None:
+    """Talk to a model, official or ours: a line in, the answer as it is written, by its chat template if it has one."""
+    from .text import run_chat
+
+    run_chat(src, dtype, revision, system, greedy, max_new_tokens)
+
+
+@app.command("eval", epilog="Example: [bold]blockformer eval Qwen/Qwen3-0.6B README.md[/bold]")
+@interruptible
+def evaluate(
+    src: Source,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Texts in UTF-8.", show_default=False)],
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a window; if not given the model's context.", show_default=False),
+    ] = None,
+    dtype: Dtype = None,
+    revision: Revision = None,
+) -> None:
+    """Perplexity and bits per byte of a causal language model, official or ours, on text files."""
+    from .text import run_eval
+
+    run_eval(src, files, dtype, revision, length)
 
 
 @app.command("demo", epilog="Example: [bold]blockformer demo --output blockformer-demo[/bold]")

@@ -1,0 +1,45 @@
+"""Load any checkpoint, official or ours, as a model of ours in memory."""
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from .converting import from_official
+from .files.checkpoint import read_json
+from .files.side_files import refuse_adapters
+from .files.sources import locate
+from .plan import architecture_of, is_ours, our_config, parse_dtype
+
+
+def load_any(
+    src: str | PathLike[str], dtype: str | torch.dtype | None = None, revision: str | None = None
+) -> tuple[PreTrainedModel, Path]:
+    """A model in evaluation mode, and the folder that it lies in.
+
+    Args:
+        src: a folder or Hub id, in an official layout or ours.
+        dtype: "float32", "bfloat16" or "float16"; None keeps the checkpoint's.
+        revision: of a Hub id, a branch, tag or commit.
+
+    Raises:
+        ConversionError: see `from_official`.
+    """
+    folder, _ = locate(src, revision=revision)
+    refuse_adapters(folder)
+    return load_folder(folder, read_json(folder / "config.json"), None, dtype), folder
+
+
+def load_folder(folder: Path, entries: Mapping[str, Any], family: str | None, dtype: Any) -> PreTrainedModel:
+    """The model of a folder, by the entries of its `config.json`."""
+    import blockformer
+
+    if not is_ours(entries):
+        return from_official(folder, dtype, family)
+    config = our_config(entries)
+    model_class = getattr(blockformer, architecture_of(config))
+    kind = parse_dtype(dtype) or "auto"
+    return model_class.from_pretrained(folder, config=config, dtype=kind, local_files_only=True).eval()

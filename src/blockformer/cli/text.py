@@ -1,0 +1,109 @@
+"""`blockformer chat` and `blockformer eval`: talk to a model that writes text, and measure one on files."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+
+from blockformer.conversion import ConversionError
+from blockformer.conversion.files.side_files import has_tokenizer
+from blockformer.conversion.loading import load_any
+from blockformer.demo.corpus import Score, model_score
+
+LEAVE, ANEW = ("/quit", "/exit"), "/new"
+
+
+def load_writer(src: str, dtype: str | None, revision: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A decoder with a language model head, and its tokenizer.
+
+    Raises:
+        ConversionError: it writes no text of its own, or has no tokenizer.
+    """
+    model, folder = load_any(src, dtype, revision)
+    if not model.can_generate() or model.config.is_encoder_decoder:
+        raise ConversionError(f"{src}: {type(model).__name__} is no causal language model")
+    if not has_tokenizer(folder):
+        raise ConversionError(f"{src}: there is no tokenizer beside the model")
+    try:
+        return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConversionError(f"{src}: the tokenizer cannot be loaded: {error}") from error
+
+
+def run_chat(src: str, dtype: str | None, revision: str | None, system: str | None, greedy: bool, new: int) -> None:
+    """Read lines, write answers as they come, until the input ends."""
+    model, tokenizer = load_writer(src, dtype, revision)
+    has_template = tokenizer.chat_template is not None
+    if system is not None and not has_template:
+        raise ConversionError("--system needs a tokenizer with a chat template, and this one has none")
+    start: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
+    history, console = list(start), Console(stderr=True)
+    kind = "a chat" if has_template else "no chat template: each line is a text to go on with"
+    console.print(f"{kind}. {ANEW} forgets, {LEAVE[0]} or Ctrl-D leaves.", highlight=False)
+    while True:
+        if sys.stdin.isatty():
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line or line.strip() in LEAVE:
+            return
+        if line.strip() == ANEW:
+            history = list(start)
+        elif line.strip():
+            answer = _answer(model, tokenizer, history, line.rstrip("\n"), not greedy, new)
+            history += [{"role": "user", "content": line.strip()}, {"role": "assistant", "content": answer}]
+
+
+def _answer(model: Any, tokenizer: Any, history: list[dict[str, str]], line: str, samples: bool, new: int) -> str:
+    if tokenizer.chat_template is None:
+        inputs = tokenizer(line, return_tensors="pt")
+    else:
+        messages = [*history, {"role": "user", "content": line.strip()}]
+        inputs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+    length = inputs["input_ids"].shape[1]
+    most = model.config.max_position_embeddings
+    if length >= most:
+        raise ConversionError(f"the text has {length} tokens, and the model reads {most}")
+    tokens = model.generate(
+        input_ids=inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        max_new_tokens=min(new, most - length),
+        do_sample=samples,
+        streamer=TextStreamer(tokenizer, skip_prompt=tokenizer.chat_template is not None, skip_special_tokens=True),
+    )
+    return tokenizer.decode(tokens[0, length:], skip_special_tokens=True)
+
+
+def run_eval(src: str, files: list[Path], dtype: str | None, revision: str | None, length: int | None) -> None:
+    """Perplexity and bits per byte of each file, and of all."""
+    if missing := [str(path) for path in files if not path.is_file()]:
+        raise ConversionError(f"there is no file {missing[0]}")
+    model, tokenizer = load_writer(src, dtype, revision)
+    window = min(length or model.config.max_position_embeddings, model.config.max_position_embeddings)
+    table = Table("file", "tokens", "perplexity", "bits per byte")
+    nats, tokens, size = 0.0, 0, 0
+    for path in track(files, "reading", console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConversionError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start})") from error
+        ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
+        if len(ids) < 2:
+            raise ConversionError(f"{path}: {len(ids)} tokens: two are needed, the first is not predicted")
+        count, nbytes = len(ids) - 1, len(text.encode())
+        score = model_score(model, ids, nbytes, window)
+        nats, tokens, size = nats + score.loss * count, tokens + count, size + nbytes
+        table.add_row(str(path), *_cells(count, score))
+    if len(files) > 1:
+        table.add_row("all", *_cells(tokens, Score.of(nats, tokens, size)))
+    Console().print(table)
+    print(f"windows of {window} tokens; the first token of a file is not predicted")
+
+
+def _cells(count: int, score: Score) -> tuple[str, str, str]:
+    return f"{count:,}", f"{score.perplexity:,.2f}", f"{score.bits_per_byte:.3f}"

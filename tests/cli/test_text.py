@@ -1,0 +1,116 @@
+"""`blockformer chat` and `blockformer eval`, on small models with a real tokenizer."""
+
+import io
+import math
+
+import pytest
+import torch
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, Qwen3Config, Qwen3ForCausalLM
+
+from blockformer.cli import main
+from blockformer.conversion import convert
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+
+@pytest.fixture
+def official(tiny_tokenizer, tmp_path):
+    torch.manual_seed(0)
+    ends = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 1, "max_position_embeddings": 96}
+    model = Qwen3ForCausalLM(
+        Qwen3Config(vocab_size=512, **SIZES, head_dim=8, num_key_value_heads=2, initializer_range=0.3, **ends)
+    )
+    model.save_pretrained(tmp_path / "official")
+    tiny_tokenizer.save_pretrained(tmp_path / "official")
+    return tmp_path / "official", model.eval()
+
+
+def run(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(list(map(str, arguments)))
+    return ended.value.code or 0, capsys.readouterr()
+
+
+def test_a_chat_writes_what_generate_writes_and_remembers(official, monkeypatch, capsys):
+    folder, model = official
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    monkeypatch.setattr("sys.stdin", io.StringIO("def a\n\nand b\n/new\ndef a\n/quit\nnever read\n"))
+    code, told = run(capsys, "chat", folder, "--greedy", "--max-new-tokens", 6, "--system", "be short")
+    assert code == 0, told.err
+
+    def answer(*said):
+        roles = ["system", *["user", "assistant"] * len(said)]
+        messages = [{"role": role, "content": text} for role, text in zip(roles, ("be short", *said), strict=False)]
+        inputs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        tokens = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+        return tokenizer.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+    first = answer("def a")
+    assert told.out == "".join(f"{each}\n" for each in (first, answer("def a", first, "and b"), first))
+
+
+def test_without_a_template_a_line_is_gone_on_with(official, monkeypatch, capsys):
+    folder, _ = official
+    monkeypatch.setattr("sys.stdin", io.StringIO("import math\n"))
+    code, told = run(capsys, "chat", folder, "--greedy", "--max-new-tokens", 3)
+    assert code == 0, told.err
+    assert told.out.startswith("import math")
+    assert "no chat template" in told.err
+    code, told = run(capsys, "chat", folder, "--system", "be short")
+    assert code != 0
+    assert "needs a tokenizer with a chat template" in " ".join(told.err.split())
+
+
+@torch.no_grad()
+def test_the_figures_of_a_file_are_those_of_its_tokens(official, tmp_path, capsys):
+    folder, model = official
+    texts = {"a.txt": "for each in range(10):\n    print(each)\n" * 6, "b.txt": "é = 1\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    convert(folder, tmp_path / "ours")
+    outputs = []
+    for src in (folder, tmp_path / "ours"):
+        code, told = run(capsys, "eval", src, tmp_path / "a.txt", tmp_path / "b.txt", "--length", 24)
+        assert code == 0, told.err
+        outputs.append(told.out)
+    assert outputs[0] == outputs[1]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    nats, count = 0.0, 0
+    for text in texts.values():
+        ids = tokenizer(text, return_tensors="pt")["input_ids"][0]
+        for start in range(0, len(ids) - 1, 24):
+            window = ids[start : start + 25]
+            chances = model(window[None, :-1]).logits[0].log_softmax(-1)
+            nats -= chances.gather(1, window[1:, None]).sum().item()
+        count += len(ids) - 1
+    size = sum(len(text.encode()) for text in texts.values())
+    assert f"{math.exp(nats / count):,.2f}" in outputs[0]
+    assert f"{nats / math.log(2) / size:.3f}" in outputs[0]
+
+
+def test_what_cannot_be_talked_to_or_measured_is_said(official, tmp_path, capsys):
+    folder, _ = official
+    encoder = BertForMaskedLM(BertConfig(vocab_size=64, **SIZES))
+    encoder.save_pretrained(tmp_path / "encoder")
+    (tmp_path / "one.txt").write_text("a", encoding="utf-8")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
+    for arguments, named in (
+        (("chat", tmp_path / "encoder"), "is no causal language model"),
+        (("eval", tmp_path / "encoder", tmp_path / "one.txt"), "is no causal language model"),
+        (("eval", folder, tmp_path / "none.txt"), "there is no file"),
+        (("eval", folder, tmp_path / "one.txt"), "two are needed"),
+        (("eval", folder, tmp_path / "bytes.txt"), "no UTF-8 text"),
+    ):
+        code, told = run(capsys, *arguments)
+        assert code == 1
+        assert named in " ".join(told.err.split()), told.err
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    code, told = run(capsys, "chat", folder)
+    assert code == 1
+    assert "there is no tokenizer beside the model" in " ".join(told.err.split())
