@@ -97,9 +97,8 @@ def main(command_line=None) -> None:
     corpus = gather(max_bytes=arguments.bytes)
     tokenizer = train_tokenizer((file.text for file in corpus.train), VOCABULARY, LENGTH)
     seen, held_out = (encode(files, tokenizer) for files in (corpus.train, corpus.held_out))
-    config = blockformer.preset(
-        "qwen3", **SIZES, vocab_size=len(tokenizer), tie_word_embeddings=True, bos_token_id=0, eos_token_id=0
-    )
+    tokens = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = blockformer.preset("qwen3", **SIZES, **tokens, vocab_size=len(tokenizer), tie_word_embeddings=True)
     console.print(f"training a decoder: {arguments.steps} steps")
     decoder = train(
         blockformer.BlockformerDecoderForCausalLM(config), batches(seen, causal, arguments.steps, seed=1), 3e-3

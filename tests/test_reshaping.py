@@ -70,7 +70,12 @@ def test_experts_compute_what_the_network_did():
     assert sparse.config.num_experts_per_tok == 2
     assert sparse.lm_head.weight is sparse.model.embed_tokens.weight
     assert not torch.equal(sparse.model.layers[0].mlp.gate.weight, sparse.model.layers[1].mlp.gate.weight)
+    before = logits(model)
     sparse.train()(IDS, labels=IDS).loss.backward()
+    with torch.no_grad():
+        for parameter in sparse.parameters():
+            parameter.zero_()
+    assert torch.equal(logits(model), before)  # nothing is shared
 
 
 def test_an_encoder_sees_the_whole_text_and_becomes_a_decoder_again():

@@ -101,7 +101,7 @@ def reshape(
     spare = {name for name in weights if name not in wanted}
     if lost := sorted(name for name in spare if topology != "encoder-decoder" or ".cross_attn" not in name):
         raise ValueError(f"the new model has no place for {lost[0]}: choose other settings.")
-    weights = {name: tensor for name, tensor in weights.items() if name not in spare}
+    weights = {name: tensor.clone() for name, tensor in weights.items() if name not in spare}
     made = new_class.from_pretrained(None, config=new_config, state_dict=weights, dtype=model.dtype)
     if made.can_generate() and model.can_generate():
         made.generation_config = copy.deepcopy(model.generation_config)
