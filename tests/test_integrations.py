@@ -337,6 +337,15 @@ def test_peft_knows_the_default_targets_of_each_method(method):
     assert any(parameter.requires_grad for parameter in adapted.parameters())
 
 
+def test_the_default_targets_are_those_of_llama_whose_names_ours_are():
+    constants = pytest.importorskip("peft.utils.constants")
+    config = model().config
+    config.to_dict()
+    tables = [table for table in vars(constants).values() if isinstance(table, dict) and "llama" in table]
+    assert len(tables) > 5
+    assert all(table[config.model_type] == table["llama"] for table in tables)
+
+
 @pytest.mark.parametrize("method", ["PrefixTuningConfig", "PromptTuningConfig"])
 def test_trained_prompts_in_the_cache_and_in_the_embeddings(method):
     peft = pytest.importorskip("peft")

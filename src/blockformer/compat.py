@@ -26,6 +26,7 @@ import transformers
 
 OLDEST, NEWEST = "5.5", "5.23"
 """The releases of transformers that this code is tested with."""
+_MODULES = frozenset("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj norm".split())
 
 try:
     if [int(part) for part in transformers.__version__.split(".")[:2]] < [int(part) for part in OLDEST.split(".")]:
@@ -71,14 +72,16 @@ def announce_language_model(config_class) -> None:
 
 
 def tell_peft(model_type: str) -> None:
-    """Give PEFT its default target modules for a model type, once PEFT is imported: Llama's, whose names ours are.
+    """Give PEFT, once imported, default targets for a model type: the first entry that most nearly names our modules.
 
     PEFT keeps a table by model type for each of its methods and has no place for a model to speak for itself. It is
     never imported from here: that takes seconds, and it need not be installed.
     """
     for name, table in list(vars(sys.modules.get("peft.utils.constants", object)).items()):
-        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and "llama" in table:
-            table.setdefault(model_type, table["llama"])
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and model_type not in table:
+            lists = [names for names in table.values() if isinstance(names, list) and _MODULES.intersection(names)]
+            if lists:
+                table[model_type] = max(lists, key=lambda names: len(_MODULES.intersection(names)) / len(names))
 
 
 def causal_masks(config, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
