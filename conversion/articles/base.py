@@ -7,10 +7,8 @@ compare with, no `model_type` and no way back: these families are read only, and
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -18,7 +16,6 @@ from ..errors import ConversionError, listed, shown
 from ..families.base import Family
 from ..families.encoder_decoder import same_bits
 from ..families.fields import Form, Head
-from ..rules.operations import Shape
 from ..rules.table import Rule
 
 PREFIXES = ("module.", "_orig_mod.")
@@ -50,13 +47,8 @@ PROJECTIONS = (
 OUTPUTS = ("out_proj", "o_proj", "W_o", "w_o", "proj", "c_proj", "output")
 """How attentions name what makes queries, keys and values, and what comes after them."""
 OURS = ("q_proj", "k_proj", "v_proj", "o_proj")
-GAINS, SHIFTS = ("weight", "gamma", "scale", "alpha", "a_2"), ("bias", "beta", "shift", "b_2")
-"""How norms name the factor and what is added."""
-BY_DEVIATION = ("alpha", "a_2")
-"""The factors of norms that divide by the unbiased deviation plus a number, unless settings say otherwise."""
-NORMS = ("layer_norm", "unbiased_std")
-NORM: Kind = (f"one of {', '.join(map(repr, NORMS))}", lambda value: value in NORMS)
-UNBIASED, GUESSED = "unbiased deviation", "norm by its name"
+GUESSED = "norm by its name"
+"""The trait of a model whose norms' formula only their names tell."""
 Check = Callable[[Tensor], str | None]
 """What is wrong with a buffer, or None."""
 
@@ -323,110 +315,3 @@ def projections(modules: Collection[str], what: str) -> set[str]:
 def spelled(traits: Collection[str]) -> dict[str, str]:
     """What `projections` has found, as traits ("q_proj W_q") -> ours -> theirs."""
     return dict(trait.split(" ", 1) for trait in traits if trait.startswith(tuple(f"{name} " for name in OURS)))
-
-
-def norm_traits(names: Collection[str], settings: Mapping[str, Any]) -> set[str]:
-    """How the norms spell their factor and bias, and by which formula they compute.
-
-    Args:
-        names: last parts of their tensors' names.
-        settings: in which "norm" may name the formula; else the factor's name tells.
-    """
-    if not names:
-        return set()
-    gains, shifts = {*names} & set(GAINS), {*names} & set(SHIFTS)
-    (gain,) = one_of([(name,) for name in GAINS], {*names} - shifts if gains else names, "the norms")
-    if shifts:
-        one_of([(name,) for name in SHIFTS], shifts, "the biases of the norms")
-    traits = {f"gain {gain}", *(f"shift {name}" for name in shifts)}
-    told = settings.get("norm")
-    if told == NORMS[1] or (told is None and gain in BY_DEVIATION):
-        traits |= {UNBIASED} if told else {UNBIASED, GUESSED}
-    return traits
-
-
-def norm_rules(theirs: str, ours: str, form: Form, config: PretrainedConfig) -> list[Rule]:
-    """The rules of a norm, spelled as `norm_traits` has found."""
-    told = _spelled_norm(form.traits)
-    factor = ((config.hidden_size - 1) / config.hidden_size) ** 0.5 if UNBIASED in form.traits else None
-    gain, shift = OfEachFeature(config.hidden_size, factor), OfEachFeature(config.hidden_size)
-    rules = [Rule(f"{theirs}.{told.get('gain', 'weight')}", f"{ours}.weight", gain)]
-    return [*rules, Rule(f"{theirs}.{told.get('shift', 'bias')}", f"{ours}.bias", shift)]
-
-
-def norm_settings(settings: Mapping[str, Any], traits: Collection[str]) -> dict[str, Any]:
-    """Our fields of the norms: a small number beside the deviation is its square under the root."""
-    eps = settings.get("eps", 1e-6) ** 2 if UNBIASED in traits else settings.get("eps", 1e-5)
-    return {"norm_eps": float(eps), "norm_bias": "shift" in _spelled_norm(traits)}
-
-
-def _spelled_norm(traits: Collection[str]) -> dict[str, str]:
-    return dict(trait.split(" ", 1) for trait in traits if trait.startswith(("gain ", "shift ")))
-
-
-@dataclass(frozen=True)
-class OfEachFeature:
-    """A number for each of C features, or one for all of them -> one for each, times a factor.
-
-    A norm that divides by the standard deviation with C - 1 in it becomes one with C by the factor sqrt((C - 1) / C):
-    w (x - m) / s' with s' = s sqrt(C / (C - 1)) is w sqrt((C - 1) / C) (x - m) / s. It rounds once, so there is no
-    exact way back.
-    """
-
-    width: int
-    factor: float | None = None
-
-    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """[C] or [1] -> [C], in float64 where there is a factor."""
-        if self.factor is not None:
-            tensors = [tensor.double() * self.factor for tensor in tensors]
-        return [tensor.reshape(-1).expand(self.width).contiguous() for tensor in tensors]
-
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Never asked for."""
-        raise ConversionError("an article's norm is read and not written")
-
-    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """[C] for each."""
-        if any(tuple(shape) not in ((), (1,), (self.width,)) for shape in shapes):
-            raise ConversionError(f"{list(shapes[0])} is neither one number for each feature nor one for all")
-        return [(self.width,) for _ in shapes]
-
-    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """The same shapes."""
-        return list(shapes)
-
-
-def sinusoid(length: int, width: int) -> Check:
-    """The check of a table [1, length, width] of interleaved sines and cosines (Vaswani et al., 2017, section 3.5)."""
-
-    def check(table: Tensor) -> str | None:
-        if tuple(table.shape) not in ((length, width), (1, length, width)):
-            return f"is {list(table.shape)}, by the config it is [1, {length}, {width}]"
-        even = torch.arange(0, width, 2, dtype=torch.float64)
-        angles = torch.arange(length)[:, None] * 10000.0 ** (-even / width)
-        exact = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
-        rounding = torch.finfo(table.dtype).eps if table.is_floating_point() else 0.0
-        # An angle that was computed in float32 is off by about 1e-7 of itself.
-        near = (table.double().reshape(length, width) - exact).abs().max() <= 1e-5 + 1e-6 * length + rounding
-        return None if near else "is not the table of sines and cosines, side by side, of the original Transformer"
-
-    return check
-
-
-def causal(length: int) -> Check:
-    """The check of a causal mask [length, length]: 1 for what is hidden, or for what is seen, or -inf and 0."""
-
-    def check(mask: Tensor) -> str | None:
-        if tuple(mask.shape) not in [(1,) * more + (length, length) for more in range(3)]:
-            return f"is {list(mask.shape)}, by the config it is [{length}, {length}]"
-        mask = mask.reshape(length, length)
-        later = torch.ones(length, length, dtype=torch.bool).triu(1)
-        forms = [later.to(mask.dtype), (~later).to(mask.dtype)]
-        if mask.is_floating_point():
-            forms.append(torch.zeros_like(mask).masked_fill(later, -torch.inf))
-        if any(torch.equal(mask, form) for form in forms):
-            return None
-        return "is not a causal mask (ones above the diagonal, or on and below it)"
-
-    return check

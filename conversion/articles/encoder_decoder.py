@@ -3,23 +3,9 @@
 from blockformer.presets import STRUCTURES
 
 from ..rules.table import RuleTable
-from .base import (
-    FLAG,
-    NORM,
-    POSITIVE,
-    SHARE,
-    SIZE,
-    TARGET_TOKENS,
-    ArticleFamily,
-    both,
-    norm_rules,
-    norm_settings,
-    norm_traits,
-    projections,
-    sinusoid,
-    spelled,
-    target_ids,
-)
+from .base import FLAG, POSITIVE, SHARE, SIZE, TARGET_TOKENS, ArticleFamily, both, projections, spelled, target_ids
+from .buffers import sinusoid
+from .norms import NORM, norm_rules, norm_settings, norm_traits
 
 OURS = {
     "self_attention_block": "self_attn",

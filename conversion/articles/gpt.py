@@ -3,23 +3,9 @@
 from blockformer.presets import STRUCTURES
 
 from ..rules.table import Rule, RuleTable
-from .base import (
-    FLAG,
-    NORM,
-    POSITIVE,
-    SHARE,
-    SIZE,
-    TOKENS,
-    ArticleFamily,
-    both,
-    causal,
-    norm_rules,
-    norm_settings,
-    norm_traits,
-    projections,
-    spelled,
-    token_ids,
-)
+from .base import FLAG, POSITIVE, SHARE, SIZE, TOKENS, ArticleFamily, both, projections, spelled, token_ids
+from .buffers import causal
+from .norms import NORM, norm_rules, norm_settings, norm_traits
 
 MASKS = ("mask", "mask_matrix")
 BLOCK = "transformer_blocks."

@@ -12,7 +12,8 @@ from blockformer.presets import STRUCTURES
 from ..errors import ConversionError
 from ..families.fields import Form
 from ..rules.table import RuleTable
-from .base import FLAG, OURS, SHARE, SIZE, TARGET_TOKENS, ArticleFamily, Kind, both, causal, sinusoid, target_ids
+from .base import FLAG, OURS, SHARE, SIZE, TARGET_TOKENS, ArticleFamily, Kind, both, target_ids
+from .buffers import causal, sinusoid
 
 READINGS = {"printed": "article-transformer-printed", "formula": "article-transformer"}
 """Where the norms stand: as in the article's code, or as in its formula -> the settings of such a model."""
