@@ -109,6 +109,20 @@ def fingerprint(folder):
     }
 
 
+def assert_same_state(one, other):
+    state = other.state_dict()
+    assert one.state_dict().keys() == state.keys()
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(state[name], tensor), name
+
+
+def assert_loads_as(folder, model):
+    """The model's class finds its weights in the folder, all and no other, each the same to the bit."""
+    again, info = type(model).from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values())
+    assert_same_state(again, model)
+
+
 def under_another_head(folder, ours, official):
     """The checkpoint `src` with a head of ours for four labels, and the official model that it goes out as."""
     convert(folder / "src", folder / "repo", verify=False)
