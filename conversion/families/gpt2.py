@@ -112,7 +112,7 @@ class GPT2Family(DecoderFamily):
 
     def unused(self, official):
         """See `ConfigTranslation.unused`. Settings of a head that ours lacks count too where they say something."""
-        usual = self.official_config({}).to_dict()
+        usual = self.defaults.to_dict()
         told = {name for name in SUMMARY if name in official and official[name] != usual[name]}
         return sorted({*super().unused(official), *told} - set(self.official_config_class.attribute_map))
 

@@ -142,7 +142,7 @@ def nearest(official: Mapping[str, Any]) -> str:
         return ""
 
     def likeness(family: Family) -> float:
-        fields = set(family.official_config({}).to_dict()) - common
+        fields = set(family.defaults.to_dict()) - common
         return len(said & fields) / len(said | fields)
 
     def told(family: Family) -> str:

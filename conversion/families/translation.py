@@ -123,7 +123,7 @@ class ConfigTranslation(ABC):
         settings = {**self.fixed, "architectures": [head.ours], **fields}
         for value in self.computed:
             settings.update(value.read(read))
-        settings.update(common_entries(config, self.default_labels))
+        settings.update(common_entries(config, self.defaults.num_labels))
         self.our_config(settings)
         return settings
 
@@ -166,7 +166,7 @@ class ConfigTranslation(ABC):
                 official.update(value.write(config, head))
             except NotExpressible as error:
                 lacking.append(error)
-        official.update(common_entries(config, self.default_labels))
+        official.update(common_entries(config, self.defaults.num_labels))
         return official, lacking
 
     def differences(self, config: PretrainedConfig) -> list[str]:
@@ -198,9 +198,10 @@ class ConfigTranslation(ABC):
         return list(lines.values())
 
     @functools.cached_property
-    def default_labels(self) -> int:
-        """The number of labels that the official class has where nobody says it."""
-        return self.official_config({}).num_labels
+    def defaults(self) -> PretrainedConfig:
+        """The official configuration object where nobody says anything; of some classes it warns of its own tokens."""
+        with quiet():
+            return self.official_config({})
 
     def plain_entries(self, official: Mapping[str, Any], form: Form) -> Mapping[str, Any]:
         """The entries without those of a quantization that the form has."""
@@ -246,14 +247,14 @@ class ConfigTranslation(ABC):
 
     def unused(self, official: Mapping[str, Any]) -> list[str]:
         """Entries of an official `config.json` that the official class does not know, so that they change nothing."""
-        known = {*self.official_config({}).to_dict(), *ABOUT_THE_FILE, *NEVER_FOLLOWED, *self.unsupported}
+        known = {*self.defaults.to_dict(), *ABOUT_THE_FILE, *NEVER_FOLLOWED, *self.unsupported}
         known |= {"architectures", "torch_dtype", "dtype", "rope_theta", "rope_scaling", "rope_parameters", "head_dim"}
         known |= {*self.extra_fields, *transformers.GenerationConfig().to_dict()}
         return sorted(name for name in official if name not in known)
 
     def misspelt(self, name: str) -> str:
         """A hint at the official field whose name is nearly that of an entry which the family does not use."""
-        known = self.official_config({}).to_dict()
+        known = self.defaults.to_dict()
         hint = "" if name in known else did_you_mean(name, known, cutoff=0.85)
         return f" (d{hint[2:]})" if hint else ""
 
