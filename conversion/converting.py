@@ -25,7 +25,8 @@ from .files.repo import memory_errors, opened, write_generation_config, write_we
 from .files.side_files import compare_tokenizers, copy_side_files, has_tokenizer, refuse_adapters
 from .files.unused_tensors import write_unused
 from .plan import MEMORY, Plan, memory_text, parse_dtype, plan_in, plan_out
-from .report import ConversionReport, Progress
+from .progress import Progress
+from .report import ConversionReport
 from .rules.table import check_tied
 from .verify import Parity, attention_of, load_model
 from .verify import verify as verify_models
@@ -183,10 +184,7 @@ def from_official(
     refuse_adapters(folder)
     with memory_errors(), opened(place) as (checkpoint, notes):
         plan = plan_in(checkpoint, family, cast)
-        notes = [*notes, *plan.family.notes(plan.form)]
-        hints = {name: plan.family.misspelt(name) for name in plan.family.unused(checkpoint.config)}
-        wrong = ", ".join(shown(name) + hint for name, hint in hints.items() if hint)
-        notes += [f"config.json: settings that {plan.family.name} does not use: {wrong}"] if wrong else []
+        notes += [*plan.family.notes(plan.form), *plan.family.unused_note(checkpoint.config, only_misspelt=True)]
         _check_tied(checkpoint, plan)
         weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}
         bad = [name for name, tensor in weights.items() if nonfinite(tensor)]
@@ -247,7 +245,7 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
         config,
         kind,
         plan.parameters * (1 + plan.low_bits),  # plain weights are made beside the model
-        lambda step: tell(step, 0, 0),
+        tell,
         (0, shift) if to_official else (shift, 0),
         plan.family.counts_padding,
         quick,
@@ -296,10 +294,7 @@ def _notes_on(official: Mapping[str, Any], family: Family) -> list[str]:
     notes = []
     if official.get("auto_map"):
         notes.append("config.json: auto_map names code of the source; it was neither run nor copied")
-    unused = family.unused(official)
-    if unused:
-        told = (shown(name) + family.misspelt(name) for name in unused)
-        notes.append(f"config.json: settings that {family.name} does not use: {', '.join(told)}")
+    notes += family.unused_note(official)
     if isinstance(official.get("pad_token_id"), int) and official["pad_token_id"] < 0:
         notes.append(f"config.json: pad_token_id {official['pad_token_id']} is no token; there is no padding token")
     return notes

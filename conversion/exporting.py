@@ -28,7 +28,8 @@ from .plan import (
     stored_pairs,
     unread_pooler,
 )
-from .report import ConversionReport, Progress
+from .progress import Progress
+from .report import ConversionReport
 from .rules.table import check_tied
 
 

@@ -1,13 +1,9 @@
-"""What a conversion tells its caller: progress, and a report at the end."""
+"""What a conversion tells its caller at the end."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .verify import Parity
-
-Progress = Callable[[str, int, int], None]
-"""Called with the current step, how much is done, and the total (0 if unknown)."""
 
 
 @dataclass

@@ -20,7 +20,8 @@ from .files.repo import memory_errors, opened
 from .files.side_files import copy_side_files, refuse_adapters
 from .files.sources import Source, locate
 from .loading import load_folder
-from .report import ConversionReport, Progress
+from .progress import Progress
+from .report import ConversionReport
 
 WORDS = {
     "topology": "made {} of it",

@@ -1,7 +1,7 @@
 """Describe a model from its config alone: settings, layer tree, parameters, memory, cache."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
@@ -40,6 +40,7 @@ class Summary:
         memory: dtype -> bytes of the parameters.
         cache: dtype -> bytes per token while every layer's window has room; empty without a cache.
         sliding: layers whose cache stops growing at `sliding_window` tokens.
+        notes: findings the user should know of.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Summary:
     memory: dict[str, int]
     cache: dict[str, int]
     sliding: int
+    notes: Sequence[str] = ()
 
 
 def summarize(source: str | PathLike[str], revision: str | None = None) -> Summary:
@@ -64,29 +66,28 @@ def summarize(source: str | PathLike[str], revision: str | None = None) -> Summa
     name = os.fspath(source)
     path = Path(name)
     if name in preset() and not path.exists():
-        return describe(preset(name), f"preset {name}")
+        return describe(preset(name), name=f"preset {name}")
     if path.is_dir() or path.suffix != ".json":
         try:
             path = locate(source, weights=False, revision=revision)[0] / "config.json"
         except ConversionError as error:
-            hint = did_you_mean(name, preset())
-            raise ConversionError(
-                f"{error}.{hint.replace('mean', 'mean the preset')}" if hint else str(error)
-            ) from error
+            hint = did_you_mean(name, preset()).replace("mean", "mean the preset")
+            end = "" if str(error).endswith("?") or not hint else "."
+            raise ConversionError(f"{error}{end}{hint}") from error
     if not path.exists():
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
-    return describe(config_of(read_json(path)), name)
+    return describe(*config_of(read_json(path)), name)
 
 
-def config_of(entries: Mapping[str, Any]) -> PretrainedConfig:
-    """Our config for a `config.json` in either layout."""
+def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
+    """Our config for a `config.json` in either layout, and notes on it."""
     if is_ours(entries):
-        return our_config(entries)
+        return our_config(entries), []
     family = family_of(entries)
-    return family.our_config(family.config_from(entries))
+    return family.our_config(family.config_from(entries)), family.unused_note(entries)
 
 
-def describe(config: PretrainedConfig, name: str = "") -> Summary:
+def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = "") -> Summary:
     """The summary of a config."""
     import blockformer
 
@@ -111,6 +112,7 @@ def describe(config: PretrainedConfig, name: str = "") -> Summary:
         memory=_memory(model, parameters),
         cache={dtype: values * size for dtype, size in BYTES.items() if dtype != "int8" and is_causal},
         sliding=config.layer_types.count("sliding_attention"),
+        notes=notes,
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from .errors import ConversionError
+from .progress import Passes, Progress
 from .quiet import quiet
 
 TOLERANCE = 1e-5
@@ -30,6 +31,8 @@ EPSILONS = 4
 """Allowed difference in a smaller dtype, in units of its machine epsilon, as a share of the largest output."""
 SHARP = (torch.float32, torch.float64)
 NEW_TOKENS = 8
+TEXT, LOADING = 2, 1
+"""How many passes over an input take about as long as writing those tokens and as loading a model."""
 ROWS, LONGEST = 2, 48
 PER_TOKEN = ("logits", "prediction_logits", "start_logits", "end_logits", "last_hidden_state")
 PER_ROW = ("logits", "seq_relationship_logits", "pooler_output")
@@ -155,9 +158,18 @@ def _as_source(probe: Probe, end: Any) -> Probe:
     return replace(probe, input_ids=input_ids, position_ids=None)
 
 
+def writes_from(model: PreTrainedModel, probe: Probe) -> bool:
+    """Whether a model is to write a text from an input."""
+    return model.can_generate() and probe.encoder_hidden_states is None and probe.name != "random"
+
+
 @torch.no_grad()
 def run(
-    model: PreTrainedModel, inputs: list[Probe], shift: int = 0, writes_text: bool = True
+    model: PreTrainedModel,
+    inputs: list[Probe],
+    shift: int = 0,
+    writes_text: bool = True,
+    passes: Passes | None = None,
 ) -> tuple[list[Tensor], list[list[int]], str]:
     """Run a model on the inputs.
 
@@ -166,11 +178,13 @@ def run(
         inputs: the inputs.
         shift: added to their position ids.
         writes_text: whether to generate from them too, if the model can.
+        passes: counts what is done.
 
     Returns:
         float32 outputs [places, ...] at real tokens and per row; greedy continuations; the names of the outputs.
     """
     model.eval()
+    passes = passes or Passes()
     several = "MultipleChoice" in type(model).__name__
     if "ForSequenceClassification" in type(model).__name__ and not model.config.is_encoder_decoder:
         # Official decoders need it for a batch, and take a row's last other token; no probe of theirs ends in padding.
@@ -193,7 +207,8 @@ def run(
         if probe.encoder_hidden_states is not None:
             # Some official models get a cache of too few layers where the decoder has more than the encoder.
             more |= {"encoder_hidden_states": probe.encoder_hidden_states.to(model.dtype), "use_cache": False}
-        output = model(**tensors, **more)
+        with passes.counted(model):
+            output = model(**tensors, **more)
         mask, names = (probe.attention_mask if target is None else torch.ones_like(target)).bool(), []
         for name in dict.fromkeys(PER_TOKEN + PER_ROW):
             values = output.get(name)
@@ -204,13 +219,14 @@ def run(
                 outputs.append(values[mask].float())
             else:  # a row's summary is that of its first token, which must be a real one
                 outputs.append(values.reshape(len(mask), -1)[mask[:, 0]].float())
-        if writes_text and model.can_generate() and probe.encoder_hidden_states is None and probe.name != "random":
+        if writes_text and writes_from(model, probe):
             model.generation_config = GenerationConfig()
             # Without a cache, for the same reason.
             own = {} if target is None else {"decoder_start_token_id": int(target[0, 0]), "use_cache": False}
-            continued: Any = model.generate(
-                **tensors, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0, **own
-            )
+            with passes.counted(model, TEXT, calls=NEW_TOKENS):
+                continued: Any = model.generate(
+                    **tensors, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0, **own
+                )
             texts.append(continued[:, probe.input_ids.shape[1] if target is None else 1 :].flatten().tolist())
     return outputs, texts, " and ".join(names)
 
@@ -247,7 +263,7 @@ def verify(
     config: PretrainedConfig,
     dtype: torch.dtype,
     parameters: int,
-    step: Callable[[str], None] = lambda text: None,
+    tell: Progress = lambda step, done, total: None,
     shifts: tuple[int, int] = (0, 0),
     counts_padding: bool = False,
     quick: bool = False,
@@ -260,7 +276,7 @@ def verify(
         config: the config of either model, for the input sizes.
         dtype: that of the converted checkpoint.
         parameters: parameter count of each model.
-        step: called with a description of each step.
+        tell: receives progress reports.
         shifts: added to the position ids of the original and of the converted model; some families do not count from 0.
         counts_padding: see `probes`.
         quick: run one text in one dtype, and write none.
@@ -281,17 +297,29 @@ def verify(
             name = str(skipped).removeprefix("torch.")
             need = parameters * skipped.itemsize / 2**30
             parity.notes.append(f"not compared in {name}: one model needs {need:.1f} GiB, more than is free here")
-    inputs = probes(config, counts_padding)
+    texts = probes(config, counts_padding)
+    inputs = {
+        kind: texts[:1] if quick or (kind not in SHARP and any(other in SHARP for other in possible)) else texts
+        for kind in possible
+    }
     results: list[list[Any]] = []
+    passes = Passes(tell)
     for name, load, shift in (("original", original, shifts[0]), ("converted", converted, shifts[1])):
         results.append([])
         for kind in possible:
             count = f"{len(possible) * (len(results) - 1) + len(results[-1]) + 1} of {2 * len(possible)}"
-            step(f"comparing, {count}: the {name} model in {str(kind).removeprefix('torch.')}")
+            step = f"comparing {count}: {name} model, {str(kind).removeprefix('torch.')}"
+            passes.begin(step)
             with quiet():
                 model = load(kind)
-                brief = quick or (kind not in SHARP and any(other in SHARP for other in possible))
-                results[-1].append(run(model, inputs[:1] if brief else inputs, shift, not (brief or any(shifts))))
+                if passes.total:
+                    passes.reach(passes.done + LOADING)
+                else:
+                    written = 0 if any(shifts) else TEXT
+                    work = [1 + written * writes_from(model, probe) for kind in possible for probe in inputs[kind]]
+                    passes.total = 2 * sum(work) + (2 * len(possible) - 1) * LOADING
+                    passes.begin(step)
+                results[-1].append(run(model, inputs[kind], shift, not any(shifts), passes))
             del model
             if parameters > 10_000_000:  # of a smaller one there may be two
                 gc.collect()

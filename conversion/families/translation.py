@@ -252,11 +252,15 @@ class ConfigTranslation(ABC):
         known |= {*self.extra_fields, *transformers.GenerationConfig().to_dict()}
         return sorted(name for name in official if name not in known)
 
-    def misspelt(self, name: str) -> str:
-        """A hint at the official field whose name is nearly that of an entry which the family does not use."""
+    def unused_note(self, official: Mapping[str, Any], only_misspelt: bool = False) -> list[str]:
+        """A note on entries that change nothing, with the official field whose name is nearly theirs; or no note."""
         known = self.defaults.to_dict()
-        hint = "" if name in known else did_you_mean(name, known, cutoff=0.85)
-        return f" (d{hint[2:]})" if hint else ""
+        told = []
+        for name in self.unused(official):
+            hint = "" if name in known else did_you_mean(name, known, cutoff=0.85).replace(" Did", "did")
+            if hint or not only_misspelt:
+                told.append(shown(name) + (f" ({hint})" if hint else ""))
+        return [f"config.json: settings that {self.name} does not use: {', '.join(told)}"] if told else []
 
     def head_for(self, config: PretrainedConfig) -> Any | None:
         """The head that a config of ours is for; the first of its topology where it does not say."""

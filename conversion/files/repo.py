@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from ..errors import ConversionError, is_out_of_memory, listed, shown
-from ..report import Progress
+from ..progress import Progress
 from ..rules.table import Group, Identity, Reversed
 from .checkpoint import Checkpoint, json_text, nonfinite
 from .generation_settings import FILE, settings_in

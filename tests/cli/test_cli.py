@@ -256,6 +256,13 @@ def test_inspect_takes_folders_config_files_presets_and_both_layouts(capsys, tmp
     call("inspect", "qwen9", status=1)
 
 
+def test_inspect_names_what_is_nearly_a_field_of_an_official_config(capsys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**QWEN3_14B, "hiden_act": "relu", "of_another_tool": 1}))
+    call("inspect", tmp_path)
+    note = "note: config.json: settings that qwen3 does not use: "
+    assert f"{note}'hiden_act' (did you mean 'hidden_act'?), 'of_another_tool'\n" in capsys.readouterr().out
+
+
 def test_sizes_are_for_persons():
     assert [size(n) for n in (0, 1023, 1024, 1536, 5 << 30, 3 << 40)] == [
         "0 bytes",
@@ -267,15 +274,38 @@ def test_sizes_are_for_persons():
     ]
 
 
-def test_a_log_without_a_terminal_says_what_is_done(capsys, monkeypatch):
+def test_a_log_without_a_terminal_says_what_is_done_and_how_long_the_rest_takes(capsys, monkeypatch):
+    clock = iter([0, 1, 2, 12, 22, 122, 722])
     monkeypatch.setattr("blockformer.cli.checkpoints.QUIET_SECONDS", -1)
+    monkeypatch.setattr("blockformer.cli.checkpoints.time.monotonic", lambda: next(clock))
     with progress_bar() as tell:
+        tell("looking", 0, 0)
+        tell("writing weights", 0, 2048)
         tell("writing weights", 1024, 2048)
-        tell("comparing, 1 of 2: the original model in float32", 0, 0)
+        tell("comparing 1 of 2: original model, float32", 100, 600)
+        tell("comparing 1 of 2: original model, float32", 200, 600)
+        tell("comparing 2 of 2: converted model, float32", 300, 600)
     assert capsys.readouterr().err.splitlines() == [
-        "0 s: writing weights 1.0 KiB of 2.0 KiB",
-        "0 s: comparing, 1 of 2: the original model in float32",
+        "1 s: looking",
+        "2 s: writing weights 0%, no estimate yet",
+        "12 s: writing weights 50%, ~10 s left",
+        "22 s: comparing 1 of 2: original model, float32 17%, no estimate yet",
+        "122 s: comparing 1 of 2: original model, float32 33%, ~3 min left",
+        "722 s: comparing 2 of 2: converted model, float32 50%, ~12 min left",
     ]
+
+
+def test_a_terminal_has_room_for_bar_estimate_and_elapsed_time(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    clock = iter([0, 100, 140])
+    with progress_bar() as tell:
+        monkeypatch.setattr("blockformer.cli.checkpoints.time.monotonic", lambda: next(clock))
+        for done in (0, 500, 900):
+            tell("comparing 2 of 4: converted model, bfloat16", done, 1000)
+    shown = capsys.readouterr().err
+    assert re.search(r"model, bfloat16 \S+ 90%, ~16 s left 0:00:\d\d", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown))
 
 
 def test_the_progress_bar_takes_known_and_unknown_amounts(capsys):

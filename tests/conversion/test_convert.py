@@ -429,7 +429,24 @@ def test_progress_is_told_up_to_the_end(tmp_path):
     writing = [(done, total) for step, done, total in told if step == "writing weights"]
     assert writing == sorted(writing)
     assert writing[-1] == (report.nbytes, report.nbytes)
-    assert any("comparing, 2 of 2: the converted model" in step for step, _, _ in told)
+    assert any("comparing 2 of 2: converted model" in step for step, _, _ in told)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "bert", "t5"])
+def test_a_comparison_says_how_far_it_is_inside_each_pass(tmp_path, family):
+    official_folder(tmp_path / "src", family)
+    told = []
+    convert(tmp_path / "src", tmp_path / "dst", dtype="bfloat16", progress=lambda *step: told.append(step))
+    comparing = [(step, done, total) for step, done, total in told if step.startswith("comparing") and total]
+    assert len({total for _, _, total in comparing}) == 1  # known once the first model is loaded
+    done = [done for _, done, _ in comparing]
+    assert done == sorted(done)
+    assert done[0] == 0
+    assert done[-1] == comparing[-1][2]
+    runs = {step for step, _, _ in comparing}
+    assert len(runs) == 4
+    for run_of in runs:
+        assert len({done for step, done, _ in comparing if step == run_of}) > 20
 
 
 def _broken(model):

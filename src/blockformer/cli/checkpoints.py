@@ -26,21 +26,34 @@ LAYOUTS = ("blockformer", "official")
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr that is gone when the work is done; where stderr is no terminal a line now and then."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"), TimeElapsedColumn())
+    bar, amount = BarColumn(bar_width=10), TextColumn("{task.fields[amount]}")  # 80 columns have room for all
+    columns = (TextColumn("{task.description}"), bar, amount, TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("", total=None, amount="")
-        start = said = time.monotonic()
+        start = said = began = time.monotonic()
+        whole = 0
 
         def tell(step: str, done: int, total: int) -> None:
-            nonlocal said
-            amount = f"{size(done)} of {size(total)}" if total else ""
-            progress.update(task, description=step, completed=done, total=total or None, amount=amount)
-            if progress.disable and time.monotonic() - said > QUIET_SECONDS:
-                said = time.monotonic()
-                print(f"{said - start:.0f} s: {step} {amount}".rstrip(), file=sys.stderr, flush=True)
+            nonlocal said, began, whole
+            now = time.monotonic()
+            if total != whole:  # work of another kind
+                began, whole = now, total
+            rest = f"{done / total:.0%}, {left(now - began, done / total)}" if total else ""
+            progress.update(task, description=step, completed=done, total=total or None, amount=rest)
+            if progress.disable and now - said > QUIET_SECONDS:
+                said = now
+                print(f"{now - start:.0f} s: {step} {rest}".rstrip(), file=sys.stderr, flush=True)
 
         yield tell
+
+
+def left(seconds: float, share: float) -> str:
+    """About how long the rest takes, after some seconds for this share."""
+    if not (seconds and share):
+        return "no estimate yet"
+    rest = seconds * (1 - share) / share
+    return f"~{rest:.0f} s left" if rest < 100 else f"~{rest / 60:.0f} min left"
 
 
 def size(nbytes: float) -> str:

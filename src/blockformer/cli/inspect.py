@@ -22,7 +22,7 @@ def run_inspect(src: str, revision: str | None = None) -> None:
 
 
 def show(summary: "Summary", console: Console) -> None:
-    """Print a summary: title, settings by axis, layers, numbers."""
+    """Print a summary: title, settings by axis, layers, numbers, notes."""
 
     def line(text: str = "") -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -45,3 +45,5 @@ def show(summary: "Summary", console: Console) -> None:
     if summary.sliding:
         layers, window = summary.config.num_hidden_layers, summary.config.sliding_window
         line(f"{summary.sliding} of {layers} layers keep the last {window:,} tokens only")
+    for note in summary.notes:
+        line(f"note: {note}")
