@@ -77,7 +77,7 @@ def test_another_default_device(name, dtype):
 def test_a_prepared_model_with_another_default_device(name):
     ours, _, batch = example(name, torch.bfloat16)
     ours.prepare_for_inference()
-    batch["input_ids"] = batch["input_ids"].repeat(1, 40)  # long enough for attention in blocks
+    batch["input_ids"] = batch["input_ids"].repeat(1, 40)  # a long prompt
     del batch["attention_mask"]
     if "decoder_input_ids" in batch:
         batch["decoder_input_ids"] = batch["input_ids"]

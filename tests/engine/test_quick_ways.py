@@ -14,12 +14,10 @@ import blockformer
 from blockformer import attention
 from blockformer.attention import eager_attention_forward
 from blockformer.engine import attention as quick_attention
-from blockformer.engine import four_bits, fused, measure, norm, packed
+from blockformer.engine import four_bits, fused, measure, packed
 from blockformer.engine import linear as quick_linear
 from blockformer.engine.attention import attend_grouped, can_attend_grouped
 from blockformer.engine.linear import QuickLinear
-from blockformer.engine.norm import PiecewiseRMSNorm
-from blockformer.normalization import RMSNorm
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float64: 1e-6}
 
@@ -55,86 +53,6 @@ def test_grouped_attention_of_one_query(batch, kv_heads, groups, length, dtype, 
     assert_close(fast, plain, tolerance=TOLERANCES[dtype])
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    batch=st.integers(1, 3),
-    kv_heads=st.integers(1, 3),
-    groups=st.integers(1, 3),
-    length=st.integers(1, 70),
-    block=st.integers(1, 40),
-    is_view=st.booleans(),
-)
-@torch.no_grad()
-def test_causal_attention_in_blocks(batch, kv_heads, groups, length, block, is_view):
-    query = torch.randn(batch, length, kv_heads * groups, 16, dtype=torch.float64).transpose(1, 2)
-    key, value = (torch.randn(batch, kv_heads, length + 5, 16, dtype=torch.float64)[:, :, :length] for _ in range(2))
-    if not is_view:
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    visible = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quick_attention, "_BLOCK", block)
-        fast = quick_attention.attend_in_blocks(query, key, value, 0.3)
-    plain, _ = eager_attention_forward(nn.Module().eval(), query, key, value, visible, 0.3)
-    assert_close(fast, plain, tolerance=1e-6)
-
-
-def test_when_blocks_are_taken(monkeypatch):
-    def can(length=300, keys=300, dtype=torch.bfloat16, mask=None, causal=True, dropout=0.0, kwargs=None, device="cpu"):
-        query, key, value = (torch.empty(1, 2, n, 4, dtype=dtype, device=device) for n in (length, keys, keys))
-        return quick_attention.can_attend_in_blocks(query, key, value, mask, causal, dropout, kwargs or {})
-
-    assert can()
-    assert not can(length=200, keys=200)
-    assert not can(length=260)
-    assert not can(dtype=torch.float32)
-    assert not can(mask=torch.ones(1))
-    assert not can(causal=False)
-    assert not can(dropout=0.1)
-    assert not can(kwargs={"cache": object()})
-    assert not can(device="meta")
-    for learner in range(3):
-        states = [torch.empty(1, 2, 300, 4, dtype=torch.bfloat16) for _ in range(3)]
-        states[learner].requires_grad_()
-        assert not quick_attention.can_attend_in_blocks(*states, None, True, 0.0, {})
-        with torch.no_grad():
-            assert quick_attention.can_attend_in_blocks(*states, None, True, 0.0, {})
-    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
-    assert not can()
-
-
-@torch.no_grad()
-def test_a_long_prompt_in_bfloat16(monkeypatch):
-    """As near to float32 as without blocks, within one token in a hundred."""
-    ours, ids = model("qwen3", max_position_embeddings=512), token_ids(2, 300)
-    exact, ours = ours(ids).logits.argmax(-1), ours.bfloat16()
-    calls = []
-    attend = quick_attention.attend_in_blocks
-    monkeypatch.setattr(quick_attention, "attend_in_blocks", lambda *args: calls.append(1) or attend(*args))
-    fast = (ours(ids).logits.argmax(-1) == exact).float().mean()
-    assert len(calls) == ours.config.num_hidden_layers
-    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
-    assert fast >= (ours(ids).logits.argmax(-1) == exact).float().mean() - 0.01
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(5, 7, 16), (1, 33, 2, 16), (40, 16)])
-@torch.no_grad()
-def test_norm_in_pieces_has_the_same_bits(dtype, shape, monkeypatch):
-    monkeypatch.setattr(norm, "_PIECE", 50)
-    monkeypatch.setattr(norm, "_MANY", dict.fromkeys([dtype], 200))
-    plain, states = RMSNorm(16, 1e-6).to(dtype), torch.randn(shape, dtype=dtype)
-    plain.weight.normal_()
-    quick = copy.deepcopy(plain)
-    quick.__class__ = PiecewiseRMSNorm
-    assert quick._cuts(states)
-    assert torch.equal(quick(states), plain(states))
-    assert not quick._cuts(torch.randn(16, 60, dtype=dtype).t())
-    assert torch.equal(quick(states.double()), plain(states.double()))
-    assert not quick._cuts(states[:1, :1])
-    with torch.enable_grad():
-        assert not quick._cuts(states)
-
-
 def test_when_it_is_taken(monkeypatch):
     query, key = torch.randn(1, 4, 1, 8), torch.randn(1, 2, 5, 8)
     assert can_attend_grouped(query, key, {"cache": None})
@@ -144,6 +62,27 @@ def test_when_it_is_taken(monkeypatch):
     assert not can_attend_grouped(query.to("meta"), key, {})
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     assert not can_attend_grouped(query, key, {})
+
+
+def test_pairs_of_heads_read_bfloat16_keys_as_was_measured(monkeypatch):
+    measured = []
+    monkeypatch.setattr(quick_attention, "is_measured", lambda *args: measured.append(1) or True)
+    query, key = torch.randn(1, 4, 1, 8).bfloat16(), torch.randn(1, 2, 100, 8).bfloat16()
+    mask, calls = torch.ones(1, 1, 1, 100, dtype=torch.bool), []
+    monkeypatch.setattr(quick_attention, "attend_grouped", lambda *args: calls.append(1) or attend_grouped(*args))
+    module = nn.Module().eval()
+    module.is_causal, module.num_key_value_groups = True, 2
+    arguments = {"scaling": 0.3}
+    found, _ = quick_attention.sdpa_attention(module, query, key, key, None, **arguments)
+    assert measured
+    assert not calls
+    assert_close(found, attend_grouped(query, key, key, None, 0.3, 0.0), tolerance=TOLERANCES[torch.bfloat16])
+    measured.clear()
+    for states, seen in (((query, key), mask), ((query.float(), key.float()), None), ((query, key[:, :1]), None)):
+        quick_attention.sdpa_attention(module, *states, states[1], seen, **arguments)
+    quick_attention.sdpa_attention(module, query, key[:, :, :20], key[:, :, :20], None, **arguments)
+    assert len(calls) == 4
+    assert not measured
 
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])

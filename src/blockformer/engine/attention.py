@@ -12,7 +12,7 @@ from ..normalization import RMSNorm, rms_norm
 from ..positions import rotate
 from ..unpadding import attend_unpadded
 from .linear import is_bare
-from .measure import is_enabled
+from .measure import is_enabled, is_measured, is_quicker, random_matrix
 from .sequences import TracedSequences, attend_sequences, is_short
 
 
@@ -30,10 +30,8 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
             return attend_sequences(query, key, value, unpadding.lengths, scaling, module.is_causal), None
         parts = (module, query, key, value, attention_mask)
         return attend_unpadded(sdpa_attention, unpadding, *parts, scaling=scaling, dropout=dropout, **kwargs)
-    if can_attend_grouped(query, key, kwargs):
+    if can_attend_grouped(query, key, kwargs) and not _library_is_quicker(query, key, attention_mask):
         return attend_grouped(query, key, value, attention_mask, scaling, dropout), None
-    if can_attend_in_blocks(query, key, value, attention_mask, module.is_causal, dropout, kwargs):
-        return attend_in_blocks(query, key, value, scaling), None
     return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 
 
@@ -72,46 +70,26 @@ def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: f
     return output.reshape(batch, 1, heads, size)
 
 
-# Queries per block, and the shortest text that is cut into blocks.
-_BLOCK, _LEAST_LENGTH = 128, 256
+# Keys of a text from which it matters how they are read.
+_MANY_KEYS = 64
 
 
-def can_attend_in_blocks(query, key, value, attention_mask, is_causal: bool, dropout: float, kwargs: dict) -> bool:
-    """Whether `attend_in_blocks` takes these: a whole long text in bfloat16 on the CPU, without gradients."""
-    is_whole = is_causal and attention_mask is None and query.shape[2] == key.shape[2] >= _LEAST_LENGTH
-    if not is_whole or query.dtype is not torch.bfloat16 or query.device.type != "cpu" or dropout:
-        return False
-    learns = torch.is_grad_enabled() and any(states.requires_grad for states in (query, key, value))
-    return not learns and kwargs.get("cache") is None and is_enabled()
+def _library_is_quicker(query, key, attention_mask) -> bool:
+    """Whether "sdpa" reads bfloat16 keys that two heads share, without a mask, faster than one product for both."""
+    shares = query.dtype is torch.bfloat16 and query.shape[1] == 2 * key.shape[1] and attention_mask is None
+    return shares and key.shape[2] >= _MANY_KEYS and is_measured("grouped heads by sdpa", _measure_pairs)
 
 
-def attend_in_blocks(query, key, value, scaling: float):
-    """Causal scaled dot-product attention, a block of queries at a time with the keys that they see, as plain products.
-
-    Half of the scores are never computed, and bfloat16 products run at the processor's full speed, unlike those of
-    PyTorch's flash attention.
-
-    Args:
-        query: [B, H, T, D].
-        key, value: [B, K, T, D].
-
-    Returns:
-        [B, T, H, D].
-    """
-    batch, heads, length, size = query.shape
-    rows = batch * key.shape[1]  # B * K; the H / K heads of a key are more queries
-    keys, values = key.reshape(rows, length, size).transpose(1, 2), value.reshape(rows, length, size)
-    future = torch.ones(_BLOCK, _BLOCK, dtype=torch.bool, device=query.device).triu(1)
-    output, zero = query.new_empty(batch, length, heads, size), query.new_zeros(())
-    for start in range(0, length, _BLOCK):
-        stop = min(start + _BLOCK, length)
-        block = stop - start
-        folded = query[:, :, start:stop].reshape(rows, -1, size)  # [B * K, H / K * block, D]
-        scores = torch.baddbmm(zero, folded, keys[:, :, :stop], beta=0, alpha=scaling)
-        scores.view(rows, -1, block, stop)[..., start:].masked_fill_(future[:block, :block], -torch.inf)
-        weighted = torch.bmm(scores.softmax(-1), values[:, :stop]).view(batch, heads, block, size)
-        output[:, start:stop] = weighted.transpose(1, 2)
-    return output
+@torch.no_grad()
+def _measure_pairs() -> bool:
+    query = random_matrix(16, 128).bfloat16().view(1, 16, 1, 128)
+    key, value = (random_matrix(8 * 512, 128).bfloat16().view(1, 8, 512, 128) for _ in range(2))
+    attend = F.scaled_dot_product_attention
+    return is_quicker(
+        lambda: attend(query, key, value, enable_gqa=True),
+        lambda: attend_grouped(query, key, value, None, 0.1, 0.0),
+        rounds=30,
+    )
 
 
 class FusedAttention(Attention):

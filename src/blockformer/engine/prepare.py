@@ -7,7 +7,6 @@ from torch import nn
 
 from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..awq_linear import QuantizedLinear
-from ..normalization import RMSNorm
 from ..pretrained_model import BlockformerPreTrainedModel
 from ..stack import Stack
 from . import growing_cache, layers, step
@@ -16,13 +15,11 @@ from .four_bits import PreparedQuantizedLinear
 from .fused import FusedProduct, groups_of
 from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled
-from .norm import PiecewiseRMSNorm
 from .packed import HalfCopy, PackedLinear, PackedModule, is_worth, pack_weights, packed_weights, unpack_weights
 
 # Each plain class and its replacement in a prepared model, which has the same parameters.
 _PREPARED = {
     QuantizedLinear: PreparedQuantizedLinear,
-    RMSNorm: PiecewiseRMSNorm,
     Attention: FusedAttention,
     nn.Linear: QuickLinear,
 }
@@ -67,7 +64,7 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
         for stack in _readers(model):
             stack._compiled_layers = layers.CompiledLayers(stack)
             stack.least_saving = 0  # compiled layers take the sequences of a batch, and no mask
-        _put_in(model, {nn.Linear: QuickLinear, RMSNorm: PiecewiseRMSNorm} if is_enabled() else {})
+        _put_in(model, {nn.Linear: QuickLinear} if is_enabled() else {})
         return model
     _forget_compiled(model)
     _take_out(model, QuickLinear)
