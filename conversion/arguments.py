@@ -12,7 +12,7 @@ from .files.sizes import parse_size
 from .files.sources import WEIGHT_FILES, Source, folder_of, locate, weight_file
 
 FAMILIES = (
-    "arcee bart bart-decoder bert blenderbot blenderbot-decoder bloom camembert codegen cohere cohere2 cwm "
+    "albert arcee bart bart-decoder bert blenderbot blenderbot-decoder bloom camembert codegen cohere cohere2 cwm "
     "data2vec-text deberta-v2 distilbert dots1 electra ernie ernie4_5_moe eurobert exaone4 falcon flex_olmo gemma "
     "gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe granitemoeshared gte "
     "helium jais2 jina_embeddings_v3 llama m2m_100 marian marian-decoder mbart mbart-decoder megatron-bert ministral "

@@ -120,6 +120,8 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
         kinds[0] = draw(st.sampled_from(["full_attention", "sliding_attention"]))
         if "sliding_attention" in kinds:
             fields |= {"layer_types": kinds, "sliding_window": draw(st.integers(2, 9))}
+    if topology == "encoder":
+        fields["num_hidden_groups"] = draw(st.sampled_from([None, 1, fields["num_hidden_layers"]]))
     if topology == "encoder-decoder":
         fields["decoder_layers"] = draw(st.integers(1, 3))
         if fields["norm_placement"] != "post":

@@ -1,7 +1,10 @@
 """The encoder: what is its own beside the decoder. Parity with official encoders stands in tests/conversion."""
 
+import copy
 import math
+import re
 
+import peft
 import pytest
 import torch
 from pairs import assert_close, assert_gradients_close, keep_padding, token_ids
@@ -20,7 +23,7 @@ from blockformer import (
     BlockformerEncoderModel,
 )
 
-VOCAB = 97
+VOCAB, MIXED = 97, ["full_attention", "sliding_attention"]
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -168,6 +171,67 @@ def test_training_on_a_padded_batch_gives_the_padded_gradients(monkeypatch):
     assert_gradients_close(*gradients)
 
 
+def unrolled(shared):
+    """The same encoder with a layer for each pass, and where the weights of each pass stand in the shared one."""
+    config = copy.deepcopy(shared.config)
+    config.num_hidden_groups = None
+    plain, passes = BlockformerEncoderModel(config).eval(), config.num_hidden_layers // len(shared.layers)
+    names = {
+        name: re.sub(r"^layers\.(\d+)", lambda place: f"layers.{int(place[1]) // passes}", name)
+        for name in plain.state_dict()
+    }
+    plain.load_state_dict({name: shared.state_dict()[source] for name, source in names.items()})
+    return plain, names
+
+
+def test_layers_that_share_weights_are_passed_one_after_the_other(monkeypatch):
+    settings = {"num_hidden_layers": 4, "num_hidden_groups": 2, "embedding_size": 24}
+    shared = encoder(name="albert", **settings)
+    plain, names = unrolled(shared)
+    tokens, mask = ids(3, 11), masked([11, 3, 7], 11)
+    for outputs in zip(both(shared, monkeypatch, tokens, mask), both(plain, monkeypatch, tokens, mask), strict=True):
+        assert torch.equal(*[each.last_hidden_state for each in outputs])
+    shared.set_attn_implementation("eager")
+    plain.set_attn_implementation("eager")
+    seen = [model(tokens, mask, output_hidden_states=True, output_attentions=True) for model in (shared, plain)]
+    assert (len(seen[0].hidden_states), len(seen[0].attentions)) == (5, 4)
+    for name in ("hidden_states", "attentions"):
+        assert all(map(torch.equal, *[each[name] for each in seen]))
+
+    gradients = []
+    for model, checkpoints in ((shared, False), (shared, True), (plain, False)):
+        model.gradient_checkpointing_enable() if checkpoints else model.gradient_checkpointing_disable()
+        model.train().zero_grad()
+        model(tokens, mask).last_hidden_state.square().sum().backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters() if "pooler" not in name})
+    sums: dict = {}
+    for name, gradient in gradients.pop().items():
+        sums[names[name]] = sums.get(names[name], 0) + gradient
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in sums)
+    assert_gradients_close(gradients[0], sums)
+
+
+def test_what_reads_each_layer_finds_shared_ones_once():
+    shared = encoder(name="albert", num_hidden_layers=4, embedding_size=24)
+    with pytest.raises(ValueError, match="head_mask has 4 rows, the model 1 layers of its own"):
+        shared(ids(1, 5), head_mask=torch.ones(4, 4))
+    silenced = shared(ids(1, 5), head_mask=torch.tensor([[1.0, 0.0, 1.0, 1.0]])).last_hidden_state
+    prepared, before = copy.deepcopy(shared).to(torch.bfloat16).prepare_for_inference(), shared(ids(2, 9))[0]
+    assert_close(prepared(ids(2, 9))[0].float(), before, tolerance=0.05)
+    adapted = peft.get_peft_model(shared, peft.LoraConfig(init_lora_weights=False))
+    found = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+    assert found
+    assert all(".layers.0." in name for name in found)
+    merged, changed = copy.deepcopy(adapted).merge_and_unload(), adapted(ids(2, 9))[0]
+    assert_close(merged(ids(2, 9))[0], changed)
+    assert not torch.allclose(changed, before)
+    with torch.no_grad():
+        merged = adapted.unload()
+        merged.layers[0].self_attn.v_proj.weight[12:24] = 0
+        merged.layers[0].self_attn.v_proj.bias[12:24] = 0
+    assert_close(merged(ids(1, 5)).last_hidden_state, silenced)
+
+
 def test_token_types_choose_their_vector():
     ours, tokens = encoder(), ids(1, 6)
     types = torch.tensor([[0, 0, 0, 1, 1, 1]])
@@ -189,6 +253,14 @@ def test_what_an_encoder_config_refuses():
         BlockformerEncoderConfig(add_cross_attention=True)
     with pytest.raises(ValueError, match="is_decoder=True contradicts BlockformerEncoderConfig"):
         BlockformerEncoderConfig(is_decoder=True)
+    for settings, message in (
+        ({"num_hidden_layers": 4, "num_hidden_groups": 3}, r"num_hidden_layers \(4\) must be a multiple"),
+        ({"num_hidden_groups": 0}, "num_hidden_groups must be a positive integer"),
+        ({"num_hidden_groups": 1, "first_attention_norm": False}, "layers that are alike"),
+        ({"num_hidden_groups": 1, "layer_types": MIXED, "sliding_window": 4}, "layers that are alike"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            BlockformerEncoderConfig(**{"num_hidden_layers": 2, **settings})
 
 
 def test_the_position_offset_leaves_rows_of_the_table_alone():

@@ -139,6 +139,10 @@ def test_what_has_no_such_shape_is_refused(name, shape, named):
 
 
 def test_other_models_are_refused():
+    shared = blockformer.BlockformerEncoderModel(preset("albert", **SIZES))
+    for shape, named in (({"layers": [0]}, "where they share"), ({"topology": "decoder"}, "has no num_hidden_groups")):
+        with pytest.raises(ValueError, match=named):
+            reshape(shared, **shape)
     config = preset("llama", **SIZES)
     with pytest.raises(ValueError, match="ForSequenceClassification cannot be reshaped"):
         reshape(blockformer.BlockformerDecoderForSequenceClassification(config), layers=[0])

@@ -132,6 +132,8 @@ class BertLikeFamily(Family[EncoderHead]):
         stack: the other official modules of the stack -> ours, each with weight and bias.
         positions: what reads the position type, where it is neither learned nor relative keys.
         fused: official module of a layer -> ours that lie in it, one below the other.
+        pooler: official name of the pooler's dense layer.
+        next_sentence: official name of the head for the next sentence.
         settings: further arguments of `ConfigTranslation`.
     """
 
@@ -156,6 +158,8 @@ class BertLikeFamily(Family[EncoderHead]):
         positions: Value | None = None,
         fused: Mapping[str, tuple[str, ...]] | None = None,
         extra_fields: Sequence[str] = (),
+        pooler: str = "pooler.dense",
+        next_sentence: str = "cls.seq_relationship",
         **settings,
     ):
         super().__init__(
@@ -180,6 +184,7 @@ class BertLikeFamily(Family[EncoderHead]):
         self.language_model = language_model
         self.relative_key = relative_key
         self.stack, self.fused = dict(stack), dict(fused or {})
+        self.pooler, self.next_sentence = pooler, next_sentence
         inner = [*self.embeddings, layer, *self.stack, "pooler."]
         self._inner = tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in inner))
 
@@ -203,7 +208,7 @@ class BertLikeFamily(Family[EncoderHead]):
             traits.add("no prefix")
         form = Form(head.official, frozenset(traits))
         found = {self.canonical(name, form) for name in names}
-        if self._root(head) + "pooler.dense.weight" in found:
+        if f"{self._root(head)}{self.pooler}.weight" in found:
             traits.add("pooler")
         if self.language_model.copy and self.language_model.copy in found:
             # Where nothing is tied, the official class adds the second one and never looks at the first.
@@ -224,7 +229,7 @@ class BertLikeFamily(Family[EncoderHead]):
                 f"{', '.join(head.official for head in known) or 'none'}"
             )
         names = names or ()
-        modules = {LM: self.language_model.dense or "lm_head", NSP: "cls.seq_relationship"}
+        modules = {LM: self.language_model.dense or "lm_head", NSP: self.next_sentence}
         held = {part for part, module in modules.items() if any(name.startswith(module + ".") for name in names)}
         if chosen and (chosen[0].modules or not held):
             return chosen[0]
@@ -301,9 +306,9 @@ class BertLikeFamily(Family[EncoderHead]):
             layer.append(Rule(self.relative_key, "self_attn.relative_keys.embedding.weight"))
         rules += [rule.under(self.layer, "layers.{layer}.") for rule in layer]
         if head.own_pooler or head.is_decoder:
-            ignored += ["pooler.dense.weight", "pooler.dense.bias"]
+            ignored += [f"{self.pooler}.weight", f"{self.pooler}.bias"]
         else:
-            rules += module_rules({"pooler.dense": "pooler.dense"})
+            rules += module_rules({self.pooler: "pooler.dense"})
         root = self._root(head)
         rules, ignored = [rule.under(root, head.our_root) for rule in rules], [root + name for name in ignored]
         if head.own_pooler:
@@ -312,7 +317,7 @@ class BertLikeFamily(Family[EncoderHead]):
         if LM in head.parts:
             rules += self._language_model_rules(form, ignored)
         if NSP in head.parts:
-            rules += module_rules({"cls.seq_relationship": "next_sentence_score"})
+            rules += module_rules({self.next_sentence: "next_sentence_score"})
         return RuleTable(rules, ignored=ignored)
 
     def _fused_rules(self, config: PretrainedConfig) -> list[Rule]:
@@ -341,7 +346,7 @@ class BertLikeFamily(Family[EncoderHead]):
     def optional(self, form):
         """See `Family.optional`. A pooler that the head does not read may be lost in training."""
         head = self.head(form)
-        pooler = [f"{self._root(head)}pooler.dense.{kind}" for kind in ("weight", "bias")]
+        pooler = [f"{self._root(head)}{self.pooler}.{kind}" for kind in ("weight", "bias")]
         biases = (self.language_model.bias, self.language_model.copy) if self.language_model.copy else ()
         return (*biases, *(pooler if head.pooler == "unused" else ()))
 
@@ -349,8 +354,9 @@ class BertLikeFamily(Family[EncoderHead]):
         """See `Family.adjust`."""
         head = self.head(form)
         root, width = self._root(head), config.hidden_size
+        pooler = root + self.pooler
         if "pooler" in form.traits and not head.own_pooler and not head.is_decoder:
-            shapes[root + "pooler.dense.weight"], shapes[root + "pooler.dense.bias"] = (width, width), (width,)
+            shapes[f"{pooler}.weight"], shapes[f"{pooler}.bias"] = (width, width), (width,)
         if "relative" in form.traits:
             shapes.pop(root + "embeddings.position_embeddings.weight")
             for layer in range(config.num_hidden_layers):

@@ -16,6 +16,7 @@ from ..articles import transformer as article_transformer
 from ..errors import ConversionError, listed, shown
 from ..quiet import quiet
 from . import (
+    albert,
     arcee,
     bart,
     bart_decoder,
@@ -85,7 +86,7 @@ _KNOWN = (
     *(qwen3_moe.FAMILY, qwen2_moe.FAMILY, mixtral.FAMILY, olmoe.OLMOE, olmoe.FLEX_OLMO),
     *(dots1.FAMILY, ernie4_5_moe.FAMILY, gpt_oss.FAMILY, granitemoe.FAMILY, granitemoe.SHARED),
     *(distilbert.FAMILY, roberta.FAMILY, roberta.XLM, roberta.CAMEMBERT, roberta.DATA2VEC, bert.FAMILY),
-    *(roberta.XL, roberta.PRE_NORM, megatron_bert.FAMILY, ernie.FAMILY, electra.FAMILY),
+    *(roberta.XL, roberta.PRE_NORM, megatron_bert.FAMILY, ernie.FAMILY, electra.FAMILY, albert.FAMILY),
     *(rotary_bert.JINA, rotary_bert.NOMIC, rotary_bert.GTE, modernbert.ENCODER, eurobert.FAMILY),
     *(deberta_v2.FAMILY, mpnet.FAMILY),
     *(t5.UMT5, t5.T5, t5.MT5),

@@ -37,6 +37,9 @@ class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
 
     model_type = "blockformer_encoder"
     is_decoder: bool = False
+    num_hidden_groups: int | None = axis(
+        None, "a positive integer", "size", "groups of successive layers that share their weights; None: no layers do"
+    )
     pooling: str = axis(
         "first",
         ("first", "mean", "mean_of_pooled"),
@@ -54,6 +57,17 @@ class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
         "AutoModelForTokenClassification": "modeling_encoder.BlockformerEncoderForTokenClassification",
         "AutoModelForQuestionAnswering": "modeling_encoder.BlockformerEncoderForQuestionAnswering",
     }
+
+    def check(self):
+        """Groups of layers that share weights (ALBERT, Lan et al., 2020) are of one size, and all layers are alike."""
+        super().check()
+        groups, layers = self.num_hidden_groups, self.num_hidden_layers
+        if groups and layers % groups:
+            raise ValueError(f"num_hidden_layers ({layers}) must be a multiple of num_hidden_groups ({groups}).")
+        if groups and (len(set(self.layer_types or ())) > 1 or not self.first_attention_norm):
+            raise ValueError(
+                "num_hidden_groups needs layers that are alike: one layer type, first_attention_norm=True."
+            )
 
     def to_dict(self):
         """As for any config; of two classes for pre-training the `auto_map` has the one that `architectures` name."""

@@ -241,6 +241,9 @@ class SinusoidalPositions(ComputedPositions):
         return torch.stack((sines, cosines), dim=-1).flatten(-2)[..., : self.hidden_size]  # [B, T, C]
 
 
+TABLES: dict = dict.fromkeys(SINUSOIDAL, SinusoidalPositions) | dict.fromkeys(LEARNED, LearnedPositions)
+
+
 class RotaryPositions(ComputedPositions):
     """Rotary position embedding, RoPE (Su et al., 2021), in every type of transformers' `ROPE_INIT_FUNCTIONS`.
 

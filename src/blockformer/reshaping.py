@@ -129,6 +129,8 @@ def _all_axes(topology) -> dict:
 def _keep_layers(settings: Settings, weights: Weights, layers: Sequence[int]) -> Weights:
     """Renumber the layers that stay; lists of the config that have an entry for each layer follow."""
     count = settings["num_hidden_layers"]
+    if settings.get("num_hidden_groups"):
+        raise ValueError("layers cannot be chosen where they share weights: set num_hidden_layers instead.")
     if not layers or not all(0 <= layer < count for layer in layers):
         raise ValueError(f"layers must be some of 0 to {count - 1}, not {list(layers)}.")
     for name, value in settings.items():

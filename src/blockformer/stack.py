@@ -16,16 +16,7 @@ from .compat import capture_outputs, causal_masks, create_bidirectional_mask, en
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Batch, Layer
 from .normalization import make_norm
-from .positions import (
-    LEARNED,
-    RELATIVE_BIAS,
-    SINUSOIDAL,
-    LearnedPositions,
-    RelativeBias,
-    SinusoidalPositions,
-    make_rotary,
-    rotations_of,
-)
+from .positions import RELATIVE_BIAS, TABLES, RelativeBias, make_rotary, rotations_of
 from .pretrained_model import BlockformerPreTrainedModel
 from .unpadding import find_unpadding, flattened_positions, sequence_numbers
 
@@ -58,19 +49,18 @@ class Stack(BlockformerPreTrainedModel):
         self.embed_tokens = nn.Embedding(vocab_size, width, padding_idx)
         if config.embedding_scale is not None:
             self.embed_tokens.initializer_factor = 1 / config.embedding_scale
-        tables: dict = dict.fromkeys(SINUSOIDAL, SinusoidalPositions) | dict.fromkeys(LEARNED, LearnedPositions)
         types, task_types = config.type_vocab_size, config.task_type_vocab_size
         self.embed_token_types = nn.Embedding(types, width) if types else None
         self.embed_task_types = nn.Embedding(task_types, width) if task_types else None
-        self.embed_positions = tables[config.position_type](config) if config.position_type in tables else None
+        self.embed_positions = TABLES[config.position_type](config) if config.position_type in TABLES else None
         self.embedding_norm = make_norm(config, width) if config.embedding_norm else None
         self.embed_projection = None if width == config.hidden_size else nn.Linear(width, config.hidden_size)
         self.rotary_emb = make_rotary(config) if config.position_type == "rotary" else None
         has_bias = config.position_type in RELATIVE_BIAS and not config.relative_bias_per_layer
         self.relative_bias: nn.Module | None = RelativeBias(config, bidirectional=not is_causal) if has_bias else None
-        self.layers = nn.ModuleList(
-            Layer(config, layer_idx, is_causal, has_cross_attention) for layer_idx in range(num_layers)
-        )
+        groups = getattr(config, "num_hidden_groups", None) or num_layers
+        self.passes = num_layers // groups  # more than one where layers share weights
+        self.layers = nn.ModuleList(Layer(config, index, is_causal, has_cross_attention) for index in range(groups))
         self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
         self.gradient_checkpointing = False
         # False where a head reads the states of padding too.
@@ -103,7 +93,7 @@ class Stack(BlockformerPreTrainedModel):
             past_key_values: a cache of the library's or a growing one; None makes a growing one if `use_cache`.
             token_type_ids: int [B, T], each token's segment; None is segment 0 for all. `task_type_ids` likewise.
             encoder_hidden_states: [B, S, C] for cross-attention, `encoder_attention_mask` [B, S] of 0 and 1 over them.
-            head_mask: [num_hidden_layers, H], multiplies each head's output; in cross-attention `cross_attn_head_mask`,
+            head_mask: [len(self.layers), H], multiplies each head's output; in cross-attention `cross_attn_head_mask`,
                 without which a decoder alone takes `head_mask` there too.
             use_cache: whether to return keys and values; None is the config's in evaluation, no in training.
 
@@ -117,6 +107,8 @@ class Stack(BlockformerPreTrainedModel):
         if encoder_hidden_states is not None:
             rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
             check_source(self, encoder_hidden_states, encoder_attention_mask, rows, kwargs.get("cu_seq_lens_q"))
+        if head_mask is not None and len(head_mask) != len(self.layers):
+            raise ValueError(f"head_mask has {len(head_mask)} rows, the model {len(self.layers)} layers of its own.")
         use_cache = self._uses_cache(use_cache)
         # Padding is kept where a cache or the caller will look at it.
         unpads = self.skips_padding and past_key_values is None and not use_cache and not self._is_recording(kwargs)
@@ -141,7 +133,8 @@ class Stack(BlockformerPreTrainedModel):
     def _run_layers(self, hidden_states, encoder_hidden_states, position_bias, batch, **kwargs):
         """All layers and the final norm: [B, T, C] -> [B, T, C]."""
         for layer in self.layers:
-            hidden_states = layer(hidden_states, encoder_hidden_states, position_bias, batch=batch, **kwargs)
+            for _ in range(self.passes):
+                hidden_states = layer(hidden_states, encoder_hidden_states, position_bias, batch=batch, **kwargs)
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
         return F.dropout(hidden_states, self.dropout, self.training and self.config.final_dropout)
 

@@ -57,6 +57,9 @@ ROWS = [
     Row("electra", {"embedding_size": 24}),
     Row("electra", {"embedding_size": 32, **UNTIED}, shards=True),
     Row("electra", {"embedding_size": 48, "type_vocab_size": 3}),
+    Row("albert", {"embedding_size": 24, "num_hidden_groups": 1}),
+    Row("albert", {"embedding_size": 48, "num_hidden_layers": 4, "num_hidden_groups": 2, **UNTIED}, shards=True),
+    Row("albert", {"embedding_size": 24, "num_hidden_groups": 2, "hidden_act": "relu"}),
     Row("gte"),
     Row("gte", {"type_vocab_size": 0, "rope_parameters": YARN, **UNTIED}, shards=True),
     Row("nomic_bert"),
@@ -138,7 +141,7 @@ def test_there_and_back_with_the_same_numbers(tmp_path, row):
 
 
 # Most heads do not depend on the axes in which the families differ.
-USUALLY = ("deberta-v2", "electra", "mpnet", "modernbert", "eurobert")
+USUALLY = ("albert", "deberta-v2", "electra", "mpnet", "modernbert", "eurobert")
 HEADS = [
     pytest.param(row, head, marks=[] if family in USUALLY and not head.is_decoder else pytest.mark.exhaustive)
     for family, row in FIRST.items() if family in FAMILIES

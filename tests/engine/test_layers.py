@@ -134,7 +134,7 @@ def test_a_model_with_terms_that_the_graph_is_not_told_of_is_refused_or_runs_unc
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("family", ["bert", "roberta", "t5", "t5-v1.1", "marian", "bart", "mbart"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "albert", "t5", "t5-v1.1", "marian", "bart", "mbart"])
 @torch.no_grad()
 def test_every_family(family):
     plain, quick = pair(family)

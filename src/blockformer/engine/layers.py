@@ -70,7 +70,8 @@ class _Layers(nn.Module):
         batch = Batch(masks, by_type, torch.arange(hidden_states.shape[1]), unpadding=sequences)
         cache = _Recorder() if stack.is_causal else None
         for layer in stack.layers:
-            hidden_states = layer.forward(hidden_states, None, position_bias, batch=batch, past_key_values=cache)
+            for _ in range(stack.passes):
+                hidden_states = layer.forward(hidden_states, None, position_bias, batch=batch, past_key_values=cache)
         hidden_states = hidden_states if stack.norm is None else stack.norm(hidden_states)
         return hidden_states if cache is None else (hidden_states, cache.keys, cache.values)
 

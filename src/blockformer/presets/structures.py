@@ -112,6 +112,7 @@ STRUCTURES: dict[str, dict] = {
     "xlm-roberta-xl": {**_PRE_NORM_BERT, "embedding_norm": False},
     "megatron-bert": {**_PRE_NORM_BERT, "embedding_norm": False},
     "roberta-prelayernorm": _PRE_NORM_BERT,
+    "albert": _BERT_LIKE,
     "modernbert": _MODERN_BERT,
     "modernbert-decoder": _MODERN_BERT,
     "eurobert": _LLAMA_LIKE,

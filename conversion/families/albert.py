@@ -1,0 +1,66 @@
+"""ALBERT (Lan et al., 2020): BERT with narrow embeddings, whose layers share their weights.
+
+Its second task of pre-training, the order of two sentences, has the form of BERT's next sentence. In training the
+official classes drop out nothing after the feed-forward network, and some of what that head reads; ours as BERT's.
+"""
+
+from ..errors import ConversionError
+from .bert import EMBEDDINGS, LAYER, NAMES, POOLED_ROWS
+from .bert_like import EMBEDDING_NORM, TOKEN_TYPES, BertLikeFamily
+from .encoder_heads import NSP, LanguageModelNames, standard_heads
+from .fields import Computed, NotExpressible
+
+
+def _read_widths(official):
+    config = official.config
+    if config.embedding_size == config.hidden_size:
+        raise ConversionError("config.json: embedding_size must differ from hidden_size: ours projects only then")
+    if NSP in official.head.parts and config.num_labels != 2:
+        raise ConversionError(f"config.json: num_labels must be 2 with {official.head.official}")
+    return {"embedding_size": config.embedding_size}
+
+
+def _write_widths(config, head):
+    if config.embedding_size == config.hidden_size:
+        raise NotExpressible("embedding_size", "other than hidden_size", config.embedding_size)
+    return {"embedding_size": config.embedding_size}
+
+
+_MODULES = {
+    **{theirs.replace(".self.", "."): ours for theirs, ours in LAYER.items() if theirs.startswith("attention.self.")},
+    "attention.dense": "self_attn.o_proj",
+    "attention.LayerNorm": "self_attn_post_norm",
+    "ffn": "mlp.up_proj",
+    "ffn_output": "mlp.down_proj",
+    "full_layer_layer_norm": "mlp_post_norm",
+}
+_FIELDS = {theirs: ours for theirs, ours in NAMES["fields"].items() if ours not in ("use_cache", "classifier_dropout")}
+
+FAMILY = BertLikeFamily(
+    "albert",
+    "AlbertConfig",
+    [
+        head
+        for head in standard_heads("Albert", POOLED_ROWS, "", next_sentence=True)
+        if not head.official.endswith("NextSentencePrediction")
+    ],
+    structure="albert",
+    root="albert.",
+    embeddings=EMBEDDINGS,
+    layer="encoder.albert_layer_groups.{layer}.albert_layers.0.",
+    modules=_MODULES,
+    stack={**EMBEDDING_NORM, "encoder.embedding_hidden_mapping_in": "embed_projection"},
+    pooler="pooler",
+    next_sentence="sop_classifier.classifier",
+    language_model=LanguageModelNames(
+        dense="predictions.dense",
+        norm="predictions.LayerNorm",
+        weight="predictions.decoder.weight",
+        bias="predictions.bias",
+        copy="predictions.decoder.bias",
+    ),
+    fields={**_FIELDS, "num_hidden_groups": "num_hidden_groups", "classifier_dropout_prob": "classifier_dropout"},
+    computed=[TOKEN_TYPES, Computed(_read_widths, _write_widths)],
+    not_none=("num_hidden_groups",),
+    unsupported={"inner_group_num": (1,)},
+)
