@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install the built wheel into a second environment, outside the checkout, and run scripts/smoke.py there.
+# Install the built wheel into a second environment, outside the checkout, and run scripts/smoke.py there; then see that
+# mypy reads its types.
 # Usage: scripts/smoke.sh PYTHON
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -10,7 +11,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$python" -m venv "$work/venv"
 "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$root"/dist/blockformer-*.whl -c "$root/constraints.txt"
-cp "$root/scripts/smoke.py" "$work/"
+cp "$root/scripts/smoke.py" "$root/scripts/typed_user.py" "$work/"
 mkdir "$work/empty"
 cd "$work/empty"
 HF_HOME="$work/hf" "$work/venv/bin/python" -I "$work/smoke.py"
+"$python" -m mypy --cache-dir "$work/mypy" --python-executable "$work/venv/bin/python" "$work/typed_user.py"
