@@ -1,6 +1,6 @@
 """What a CPU user exports to, beside ours on the same random weights: llama.cpp, ONNX Runtime (GenAI too), OpenVINO.
 
-Optional: `pip install 'blockformer[peers]'`. A runtime that is not installed has no rows.
+Optional: `pip install '.[peers]'`. A runtime that is not installed has no rows.
 """
 
 from __future__ import annotations

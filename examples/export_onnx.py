@@ -8,6 +8,7 @@ calling it anew for each token: it suits encoders, classifiers and scoring.
 """
 
 import argparse
+import importlib.util
 import inspect
 
 import torch
@@ -89,6 +90,8 @@ def main() -> None:
     parser.add_argument("source", help="a folder or Hub id, ours or an official one")
     parser.add_argument("path", help="the file to write")
     options = parser.parse_args()
+    if absent := [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]:
+        raise SystemExit(f"not installed: {', '.join(absent)}; pip install {' '.join(absent)}")
     torch.manual_seed(0)
     model = load(options.source)
     export(model, options.path)

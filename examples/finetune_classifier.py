@@ -11,17 +11,18 @@ The saved repo is then loaded in a fresh process without this package, and must 
 import argparse
 import ast
 import hashlib
+import importlib.util
 import sys
 import tempfile
-import textwrap
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from elsewhere import run_elsewhere
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -34,11 +35,17 @@ from transformers import (
 import blockformer
 from blockformer.conversion import convert
 from blockformer.demo.corpus import gather
-from blockformer.demo.search import embed, encoder_folder
+from blockformer.demo.elsewhere import run_elsewhere
+from blockformer.demo.search import EncoderMissing, embed, encoder_folder
 
 PACKAGES = ("asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "wsgiref", "xml")
 MAX_LENGTH = 64
 PER_CLASS = 300
+TOO_LITTLE = (
+    "Fine-tuning did worse than a linear classifier on frozen features: the encoder has seen too little, or has moved "
+    "too fast. Give it more --epochs or --pieces, or half the --learning-rate."
+)
+BAR = partial(tqdm, desc="embedding", unit="batch")
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,8 @@ class Rows(torch.utils.data.Dataset):
 def frozen_features(encoder, tokenizer, train: list[Piece], held_out: list[Piece]) -> float:
     """Held-out accuracy of a linear classifier on the encoder's embeddings, the encoder unchanged."""
     features, unseen = (
-        embed(encoder, tokenizer, [piece.text for piece in part], max_length=MAX_LENGTH) for part in (train, held_out)
+        embed(encoder, tokenizer, [piece.text for piece in part], max_length=MAX_LENGTH, progress=BAR)
+        for part in (train, held_out)
     )
     labels, answers = (torch.tensor([piece.label for piece in part]) for part in (train, held_out))
     linear = torch.nn.Linear(features.shape[1], len(PACKAGES))
@@ -149,7 +157,7 @@ def train_classifier(repo: Path, tokenizer, train: Rows, held_out: Rows, folder:
             num_train_epochs=arguments.epochs,
             per_device_train_batch_size=32,
             per_device_eval_batch_size=64,
-            learning_rate=1e-3 if arguments.lora else 1e-4,
+            learning_rate=arguments.learning_rate or (1e-3 if arguments.lora else 1e-4),
             warmup_steps=20,
             weight_decay=0.01,
             logging_steps=20,
@@ -197,6 +205,11 @@ def accuracy_after_reload(repo: Path, held_out: list[Piece], folder: Path) -> fl
     return sum(right) / len(right)
 
 
+def show(status, step: str, done: int, total: int) -> None:
+    """A line that says how far the conversion is."""
+    status.update(f"converting: {step}" + (f", {done / total:.0%}" if total else ""))
+
+
 def main() -> None:
     """Convert, train, save, reload, compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -205,19 +218,27 @@ def main() -> None:
     parser.add_argument(
         "--lora", action="store_true", help="train low-rank adapters instead of all weights (needs peft)"
     )
+    parser.add_argument("--learning-rate", type=float, help="its peak (default: 0.0001, with --lora 0.001)")
     parser.add_argument("--pieces", type=int, default=PER_CLASS, help=f"of each package at most (default: {PER_CLASS})")
     parser.add_argument("--force", action="store_true", help="replace the folder")
     arguments = parser.parse_args()
 
     console = Console()
     set_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(encoder_folder())
+    try:
+        source = encoder_folder()
+    except EncoderMissing as error:
+        sys.exit(str(error))
+    if arguments.lora and importlib.util.find_spec("peft") is None:
+        sys.exit("--lora needs peft, which is not installed: pip install peft")
+    tokenizer = AutoTokenizer.from_pretrained(source)
     train, held_out = pieces(arguments.pieces)
     console.print(f"{len(train):,} pieces to train on, {len(held_out):,} held out, {len(PACKAGES)} packages")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        convert(encoder_folder(), folder / "encoder")
-        frozen = frozen_features(blockformer.from_official(encoder_folder()), tokenizer, train, held_out)
+        with console.status("") as status:
+            convert(source, folder / "encoder", progress=partial(show, status))
+        frozen = frozen_features(blockformer.from_official(source), tokenizer, train, held_out)
         rows = Rows(train, tokenizer), Rows(held_out, tokenizer)
         model, tuned = train_classifier(folder / "encoder", tokenizer, *rows, folder / "training", arguments)
         blockformer.export_model(model, arguments.output, tokenizer=tokenizer, force=arguments.force)
@@ -229,7 +250,9 @@ def main() -> None:
     table.add_row("fine-tuned" + (" (LoRA)" if arguments.lora else ""), f"{tuned:.1%}")
     table.add_row("the same, reloaded in a fresh process", f"{reloaded:.1%}")
     console.print(table)
-    console.print(textwrap.fill(f"The repo is in {arguments.output}.", 100))
+    console.print(f"The repo is in {arguments.output}.")
+    if tuned < frozen:
+        console.print(TOO_LITTLE)
     if abs(reloaded - tuned) > 0.5 / len(held_out):
         sys.exit("the reloaded model does not score what the trained one scored")
 

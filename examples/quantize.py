@@ -4,7 +4,8 @@
     python examples/quantize.py --compare                                  # random weights, Qwen3-0.6B width, 6 layers
     python examples/quantize.py --compare --model gpt --text held-out.txt  # a model of yours, with its perplexity
 
-The libraries come with `pip install 'blockformer[quantization]'`; a way whose library is missing is left out.
+The libraries are torchao, bitsandbytes and optimum-quanto (`pip install torchao ...`); a comparison leaves out the ways
+whose library is missing.
 """
 
 import argparse
@@ -92,6 +93,14 @@ def main() -> int:
     return 0
 
 
+def missing(name: str) -> str:
+    """What to install for a way, in a sentence; empty if it is there."""
+    package = METHODS.get(name, ("",))[0]
+    if not package or importlib.util.find_spec(package.partition(".")[0]):
+        return ""
+    return f"{name} needs {package}, which is not installed: pip install {package.replace('.', '-')}"
+
+
 def load(folder: str | Path, name: str):
     """A model of bfloat16 (or as the name says) with the weights that the name says."""
     package, make, _ = METHODS.get(name, (None, None, None))
@@ -105,6 +114,8 @@ def load(folder: str | Path, name: str):
 
 def quantize(source: str, target: Path, name: str) -> None:
     """Quantize a model, save it with its tokenizer, if it has one."""
+    if sentence := missing(name):
+        sys.exit(sentence)
     load(source, name).save_pretrained(target)
     if (Path(source) / "tokenizer.json").exists():
         AutoTokenizer.from_pretrained(source).save_pretrained(target)
@@ -118,15 +129,14 @@ def compare(options) -> None:
         if folder is None:
             folder = Path(scratch) / "random"
             _random_model(options.tiny).save_pretrained(folder)
-        lines = {}
-        for name in dict.fromkeys(["float32", *options.ways]):
-            package = METHODS.get(name, (None,))[0]
-            if package and importlib.util.find_spec(package.partition(".")[0]) is None:
-                print(f"{name}: {package} is not installed", file=sys.stderr)
+        lines, names = {}, list(dict.fromkeys(["float32", *options.ways]))
+        for index, name in enumerate(names, 1):
+            if sentence := missing(name):
+                print(sentence, file=sys.stderr)
                 continue
             command = [sys.executable, __file__, "--measure", name, scratch, "--model", folder]
             command += ["--rounds", str(options.rounds), *(["--text", options.text] if options.text else [])]
-            print(f"{name} ...", file=sys.stderr)
+            print(f"{index} of {len(names)}: {name}", file=sys.stderr)
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 print(f"{name} failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)

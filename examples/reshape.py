@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 from transformers import set_seed
 
 import blockformer
@@ -69,7 +70,7 @@ def train(model, data, learning_rate: float):
     optimizer = blockformer.adamw(model, learning_rate, 0.01, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, max(2, len(data)), pct_start=0.1)
     model.train()
-    for batch in data:
+    for batch in tqdm(data, "training", unit="step", leave=False):
         model(**batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -105,13 +106,13 @@ def main(command_line=None) -> None:
     )
     table = Table("held-out loss, nats per token", "decoder", "in the new shape", "trained", "a fresh one, trained")
     won = True
-    for name, shape in SHAPES.items():
+    for index, (name, shape) in enumerate(SHAPES.items(), 1):
         task = TASKS.get(name, causal)
         asked, data = batches(held_out, task, 20, seed=2), batches(seen, task, arguments.more, seed=3)
         model = blockformer.reshape(decoder, **shape)
         set_seed(1)
         fresh = type(model)(model.config)
-        console.print(f"{name}: {arguments.more} steps, and as many of a fresh one")
+        console.print(f"{index} of {len(SHAPES)}, {name}: {arguments.more} steps, and as many of a fresh one")
         right_after = loss_of(model, asked)
         ours, theirs = (loss_of(train(each, data, 1e-3), asked) for each in (model, fresh))
         before = f"{loss_of(decoder, asked):.2f}" if task is causal else ""

@@ -8,14 +8,17 @@ Nothing is downloaded.
 """
 
 import argparse
+import sys
 import time
+from functools import partial
 
 from rich.console import Console
 from rich.table import Table
+from tqdm import tqdm
 from transformers import AutoTokenizer
 
 import blockformer
-from blockformer.demo.search import QUESTIONS, docstrings, embed, encoder_folder, first_line, search
+from blockformer.demo.search import QUESTIONS, EncoderMissing, docstrings, embed, encoder_folder, first_line, search
 
 
 def main() -> None:
@@ -27,12 +30,15 @@ def main() -> None:
     arguments = parser.parse_args()
 
     console = Console()
-    folder = encoder_folder()
+    try:
+        folder = encoder_folder()
+    except EncoderMissing as error:
+        sys.exit(str(error))
     model, tokenizer = blockformer.from_official(folder), AutoTokenizer.from_pretrained(folder)
     entries = docstrings()[: arguments.limit]
     start = time.perf_counter()
-    with console.status(f"embedding {len(entries):,} docstrings"):
-        embeddings = embed(model, tokenizer, [entry.text for entry in entries])
+    texts = [entry.text for entry in entries]
+    embeddings = embed(model, tokenizer, texts, progress=partial(tqdm, desc="embedding", unit="batch"))
     console.print(f"{len(entries):,} docstrings embedded in {time.perf_counter() - start:.1f} s")
 
     questions = arguments.query or list(QUESTIONS)

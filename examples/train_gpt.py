@@ -21,7 +21,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from elsewhere import ReloadError, run_elsewhere
 from rich.console import Console
 from rich.table import Table
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
@@ -41,6 +40,7 @@ from blockformer.demo.corpus import (
     train_tokenizer,
     unigram_score,
 )
+from blockformer.demo.elsewhere import ReloadError, run_elsewhere
 from blockformer.demo.training_run import (
     Budget,
     BudgetCallback,

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from elsewhere import run_elsewhere
 from rich.console import Console
 from rich.table import Table
 from tokenizers import AddedToken
@@ -24,6 +23,7 @@ from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFas
 
 import blockformer
 from blockformer.demo.corpus import Blocks, encode, gather, train_tokenizer
+from blockformer.demo.elsewhere import run_elsewhere
 
 MIX = {
     "position_type": "rotary",

@@ -5,8 +5,8 @@
     python examples/train_translation.py --output mix --set qk_norm=true position_type=rotary num_key_value_heads=2
 
 "three hundred and five" becomes 三百零五, "March 5th, 2021" becomes 2021年3月5日. The phrases are made by rule
-(`phrases.py`), a tenth of all answers is held out, and an answer counts only if every character is right. The saved
-repo is then loaded in a fresh process without this package and translates in a batch.
+(`blockformer.demo.phrases`), a tenth of all answers is held out, and an answer counts only if every character is right.
+The saved repo is then loaded in a fresh process without this package and translates in a batch.
 
 The default is the original Transformer (Vaswani et al., 2017), small; any other encoder-decoder preset will do, and
 `--set` changes any field of its config: the last command makes a mix that no family has. With matplotlib installed,
@@ -20,12 +20,10 @@ import time
 from pathlib import Path
 
 import torch
-from attention_picture import draw_or_say_why_not
-from elsewhere import run_elsewhere
-from phrases import pairs
 from rich.console import Console
 from rich.table import Table
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tqdm import tqdm
 from transformers import (
     DataCollatorForSeq2Seq,
     PreTrainedTokenizerFast,
@@ -35,6 +33,9 @@ from transformers import (
 )
 
 import blockformer
+from blockformer.demo.cross_attention import draw_or_say_why_not
+from blockformer.demo.elsewhere import run_elsewhere
+from blockformer.demo.phrases import pairs
 from blockformer.presets import PRESETS
 
 SIZES = {
@@ -98,7 +99,8 @@ class Rows(torch.utils.data.Dataset):
 def translate(model, tokenizer, texts, num_beams: int = 1, batch: int = 128) -> list[str]:
     """Translate texts of any length together."""
     answers = []
-    for start in range(0, len(texts), batch):
+    starts = range(0, len(texts), batch)
+    for start in tqdm(starts, "translating", unit="batch", disable=len(starts) < 2):
         inputs = tokenizer(list(texts[start : start + batch]), padding=True, return_tensors="pt").to(model.device)
         written = model.generate(**inputs, max_new_tokens=40, do_sample=False, num_beams=num_beams)
         answers += tokenizer.batch_decode(written, skip_special_tokens=True)

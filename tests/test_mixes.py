@@ -1,6 +1,7 @@
 """Two mixes that no single family has, from training to a published repo: what holds for families holds for them."""
 
 import copy
+import inspect
 import json
 
 import pytest
@@ -19,6 +20,7 @@ from transformers import (
 
 import blockformer
 from blockformer.conversion import ConversionError, convert
+from blockformer.demo import phrases
 
 masked_lm, translation = load("train_masked_lm"), load("train_translation")
 TEXTS = ("import os, sys", "def bisect(a, x):\n    return 1", "x", 'heap = []  # "the smallest"')
@@ -96,7 +98,7 @@ def encoder(tiny_tokenizer, tmp_path_factory):
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    ids = torch.tensor(tokenizer(load("phrases").__loader__.get_source("phrases"))["input_ids"])
+    ids = torch.tensor(tokenizer(inspect.getsource(phrases))["input_ids"])
     collator = DataCollatorForLanguageModeling(tokenizer, seed=0)
     model, losses = trained(
         blockformer.BlockformerEncoderForMaskedLM(config),

