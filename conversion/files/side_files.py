@@ -10,13 +10,12 @@ from transformers import AutoTokenizer
 from ..errors import CheckpointError, ConversionError, shown
 from ..quiet import quiet
 from .checkpoint import Checkpoint, read_json
-from .safetensors_io import LFS_POINTER, open_regular, strict_json
-from .sources import SENTENCE_FILES, TEXT_FILES
+from .safetensors_io import LFS_POINTER, open_regular
+from .sentence_modules import sentence_files
+from .sources import TEXT_FILES
 
 COPIED = tuple(name for name in TEXT_FILES if name not in ("config.json", "conversion.json", "tokenizer_config.json"))
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-SENTENCE_MODULES = ("Transformer", "Pooling", "Normalize")
-"""Modules of `sentence-transformers` without weights of their own."""
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
 PROBE_TEXTS = ("Hello world!", "  def f(x):\n\treturn x ** 2  # twice\n", "naïve café — 你好, мир 🙂 1234567890")
 
@@ -34,9 +33,9 @@ def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
         Notes for the user.
     """
     notes: list[str] = []
-    sentence_files, problem = _sentence_files(checkpoint)
+    of_sentences, problem = sentence_files(checkpoint, target)
     notes += [problem] if problem else []
-    for name in (*COPIED, *sentence_files):
+    for name in (*COPIED, *of_sentences):
         if os.path.lexists(checkpoint.folder / name):
             (target / name).parent.mkdir(exist_ok=True)
             with open_regular(checkpoint._member(name)) as source, open(target / name, "xb") as copy:
@@ -64,29 +63,6 @@ def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
     elif wanted:
         _write_json(target / name, wanted)
     return notes
-
-
-def _sentence_files(checkpoint: Checkpoint) -> tuple[tuple[str, ...], str]:
-    """The files of `sentence-transformers` to copy, and why they are left out if they are.
-
-    `modules.json` can name any class to load, so only known classes of the library itself are accepted.
-    """
-    if not os.path.lexists(checkpoint.folder / "modules.json"):
-        return (), ""
-    with open_regular(checkpoint._member("modules.json")) as file:
-        text = file.read()
-    try:
-        modules = strict_json(text)
-    except ValueError as error:
-        raise ConversionError(f"{checkpoint.folder / 'modules.json'}: not valid JSON: {error}") from error
-    for module in modules if isinstance(modules, list) else [None]:
-        kind, path = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
-        known = isinstance(kind, str) and kind.startswith("sentence_transformers.")
-        if not known or str(kind).rpartition(".")[2] not in SENTENCE_MODULES:
-            return (), f"modules.json: module {shown(kind)} is not known; sentence-transformers' files are left out"
-        if str(kind).endswith(".Pooling") and path != "1_Pooling":
-            return (), f"modules.json: pooling in {shown(path)}; sentence-transformers' files are left out"
-    return SENTENCE_FILES, ""
 
 
 def _class_of_tokenizer(folder: Path) -> str | None:

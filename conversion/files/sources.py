@@ -31,9 +31,10 @@ SENTENCE_FILES = (
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
-    "1_Pooling/config.json",
+    "[0-9]*_*/config.json",
+    "[0-9]*_Dense/pytorch_model.bin",
 )
-"""What `sentence-transformers` reads besides the model."""
+"""What `sentence-transformers` reads besides the model, as names and patterns of names."""
 SAFETENSORS = ("*.safetensors", "model.safetensors.index.json")
 PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 

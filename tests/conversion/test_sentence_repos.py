@@ -1,5 +1,8 @@
 """Repos of sentence-transformers: pooling, normalising and prompts survive both ways, and vectors are the same."""
 
+import json
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -38,19 +41,39 @@ def save(folder, model):
     tokenizer.save_pretrained(folder)
 
 
-def opened(folder, **settings):
-    return sentence_transformers.SentenceTransformer(str(folder), device="cpu", trust_remote_code=True, **settings)
+def opened(folder, cls=sentence_transformers.SentenceTransformer, **settings):
+    return cls(str(folder), device="cpu", trust_remote_code=True, **settings)
 
 
-@pytest.mark.parametrize("pooling", ["mean", pytest.param("cls", marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("kind", ["MPNet", pytest.param("ModernBert", marks=pytest.mark.exhaustive)])
-def test_embeddings_with_prompts_there_and_back(tmp_path, kind, pooling):
+def official(kind, task="Model", **more):
+    """A small official model of a kind, with random weights."""
     torch.manual_seed(0)
-    more = {} if kind == "MPNet" else {"cls_token_id": 0, "sep_token_id": 2, "local_attention": 8}
-    model = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**SIZES, **more))
-    save(tmp_path / "plain", model)
+    own = {
+        "ModernBert": {"cls_token_id": 0, "sep_token_id": 2, "local_attention": 8},
+        "DebertaV2": {
+            "relative_attention": True, "share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 8,
+            "position_biased_input": False, "pos_att_type": ["p2c", "c2p"], "max_relative_positions": -1,
+        },
+    }  # fmt: skip
+    settings = {**SIZES, **own.get(kind, {}), **more}
+    return getattr(transformers, kind + task)(getattr(transformers, f"{kind}Config")(**settings)).eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling", "projects"),
+    [
+        ("MPNet", "mean", False),
+        ("ModernBert", "cls", True),
+        pytest.param("ModernBert", "mean", True, marks=pytest.mark.exhaustive),
+        pytest.param("MPNet", "lasttoken", True, marks=pytest.mark.exhaustive),
+        pytest.param("DebertaV2", "cls", True, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_embeddings_with_prompts_there_and_back(tmp_path, kind, pooling, projects):
+    save(tmp_path / "plain", official(kind))
     body = parts_of.Transformer(str(tmp_path / "plain"), max_seq_length=32)
-    parts = [body, parts_of.Pooling(32, pooling), parts_of.Normalize()]
+    dense = [parts_of.Dense(32, 16, activation_function=torch.nn.Tanh())] if projects else []
+    parts = [body, parts_of.Pooling(32, pooling), *dense, parts_of.Normalize()]
     theirs = sentence_transformers.SentenceTransformer(
         modules=parts, device="cpu", prompts={"query": "query : ", "text": "text : "}, default_prompt_name="text"
     )
@@ -65,21 +88,64 @@ def test_embeddings_with_prompts_there_and_back(tmp_path, kind, pooling):
     assert abs(expected - theirs.encode(TEXTS)).max() > 0.01
     convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify=False)
     assert stored(tmp_path / "back") == stored(tmp_path / "src")
-    assert entries_of(tmp_path / "back", "modules.json") == entries_of(tmp_path / "src", "modules.json")
+    for name in ("modules.json", *(["2_Dense/config.json"] if projects else [])):
+        assert entries_of(tmp_path / "back", name) == entries_of(tmp_path / "src", name)
     assert np.array_equal(opened(tmp_path / "back").encode(TEXTS), theirs.encode(TEXTS))
 
 
-def test_a_reranker_gives_the_same_scores(tmp_path):
-    torch.manual_seed(0)
-    save(tmp_path / "src", transformers.MPNetForSequenceClassification(transformers.MPNetConfig(**SIZES, num_labels=1)))
+@pytest.mark.parametrize("stores", ["safetensors", "pickle"])
+def test_late_interaction_there_and_back(tmp_path, stores):
+    """A vector for each token, through a projection without a bias, as ColBERT has it."""
+    multi = pytest.importorskip("sentence_transformers.multi_vector_encoder.modules")
+    save(tmp_path / "plain", official("ModernBert"))
+    body = parts_of.Transformer(str(tmp_path / "plain"), max_seq_length=32)
+    of_tokens = {"module_input_name": "token_embeddings"}
+    parts = [body, parts_of.Dense(32, 8, bias=False, activation_function=torch.nn.Identity(), **of_tokens)]
+    parts += [parts_of.Normalize(**of_tokens), multi.MultiVectorMask(skiplist_words=[":"])]
+    cls = sentence_transformers.MultiVectorEncoder
+    theirs = cls(modules=parts, device="cpu", prompts={"query": "query : ", "document": "text : "})
+    theirs.save_pretrained(str(tmp_path / "src"), safe_serialization=stores == "safetensors")
+    if stores == "pickle":
+        state = {name: tensor.detach().clone() for name, tensor in theirs[1].state_dict().items()}
+        torch.save(state, tmp_path / "src/1_Dense/pytorch_model.bin")
+        (tmp_path / "src/1_Dense/model.safetensors").unlink(missing_ok=True)
+    assert not convert(tmp_path / "src", tmp_path / "dst", verify=False).notes
+    convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify=False)
+    for folder, tolerance in (("dst", 1e-5), ("back", 0)):
+        found = opened(tmp_path / folder, cls)
+        assert type(found[0].auto_model).__name__.startswith("Blockformer") == (folder == "dst")
+        for encode in ("encode_query", "encode_document"):
+            pairs = list(zip(getattr(found, encode)(TEXTS), getattr(theirs, encode)(TEXTS), strict=True))
+            assert len(pairs) == len(TEXTS)
+            for ours, expected in pairs:
+                np.testing.assert_allclose(ours, expected, atol=tolerance)
+                assert ours.shape[1] == 8
+    assert os.listdir(tmp_path / "dst/1_Dense").count("model.safetensors") == 1
+
+
+def test_a_projection_that_names_other_code_is_left_out(tmp_path):
+    save(tmp_path / "plain", official("MPNet"))
+    parts = [parts_of.Transformer(str(tmp_path / "plain")), parts_of.Pooling(32), parts_of.Dense(32, 8)]
+    sentence_transformers.SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path / "src"))
+    path = tmp_path / "src/2_Dense/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"activation_function": "os.system"}))
+    (note,) = convert(tmp_path / "src", tmp_path / "dst", verify=False).notes
+    assert "activation_function 'os.system' in 2_Dense; sentence-transformers' files are left out" in note
+    assert not (tmp_path / "dst/modules.json").exists()
+    assert not (tmp_path / "dst/2_Dense").exists()
+
+
+@pytest.mark.parametrize("kind", ["MPNet", "ModernBert", "DebertaV2"])
+def test_a_reranker_gives_the_same_scores(tmp_path, kind):
+    save(tmp_path / "src", official(kind, "ForSequenceClassification", num_labels=1))
     theirs = sentence_transformers.CrossEncoder(str(tmp_path / "src"), device="cpu")
     convert(tmp_path / "src", tmp_path / "dst", verify=False)
-    ours = sentence_transformers.CrossEncoder(str(tmp_path / "dst"), device="cpu", trust_remote_code=True)
+    ours = opened(tmp_path / "dst", sentence_transformers.CrossEncoder)
     pairs = [(TEXTS[0], text) for text in TEXTS]
     found, expected = (each.predict(pairs) for each in (ours, theirs))
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert expected.std() > 1e-3
     theirs.save_pretrained(str(tmp_path / "saved"))
     convert(tmp_path / "saved", tmp_path / "again", verify=False)
-    again = sentence_transformers.CrossEncoder(str(tmp_path / "again"), device="cpu", trust_remote_code=True)
+    again = opened(tmp_path / "again", sentence_transformers.CrossEncoder)
     np.testing.assert_allclose(again.predict(pairs), expected, atol=1e-5)
