@@ -7,12 +7,11 @@ checkpoints do the opposite, whatever their head: that is a trait of their `Form
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import transformers
 from transformers import PretrainedConfig
 
 from ..rules.table import Rule, RuleTable
 from .base import Family
-from .fields import Form, Head
+from .fields import RELEASED, Form, Head
 
 OURS = "BlockformerDecoder"
 PREFIX, NO_PREFIX = "prefix", "no prefix"
@@ -53,8 +52,7 @@ def decoder_heads(
         ("ForQuestionAnswering", "ForQuestionAnswering", spans or root, {"qa_outputs": "qa_outputs"}, {}),
     ]
     named = [(prefix + official if official == lm else prefix + part + official, *rest) for official, *rest in own]
-    released = dir(transformers)
-    return [Head(official, OURS + ours, *rest) for official, ours, *rest in named if official in released]
+    return [Head(official, OURS + ours, *rest) for official, ours, *rest in named if official in RELEASED]
 
 
 class ClassifierDropout:

@@ -4,12 +4,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConversionError
 from ..rules.operations import Shape
 from ..rules.table import Rule, module_rules
 
+RELEASED = frozenset(dir(transformers))
+"""What the installed release of transformers has; making the list takes it a third of a second."""
 DROPOUTS = ("hidden_dropout", "attention_dropout", "activation_dropout")
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 """Fields that some official classes leave out."""

@@ -72,6 +72,7 @@ from . import (
     t5,
 )
 from .base import Family
+from .fields import RELEASED
 
 __all__ = ["ARTICLES", "FAMILIES", "Family", "family_by_name", "family_for", "family_of"]
 
@@ -99,9 +100,9 @@ _KNOWN = (
     bart_decoder.BartDecoderFamily(bart.BLENDERBOT, "Blenderbot"),
     bart_decoder.BartDecoderFamily(marian.PEGASUS, "Pegasus"),
 )
-_RELEASED, _TYPES = set(dir(transformers)), {family.model_type for family in _KNOWN}
+_TYPES = {family.model_type for family in _KNOWN}
 # Those that the installed release of transformers has.
-FAMILIES: dict[str, Family] = {family.name: family for family in _KNOWN if family.config_class_name in _RELEASED}
+FAMILIES: dict[str, Family] = {family.name: family for family in _KNOWN if family.config_class_name in RELEASED}
 _ARTICLES = (article_gpt.FAMILY, article_encoder_decoder.FAMILY, article_transformer.FAMILY)
 ARTICLES: dict[str, Family] = {family.name: family for family in _ARTICLES}
 
