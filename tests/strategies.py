@@ -122,6 +122,10 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
             fields |= {"layer_types": kinds, "sliding_window": draw(st.integers(2, 9))}
     if topology == "encoder":
         fields["num_hidden_groups"] = draw(st.sampled_from([None, 1, fields["num_hidden_layers"]]))
+    group = {2: [0, 1], 4: [3]}.get(fields["num_key_value_heads"])  # heads that share a key
+    can_prune = position_type != "disentangled" and not fields.get("num_hidden_groups")
+    if group and can_prune and topology != "encoder-decoder":
+        fields["pruned_heads"] = draw(st.sampled_from([None, {0: group}]))
     if topology == "encoder-decoder":
         fields["decoder_layers"] = draw(st.integers(1, 3))
         if fields["norm_placement"] != "post":

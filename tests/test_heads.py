@@ -269,3 +269,20 @@ def test_generate_takes_token_types(tmp_path):
         types = torch.cat((types, types[:, -1:]), -1)
     assert torch.equal(found, text)
     assert not torch.equal(found, model.generate(ids, max_new_tokens=6, do_sample=False))
+
+
+def test_a_fresh_norm_with_factors_of_its_own_is_drawn(tmp_path):
+    """Of a head that a checkpoint lacks, a norm that the library does not know: else it is whatever memory holds."""
+    settings = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": None, "layer_types": None}
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    config = blockformer.preset(
+        "gemma2", num_attention_heads=4, classifier_transform=True, **settings, **sizes, **tokens
+    )
+    blockformer.BlockformerDecoderModel(config).save_pretrained(tmp_path)
+    torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
+    try:
+        model = blockformer.BlockformerDecoderForTokenClassification.from_pretrained(tmp_path)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(model.classifier_transform.norm.weight, torch.zeros(32))

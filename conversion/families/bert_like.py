@@ -18,7 +18,7 @@ from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
 from .base import Family
 from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
-from .fields import Computed, Form, NotExpressible, Value, token_or_none
+from .fields import NOT_PRUNED, PRUNED_HEADS, Computed, Form, NotExpressible, Value, token_or_none
 
 OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 RELATIVE = ("relative_key", "relative_key_query")
@@ -162,6 +162,7 @@ class BertLikeFamily(Family[EncoderHead]):
         next_sentence: str = "cls.seq_relationship",
         **settings,
     ):
+        pruned = ["pruned_heads"] if positions is None and not fused else []  # as far as transformers 4 had it
         super().__init__(
             name,
             config_class,
@@ -172,9 +173,10 @@ class BertLikeFamily(Family[EncoderHead]):
                 positions or EncoderPositions(bool(relative_key), shifted),
                 Pooler(pooler_act),
                 *([SIDE] if any(head.is_decoder for head in heads) else []),
+                *([PRUNED_HEADS] if pruned else []),
                 *computed,
             ],
-            extra_fields=("position_embedding_type", *extra_fields),
+            extra_fields=("position_embedding_type", *pruned, *extra_fields),
             **settings,
         )
         self.root = root
@@ -362,6 +364,13 @@ class BertLikeFamily(Family[EncoderHead]):
             for layer in range(config.num_hidden_layers):
                 name = root + (self.layer + self.relative_key).replace("{layer}", str(layer))
                 shapes[name] = (2 * config.max_position_embeddings - 1, config.head_dim)
+        names = {ours: root + self.layer + theirs for theirs, ours in self.modules.items()}
+        for layer in config.pruned_heads or ():
+            rows = len(config.heads_of(layer)) * config.head_dim
+            for part in "qkvo":
+                name = names[f"self_attn.{part}_proj"].replace("{layer}", str(layer))
+                shapes[f"{name}.weight"] = (width, rows) if part == "o" else (rows, width)
+                shapes[f"{name}.bias"] = (width,) if part == "o" else (rows,)
         return shapes
 
     def check_ignored(self, name, tensor: Tensor):
@@ -383,6 +392,8 @@ class BertLikeFamily(Family[EncoderHead]):
 
     def not_runnable(self, config: PretrainedConfig) -> str | None:
         """See `Family.not_runnable`."""
+        if config.pruned_heads:
+            return NOT_PRUNED
         if config.position_type not in RELATIVE:
             return None
         return f"transformers has dropped position_embedding_type '{config.position_type}'"

@@ -174,6 +174,16 @@ class HeadDim:
         return {"head_dim": config.head_dim} if self.always or not usual else {}
 
 
+def _write_pruned(config, head):
+    pruned = config.pruned_heads or {}
+    return {"pruned_heads": {str(layer): heads for layer, heads in pruned.items()}} if pruned else {}
+
+
+PRUNED_HEADS = Computed(lambda official: {"pruned_heads": official.entries.get("pruned_heads") or None}, _write_pruned)
+"""Heads that a checkpoint is without. Official classes of transformers 4 read the entry."""
+NOT_PRUNED = "transformers has no layers of fewer heads (pruned_heads) since version 5"
+
+
 class NoWindow:
     """No layer has a window; the family has no such setting."""
 

@@ -14,10 +14,10 @@ import torch
 
 from blockformer.presets import STRUCTURES
 
-from ..rules.operations import Chain, Identity, Operation, Split, Transpose, ZeroBias
+from ..rules.operations import Chain, EqualParts, Identity, Operation, Split, Transpose, ZeroBias
 from ..rules.table import Rule
 from .decoder import ClassifierDropout, DecoderFamily, decoder_heads
-from .fields import Computed, Flag, InnerSize
+from .fields import NOT_PRUNED, PRUNED_HEADS, Computed, Flag, InnerSize
 
 MASKED = -1e4
 BIASES = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
@@ -52,7 +52,8 @@ def stack_rules(config):
     for theirs, ours in LINEAR.items():
         has_bias = config.mlp_bias if ours.startswith("mlp") else config.attention_output_bias
         rules += [rule.under(*LAYER) for rule in biased(theirs, ours, Transpose(), has_bias)]
-    split = Split(0, (config.hidden_size,) * 3)
+    # Layers without some heads have smaller parts.
+    split = EqualParts(3) if config.pruned_heads else Split(0, (config.hidden_size,) * 3)
     fused = tuple(f"self_attn.{name}_proj" for name in "qkv")
     return rules + [
         rule.under(*LAYER) for rule in biased("attn.c_attn", fused, Transpose(), config.attention_bias, split)
@@ -97,6 +98,19 @@ class GPT2Family(DecoderFamily):
         absent = [name for name in BIASES if not getattr(config, name)]
         return [f"biases of zero are written where the model has none ({', '.join(absent)})"] if absent else []
 
+    def adjust(self, shapes, form, config):
+        """See `Family.adjust`."""
+        width = config.hidden_size
+        for layer in config.pruned_heads or ():
+            name, rows = f"{self.head(form).root}h.{layer}.attn", len(config.heads_of(layer)) * config.head_dim
+            shapes |= {f"{name}.c_attn.weight": (width, 3 * rows), f"{name}.c_attn.bias": (3 * rows,)}
+            shapes[f"{name}.c_proj.weight"] = (rows, width)
+        return shapes
+
+    def not_runnable(self, config):
+        """See `Family.not_runnable`."""
+        return NOT_PRUNED if config.pruned_heads else None
+
     def check_ignored(self, name, tensor):
         """See `Family.check_ignored`."""
         if name.endswith(".masked_bias"):
@@ -134,7 +148,9 @@ FAMILY = GPT2Family(
         Flag("scale_attn_weights", "attention_scale", (1.0, None)),
         Computed(read_ends),
         ClassifierDropout(),
+        PRUNED_HEADS,
     ],
+    extra_fields=["pruned_heads"],
     unsupported=dict.fromkeys(
         ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"), (None, False)
     ),

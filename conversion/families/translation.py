@@ -34,6 +34,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "cross_attention_hidden_size": (None,),
     "per_layer_config": (None, {}),
     "token_classification_bias": (None, True),
+    "pruned_heads": (None, {}),
 }
 ABOUT_THE_FILE = ("_name_or_path", "_commit_hash", "transformers_version")
 """Entries of a config file that say where it comes from, not what the model is."""
@@ -161,6 +162,9 @@ class ConfigTranslation(ABC):
         official: dict[str, Any] = {"architectures": [head.official], "model_type": self.model_type}
         official.update({theirs: getattr(config, names[0]) for theirs, names in self.fields.items()})
         lacking = [NotExpressible(name, "set") for name in self.not_none if getattr(config, name) is None]
+        if config.pruned_heads and "pruned_heads" not in self.extra_fields:
+            fix = "None (blockformer.restore_heads has zeros in their place, the same function)"
+            lacking.append(NotExpressible("pruned_heads", fix, config.pruned_heads))
         for value in self.computed:
             try:
                 official.update(value.write(config, head))

@@ -134,6 +134,31 @@ class Split:
 
 
 @dataclass(frozen=True)
+class EqualParts:
+    """Split one tensor along its first axis into so many equal parts, whatever its length; the inverse concatenates."""
+
+    count: int
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (tensor,) = tensors
+        return [part.clone() for part in tensor.unflatten(0, (self.count, -1))]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.cat(list(tensors))]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = shapes
+        if not shape or shape[0] % self.count:
+            raise ConversionError(f"shape {list(shape)} cannot be split into {self.count} equal parts")
+        return [(shape[0] // self.count, *shape[1:])] * self.count
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        if len(shapes) != self.count or len({tuple(shape) for shape in shapes}) != 1 or not shapes[0]:
+            raise ConversionError(f"shapes {[list(shape) for shape in shapes]} are not {self.count} equal parts")
+        return [(self.count * shapes[0][0], *shapes[0][1:])]
+
+
+@dataclass(frozen=True)
 class Pairs:
     """Rows whose rotated pairs lie side by side in each head (GPT-J, Cohere) -> rows with all first ones first.
 

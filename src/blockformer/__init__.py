@@ -51,7 +51,9 @@ __all__ = [
     "prepare_for_inference",
     "prepare_for_training",
     "preset",
+    "prune_heads",
     "reshape",
+    "restore_heads",
 ]
 
 # The modules of public names that are elsewhere than in `api`, for they bring more libraries along.

@@ -38,6 +38,7 @@ from .modeling_encoder_decoder import (
 )
 from .presets import PRESETS, preset
 from .pretrained_model import BlockformerPreTrainedModel
+from .pruning import prune_heads, restore_heads
 from .publishing import export_model
 from .publishing.strict_loading import plug_in as _plug_in_strict_loading
 from .publishing.upload import push_to_hub, save_pretrained

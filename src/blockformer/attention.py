@@ -94,6 +94,9 @@ class AttentionFields(Part):
     layer_types: list | None = axis(
         None, "a list", "attention", "full_attention or sliding_attention for each layer; None: sliding with a window"
     )
+    pruned_heads: dict | None = axis(
+        None, "a dict, layer -> list of heads", "attention", "query heads that self-attention is without"
+    )
     add_cross_attention: bool = flag(False, "attention", "a decoder's layers look at an encoder's states too")
     attention_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the attention probabilities")
 
@@ -107,9 +110,11 @@ class AttentionFields(Part):
                 sizes = f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads"
                 raise ValueError(f"{sizes} ({self.num_attention_heads}): change one of them or set head_dim.")
             self.head_dim = self.hidden_size // self.num_attention_heads
+        # The layers are strings in JSON.
+        self.pruned_heads = {int(layer): heads for layer, heads in (self.pruned_heads or {}).items() if heads} or None
 
     def check(self):
-        """Heads come in whole groups; a window needs layers that slide, and those a window."""
+        """Heads come in whole groups, pruned ones too; a window needs layers that slide, and those a window."""
         super().check()
         if self.num_attention_heads % self.num_key_value_heads:
             heads = f"num_attention_heads ({self.num_attention_heads}) is not a multiple of num_key_value_heads"
@@ -133,13 +138,27 @@ class AttentionFields(Part):
         alone = self.is_decoder and not self.add_cross_attention and self.position_type not in SCORE_TERMS
         if (self.attn_logit_softcapping or self.attention_sinks) and not alone:
             raise ValueError("attn_logit_softcapping needs a decoder alone and no relative terms; attention_sinks too.")
+        most, group = self.num_attention_heads, self.num_attention_heads // self.num_key_value_heads
+        for layer, pruned in (self.pruned_heads or {}).items():
+            left = self.heads_of(layer)
+            is_whole = len(left) == group * len({head // group for head in left}) == most - len(pruned)
+            if not (left and is_whole and layer < count):
+                some = f"some of {most} heads, those that share a key together, for some of {count} layers"
+                raise ValueError(f"pruned_heads must be {some}, not {pruned} for layer {layer}.")
+        if self.pruned_heads and (self.qk_norm == "projection" or self.is_encoder_decoder):
+            raise ValueError("pruned_heads do not go with qk_norm='projection' nor an encoder-decoder: leave them out.")
+
+    def heads_of(self, layer_idx: int) -> list[int]:
+        """The query heads of a layer's self-attention: all that are not pruned."""
+        pruned = (self.pruned_heads or {}).get(layer_idx, ())
+        return [head for head in range(self.num_attention_heads) if head not in pruned]
 
     def tensor_parallel_plan(self, has_cross_attention):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
         plan = super().tensor_parallel_plan(has_cross_attention)
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
-            if self.qk_norm in ("per_head", "projection") or self.attention_sinks:
-                continue  # norms of all heads, and sinks, are whole in each process
+            if self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads:
+                continue  # norms of all heads, sinks and layers of any width are whole in each process
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
             plan[f"layers.*.{attention}.o_proj"] = "rowwise"
             if self.qk_norm:
@@ -182,8 +201,10 @@ class Attention(nn.Module):
         # Backends count the token itself; a window to both sides is given without it.
         self.sliding_window = config.sliding_window + (not is_causal) if sliding else None
 
-        query_size = config.num_attention_heads * config.head_dim
-        key_value_size = config.num_key_value_heads * config.head_dim
+        # The numbers of this layer's heads, the pruned ones counted; cross-attention has all.
+        self.heads = config.heads_of(-1 if is_cross_attention else layer_idx)
+        groups = len(self.heads) // self.num_key_value_groups
+        query_size, key_value_size = len(self.heads) * config.head_dim, groups * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, query_size, config.attention_bias)
         # Drawn as if scaled: an unscaled attention (T5) has the missing factor in its queries.
         self.q_proj.initializer_factor = config.head_dim**-0.5 / self.scaling
@@ -191,11 +212,11 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, key_value_size, config.attention_bias)
         self.o_proj = nn.Linear(query_size, config.hidden_size, config.attention_output_bias)
         self.norms_projection = config.qk_norm == "projection"
-        self.q_norm = _head_norm(config, config.num_attention_heads)
-        self.k_norm = _head_norm(config, config.num_key_value_heads)
+        self.q_norm = _head_norm(config, len(self.heads))
+        self.k_norm = _head_norm(config, groups)
         self.has_sinks = config.attention_sinks
         if self.has_sinks:  # backends take a module that has the attribute for one with sinks
-            self.sinks = nn.Parameter(torch.zeros(config.num_attention_heads))
+            self.sinks = nn.Parameter(torch.zeros(len(self.heads)))
         own_bias = config.relative_bias_per_layer and not is_cross_attention
         self.relative_bias = RelativeBias(config, bidirectional=not is_causal) if own_bias else None
         relative = config.position_type in ("relative_key", "relative_key_query") and not is_cross_attention
@@ -239,6 +260,8 @@ class Attention(nn.Module):
         if self.softcap is not None:
             self._refuse_backends("paged", "soft cap of scores")
             kwargs["softcap"] = self.softcap
+        if self.config.pruned_heads:
+            self._refuse_backends(("vllm", "paged"), "layer of fewer heads")
         if self.has_sinks:
             self._refuse_backends(("flash", "vllm", "paged"), "attention sink")
             kwargs["s_aux"] = self.sinks
@@ -265,9 +288,11 @@ class Attention(nn.Module):
         return self.o_proj(output), probabilities
 
     def _own_heads(self, terms, dim: int, heads: int):
-        """Of a term for each head, H along `dim`, this process's: all, but under tensor parallelism."""
+        """Of a term for each head, H along `dim`, those of the heads that are left and this process's."""
         if terms.shape[dim] == heads:
             return terms
+        if self.config.pruned_heads:
+            return terms.index_select(dim, torch.tensor(self.heads, device=terms.device))
         mesh = getattr(self.q_proj.weight, "device_mesh")  # noqa: B009 - of a DTensor
         return terms.narrow(dim, mesh.get_local_rank("tp") * heads, heads)
 

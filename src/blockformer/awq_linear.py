@@ -44,8 +44,8 @@ class LinearFields(Part):
         for name, size in {**inputs, "num_key_value_heads * head_dim": keys}.items():
             if size % 8:
                 raise ValueError(f"{name} ({size}) is not a multiple of 8: linear_bits=4 keeps 8 numbers in a word.")
-        if self.float32_down_proj:
-            raise ValueError("float32_down_proj=True contradicts linear_bits=4: the down projections have 4 bits.")
+        if self.float32_down_proj or self.pruned_heads:
+            raise ValueError("float32_down_proj and pruned_heads need plain weights: leave them out, or linear_bits.")
 
 
 def raised(words, dtype):

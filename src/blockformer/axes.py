@@ -42,6 +42,10 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a token": lambda value: True,
     "a list": lambda value: True,
     "a dict": lambda value: True,
+    "a dict, layer -> list of heads": lambda value: (
+        isinstance(value, dict)
+        and all(str(layer).isdecimal() and isinstance(heads, list) for layer, heads in value.items())
+    ),
 }
 # The headings of `blockformer inspect`, in its order.
 GROUPS = tuple("size embeddings norm positions attention feed-forward weights head training tokens use".split())

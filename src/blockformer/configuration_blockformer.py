@@ -102,7 +102,10 @@ class BlockformerConfig(NormFields, PositionFields, AttentionFields, FeedForward
         if self.layer_types is None:
             layer_type = "sliding_attention" if self.sliding_window else "full_attention"
             self.layer_types = [layer_type] * self.num_hidden_layers
-        _check_kinds(self.dtype if self.dtype is not None else kwargs.get("torch_dtype"), self.problem_type)
+        if (dtype := kwargs.get("torch_dtype") if self.dtype is None else self.dtype) is not None:
+            check_choice("dtype", str(dtype).removeprefix("torch."), DTYPES)
+        if self.problem_type is not None:
+            check_choice("problem_type", self.problem_type, PROBLEM_TYPES)
         self.check()
         self.fill_rope_parameters(kwargs.pop("rope_scaling", None), kwargs.pop("rope_theta", None))
         super().__post_init__(**kwargs)
@@ -174,14 +177,6 @@ def _check_tokens(config) -> None:
         for token in value if name == "eos_token_id" and isinstance(value, list | tuple) else [value]:
             if token is not None and not (is_integer(token) and 0 <= token < size):
                 raise ValueError(f"{name} must be a token from 0 to {size - 1}, not {token!r}.")
-
-
-def _check_kinds(dtype, problem_type) -> None:
-    """Check what the base class takes as it comes: `dtype`, a name or a torch.dtype, and `problem_type`."""
-    if dtype is not None:
-        check_choice("dtype", str(dtype).removeprefix("torch."), DTYPES)
-    if problem_type is not None:
-        check_choice("problem_type", problem_type, PROBLEM_TYPES)
 
 
 def check_counts(num_layers: int, num_labels: int | None) -> None:

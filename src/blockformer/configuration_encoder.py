@@ -64,10 +64,10 @@ class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
         groups, layers = self.num_hidden_groups, self.num_hidden_layers
         if groups and layers % groups:
             raise ValueError(f"num_hidden_layers ({layers}) must be a multiple of num_hidden_groups ({groups}).")
-        if groups and (len(set(self.layer_types or ())) > 1 or not self.first_attention_norm):
-            raise ValueError(
-                "num_hidden_groups needs layers that are alike: one layer type, first_attention_norm=True."
-            )
+        is_mixed = len(set(self.layer_types or ())) > 1 or not self.first_attention_norm or self.pruned_heads
+        if groups and is_mixed:
+            alike = "one layer type, first_attention_norm=True, no pruned_heads"
+            raise ValueError(f"num_hidden_groups needs layers that are alike: {alike}.")
 
     def to_dict(self):
         """As for any config; of two classes for pre-training the `auto_map` has the one that `architectures` name."""

@@ -23,8 +23,8 @@ class DisentangledFields(Part):
         super().check()
         if self.position_type != "disentangled":
             return
-        if self.qk_norm or self.num_key_value_heads != self.num_attention_heads:
-            fix = "set qk_norm=False and leave num_key_value_heads out"
+        if self.qk_norm or self.pruned_heads or self.num_key_value_heads != self.num_attention_heads:
+            fix = "set qk_norm=False and leave num_key_value_heads and pruned_heads out"
             raise ValueError(f"position_type='disentangled' needs a plain key for each head: {fix}.")
         buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         if buckets < 4 or distance <= buckets // 2 + 1:

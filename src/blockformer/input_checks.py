@@ -18,9 +18,7 @@ def cached_length(past_key_values):
     return 0 if past_key_values is None else past_key_values.get_seq_length()
 
 
-def check_inputs(
-    config, vocab_size: int, input_ids, inputs_embeds, attention_mask, past_key_values, types: dict
-) -> None:
+def check_inputs(config, vocab_size: int, input_ids, inputs_embeds, attention_mask, past_key_values, types: dict):
     """Refuse inputs of a stack that cannot be right; shapes are those of `Stack.forward`.
 
     `types` are token types and task types [B, T] by name, or None. A mask that is not [B, S] (a ready 4D one, a dict of

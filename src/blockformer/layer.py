@@ -35,9 +35,7 @@ class LayerFields(Part):
         "feed-forward reads what attention wrote, or both read the same: x + attention(norm(x)) + mlp(norm2(x))",
     )
     residual_multiplier: float | None = axis(None, "a positive number", "norm", "factor of what a sub-layer adds")
-    hidden_dropout: float = axis(
-        0.0, "a probability from 0 to 1", "training", "after the embeddings and after each sub-layer"
-    )
+    hidden_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "after embeddings and each sub-layer")
     final_dropout: bool = flag(False, "training", "hidden_dropout after the final norm too")
 
     def fill_defaults(self):

@@ -114,13 +114,10 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
         )
-        output = self.make_output(
-            CausalLMOutputWithCrossAttentions,
-            loss=loss,
-            logits=logits,
-            cross_attentions=outputs.get("cross_attentions") or None,
-            **{name: outputs[name] for name in ("past_key_values", "hidden_states", "attentions") if name in outputs},
-        )
+        names = ("past_key_values", "hidden_states", "attentions")
+        others = {name: outputs[name] for name in names if name in outputs}
+        others["cross_attentions"] = outputs.get("cross_attentions") or None
+        output = self.make_output(CausalLMOutputWithCrossAttentions, loss=loss, logits=logits, **others)
         if router_logits := outputs.get("router_logits"):
             aux_loss = load_balancing_loss(router_logits, self.config.num_experts_per_tok, attention_mask)
             output["router_logits"], output["aux_loss"] = router_logits, aux_loss
@@ -130,12 +127,10 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
                 output["loss"] = loss + self.config.router_aux_loss_coef * aux_loss.to(loss.device) * own / total
         return output
 
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs, mode, batch_size, max_cache_length):
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, mode, batch_size, length):
         mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
-        _check_generation(self.config, generation_config, mask, cache, max_cache_length)
-        return super()._prepare_cache_for_generation(
-            generation_config, model_kwargs, mode, batch_size, max_cache_length
-        )
+        _check_generation(self.config, generation_config, mask, cache, length)
+        return super()._prepare_cache_for_generation(generation_config, model_kwargs, mode, batch_size, length)
 
 
 def _check_generation(config, generation_config, attention_mask, past_key_values, length: int) -> None:

@@ -8,15 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn import functional as F
+from transformers import modeling_outputs
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPoolingAndCrossAttentions,
-    MaskedLMOutput,
-    ModelOutput,
-    MultipleChoiceModelOutput,
-    NextSentencePredictorOutput,
-    TokenClassifierOutput,
-)
 from transformers.utils import can_return_tuple
 
 from .attention import Attention  # noqa: F401
@@ -99,7 +92,7 @@ class BlockformerEncoderModel(Stack):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         **kwargs,
-    ) -> BaseModelOutputWithPoolingAndCrossAttentions:
+    ) -> modeling_outputs.BaseModelOutputWithPoolingAndCrossAttentions:
         """See `Stack.forward`; adds `pooler_output` [B, C], None without a pooler."""
         outputs = super().forward(
             input_ids=input_ids,
@@ -111,7 +104,7 @@ class BlockformerEncoderModel(Stack):
             **kwargs,
         )
         states = outputs.last_hidden_state
-        return BaseModelOutputWithPoolingAndCrossAttentions(
+        return modeling_outputs.BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=states,
             pooler_output=None if self.pooler is None else self.pooler(states, attention_mask),
             hidden_states=outputs.hidden_states,
@@ -161,7 +154,7 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
         **kwargs,
-    ) -> MaskedLMOutput:
+    ) -> modeling_outputs.MaskedLMOutput:
         """Tokens [B, T] to `logits` [B, T, V]; with labels int [B, T] (-100: not masked) also `loss`.
 
         `return_logits` and `label_smoothing` are those of `LanguageModelHead.logits_and_loss`.
@@ -173,7 +166,7 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
             outputs.last_hidden_state, labels, num_items_in_batch, return_logits, label_smoothing
         )
         parts = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
-        return self.make_output(MaskedLMOutput, loss=loss, logits=logits, **parts)
+        return self.make_output(modeling_outputs.MaskedLMOutput, loss=loss, logits=logits, **parts)
 
 
 class BlockformerEncoderForNextSentencePrediction(Classification, BlockformerEncoderPreTrainedModel):
@@ -182,7 +175,7 @@ class BlockformerEncoderForNextSentencePrediction(Classification, BlockformerEnc
     `logits` [B, 2], labels int [B].
     """
 
-    output_class = NextSentencePredictorOutput
+    output_class = modeling_outputs.NextSentencePredictorOutput
 
     def __init__(self, config):
         super().__init__(config)
@@ -207,7 +200,7 @@ def _share_of_items(labels, num_items_in_batch):
 
 
 @dataclass
-class PreTrainingOutput(ModelOutput):
+class PreTrainingOutput(modeling_outputs.ModelOutput):
     """Logits of masked tokens [B, T, V] and of the next sentence [B, 2], under the names that BERT's users know."""
 
     loss: torch.FloatTensor | None = None
@@ -269,7 +262,7 @@ class BlockformerEncoderForReplacedTokenDetection(Classification, BlockformerEnc
     `logits` [B, T], above 0 where it finds a replaced one; labels int [B, T] of 0 and 1 (-100: none).
     """
 
-    output_class = TokenClassifierOutput
+    output_class = modeling_outputs.TokenClassifierOutput
     reads_pooler = False
 
     def __init__(self, config):
@@ -309,7 +302,7 @@ class BlockformerEncoderForMultipleChoice(Classifier, BlockformerEncoderPreTrain
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
-    ) -> MultipleChoiceModelOutput:
+    ) -> modeling_outputs.MultipleChoiceModelOutput:
         """Tokens [B, choices, T] to `logits` [B, choices]; with labels int [B] also `loss`.
 
         `inputs_embeds` [B, choices, T, C] may take the place of the tokens; the other inputs are [B, choices, T].
@@ -326,7 +319,7 @@ class BlockformerEncoderForMultipleChoice(Classifier, BlockformerEncoderPreTrain
         summary = self.summarise(outputs, ids, mask)  # [B * choices, C]
         logits = self.score(self.dropout(self.before_classifier(summary))).view(-1, choices)
         loss = None if labels is None else token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
-        return MultipleChoiceModelOutput(
+        return modeling_outputs.MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 

@@ -76,7 +76,7 @@ class ScaledNorm(nn.Module):
         self.weight = nn.Parameter(torch.full(size, 1.0 - self.offset))
         self.bias = nn.Parameter(torch.zeros(size)) if config.norm_bias and len(size) == 1 else None
 
-    def init_buffers(self) -> None:
+    def init_tensors(self) -> None:
         """A fresh norm has the factor 1."""
         init.constant_(self.weight, 1 - self.offset)
         if self.bias is not None:

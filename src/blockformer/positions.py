@@ -48,9 +48,7 @@ class PositionFields(Part):
     rope_parameters: dict | None = axis(
         None, "a dict", "positions", "rope_type, rope_theta and so on as in transformers, or such a dict by layer type"
     )
-    rope_layers: list | None = axis(
-        None, "a list", "positions", "whether each layer of a decoder rotates; None: all do"
-    )
+    rope_layers: list | None = axis(None, "a list", "positions", "whether each layer of a decoder rotates; None: all")
     position_offset: int = axis(
         0, "an integer of 0 or more", "positions", "rows of a learned table before that of position 0, for padding"
     )
@@ -232,9 +230,8 @@ class SinusoidalPositions(ComputedPositions):
         return torch.stack([*parts, rest]).float()
 
     def forward(self, position_ids):
-        turns = sum(
-            ((position_ids + self.offset)[..., None].float() * part).frac() for part in self.inv_freq
-        )  # [B, T, C/2]
+        places = (position_ids + self.offset)[..., None].float()
+        turns = sum((places * part).frac() for part in self.inv_freq)  # [B, T, C/2]
         sines, cosines = (2 * math.pi * turns).sin(), (2 * math.pi * turns).cos()
         if self.halves:
             return torch.cat((sines, cosines), dim=-1)[..., : self.hidden_size]
@@ -272,9 +269,8 @@ class RotaryPositions(ComputedPositions):
         with torch.device("cpu"):
             frequencies, self.attention_scaling = compute(layer_type=self.layer_type)
             if self.rope_type == "longrope":
-                longer, _ = compute(
-                    layer_type=self.layer_type, seq_len=self.rope["original_max_position_embeddings"] + 1
-                )
+                length = self.rope["original_max_position_embeddings"] + 1
+                longer, _ = compute(layer_type=self.layer_type, seq_len=length)
                 frequencies = torch.stack((frequencies, longer))
         return frequencies
 
@@ -290,9 +286,8 @@ class RotaryPositions(ComputedPositions):
             stretch = (rope["factor"] * longer - (rope["factor"] - 1)) ** (size / (size - 2))
             return self._frequencies_of(rope["rope_theta"] * stretch, position_ids.device)
         if self.rope_type == "longrope":
-            return torch.where(
-                position_ids.max() >= self.rope["original_max_position_embeddings"], self.inv_freq[1], self.inv_freq[0]
-            )
+            trained = self.rope["original_max_position_embeddings"]
+            return torch.where(position_ids.max() >= trained, self.inv_freq[1], self.inv_freq[0])
         return self.inv_freq
 
     @torch.no_grad()

@@ -77,6 +77,8 @@ def reshape(
     if kind == "encoder-decoder" or head not in (*_WRITERS, "Model"):
         fix = "give an encoder or decoder, bare or with a language model head"
         raise ValueError(f"{type(model).__name__} cannot be reshaped: {fix}.")
+    if config.pruned_heads and (kv_heads is not None or topology == "encoder-decoder"):
+        raise ValueError("with pruned heads there is no such shape: give blockformer.restore_heads(model).")
     if getattr(config, "linear_bits", None) is not None:
         raise ValueError("4-bit weights cannot be reshaped: convert the checkpoint with --dequantize first.")
     if topology is not None and topology not in TOPOLOGIES:
@@ -136,6 +138,8 @@ def _keep_layers(settings: Settings, weights: Weights, layers: Sequence[int]) ->
     for name, value in settings.items():
         if isinstance(value, list) and name in ("layer_types", "rope_layers", "mlp_layer_types"):
             settings[name] = [value[layer] for layer in layers]
+    if pruned := settings["pruned_heads"]:
+        settings["pruned_heads"] = {place: pruned[layer] for place, layer in enumerate(layers) if layer in pruned}
     settings["num_hidden_layers"] = len(layers)
     types, rope = set(settings["layer_types"]), settings.get("rope_parameters") or {}
     if "rope_type" not in rope and rope:

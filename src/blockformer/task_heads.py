@@ -5,12 +5,7 @@ A head is a class that goes before the topology's base class, which makes `self.
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import (
-    ModelOutput,
-    QuestionAnsweringModelOutput,
-    SequenceClassifierOutputWithPast,
-    TokenClassifierOutput,
-)
+from transformers import modeling_outputs
 from transformers.utils import can_return_tuple
 
 from .language_model_head import HeadTransform
@@ -34,7 +29,7 @@ class Classifier(BlockformerPreTrainedModel):
 class Classification(Classifier):
     """A head that puts texts or tokens into classes: a subclass says by `logits_of` and `loss_of` how."""
 
-    output_class: type[ModelOutput]
+    output_class: type[modeling_outputs.ModelOutput]
     passed_on: tuple[str, ...] = ("hidden_states", "attentions")
 
     @can_return_tuple
@@ -50,7 +45,7 @@ class Classification(Classifier):
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
-    ) -> SequenceClassifierOutputWithPast | TokenClassifierOutput:
+    ) -> modeling_outputs.SequenceClassifierOutputWithPast | modeling_outputs.TokenClassifierOutput:
         """Tokens [B, T] to `logits`; with labels also `loss`. The class says the shapes of both.
 
         The arguments not listed are those of `Stack.forward`.
@@ -69,7 +64,7 @@ class SequenceClassification(Classification):
     `logits` [B, num_labels]; for labels see `losses.sequence_loss`.
     """
 
-    output_class = SequenceClassifierOutputWithPast
+    output_class = modeling_outputs.SequenceClassifierOutputWithPast
     passed_on = ("past_key_values", "hidden_states", "attentions")
 
     def __init__(self, config):
@@ -90,7 +85,7 @@ class SequenceClassification(Classification):
 class TokenClassification(Classification):
     """One answer a token: dropout and a linear head. `logits` [B, T, num_labels]; labels int [B, T] (-100: none)."""
 
-    output_class = TokenClassifierOutput
+    output_class = modeling_outputs.TokenClassifierOutput
 
     def __init__(self, config):
         super().__init__(config)
@@ -129,7 +124,7 @@ class QuestionAnswering(Classifier):
         past_key_values=None,
         use_cache: bool | None = None,
         **kwargs,
-    ) -> QuestionAnsweringModelOutput:
+    ) -> modeling_outputs.QuestionAnsweringModelOutput:
         """Tokens [B, T] to `start_logits` and `end_logits` [B, T]; with both positions int [B] also `loss`.
 
         The arguments not listed are those of `Stack.forward`.
@@ -145,13 +140,9 @@ class QuestionAnswering(Classifier):
         states = self.before_classifier(outputs.last_hidden_state)
         start_logits, end_logits = self.qa_outputs(states).unbind(-1)
         loss = span_loss(start_logits, end_logits, start_positions, end_positions)
-        return QuestionAnsweringModelOutput(
-            loss=loss,
-            start_logits=start_logits,
-            end_logits=end_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        logits = {"start_logits": start_logits, "end_logits": end_logits}
+        recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+        return modeling_outputs.QuestionAnsweringModelOutput(loss=loss, **logits, **recorded)
 
 
 def _with_padding(config, inputs, attention_mask):
@@ -162,7 +153,6 @@ def _with_padding(config, inputs, attention_mask):
     if inputs is None or not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
         return None
     index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-    padding = (
-        torch.full_like(index, -1) if config.position_offset else index.clamp(max=config.max_position_embeddings - 1)
-    )
+    last = config.max_position_embeddings - 1
+    padding = torch.full_like(index, -1) if config.position_offset else index.clamp(max=last)
     return torch.where(attention_mask != 0, ranks(attention_mask), padding)[:, -inputs.shape[1] :]

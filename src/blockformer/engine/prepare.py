@@ -7,6 +7,7 @@ from torch import nn
 
 from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..awq_linear import QuantizedLinear
+from ..positions import SCORE_TERMS
 from ..pretrained_model import BlockformerPreTrainedModel
 from ..stack import Stack
 from . import growing_cache, layers, step
@@ -48,7 +49,7 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
         ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has weights of
-            4 bits or experts, or is not on the CPU.
+            4 bits, experts or (but for an encoder) pruned heads, or is not on the CPU.
     """
     _check_class(model)
     if compile:
@@ -132,6 +133,8 @@ def _check_compiles(model) -> None:
         raise ValueError("compile=True does not go with linear_bits=4: prepare the model without it.")
     if getattr(model.config, "num_experts", 0):
         raise ValueError("compile=True does not go with experts: prepare the model without it.")
+    if model.config.pruned_heads and (model.config.is_decoder or model.config.position_type in SCORE_TERMS):
+        raise ValueError("compile=True goes with pruned_heads in an encoder without relative positions alone.")
     if model.device.type != "cpu":
         raise ValueError(
             f"compile=True is for the CPU; the model is on '{model.device}': use torch.compile and generate(..., "
