@@ -14,6 +14,7 @@ def folder(tmp_path_factory):
     base = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(base.parent / run if run else base))
+        patch.setitem(compiled._CONFIG, "aot_inductor.compile_wrapper_opt_level", "O0")  # a third less to compile
         yield compiled.cache_folder()
 
 
