@@ -132,6 +132,7 @@ class BertLikeFamily(Family[EncoderHead]):
         stack: the other official modules of the stack -> ours, each with weight and bias.
         positions: what reads the position type, where it is neither learned nor relative keys.
         fused: official module of a layer -> ours that lie in it, one below the other.
+        former_root: a prefix that checkpoints have where `root` would stand, in models without a head too.
         pooler: official name of the pooler's dense layer.
         next_sentence: official name of the head for the next sentence.
         settings: further arguments of `ConfigTranslation`.
@@ -158,6 +159,7 @@ class BertLikeFamily(Family[EncoderHead]):
         positions: Value | None = None,
         fused: Mapping[str, tuple[str, ...]] | None = None,
         extra_fields: Sequence[str] = (),
+        former_root: str = "",
         pooler: str = "pooler.dense",
         next_sentence: str = "cls.seq_relationship",
         **settings,
@@ -179,7 +181,7 @@ class BertLikeFamily(Family[EncoderHead]):
             extra_fields=("position_embedding_type", *pruned, *extra_fields),
             **settings,
         )
-        self.root = root
+        self.root, self.former_root = root, former_root
         self.embeddings = dict(embeddings)
         self.layer = layer
         self.modules = dict(modules)
@@ -204,9 +206,11 @@ class BertLikeFamily(Family[EncoderHead]):
             return Form(head.official, frozenset(traits | ({"pooler"} if head.pooler != "unused" else set())))
         if any(name.endswith(tuple(OLD_NORMS)) for name in names):
             traits.add("gamma and beta")
-        if head.bare and any(name.startswith(self.root) for name in names):
+        if self.former_root and any(name.startswith(self.former_root) for name in names):
+            traits.add("former prefix")
+        elif head.bare and any(name.startswith(self.root) for name in names):
             traits.add("prefix")
-        if not head.bare and not any(name.startswith(self.root) for name in names):
+        elif not head.bare and not any(name.startswith(self.root) for name in names):
             traits.add("no prefix")
         form = Form(head.official, frozenset(traits))
         found = {self.canonical(name, form) for name in names}
@@ -274,6 +278,8 @@ class BertLikeFamily(Family[EncoderHead]):
         if "gamma and beta" in form.traits:
             for old, new in OLD_NORMS.items():
                 name = name.removesuffix(old) + new if name.endswith(old) else name
+        if "former prefix" in form.traits and name.startswith(self.former_root):
+            return self._root(self.head(form)) + name.removeprefix(self.former_root)
         if "prefix" in form.traits:
             return name.removeprefix(self.root)
         if "no prefix" in form.traits and name.startswith(self._inner):
@@ -285,6 +291,9 @@ class BertLikeFamily(Family[EncoderHead]):
         if "gamma and beta" in form.traits:
             for old, new in OLD_NORMS.items():
                 name = name.removesuffix(new) + old if name.endswith(new) else name
+        own_root = self._root(self.head(form))
+        if "former prefix" in form.traits and name.startswith(own_root or self._inner):
+            return self.former_root + name.removeprefix(own_root)
         if "prefix" in form.traits and name.startswith(self._inner):
             return self.root + name
         if "no prefix" in form.traits:

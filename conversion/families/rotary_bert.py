@@ -20,6 +20,8 @@ QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
 IN_MEMORY = {"self_attn_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
 """Our module of a layer -> that of the official classes, where they differ; a plain feed-forward network has others."""
 PLAIN_IN_MEMORY = {**IN_MEMORY, "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}
+GATED_ACTS = {"swiglu": "silu", "geglu": "gelu"}
+"""Nomic's own names of what a gate goes through -> those of today."""
 TOKEN_TYPES = Computed(
     lambda official: {"type_vocab_size": official.config.type_vocab_size},
     lambda config, head: {"type_vocab_size": config.type_vocab_size},
@@ -31,6 +33,7 @@ class RotaryBertFamily(BertLikeFamily):
 
     Args:
         names: names of modules outside of layers in the official class -> those in a checkpoint.
+        former_fields: earlier names of official fields -> those of today.
         rest: the arguments of `BertLikeFamily`.
     """
 
@@ -43,8 +46,10 @@ class RotaryBertFamily(BertLikeFamily):
         names: Mapping[str, str] | None = None,
         fields: Mapping[str, str | None] | None = None,
         computed: tuple = (),
+        former_fields: Mapping[str, str] | None = None,
         **rest: Any,
     ):
+        self.former_fields = dict(former_fields or {})
         embeddings = {theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_positions"}
         own = {"use_cache": None, "max_position_embeddings": "max_position_embeddings", **(fields or {})}
         super().__init__(
@@ -55,9 +60,18 @@ class RotaryBertFamily(BertLikeFamily):
             fields={**BERT_NAMES["fields"], **own},
             positions=Rope(),
             computed=[TOKEN_TYPES, *computed],
+            extra_fields=tuple(self.former_fields),
             **rest,
         )
         self.outer = dict(names or {})
+
+    def official_config(self, official):
+        """See `ConfigTranslation.official_config`; an entry under its name of today comes first."""
+        former = {self.former_fields[name]: value for name, value in official.items() if name in self.former_fields}
+        if "hidden_act" in former:
+            former["hidden_act"] = GATED_ACTS.get(former["hidden_act"], former["hidden_act"])
+        today = {name: value for name, value in official.items() if name not in self.former_fields}
+        return super().official_config({**former, **today})
 
     def adjust(self, shapes, form, config):
         """See `Family.adjust`: the names and matrices of a checkpoint in place of the class's."""
@@ -89,6 +103,7 @@ GTE = RotaryBertFamily(
     ),
     structure="gte",
     root="gte.",
+    former_root="new.",
     layer="encoder.layer.{layer}.",
     modules={
         "attention.o_proj": "self_attn.o_proj",
@@ -135,6 +150,27 @@ NOMIC = RotaryBertFamily(
         copy=LANGUAGE_MODEL.copy,
     ),
     computed=(HeadDim(),),
+    former_fields={
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_inner": "intermediate_size",
+        "n_positions": "max_position_embeddings",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "activation_function": "hidden_act",
+        "rotary_emb_base": "rope_theta",
+        "resid_pdrop": "hidden_dropout_prob",
+        "attn_pdrop": "attention_probs_dropout_prob",
+    },
+    unsupported={
+        **dict.fromkeys(
+            "qkv_proj_bias mlp_fc1_bias mlp_fc2_bias prenorm parallel_block rotary_emb_interleaved use_rms_norm "
+            "causal".split(),
+            (False,),
+        ),
+        "rotary_emb_fraction": (1.0,),
+        **dict.fromkeys(("rotary_emb_scale_base", "rotary_scaling_factor"), (None,)),
+    },
 )
 JINA = RotaryBertFamily(
     "jina_embeddings_v3",

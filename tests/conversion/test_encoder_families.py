@@ -11,8 +11,10 @@ import torch
 from pairs import assert_close
 
 import blockformer
+from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.families.registry import FAMILIES
 
+from .oracles import assert_loads_as, edit_config, edit_tensors, entries_of, stored
 from .outputs import count_same_at
 from .rows import Row, assert_there_and_back, family_of, official_model, parameters
 
@@ -160,3 +162,47 @@ def test_the_other_heads(tmp_path, row, head):
     ours = blockformer.from_official(tmp_path / "src")
     assert type(ours).__name__ == head.ours
     assert_same_outputs(ours, theirs)
+
+
+def assert_same_there_and_back(folder, theirs):
+    """Of a checkpoint `src` that the official class has not written: the same outputs, tensors and settings."""
+    convert(folder / "src", folder / "dst", verify=False)
+    convert(folder / "dst", folder / "back", to_official=True, verify=False)
+    assert stored(folder / "back") == stored(folder / "src")
+    assert entries_of(folder / "back") == entries_of(folder / "src")
+    assert_same_outputs(blockformer.from_official(folder / "src"), theirs)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("kind", ["Model", "ForTokenClassification"])
+def test_gte_under_the_prefix_of_its_first_checkpoints(tmp_path, kind):
+    row = FIRST["gte"]
+    theirs = official_model(row, SIZES, next(head for head in family_of(row).heads if head.official == f"Gte{kind}"))
+    theirs.save_pretrained(tmp_path / "src")
+    root = "" if kind == "Model" else "gte."
+    edit_tensors(
+        tmp_path / "src",
+        lambda tensors: {
+            name if name.startswith("classifier.") else "new." + name.removeprefix(root): tensor
+            for name, tensor in tensors.items()
+        },
+    )
+    assert_loads_as(tmp_path / "src", theirs)
+    assert_same_there_and_back(tmp_path, theirs)
+
+
+@pytest.mark.versions
+def test_nomic_under_the_names_of_its_first_configs(tmp_path):
+    row = Row("nomic_bert", {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "intermediate_size": 40})
+    theirs = official_model(row, SIZES, family_of(row).heads[0])
+    theirs.save_pretrained(tmp_path / "src")
+    entries = entries_of(tmp_path / "src")
+    family = FAMILIES["nomic_bert"]
+    former = {name: entries[new] for name, new in family.former_fields.items() if new in entries}
+    former |= {"activation_function": "geglu", "rotary_emb_base": entries["rope_parameters"]["rope_theta"]}
+    gone = dict.fromkeys((*family.former_fields.values(), "rope_parameters"), ...)
+    edit_config(tmp_path / "src", **gone, **former, prenorm=False, rotary_emb_fraction=1.0, use_flash_attn=True)
+    assert_same_there_and_back(tmp_path, theirs)
+    edit_config(tmp_path / "src", prenorm=True)
+    with pytest.raises(ConversionError, match="prenorm is 'True'"):
+        convert(tmp_path / "src", tmp_path / "other", verify=False)
