@@ -2,6 +2,8 @@
 
 import io
 import math
+import sys
+import types
 
 import pytest
 import torch
@@ -64,6 +66,37 @@ def test_without_a_template_a_line_is_gone_on_with(official, monkeypatch, capsys
     code, told = run(capsys, "chat", folder, "--system", "be short")
     assert code != 0
     assert "needs a tokenizer with a chat template" in " ".join(told.err.split())
+
+
+def test_tasks_are_those_of_lm_eval(official, tmp_path, monkeypatch, capsys):
+    folder, _ = official
+    for command in (["eval", folder], ["eval", folder, folder / "config.json", "--tasks", "a"]):
+        code, told = run(capsys, *command)
+        assert code == 2
+        assert "give text files, or tasks with --tasks" in told.err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, told = run(capsys, "eval", folder, "--tasks", "a")
+    assert (code, told.err) == (1, "error: --tasks needs lm-eval, which is not installed: pip install lm-eval\n")
+    monkeypatch.undo()
+
+    def simple_evaluate(judged, tasks, limit):  # stands in for lm-eval
+        assert (tasks, limit) == (["easy", str(tmp_path / "own.yaml")], 3)
+        given = {name: judged.pop(name) for name in ("backend", "max_length")}
+        assert given == {"backend": "causal", "max_length": 24}
+        assert type(judged["pretrained"]).__name__ == "BlockformerDecoderForCausalLM"
+        scores = {"alias": "easy", "sample_len": 3, "acc,none": 0.5, "acc_stderr,none": 0.25}
+        return {"results": {"easy": scores, "own": {"exact_match,strict": 1.0, "exact_match_stderr,strict": "N/A"}}}
+
+    package, files = types.ModuleType("lm_eval"), types.ModuleType("lm_eval.models.huggingface")
+    package.simple_evaluate, files.HFLM, package.__spec__ = simple_evaluate, dict, object()
+    modules = {"lm_eval": package, "lm_eval.models": types.ModuleType("lm_eval.models"), files.__name__: files}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.chdir(tmp_path)
+    code, told = run(capsys, "eval", folder, "--tasks", "easy,own.yaml", "--limit", 3, "--length", 24)
+    assert code == 0, told.err
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in told.out.splitlines() if line[0] == "│"]
+    assert rows == [["easy", "acc", "0.5000", "0.2500"], ["own", "exact_match", "1.0000", ""]]
 
 
 @torch.no_grad()

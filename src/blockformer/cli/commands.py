@@ -227,11 +227,22 @@ def chat(
     run_chat(src, dtype, revision, system, greedy, max_new_tokens)
 
 
-@app.command("eval", epilog="Example: [bold]blockformer eval Qwen/Qwen3-0.6B README.md[/bold]")
+@app.command(
+    "eval",
+    epilog="Example: [bold]blockformer eval Qwen/Qwen3-0.6B README.md[/bold]\n\n"
+    "With lm-eval: [bold]blockformer eval Qwen/Qwen3-0.6B --tasks arc_easy --limit 100[/bold]",
+)
 @interruptible
 def evaluate(
     src: Source,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Texts in UTF-8.", show_default=False)],
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE", help="Texts in UTF-8.", show_default=False)
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Tasks of lm-eval, or YAML files of such: arc_easy,hellaswag."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Questions of each task, at most.")] = None,
     length: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of a window; if not given the model's context.", show_default=False),
@@ -239,10 +250,18 @@ def evaluate(
     dtype: Dtype = None,
     revision: Revision = None,
 ) -> None:
-    """Perplexity and bits per byte of a causal language model, official or ours, on text files."""
-    from .text import run_eval
+    """Perplexity and bits per byte of a causal language model, official or ours, on text files; or its scores in tasks.
 
-    run_eval(src, files, dtype, revision, length)
+    Tasks need lm-eval (pip install lm-eval), which fetches their questions from the Hub.
+    """
+    from .text import run_eval, run_tasks
+
+    if bool(files) == bool(tasks):
+        raise typer.BadParameter("give text files, or tasks with --tasks")
+    if tasks:
+        run_tasks(src, tasks.split(","), dtype, revision, length, limit)
+    else:
+        run_eval(src, files or [], dtype, revision, length)
 
 
 @app.command("demo", epilog="Example: [bold]blockformer demo --output blockformer-demo[/bold]")

@@ -1,5 +1,6 @@
 """`blockformer chat` and `blockformer eval`: talk to a model that writes text, and measure one on files."""
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,29 @@ def run_eval(src: str, files: list[Path], dtype: str | None, revision: str | Non
         table.add_row("all", *_cells(tokens, Score.of(nats, tokens, size)))
     Console().print(table)
     print(f"windows of {window} tokens; the first token of a file is not predicted")
+
+
+def run_tasks(
+    src: str, tasks: list[str], dtype: str | None, revision: str | None, length: int | None, limit: int | None
+) -> None:
+    """The scores of a model in tasks of lm-eval."""
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ConversionError("--tasks needs lm-eval, which is not installed: pip install lm-eval")
+    model, tokenizer = load_writer(src, dtype, revision)
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    # A name with a path is that of a task's own file.
+    names = [str(Path(task).absolute()) if task.endswith(".yaml") else task for task in tasks]
+    judged = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", max_length=length)
+    table = Table("task", "metric", "score", "standard error")
+    for task, figures in simple_evaluate(judged, tasks=names, limit=limit)["results"].items():
+        for key, value in figures.items():  # "acc,none": the metric and how the answers were filtered
+            metric, comma, way = key.partition(",")
+            if comma and not metric.endswith("_stderr"):
+                error = figures.get(f"{metric}_stderr,{way}")
+                table.add_row(task, metric, f"{value:.4f}", f"{error:.4f}" if isinstance(error, float) else "")
+    Console().print(table)
 
 
 def _cells(count: int, score: Score) -> tuple[str, str, str]:
