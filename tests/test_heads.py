@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 import typing
 
 import pytest
@@ -32,17 +33,21 @@ TOKENS = {"eos_token_id": 1, "decoder_start_token_id": 0}
 PRESETS = {"Encoder": "bert", "Decoder": "gpt2", "EncoderDecoder": "bart"}
 # Each head with the official classes of the same task.
 OFFICIAL = {
-    "EncoderModel": "BertModel RobertaModel DistilBertModel",
-    "EncoderForMaskedLM": "BertForMaskedLM RobertaForMaskedLM DistilBertForMaskedLM",
-    "EncoderForPreTraining": "BertForPreTraining",
-    "EncoderForNextSentencePrediction": "BertForNextSentencePrediction",
-    "EncoderForSequenceClassification": "BertForSequenceClassification RobertaForSequenceClassification",
-    "EncoderForTokenClassification": "BertForTokenClassification DistilBertForTokenClassification",
-    "EncoderForQuestionAnswering": "BertForQuestionAnswering RobertaForQuestionAnswering",
+    "EncoderModel": "BertModel RobertaModel DistilBertModel ErnieModel",
+    "EncoderForMaskedLM": "BertForMaskedLM RobertaForMaskedLM DistilBertForMaskedLM ErnieForMaskedLM",
+    "EncoderForPreTraining": "BertForPreTraining ErnieForPreTraining",
+    "EncoderForNextSentencePrediction": "BertForNextSentencePrediction ErnieForNextSentencePrediction",
+    "EncoderForSequenceClassification": (
+        "BertForSequenceClassification RobertaForSequenceClassification ErnieForSequenceClassification"
+    ),
+    "EncoderForTokenClassification": (
+        "BertForTokenClassification DistilBertForTokenClassification ErnieForTokenClassification"
+    ),
+    "EncoderForQuestionAnswering": "BertForQuestionAnswering RobertaForQuestionAnswering ErnieForQuestionAnswering",
     "EncoderForReplacedTokenDetection": "ElectraForPreTraining",
-    "EncoderForMultipleChoice": "BertForMultipleChoice DistilBertForMultipleChoice",
+    "EncoderForMultipleChoice": "BertForMultipleChoice DistilBertForMultipleChoice ErnieForMultipleChoice",
     "DecoderModel": "Qwen3Model GPT2Model BertModel",
-    "DecoderForCausalLM": "Qwen3ForCausalLM LlamaForCausalLM GPT2LMHeadModel BertLMHeadModel",
+    "DecoderForCausalLM": "Qwen3ForCausalLM LlamaForCausalLM GPT2LMHeadModel BertLMHeadModel ErnieForCausalLM",
     "DecoderForSequenceClassification": "Qwen3ForSequenceClassification GPT2ForSequenceClassification",
     "DecoderForTokenClassification": "Qwen3ForTokenClassification GPT2ForTokenClassification",
     "DecoderForQuestionAnswering": "Qwen3ForQuestionAnswering GPT2ForQuestionAnswering",
@@ -134,6 +139,32 @@ def test_forward_names_what_the_official_classes_name(name):
         assert named <= set(ours), f"{official}: {sorted(named - set(ours))}"
 
 
+def test_the_class_for_pre_training_is_the_one_that_made_the_weights(tmp_path, fresh):
+    ids, found = torch.arange(3, 9)[None], {}
+    for name in ("EncoderForPreTraining", "EncoderForReplacedTokenDetection"):
+        model = make(name).eval()
+        blockformer.export_model(model, tmp_path / name)
+        again = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / name)
+        assert type(again) is type(model)
+        assert type(transformers.AutoModelForPreTraining.from_config(again.config)) is type(model)
+        found[name] = model(ids)[0].flatten().tolist()
+    bert = blockformer.preset("bert", **SIZES)
+    assert type(transformers.AutoModelForPreTraining.from_config(bert)).__name__ == "BlockformerEncoderForPreTraining"
+    script = """
+import json, torch
+from transformers import AutoModelForPreTraining
+found = {}
+for name in sys.argv[2:]:
+    model = AutoModelForPreTraining.from_pretrained(f"{sys.argv[1]}/{name}", trust_remote_code=True).eval()
+    assert type(model).__name__ == f"Blockformer{name}", type(model)
+    found[name] = model(torch.arange(3, 9)[None])[0].flatten().tolist()
+print(json.dumps(found))
+"""
+    elsewhere = json.loads(fresh(script, tmp_path, *found, folder=tmp_path))
+    for name, numbers in found.items():
+        assert_close(torch.tensor(elsewhere[name]), torch.tensor(numbers))
+
+
 def test_every_head_is_compared():
     heads = {name.removeprefix("Blockformer") for name in blockformer.__all__ if "Config" not in name}
     assert {name for name in heads if name.startswith(tuple(PRESETS))} == set(OFFICIAL)
@@ -191,16 +222,16 @@ def test_a_classifier_given_embeddings_alone_says_what_its_decoder_lacks(name):
 
 
 class Segments(torch.utils.data.Dataset):
-    """Rows whose class is the segment of one token; nothing else tells it."""
+    """Rows whose class is the segment of one token, or its task; nothing else tells it."""
 
-    def __init__(self, count):
+    def __init__(self, count, column="token_type_ids"):
         generator = torch.Generator().manual_seed(1)
         self.rows = []
         for label in torch.randint(2, (count,), generator=generator):
             ids = torch.randint(3, VOCAB, (8,), generator=generator)
             types = torch.zeros(8, dtype=torch.long)
             types[4:] = label
-            self.rows.append({"input_ids": ids, "token_type_ids": types, "labels": label})
+            self.rows.append({"input_ids": ids, column: types, "labels": label})
 
     def __len__(self):
         return len(self.rows)
@@ -209,13 +240,15 @@ class Segments(torch.utils.data.Dataset):
         return self.rows[index]
 
 
-def test_trainer_passes_the_segments_of_a_sentence_pair_on(tmp_path):
+@pytest.mark.parametrize("column", ["token_type_ids", "task_type_ids"])
+def test_trainer_passes_the_segments_of_a_sentence_pair_on(tmp_path, column):
     set_seed(0)
-    model = make("EncoderForSequenceClassification", num_labels=2, initializer_range=0.1)
+    types = {"task_type_vocab_size": 2} if column == "task_type_ids" else {}
+    model = make("EncoderForSequenceClassification", num_labels=2, initializer_range=0.1, **types)
     settings = {"optim": "adamw_torch", "learning_rate": 3e-3, "max_steps": 60, "per_device_train_batch_size": 16}
-    trainer = Trainer(model, arguments(tmp_path, **settings), train_dataset=Segments(256))
+    trainer = Trainer(model, arguments(tmp_path, **settings), train_dataset=Segments(256, column))
     trainer.train()
-    output = trainer.predict(Segments(300))
+    output = trainer.predict(Segments(300, column))
     assert (output.predictions.argmax(-1) == output.label_ids).mean() > 0.95
 
 

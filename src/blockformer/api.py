@@ -46,6 +46,24 @@ from .reshaping import reshape
 from .training.chunked_loss import plug_in as _plug_in_chunked_loss
 from .training.optimizer import adamw, optimizer_groups
 
+
+class _ForPreTraining(BlockformerEncoderForPreTraining):
+    """What `AutoModelForPreTraining` takes for an encoder: of two classes the one that `architectures` name."""
+
+    @classmethod
+    def from_pretrained(cls, *args, config, **kwargs):
+        return _class_for_pre_training(config).from_pretrained(*args, config=config, **kwargs)
+
+    @classmethod
+    def _from_config(cls, config, **kwargs):
+        return _class_for_pre_training(config)._from_config(config, **kwargs)
+
+
+def _class_for_pre_training(config):
+    detects = config.architectures == [BlockformerEncoderForReplacedTokenDetection.__name__]
+    return BlockformerEncoderForReplacedTokenDetection if detects else BlockformerEncoderForPreTraining
+
+
 for _config, _models in (
     (BlockformerDecoderConfig, modeling_decoder),
     (BlockformerEncoderConfig, modeling_encoder),
@@ -55,7 +73,7 @@ for _config, _models in (
     for _auto_class, _target in _config.auto_classes.items():
         if _auto_class != "AutoConfig":
             getattr(transformers, _auto_class).register(_config, getattr(_models, _target.rpartition(".")[2]))
-
+transformers.AutoModelForPreTraining.register(BlockformerEncoderConfig, _ForPreTraining, exist_ok=True)
 
 _plug_in()
 _plug_in_chunked_loss()

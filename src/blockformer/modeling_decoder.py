@@ -82,6 +82,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         encoder_attention_mask: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
+        task_type_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> CausalLMOutputWithCrossAttentions:
         """Run the decoder and its head; the arguments not listed are those of `Stack.forward`.
@@ -105,7 +106,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         source = {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask}
-        outputs = self.model(**inputs, **source, use_cache=use_cache, **kwargs)
+        outputs = self.model(**inputs, **source, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         if shift_labels is None:
             targets = None if labels is None else shifted(labels, attention_mask)

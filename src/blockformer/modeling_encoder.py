@@ -91,18 +91,13 @@ class BlockformerEncoderModel(Stack):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        task_type_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> modeling_outputs.BaseModelOutputWithPoolingAndCrossAttentions:
         """See `Stack.forward`; adds `pooler_output` [B, C], None without a pooler."""
-        outputs = super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            return_dict=True,
-            **kwargs,
-        )
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        inputs |= {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids, "position_ids": position_ids}
+        outputs = super().forward(**inputs, return_dict=True, **kwargs)
         states = outputs.last_hidden_state
         return modeling_outputs.BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=states,
@@ -153,6 +148,7 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
+        task_type_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> modeling_outputs.MaskedLMOutput:
         """Tokens [B, T] to `logits` [B, T, V]; with labels int [B, T] (-100: not masked) also `loss`.
@@ -160,7 +156,8 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
         `return_logits` and `label_smoothing` are those of `LanguageModelHead.logits_and_loss`.
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        others = (token_type_ids, position_ids, inputs_embeds, task_type_ids)
+        outputs = self.model(input_ids, attention_mask, *others, **kwargs)
         labels = without_padding(labels, attention_mask)
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state, labels, num_items_in_batch, return_logits, label_smoothing
@@ -230,6 +227,7 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
         next_sentence_label: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         return_logits: bool | None = None,
+        task_type_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> PreTrainingOutput:
         """Tokens [B, T] to `prediction_logits` [B, T, V] and `seq_relationship_logits` [B, 2].
@@ -238,7 +236,8 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
         `num_items_in_batch` counts the masked tokens of an optimizer step, so the next sentence's mean is weighted by
         this call's share of them.
         """
-        outputs = self.model(input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs)
+        others = (token_type_ids, position_ids, inputs_embeds, task_type_ids)
+        outputs = self.model(input_ids, attention_mask, *others, **kwargs)
         both = labels is not None and next_sentence_label is not None
         labels = without_padding(labels, attention_mask) if both else None
         logits, loss = self.logits_and_loss(outputs.last_hidden_state, labels, num_items_in_batch, return_logits)
@@ -246,14 +245,9 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
         if loss is not None:
             next_loss = token_cross_entropy(next_logits, next_sentence_label.view(-1))
             loss = loss + next_loss * _share_of_items(labels, num_items_in_batch)
-        return self.make_output(
-            PreTrainingOutput,
-            loss=loss,
-            prediction_logits=logits,
-            seq_relationship_logits=next_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        scores = {"prediction_logits": logits, "seq_relationship_logits": next_logits}
+        parts = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+        return self.make_output(PreTrainingOutput, loss=loss, **scores, **parts)
 
 
 class BlockformerEncoderForReplacedTokenDetection(Classification, BlockformerEncoderPreTrainedModel):
@@ -301,6 +295,7 @@ class BlockformerEncoderForMultipleChoice(Classifier, BlockformerEncoderPreTrain
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        task_type_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> modeling_outputs.MultipleChoiceModelOutput:
         """Tokens [B, choices, T] to `logits` [B, choices]; with labels int [B] also `loss`.
@@ -311,11 +306,11 @@ class BlockformerEncoderForMultipleChoice(Classifier, BlockformerEncoderPreTrain
         if inputs is None or inputs.dim() != form:
             raise ValueError("input_ids (or inputs_embeds) must be [batch, choices, length]: one text for each choice.")
         choices = inputs.shape[1]
-        ids, mask, types, positions, embeds = (
+        ids, mask, *others = (
             None if tensor is None else tensor.flatten(0, 1)
-            for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+            for tensor in (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, task_type_ids)
         )
-        outputs = self.model(ids, mask, types, positions, embeds, **kwargs)
+        outputs = self.model(ids, mask, *others, **kwargs)
         summary = self.summarise(outputs, ids, mask)  # [B * choices, C]
         logits = self.score(self.dropout(self.before_classifier(summary))).view(-1, choices)
         loss = None if labels is None else token_cross_entropy(logits, labels.view(-1), num_items_in_batch)

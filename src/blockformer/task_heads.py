@@ -44,6 +44,7 @@ class Classification(Classifier):
         past_key_values=None,
         use_cache: bool | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        task_type_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> modeling_outputs.SequenceClassifierOutputWithPast | modeling_outputs.TokenClassifierOutput:
         """Tokens [B, T] to `logits`; with labels also `loss`. The class says the shapes of both.
@@ -52,7 +53,7 @@ class Classification(Classifier):
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
-        outputs = self.model(**inputs, use_cache=use_cache, **kwargs)
+        outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         logits = self.logits_of(outputs, input_ids, attention_mask)
         loss = None if labels is None else self.loss_of(logits, labels, attention_mask, num_items_in_batch)
         return self.output_class(loss=loss, logits=logits, **{name: outputs.get(name) for name in self.passed_on})
@@ -123,6 +124,7 @@ class QuestionAnswering(Classifier):
         end_positions: torch.Tensor | None = None,
         past_key_values=None,
         use_cache: bool | None = None,
+        task_type_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> modeling_outputs.QuestionAnsweringModelOutput:
         """Tokens [B, T] to `start_logits` and `end_logits` [B, T]; with both positions int [B] also `loss`.
@@ -136,7 +138,7 @@ class QuestionAnswering(Classifier):
             )
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
-        outputs = self.model(**inputs, use_cache=use_cache, **kwargs)
+        outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         states = self.before_classifier(outputs.last_hidden_state)
         start_logits, end_logits = self.qa_outputs(states).unbind(-1)
         loss = span_loss(start_logits, end_logits, start_positions, end_positions)

@@ -13,6 +13,7 @@ Private names that only the package uses, besides those in `compat.py`, and what
 - `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks`, `_backward_pre_hooks` (torch.nn.Module), `_version`
   (torch.Tensor): AttributeError where a loss is taken in chunks.
 - `_dict_from_json_file` (config of transformers): repeated keys and NaN in a config file are no longer refused.
+- `_from_config` (PreTrainedModel): `AutoModelForPreTraining.from_config` does not know ELECTRA's class.
 - `_remove_final_layer_norm` (OPTConfig of transformers): OPT converts no more.
 - `_parameters` (torch.nn.Module): AttributeError in a model with compiled steps.
 - `_is_replica` (set on DataParallel's copies): every copy packs the weights again.
