@@ -316,7 +316,7 @@ def test_the_progress_bar_takes_known_and_unknown_amounts(capsys):
 
 
 def test_the_command_in_a_process_of_its_own(processes, tmp_path):
-    script = "from blockformer.cli import main; main()"
+    script = "import runpy; runpy.run_module('blockformer', run_name='__main__')"  # python -m blockformer
     done = processes.run(script, "inspect", "/nowhere/at/all", folder=tmp_path, elsewhere=False)
     assert done.returncode == 1
     assert done.stderr == "error: /nowhere/at/all: no such folder\n"
