@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import contextlib
 import io
 import math
 import re
@@ -212,3 +213,21 @@ def test_elsewhere_the_package_is_out_of_reach():
     assert answer == ["3", "x"]
     with pytest.raises(elsewhere.ReloadError, match="out of reach"):
         elsewhere.run_elsewhere("import blockformer.presets")
+
+
+@pytest.mark.slow
+def test_reshaped_models_are_trained_beside_fresh_ones(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    example = load("reshape")
+    monkeypatch.setattr(example, "SIZES", {**example.SIZES, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8})
+    monkeypatch.setattr(example, "BATCH", 4)
+    kept = ("layers 0, 1, 3", "encoder", "encoder-decoder")
+    monkeypatch.setattr(example, "SHAPES", {name: example.SHAPES[name] for name in kept})
+    with contextlib.suppress(SystemExit):  # so few steps may teach too little
+        example.main(["--steps", "4", "--more", "2", "--bytes", "300000"])
+    output = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
+    assert [row[0] for row in rows] == list(kept)
+    assert [bool(row[1]) for row in rows] == [True, False, False]  # a decoder has no loss at other tasks
+    assert all(0 < float(cell) < 8 for row in rows for cell in row[2:])
+    assert "3 of 3, encoder-decoder: 2 steps" in output
