@@ -22,16 +22,22 @@ CLEAR = 0.9
 """A reading fits if its loss is at most this share of the other one's."""
 
 
+def _rows_of(value: Any) -> list:
+    """One row of tokens or several, as rows."""
+    return value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+
+
 def _is_sample(value: Any) -> bool:
     if not isinstance(value, dict) or value.keys() != {"input", "targets"}:
         return False
-    rows = list(value.values())
-    if not all(isinstance(row, list) and row and all(type(one) is int for one in row) for row in rows):
-        return False
-    return len(rows[0]) == len(rows[1])
+    rows, targets = _rows_of(value["input"]), _rows_of(value["targets"])
+    for row in (*rows, *targets):
+        if not (isinstance(row, list) and row and all(type(one) is int for one in row)):
+            return False
+    return {len(row) for row in rows} == {len(rows[0])} and list(map(len, rows)) == list(map(len, targets))
 
 
-SAMPLE: Kind = ('{"input": [tokens], "targets": [as many tokens]}', _is_sample)
+SAMPLE: Kind = ('{"input": [tokens], "targets": [as many tokens]}, or rows of equal length in both', _is_sample)
 SUBLAYERS = {
     "encoder": (("attn", "ln1", "self_attn"), ("mlp", "ln2", "mlp")),
     "decoder": (("m_attn", "ln_1", "self_attn"), ("attn", "ln_2", "cross_attn"), ("mlp", "ln_3", "mlp")),
@@ -97,12 +103,12 @@ class ArticleTransformer(ArticleFamily):
         config = self.our_config(self.config_from(official, form))
         groups = self.rules_for(form, config).plan(tensors)
         weights = {name: made for group in groups for name, made in group.apply(tensors.__getitem__)}
-        text, targets = (torch.tensor([sample[name]]) for name in ("input", "targets"))
+        text, targets = (torch.tensor(_rows_of(sample[name])) for name in ("input", "targets"))
         try:
             model = self.model_class.from_pretrained(None, config=config, state_dict=weights).eval()
             with torch.no_grad():
-                logits = model(text, decoder_input_ids=text).logits[0].float()
-            return cross_entropy(logits, targets[0], ignore_index=-1).item()
+                logits = model(text, decoder_input_ids=text).logits.float()
+            return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1).item()
         except (ValueError, IndexError) as error:
             raise ConversionError(f"the sample cannot be run: {error}") from error
 

@@ -239,6 +239,11 @@ def test_a_sample_tells_where_the_norms_stand(tmp_path, printed):
     ours = blockformer.BlockformerEncoderDecoderForConditionalGeneration.from_pretrained(tmp_path / "dst")
     assert (ours.config.norm_placement == "input_pre") == printed
     compare_pair(ours, module, 61, 61)
+    # As the article feeds it: a matrix of rows.
+    batch = {side: [row, row] for side, row in config["sample"].items()}
+    path, settings = write(tmp_path / "rows", state, {**config, "sample": batch})
+    report = convert(path, tmp_path / "again", family="article-transformer", config=settings)
+    assert any(f"taken as {name}" in note for note in report.notes)
 
 
 def test_a_sample_that_does_not_tell_is_refused(tmp_path):
@@ -255,6 +260,9 @@ def test_a_sample_that_does_not_tell_is_refused(tmp_path):
     refused(tmp_path / "outside", "article-transformer", state, outside, "the sample cannot be run")
     uneven = {**config, "sample": {"input": [1, 2], "targets": [1]}}
     refused(tmp_path / "uneven", "article-transformer", state, uneven, "'sample' must be")
+    for rows in ([[1, 2], [3]], [[1, 2], 3], [[1, 2], [3.0, 4]], [[]], [[[1, 2]]]):
+        mixed = {**config, "sample": {"input": rows, "targets": rows}}
+        refused(tmp_path / f"rows {rows}", "article-transformer", state, mixed, "'sample' must be")
 
 
 @pytest.mark.parametrize("names", [("query", "key", "value", "output"), ("W_q", "W_k", "W_v", "W_o")])
