@@ -129,7 +129,10 @@ def test_rows_of_several_sequences():
 
 @torch.no_grad()
 def test_padding_is_skipped_from_so_much_of_it_on_and_left_in_below(monkeypatch):
-    """2^21 by the tokens of padding times the squared width: 512 of width 64, as a repo of its own has it."""
+    """2^21 by the tokens of padding times the squared width: 512 of width 64.
+
+    A repo of its own, whose attention takes a call for each row, has 2^19 a row besides: 128 tokens of width 64.
+    """
     monkeypatch.setattr(Stack, "least_saving", 1 << 21)
     ours, seen = model("bert", cls=BlockformerEncoderModel), []
     ours.layers[1].mlp.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape))
@@ -140,6 +143,12 @@ def test_padding_is_skipped_from_so_much_of_it_on_and_left_in_below(monkeypatch)
             keep_padding(patch)
             assert_close(states[mask.bool()], ours(ids, mask).last_hidden_state[mask.bool()])
     assert [tuple(shape)[:2] for shape in seen[::2]] == [(48, 5), (1, 73), (64, 9)]
+    seen.clear()
+    monkeypatch.setattr(Stack, "least_saving_of_row", 1 << 19)
+    for short in (18, 17):  # of 16 rows, 15 are padded: 2,040 and 2,055 tokens, 2,048 are 16 times 128
+        ids, mask = token_ids(16, 154), masked([short] * 15 + [154], 154)
+        ours(ids, mask)
+    assert [tuple(shape)[:2] for shape in seen] == [(16, 154), (1, 15 * 17 + 154)]
 
 
 def test_only_where_the_result_is_the_same():

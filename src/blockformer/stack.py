@@ -31,8 +31,8 @@ class Stack(BlockformerPreTrainedModel):
         has_cross_attention: whether each layer also looks at an encoder's states.
     """
 
-    # Tokens of padding times the squared width below which skipping them takes longer, as measured on a processor.
-    least_saving = 1 << 21
+    # Tokens of padding times the squared width from which on skipping them pays: of a batch, and for each of its rows.
+    least_saving, least_saving_of_row = 1 << 21, 1 << 19
 
     def __init__(self, config, is_causal: bool, has_cross_attention: bool = False):
         super().__init__(config)
@@ -165,7 +165,8 @@ class Stack(BlockformerPreTrainedModel):
 
         unpadding = None
         if unpads and source[0] is None:
-            unpadding = find_unpadding(self.config, attention_mask, given_positions, self.least_saving)
+            least = max(self.least_saving, self.least_saving_of_row * shape[0])
+            unpadding = find_unpadding(self.config, attention_mask, given_positions, least)
         if unpadding is None:
             masks = self._masks(hidden_states, attention_mask, past_key_values, given_positions)
         else:

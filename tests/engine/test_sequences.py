@@ -37,6 +37,20 @@ def test_each_sequence_attends_to_itself(lengths, is_short, way, monkeypatch):
     assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("is_short", [True, False])
+def test_dropout_takes_its_share_of_every_sequence(is_short, monkeypatch):
+    """Of values that are all 1, what is left of a row's weights: 1 on average, and 0 or 2 where a token sees itself."""
+    monkeypatch.setattr(sequences, "_SHORT", (1 << 19) * is_short)
+    torch.manual_seed(0)
+    lengths = [1, 8] * 100
+    query, key, value = (torch.randn(1, 4, 900, 8), torch.randn(1, 4, 900, 8), torch.ones(1, 4, 900, 8))
+    output = attend_sequences(query, key, value, lengths, 0.3, False, dropout=0.5)[..., 0]  # [1, N, H]
+    assert abs(output.mean() - 1) < 0.05
+    alone = output[0, torch.arange(900) % 9 == 0]
+    assert set(alone.flatten().tolist()) == {0.0, 2.0}
+    assert output.std() > 0.3
+
+
 @torch.no_grad()
 def test_the_operator_of_compiled_code_says_what_it_returns():
     query, key = torch.randn(1, 9, 4, 8).transpose(1, 2), torch.randn(1, 9, 2, 8).transpose(1, 2)

@@ -26,8 +26,9 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     if {"softcap", "s_aux"} & kwargs.keys():
         return plain(module, query, key, value, attention_mask, unpadding, scaling=scaling, dropout=dropout, **kwargs)
     if unpadding is not None:
-        if can_attend_sequences(unpadding, query, attention_mask, dropout, kwargs):
-            return attend_sequences(query, key, value, unpadding.lengths, scaling, module.is_causal), None
+        if can_attend_sequences(unpadding, query, attention_mask, kwargs):
+            lengths, is_causal = unpadding.lengths, module.is_causal
+            return attend_sequences(query, key, value, lengths, scaling, is_causal, dropout=dropout), None
         parts = (module, query, key, value, attention_mask)
         return attend_unpadded(sdpa_attention, unpadding, *parts, scaling=scaling, dropout=dropout, **kwargs)
     if can_attend_grouped(query, key, kwargs) and not _library_is_quicker(query, key, attention_mask):
@@ -35,10 +36,10 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 
 
-def can_attend_sequences(unpadding, query, attention_mask, dropout: float, kwargs: dict) -> bool:
+def can_attend_sequences(unpadding, query, attention_mask, kwargs: dict) -> bool:
     """Whether `attend_sequences` takes these: sequences that are short, and nothing but them."""
     others = {name for name, value in kwargs.items() if value is not None} - {"use_cache", "position_ids"}
-    return attention_mask is None and not dropout and not others and is_enabled() and is_short(unpadding.lengths, query)
+    return attention_mask is None and not others and is_enabled() and is_short(unpadding.lengths, query)
 
 
 def can_attend_grouped(query, key, kwargs: dict) -> bool:

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 _SHORT = 1 << 19
 
 
-def attend_sequences(query, key, value, lengths: list, scaling: float, is_causal: bool, position_bias=None):
+def attend_sequences(
+    query, key, value, lengths: list, scaling: float, is_causal: bool, position_bias=None, dropout: float = 0.0
+):
     """Scaled dot-product attention of each sequence to itself.
 
     Args:
@@ -28,6 +30,8 @@ def attend_sequences(query, key, value, lengths: list, scaling: float, is_causal
     """
     lengths = [length for length in lengths if length]
     attend: Any = functools.partial(F.scaled_dot_product_attention, scale=scaling, is_causal=is_causal)
+    if dropout:
+        attend = functools.partial(attend, dropout_p=dropout)
     if query.shape[1] != key.shape[1]:
         attend = functools.partial(attend, enable_gqa=True)
     longest = max(lengths)
