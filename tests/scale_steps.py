@@ -20,6 +20,8 @@ import blockformer
 SMALL = {"num_hidden_layers": 2, "initializer_range": 0.2}
 SIZES = {"vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, **SMALL}
 SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+EXPERTS |= {"shared_expert_intermediate_size": 64}
 STEPS = 3
 
 # Models that tensor parallelism shares out: what stands in its way, one by one.
@@ -39,10 +41,35 @@ MODELS = {
             blockformer.preset("umt5", head_dim=16, qk_norm=True, num_key_value_heads=2, **SIZES)
         )
     ),
+    "experts, one of them shared, router loss": lambda: blockformer.BlockformerDecoderForCausalLM(
+        blockformer.preset(
+            "qwen2_moe", num_key_value_heads=2, head_dim=16, output_router_logits=True, **EXPERTS, **SIZES
+        )
+    ),
+    "experts after a dense layer": lambda: blockformer.BlockformerDecoderForCausalLM(
+        blockformer.preset(
+            "ernie4_5_moe", num_key_value_heads=2, head_dim=16, **EXPERTS, **SIZES, mlp_layer_types=["dense", "sparse"]
+        )
+    ),
+    "experts with biases, sinks": lambda: blockformer.BlockformerDecoderForCausalLM(
+        blockformer.preset(
+            "gpt_oss",
+            num_key_value_heads=2,
+            head_dim=16,
+            **{**EXPERTS, "shared_expert_intermediate_size": 0},
+            **SIZES,
+            layer_types=None,
+        )
+    ),
+    "pruned heads": lambda: blockformer.BlockformerDecoderForCausalLM(
+        blockformer.preset("gpt2", **SIZES, pruned_heads={0: [1], 1: [0, 2]})
+    ),
     "encoder-decoder, sinusoids, biases": lambda: blockformer.BlockformerEncoderDecoderForConditionalGeneration(
         blockformer.preset("marian", decoder_start_token_id=0, **SIZES)
     ),
 }
+# Of some of them, the projections that are whole in each process.
+WHOLE = {"experts with biases, sinks": r"\.(self_attn|experts)\.", "pruned heads": r"\.self_attn\."}
 AUTO = {
     "blockformer_decoder": AutoModelForCausalLM,
     "blockformer_encoder": AutoModelForMaskedLM,
@@ -115,6 +142,25 @@ def small_masked_lm():
 
 def masked_lm(rank, size, folder):
     return steps(DistributedDataParallel(small_masked_lm()), rank, size)
+
+
+def small_sparse():
+    """With experts; the balancing loss is left out, which is no sum over the processes' rows."""
+    torch.manual_seed(0)
+    settings = {**EXPERTS, **SIZES, "num_key_value_heads": 2, "head_dim": 16}
+    return blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen2_moe", **settings)).train()
+
+
+def ddp_experts(rank, size, folder):
+    return steps(DistributedDataParallel(small_sparse()), rank, size)
+
+
+def fsdp_experts(rank, size, folder):
+    model = small_sparse()
+    for layer in model.model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+    return steps(model, rank, size, whole=lambda weight: weight.full_tensor())
 
 
 def fsdp(rank, size, folder):

@@ -28,7 +28,7 @@ from blockformer.normalization import RMSNorm
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "scale.md"
-TASKS = ["ddp", "masked_lm", "fsdp", "tensor_parallel"]
+TASKS = ["ddp", "masked_lm", "fsdp", "ddp_experts", "fsdp_experts", "tensor_parallel"]
 
 
 def blocks(language):
@@ -88,6 +88,14 @@ def test_steps_of_two_processes_are_those_of_one(together, task):
         assert_gradients_close(answer["weights"], one["weights"])
 
 
+@pytest.mark.parametrize("task", ["ddp_experts", "fsdp_experts"])
+def test_experts_learn_in_two_processes_as_in_one(together, task):
+    one = scale_steps.steps(scale_steps.small_sparse(), 0, 1)
+    for answer in together[task]:
+        assert_close(answer["losses"], one["losses"], tolerance=1e-6)
+        assert_gradients_close(answer["weights"], one["weights"])
+
+
 def test_every_weight_of_a_masked_language_model_learns_in_two_processes(together):
     """The second step fails where a weight, of a pooler that nobody reads, got no gradient in the first."""
     one = scale_steps.steps(scale_steps.small_masked_lm(), 0, 1)
@@ -118,22 +126,26 @@ def test_tensor_parallel_answers_are_those_of_one_process(together, alone, name)
         for loss in ("loss", "loss in chunks"):
             assert_close(answer[loss], one["loss"])
         assert_gradients_close(answer["gradients"], one["gradients"])
-    # Every projection is shared out: half of its rows or columns lie in each process.
+    # Every projection is shared out, half of its rows or columns in each process, but those that are whole in each.
     whole = alone[name]["gradients"]
-    halves = together["tensor_parallel"][0][name]["local_sizes"]
-    projections = [weight for weight in whole if re.search(r"_proj\.weight$", weight)]
+    parts = together["tensor_parallel"][0][name]["local_sizes"]
+    projections = [weight for weight in whole if re.search(r"_proj(\.weight)?$", weight)]
     assert len(projections) >= 12
-    assert all(halves[weight] * 2 == whole[weight].numel() for weight in projections)
+    for weight in projections:
+        is_whole = re.search(scale_steps.WHOLE.get(name, "^$"), weight) is not None
+        assert parts[weight] * (1 if is_whole else 2) == whole[weight].numel(), weight
 
 
 @pytest.mark.parametrize("name", scale_steps.MODELS)
 def test_every_rule_of_a_plan_names_modules_and_every_projection_has_one(name):
     with torch.device("meta"):
         model = scale_steps.MODELS[name]()
-    modules = {re.sub(r"\.\d+\.", ".*.", module) for module, _ in model.named_modules()}
-    plan = model.tp_plan
-    assert set(plan) <= modules
-    assert {module for module in modules if re.search(r"_proj$|embedding$|lm_head$", module)} <= set(plan)
+    names = [*dict(model.named_modules()), *dict(model.named_parameters())]  # experts are parameters of their module
+    names = {re.sub(r"\.\d+\.", ".*.", each) for each in names}
+    plan, whole = model.tp_plan, scale_steps.WHOLE.get(name, "^$")
+    assert set(plan) <= names
+    shared = {each for each in names if re.search(r"_proj$|embedding$|lm_head$", each)}
+    assert {each for each in shared if not re.search(whole, each)} <= set(plan)
 
 
 def launched(command, folder, steps):
