@@ -21,6 +21,7 @@ from transformers import (
 
 import blockformer
 from blockformer.axes import axes, axis
+from blockformer.conversion.arguments import FAMILIES
 from blockformer.conversion.plan import architecture_of
 from blockformer.layer import NORM_SLOTS
 
@@ -273,6 +274,13 @@ def test_the_table_of_families_is_that_of_the_presets(page, language):
     expected = axis_table(language)
     found = [table for table in tables(page) if table[0] == expected[0]]
     assert found == [expected], f"should be\n{as_markdown(expected)}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_every_family_stands_in_the_readme(name):
+    """The decoder of an encoder-decoder is in the line of both."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert not [family for family in FAMILIES if f"`{family.removesuffix('-decoder')}`" not in text]
 
 
 def on_meta(config):

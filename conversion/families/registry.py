@@ -130,8 +130,8 @@ def family_of(official: Mapping[str, Any]) -> Family:
     if not alike:
         known = ", ".join(sorted({family.model_type for family in FAMILIES.values()}))
         lacks = f" by transformers {transformers.__version__}; install a newer one" if model_type in _TYPES else ""
-        said = f"model_type {shown(model_type)} is not supported{lacks}; there are {known}"
-        raise ConversionError(f"config.json: {said}{nearest(official)}")
+        said = f"model_type {shown(model_type)} is not supported{lacks}{nearest(official)}"
+        raise ConversionError(f"config.json: {said}. There are {known}")
     named = (official.get("architectures") or [None])[0]
     return next((family for family in alike if named in {head.official for head in family.heads}), alike[0])
 
@@ -153,7 +153,7 @@ def nearest(official: Mapping[str, Any]) -> str:
 
     with quiet():
         best = sorted(FAMILIES.values(), key=likeness, reverse=True)[:2]
-        return f". Its settings are most like those of {'; and of '.join(map(told, best))}"
+        return f"; its settings are most like those of {'; and of '.join(map(told, best))}"
 
 
 def family_for(config: PretrainedConfig) -> Family:
