@@ -43,6 +43,7 @@ from .publishing import export_model
 from .publishing.strict_loading import plug_in as _plug_in_strict_loading
 from .publishing.upload import push_to_hub, save_pretrained
 from .reshaping import reshape
+from .stack import Stack
 from .training.chunked_loss import plug_in as _plug_in_chunked_loss
 from .training.optimizer import adamw, optimizer_groups
 
@@ -79,6 +80,7 @@ _plug_in()
 _plug_in_chunked_loss()
 _plug_in_strict_loading()
 
+Stack.least_saving_of_row = 0  # the engine's attention takes the short sequences of a batch in one product
 # A repo's own code has transformers' uploads; what our models do better stands above the core and is put in here.
 BlockformerPreTrainedModel.push_to_hub = push_to_hub
 BlockformerPreTrainedModel.save_pretrained = save_pretrained

@@ -232,7 +232,6 @@ def plug_in() -> None:
         return apply(self, fn, recurse)
 
     ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
-    Stack.least_saving_of_row = 0  # short sequences are one product
     BlockformerPreTrainedModel._apply = checked_apply
     BlockformerPreTrainedModel.prepare_for_inference = prepare_for_inference
     BlockformerPreTrainedModel.prepare_for_training = prepare_for_training
