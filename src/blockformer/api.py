@@ -79,8 +79,8 @@ transformers.AutoModelForPreTraining.register(BlockformerEncoderConfig, _ForPreT
 _plug_in()
 _plug_in_chunked_loss()
 _plug_in_strict_loading()
-
 Stack.least_saving_of_row = 0  # the engine's attention takes the short sequences of a batch in one product
+
 # A repo's own code has transformers' uploads; what our models do better stands above the core and is put in here.
 BlockformerPreTrainedModel.push_to_hub = push_to_hub
 BlockformerPreTrainedModel.save_pretrained = save_pretrained
