@@ -18,7 +18,7 @@ FAMILIES = (
     "helium jais2 jina_embeddings_v3 llama m2m_100 marian marian-decoder mbart mbart-decoder megatron-bert ministral "
     "mistral mixtral modernbert modernbert-decoder mpnet mpt mt5 nemotron nomic_bert olmo olmo2 olmo3 olmoe opt "
     "pegasus pegasus-decoder persimmon phi phi3 plbart plbart-decoder qwen2 qwen2_moe qwen3 qwen3_moe roberta "
-    "roberta-prelayernorm seed_oss smollm3 stablelm starcoder2 t5 umt5 vaultgemma xlm-roberta xlm-roberta-xl"
+    "roberta-prelayernorm seed_oss smollm3 stablelm starcoder2 t5 t5gemma umt5 vaultgemma xlm-roberta xlm-roberta-xl"
 ).split()
 """The names of the official families."""
 ARTICLES = ["article-gpt", "article-encoder-decoder", "article-transformer"]

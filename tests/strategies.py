@@ -115,7 +115,7 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
         fields["final_norm"] = draw(st.booleans())
         if topology in ("encoder", "decoder"):
             fields["residual"] = draw(st.sampled_from(CHOICES["residual"]))
-    if "decoder" in topology.split("-")[0] and position_type in ABSOLUTE:
+    if topology != "encoder" and position_type in ABSOLUTE:
         kinds = [draw(st.sampled_from(["full_attention", "sliding_attention"]))] * fields["num_hidden_layers"]
         kinds[0] = draw(st.sampled_from(["full_attention", "sliding_attention"]))
         if "sliding_attention" in kinds:

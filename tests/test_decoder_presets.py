@@ -167,8 +167,11 @@ def test_what_the_library_is_told_of_a_model_is_there(name):
         ({"norm_weight": "none"}, "needs norm_type='layer_norm' and norm_bias=False"),
         ({"norm_weight": "fancy"}, "norm_weight must be one of"),
         ({"attn_logit_softcapping": 0.0}, "attn_logit_softcapping must be a positive number"),
-        ({"attn_logit_softcapping": 9.0, "position_type": "alibi"}, "attn_logit_softcapping needs a decoder"),
-        ({"attn_logit_softcapping": 9.0, "add_cross_attention": True}, "attn_logit_softcapping needs a decoder"),
+        ({"attn_logit_softcapping": 9.0, "position_type": "alibi"}, "softcapping and attention_sinks need a decoder"),
+        (
+            {"attn_logit_softcapping": 9.0, "add_cross_attention": True},
+            "softcapping and attention_sinks need a decoder",
+        ),
         ({"rope_layers": [True]}, "rope_layers must be true or false for each layer"),
         ({"rope_layers": [1, 0]}, "rope_layers must be true or false for each layer"),
         ({"rope_layers": [True, False], "position_type": "none"}, "rope_layers must be true or false for each layer"),

@@ -692,7 +692,7 @@ def test_calls_that_cannot_be_right_are_refused():
         ({"decoder_layers": 0}, "decoder_layers"),
         ({"decoder_start_token_id": VOCAB}, "decoder_start_token_id"),
         ({"share_embeddings": "yes"}, "share_embeddings"),
-        ({"sliding_window": 4}, "sliding attention is not supported in an encoder-decoder"),
+        ({"decoder_layer_types": ["full_attention"] * 9}, "decoder_layer_types must list one type for each"),
         ({"is_encoder_decoder": False}, "is_encoder_decoder"),
         ({"add_cross_attention": True}, "add_cross_attention"),
         ({"is_decoder": True}, "is_decoder"),

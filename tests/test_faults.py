@@ -144,7 +144,11 @@ def test_what_would_fail_later_is_refused_when_the_config_is_made(fields, messag
         ("decoder", {"is_encoder_decoder": True}, "is_encoder_decoder=True contradicts BlockformerDecoderConfig"),
         ("encoder-decoder", {"is_encoder_decoder": False}, "contradicts BlockformerEncoderDecoderConfig"),
         ("encoder-decoder", {"add_cross_attention": True}, "add_cross_attention=True needs a decoder"),
-        ("encoder-decoder", {"sliding_window": 4}, "sliding attention is not supported in an encoder-decoder"),
+        (
+            "encoder-decoder",
+            {"decoder_layer_types": ["sliding_attention"]},
+            "decoder_layer_types must list one type for each",
+        ),
         ("decoder", {"relative_bias_per_layer": True}, "set position_type='relative_bias'"),
     ],
 )
@@ -153,10 +157,11 @@ def test_flags_that_contradict_the_topology_are_refused(kind, fields, message):
         make(kind, **fields)
 
 
-def test_an_encoder_decoder_has_no_sliding_layers():
-    """Its masks would have no window: full attention under another name."""
-    with pytest.raises(ValueError, match="sliding attention is not supported in an encoder-decoder"):
-        make("encoder-decoder", sliding_window=4)
+@pytest.mark.parametrize("types", [["sliding_attention"], ["full_attention"] * 7, "full_attention"])
+def test_a_decoder_has_layers_of_the_types_that_its_encoder_has(types):
+    """It would look for masks and rotations that are not made."""
+    with pytest.raises(ValueError, match="decoder_layer_types must list one type for each"):
+        make("encoder-decoder", decoder_layer_types=types)
 
 
 def test_an_unknown_problem_type_is_refused():

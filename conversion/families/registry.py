@@ -70,6 +70,7 @@ from . import (
     stablelm,
     starcoder2,
     t5,
+    t5gemma,
 )
 from .base import Family
 from .fields import RELEASED
@@ -90,7 +91,7 @@ _KNOWN = (
     *(roberta.XL, roberta.PRE_NORM, megatron_bert.FAMILY, ernie.FAMILY, electra.FAMILY, albert.FAMILY),
     *(rotary_bert.JINA, rotary_bert.NOMIC, rotary_bert.GTE, modernbert.ENCODER, eurobert.FAMILY),
     *(deberta_v2.FAMILY, mpnet.FAMILY),
-    *(t5.UMT5, t5.T5, t5.MT5),
+    *(t5.UMT5, t5.T5, t5.MT5, t5gemma.FAMILY),
     *(marian.FAMILY, bart.MBART, bart.BART, bart.PLBART, bart.BLENDERBOT, marian.PEGASUS, m2m_100.FAMILY),
     *(gpt2.FAMILY, gpt_bigcode.FAMILY),
     bart_decoder.BartDecoderFamily(bart.BART, "Bart"),

@@ -131,13 +131,12 @@ class AttentionFields(Part):
             raise ValueError("layer_types names 'sliding_attention' but sliding_window is None: set it, in tokens.")
         if self.sliding_window is not None and not slides:
             raise ValueError("sliding_window is set but no layer is of type 'sliding_attention': set layer_types too.")
-        if slides and self.is_encoder_decoder:
-            raise ValueError("sliding attention is not supported in an encoder-decoder: leave sliding_window out.")
         if slides and self.position_type in SCORE_TERMS:
             raise ValueError(f"sliding attention is not supported with position_type='{self.position_type}'.")
         alone = self.is_decoder and not self.add_cross_attention and self.position_type not in SCORE_TERMS
-        if (self.attn_logit_softcapping or self.attention_sinks) and not alone:
-            raise ValueError("attn_logit_softcapping needs a decoder alone and no relative terms; attention_sinks too.")
+        capped = alone or (self.is_encoder_decoder and self.position_type not in SCORE_TERMS)
+        if (self.attn_logit_softcapping and not capped) or (self.attention_sinks and not alone):
+            raise ValueError("attn_logit_softcapping and attention_sinks need a decoder alone and no relative terms.")
         most, group = self.num_attention_heads, self.num_attention_heads // self.num_key_value_heads
         for layer, pruned in (self.pruned_heads or {}).items():
             left = self.heads_of(layer)
@@ -166,9 +165,9 @@ class AttentionFields(Part):
         return plan
 
 
-def layer_type_of(config, layer_idx: int) -> str:
-    """A layer's type; `layer_types` are those of a single stack, in an encoder-decoder all layers attend fully."""
-    return "full_attention" if config.is_encoder_decoder else config.layer_types[layer_idx]
+def layer_type_of(config, layer_idx: int, is_causal: bool) -> str:
+    """A layer's type; those of an encoder-decoder's decoder are in a field of their own."""
+    return (config.decoder_layer_types if is_causal and config.is_encoder_decoder else config.layer_types)[layer_idx]
 
 
 def _head_norm(config, heads: int):
@@ -197,7 +196,7 @@ class Attention(nn.Module):
         self.dropout = config.attention_dropout
         self.softcap, self.clip_qkv = config.attn_logit_softcapping, config.clip_qkv
         self.has_relative_terms = config.position_type in SCORE_TERMS and not is_cross_attention
-        sliding = not is_cross_attention and layer_type_of(config, layer_idx) == "sliding_attention"
+        sliding = not is_cross_attention and layer_type_of(config, layer_idx, is_causal) == "sliding_attention"
         # Backends count the token itself; a window to both sides is given without it.
         self.sliding_window = config.sliding_window + (not is_causal) if sliding else None
 

@@ -91,6 +91,7 @@ def causal_masks(config, hidden_states, attention_mask, past_key_values, positio
     Of the states [B, T, C] it reads shape, dtype and device.
     """
     arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
+    past_key_values = getattr(past_key_values, "self_attention_cache", past_key_values)
     arguments |= {"past_key_values": past_key_values, "position_ids": position_ids}
     makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_mask}
     return {layer_type: makers[layer_type](**arguments) for layer_type in sorted(set(config.layer_types))}

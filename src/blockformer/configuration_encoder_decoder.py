@@ -30,7 +30,7 @@ _MODELS = "modeling_encoder_decoder.BlockformerEncoderDecoder"
 class BlockformerEncoderDecoderConfig(BlockformerConfig):
     """An encoder and a decoder that looks at its states.
 
-    `num_hidden_layers` counts the encoder's layers. Sliding windows are a decoder's alone and not supported here.
+    `num_hidden_layers` counts the encoder's layers, whose types are `layer_types`.
     """
 
     model_type = "blockformer_encoder_decoder"
@@ -38,6 +38,12 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     is_decoder: bool = False
     decoder_layers: int | None = axis(
         None, "a positive integer", "size", "the decoder's layers; None: as the encoder's"
+    )
+    decoder_layer_types: list | None = axis(
+        None,
+        "a list",
+        "attention",
+        "layer_types of the decoder; None: as in the encoder, from the first layer on again",
     )
     decoder_vocab_size: int | None = axis(
         None, "a positive integer", "size", "target vocabulary of its own; None means that both sides share one"
@@ -69,6 +75,13 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     def check(self):
         """A vocabulary of its own needs embeddings of its own; both stacks have a final norm or none."""
         super().check()
+        usual: list = self.layer_types or []
+        if self.decoder_layer_types is None:  # filled here, where sizes and layer_types are known to be good
+            self.decoder_layer_types = [usual[index % len(usual)] for index in range(self.decoder_layers or 0)]
+        types = self.decoder_layer_types
+        if not isinstance(types, list) or len(types) != self.decoder_layers or not {*types} <= {*usual}:
+            known = f"each of the {self.decoder_layers} layers, of those in layer_types"
+            raise ValueError(f"decoder_layer_types must list one type for {known}, not {types!r}.")
         if "post" in {self.norm_placement, self.placement_of(True)} != {"post"}:
             raise ValueError("'post' is the placement of norms in both stacks or in none: change one of the two.")
         if self.decoder_vocab_size is not None and self.share_embeddings:
@@ -100,7 +113,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
             return self
         side = copy.copy(self)
         side.num_hidden_layers, side.vocab_size = self.stack_sizes(is_decoder=True)
-        side.layer_types = ["full_attention"] * side.num_hidden_layers
+        side.layer_types = self.decoder_layer_types
         return side
 
 

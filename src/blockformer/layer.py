@@ -107,7 +107,7 @@ class Layer(GradientCheckpointingLayer):
     def __init__(self, config, layer_idx: int, is_causal: bool, has_cross_attention: bool):
         super().__init__()
         self.layer_idx = layer_idx
-        self.layer_type = layer_type_of(config, layer_idx)
+        self.layer_type = layer_type_of(config, layer_idx, is_causal)
         self.rotates = config.rope_layers is None or config.rope_layers[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout = config.hidden_dropout

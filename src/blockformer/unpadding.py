@@ -85,7 +85,7 @@ def find_unpadding(config, attention_mask, position_ids, least_saving: int = 0):
     """
     if config._attn_implementation != "sdpa" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
-    if config.is_decoder and "sliding_attention" in config.layer_types:
+    if (config.is_decoder or config.is_encoder_decoder) and "sliding_attention" in config.layer_types:
         return None
     if attention_mask is None:
         is_readable = position_ids is not None and position_ids.device.type == "cpu"

@@ -30,7 +30,20 @@ SIZES = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": None,
 }
+GEMMA = {
+    "vocab_size": 131, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "sliding_window": 5,
+    "initializer_range": 0.4, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 8.0,
+    "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+}  # fmt: skip
+DEEPER = {**GEMMA, "query_pre_attn_scalar": 16, "final_logit_softcapping": None, "num_hidden_layers": 3}
+FULL = {**GEMMA, "layer_types": ["full_attention"] * 2, "attn_logit_softcapping": None}
+# A head of its own is drawn smaller by the root of the vocabulary.
+UNTIED = {"tie_word_embeddings": False, "initializer_range": 5.0}
 ROWS = [
+    Row("t5gemma", {"encoder": GEMMA, "decoder": {**GEMMA, "num_hidden_layers": 3}}),
+    Row("t5gemma", {"encoder": {**DEEPER, "num_hidden_layers": 2}, "decoder": DEEPER, **UNTIED}, shards=True),
+    Row("t5gemma", {"encoder": FULL, "decoder": FULL}),
     Row("plbart"),
     Row("plbart", {"scale_embedding": False, "decoder_layers": 1}, shards=True),
     Row("blenderbot", {"pad_token_id": 0, "bos_token_id": 1}),

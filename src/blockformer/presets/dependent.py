@@ -33,6 +33,7 @@ STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "relative_bias_per_layer": lambda settings: settings["position_type"] == "relative_bias",
     "sliding_window": _may_slide,
     "layer_types": _may_slide,
+    "decoder_layer_types": _may_slide,
     "attn_logit_softcapping": _has_plain_scores,
     "attention_sinks": _has_plain_scores,
     "decoder_norm_placement": _have_one_kind,

@@ -1,6 +1,6 @@
 """Encoder-decoders as settings."""
 
-from .computed import by_width, four_widths, root_of_width
+from .computed import by_width, every, four_widths, root_of_width, rotary
 from .structures import STRUCTURES
 
 _ORIGINAL_BASE = {
@@ -159,6 +159,28 @@ ENCODER_DECODERS: dict[str, dict] = {
     "t5-v1.1": {**STRUCTURES["t5"], **_T5_SMALL},
     "mt5": {**STRUCTURES["t5"], **_MT5_SMALL},
     "umt5": {**STRUCTURES["umt5"], **_MT5_SMALL, "logit_scale": by_width},
+    "t5gemma": {
+        **STRUCTURES["t5gemma"],
+        **rotary(10_000.0),
+        **every(2, 4096),
+        "vocab_size": 256000,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_eps": 1e-6,
+        "embedding_scale": root_of_width,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+        "decoder_start_token_id": 2,
+    },
     "article-encoder-decoder": {
         **STRUCTURES["article-encoder-decoder"],
         **_ARTICLE,

@@ -131,6 +131,12 @@ STRUCTURES: dict[str, dict] = {
     "m2m_100": {**_ORIGINAL, "norm_placement": "pre", "position_type": "sinusoidal_inclusive"},
     "mbart": {**_BART_LIKE, "norm_placement": "pre", "decoder_starts_with_last_label": True},
     "t5": _T5_LIKE,
+    "t5gemma": {
+        **_GEMMA_LIKE,
+        "norm_placement": "pre_output",
+        "share_embeddings": False,
+        "final_dropout": True,
+    },
     "umt5": {**_T5_LIKE, "relative_bias_per_layer": True},
     "article-gpt": {**_ARTICLE, "position_type": "learned", "hidden_act": "gelu_new"},
     "article-encoder-decoder": {**_ARTICLE_PAIR, "share_embeddings": False},

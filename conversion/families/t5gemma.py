@@ -1,0 +1,125 @@
+"""T5Gemma (Zhang et al., 2025): two stacks of Gemma 2, of one width here, the second with cross-attention."""
+
+from dataclasses import replace
+
+from blockformer.presets import STRUCTURES
+
+from ..errors import ConversionError, listed
+from ..rules.table import Rule, RuleTable
+from .base import Family
+from .encoder_decoder import BOTH, DECODER, ENCODER
+from .fields import Computed, Head, NotExpressible
+from .gemma import SCALE, read_scores, write_scores
+
+SAME = {
+    **{name: name for name in "vocab_size hidden_size intermediate_size num_attention_heads".split()},
+    **{name: name for name in "num_key_value_heads head_dim max_position_embeddings sliding_window".split()},
+    **{name: name for name in "attn_logit_softcapping final_logit_softcapping rope_parameters".split()},
+    "hidden_activation": "hidden_act",
+    "rms_norm_eps": "norm_eps",
+}
+"""Field of both stacks -> ours."""
+PARTS = {"self_attn": "self_attn", "cross_attn": "cross_attn", "feedforward": "mlp"}
+WEIGHTS = {"self_attn": "qkvo", "cross_attn": "qkvo", "mlp": ("gate", "up", "down")}
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+
+def _read_stacks(official):
+    encoder, decoder = official.config.encoder, official.config.decoder
+    alike = (*SAME, "query_pre_attn_scalar", "attention_bias", *TOKENS)
+    unequal = [
+        f"{name} is {getattr(encoder, name)} in the encoder and {getattr(decoder, name)} in the decoder"
+        for name in alike
+        if getattr(encoder, name) != getattr(decoder, name)
+    ]
+    if encoder.attention_bias:
+        unequal.append("attention_bias is true")
+    if unequal:
+        raise ConversionError(f"config.json: settings that cannot be converted:{listed(unequal)}")
+    return {
+        **{ours: getattr(encoder, theirs) for theirs, ours in SAME.items()},
+        **read_scores(replace(official, config=encoder)),
+        **SCALE.read(replace(official, config=encoder)),
+        **{name: getattr(decoder, name) for name in TOKENS},
+        "num_hidden_layers": encoder.num_hidden_layers,
+        "layer_types": list(encoder.layer_types),
+        "decoder_layers": decoder.num_hidden_layers,
+        "decoder_layer_types": list(decoder.layer_types),
+        "sliding_window": encoder.sliding_window if "sliding_attention" in encoder.layer_types else None,
+        "decoder_start_token_id": decoder.bos_token_id,
+        "use_cache": decoder.use_cache,
+    }
+
+
+def _write_stacks(config, head):
+    if config.decoder_start_token_id != config.bos_token_id:
+        raise NotExpressible("decoder_start_token_id", "bos_token_id", config.decoder_start_token_id)
+    both = {
+        "model_type": "t5_gemma_module",
+        **{theirs: getattr(config, ours) for theirs, ours in SAME.items()},
+        **{name: getattr(config, name) for name in TOKENS},
+        **write_scores(config, head),
+        **SCALE.write(config, head),
+        "initializer_range": config.initializer_range,
+        "attention_dropout": config.attention_dropout,
+        "dropout_rate": config.hidden_dropout,
+    }
+    encoder = {"num_hidden_layers": config.num_hidden_layers, "layer_types": config.layer_types, "is_decoder": False}
+    decoder = {"num_hidden_layers": config.decoder_layers, "layer_types": config.decoder_layer_types}
+    decoder |= {"is_decoder": True, "cross_attention_hidden_size": config.hidden_size}
+    return {"encoder": both | encoder, "decoder": both | decoder}
+
+
+class T5GemmaFamily(Family[Head]):
+    """A T5Gemma; each stack has embeddings of its own, and the head is tied to the decoder's."""
+
+    def rules_for(self, form, config):
+        """See `Family.rules_for`."""
+        head = self.head(form)
+        rules = []
+        for stack, table in (("encoder", ENCODER), ("decoder", DECODER)):
+            names = {"norm.weight": "norm.weight", table.partition(".")[2]: table.partition(".")[2]}
+            for part, ours in PARTS.items():
+                if part == "cross_attn" and stack == "encoder":
+                    continue
+                for place, slot in (("pre", "pre"), ("post", "output")):
+                    names[f"layers.{{layer}}.{place}_{part}_layernorm.weight"] = (
+                        f"layers.{{layer}}.{ours}_{slot}_norm.weight"
+                    )
+                for each in WEIGHTS[ours]:
+                    name = f"layers.{{layer}}.{ours}.{each}_proj.weight"
+                    names[name] = name
+            own = [Rule(theirs, ours) for theirs, ours in names.items()]
+            rules += [rule.under(f"{head.root}{stack}.", f"{head.our_root}{stack}.") for rule in own]
+        return RuleTable([*rules, *head.rules])
+
+
+_OTHER_HEAD = "its head is one linear layer on the states, which no class of an encoder-decoder has here"
+
+FAMILY = T5GemmaFamily(
+    "t5gemma",
+    "T5GemmaConfig",
+    [
+        Head(
+            "T5GemmaForConditionalGeneration",
+            f"{BOTH}ForConditionalGeneration",
+            "model.",
+            tensors={"lm_head.out_proj.weight": "lm_head.weight"},
+        ),
+        Head("T5GemmaModel", f"{BOTH}Model"),
+    ],
+    fields={
+        "tie_word_embeddings": "tie_word_embeddings",
+        "dropout_rate": ("hidden_dropout", "activation_dropout"),
+        "attention_dropout": "attention_dropout",
+        "initializer_range": "initializer_range",
+        "classifier_dropout_rate": "classifier_dropout",
+    },
+    fixed=STRUCTURES["t5gemma"],
+    computed=[Computed(_read_stacks, _write_stacks)],
+    extra_fields=("is_encoder_decoder", "encoder", "decoder", "decoder_start_token_id", "use_cache"),
+    refused={
+        "T5GemmaEncoderModel": "an encoder alone with the config of two stacks; take T5GemmaModel",
+        **dict.fromkeys(("T5GemmaForSequenceClassification", "T5GemmaForTokenClassification"), _OTHER_HEAD),
+    },
+)
