@@ -13,6 +13,7 @@ from transformers.generation import BaseStreamer
 import blockformer
 from blockformer import preset
 from blockformer.engine import compiled, linear, measure
+from blockformer.engine.experts import TracedExperts
 from blockformer.engine.step import CompiledSteps, _Step
 
 SIZES = {
@@ -77,12 +78,14 @@ def test_the_text_is_the_same_in_every_way_of_generating():
     assert kinds(quick) <= {(False, 1), (True, 1)}
 
 
-FAMILIES = ["gpt2", "llama", "mistral", "bert-decoder", "t5-v1.1", "umt5", "marian", "bart"]
+FAMILIES = ["gpt2", "llama", "mistral", "bert-decoder", "t5-v1.1", "umt5", "marian", "bart", "qwen3_moe", "gpt_oss"]
 
 
 def family_pair(family):
     """A pair of a family; windows are shorter than a prompt."""
     settings = {"decoder_start_token_id": 0} if preset(family).is_encoder_decoder else {}
+    if getattr(preset(family), "num_experts", 0):
+        settings |= {"num_experts": 6, "moe_intermediate_size": 24}
     if family == "mistral":
         settings |= {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
     return pair(family, **settings)
@@ -95,6 +98,24 @@ def test_the_step_is_right_before_it_is_compiled(family, untraced):
         for settings in WAYS[:2]:
             assert torch.equal(text(quick, rows, **settings), text(plain, rows, **settings)), (rows, settings)
     assert len(kinds(quick)) >= 2
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+@torch.no_grad()
+def test_experts_in_a_trace_give_the_same(family):
+    plain, quick = family_pair(family)
+    states = torch.randn(1, 1, SIZES["hidden_size"])
+    sparse, traced = (model.model.layers[1].mlp for model in (plain, quick))
+    with measure.own_trace():
+        found = traced(states)
+    assert type(traced.experts) is TracedExperts
+    assert_close(found, sparse(states))
+    quick.config.output_router_logits = True
+    ids = token_ids(1, 9, vocab=97)
+    cache = quick(ids, use_cache=True).past_key_values
+    assert quick(ids[:, :1], past_key_values=cache).router_logits is not None
+    quick.prepare_for_training()
+    assert type(quick.model.layers[1].mlp.experts) is type(sparse.experts)
 
 
 class Stream(BaseStreamer):
@@ -152,7 +173,8 @@ def test_every_family_and_kind_of_batch(family):
     for rows in (1, 3):
         for settings in WAYS:
             assert torch.equal(text(quick, rows, **settings), text(plain, rows, **settings)), (rows, settings)
-    assert len(kinds(quick)) >= 2
+    has_experts = getattr(quick.config, "num_experts", 0) > 0  # whose several rows run uncompiled
+    assert len(kinds(quick)) >= (1 if has_experts else 2)
 
 
 @pytest.mark.exhaustive

@@ -22,8 +22,12 @@ def _product(states, weight, bias=None):
     is_large = weight.dtype is torch.float32 and weight.numel() >= _MANY_WEIGHTS
     if not is_one or is_large or weight.dtype is torch.float64:
         return NotImplemented
-    # As a view with strides of its own the row is computed once, not anew for each output.
-    row = states.float().reshape(-1).as_strided((weight.shape[1],), (1,))
-    output = (weight.float() * row).sum(-1)
+    output = (weight.float() * computed_once(states.reshape(-1))).sum(-1)
     output = output if bias is None else output + bias.float()
     return output.to(states.dtype).reshape(*states.shape[:-1], -1)
+
+
+def computed_once(states):
+    """States of any shape in float32, which the compiler computes once, and not anew for each output of a product."""
+    states = states.float().contiguous()
+    return states.as_strided(states.shape, states.stride())

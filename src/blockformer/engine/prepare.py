@@ -7,23 +7,26 @@ from torch import nn
 
 from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..awq_linear import QuantizedLinear
+from ..experts import Experts
 from ..positions import SCORE_TERMS
 from ..pretrained_model import BlockformerPreTrainedModel
 from ..stack import Stack
 from . import growing_cache, layers, step
 from .attention import FusedAttention, sdpa_attention
+from .experts import TracedExperts
 from .four_bits import PreparedQuantizedLinear
 from .fused import FusedProduct, groups_of
 from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled
 from .packed import HalfCopy, PackedLinear, PackedModule, is_worth, pack_weights, packed_weights, unpack_weights
 
-# Each plain class and its replacement in a prepared model, which has the same parameters.
+# Each plain class and its replacement of the same parameters in a prepared model, and in one with compiled steps.
 _PREPARED = {
     QuantizedLinear: PreparedQuantizedLinear,
     Attention: FusedAttention,
     nn.Linear: QuickLinear,
 }
+_COMPILED = {Experts: TracedExperts, nn.Linear: QuickLinear}
 
 
 def prepare_for_inference(model, second_copy: bool = False, compile: bool = False):
@@ -49,7 +52,7 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
         ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has weights of
-            4 bits, experts or (but for an encoder) pruned heads, or is not on the CPU.
+            4 bits or (but for an encoder) pruned heads, or is not on the CPU.
     """
     _check_class(model)
     if compile:
@@ -65,10 +68,10 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
         for stack in _readers(model):
             stack._compiled_layers = layers.CompiledLayers(stack)
             stack.least_saving = 0  # compiled layers take the sequences of a batch, and no mask
-        _put_in(model, {nn.Linear: QuickLinear} if is_enabled() else {})
+        _put_in(model, _COMPILED if is_enabled() else {})
         return model
     _forget_compiled(model)
-    _take_out(model, QuickLinear)
+    _take_out(model)
     pack_weights(model, second_copy)
     if is_enabled():
         _put_in(model, _PREPARED)
@@ -107,7 +110,7 @@ def _make_plain(model) -> None:
     _forget_compiled(model)
     for module in model.modules():
         vars(module).pop("fused", None)
-    _take_out(model, *_PREPARED.values())
+    _take_out(model)
     unpack_weights(model)
 
 
@@ -131,8 +134,6 @@ def _check_compiles(model) -> None:
         )
     if getattr(model.config, "linear_bits", None) is not None:
         raise ValueError("compile=True does not go with linear_bits=4: prepare the model without it.")
-    if getattr(model.config, "num_experts", 0):
-        raise ValueError("compile=True does not go with experts: prepare the model without it.")
     if model.config.pruned_heads and (model.config.is_decoder or model.config.position_type in SCORE_TERMS):
         raise ValueError("compile=True goes with pruned_heads in an encoder without relative positions alone.")
     if model.device.type != "cpu":
@@ -164,9 +165,9 @@ def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> No
             module.__class__ = prepared
 
 
-def _take_out(model: nn.Module, *classes: type) -> None:
-    """Undo `_put_in` of these classes."""
-    plain = {prepared: plain for plain, prepared in _PREPARED.items() if prepared in classes}
+def _take_out(model: nn.Module) -> None:
+    """Undo `_put_in`."""
+    plain = {prepared: plain for classes in (_PREPARED, _COMPILED) for plain, prepared in classes.items()}
     for module in model.modules():
         module.__class__ = plain.get(type(module), type(module))
 

@@ -140,7 +140,7 @@ class CompiledSteps:
         """
         if not _is_step(input_ids, attention_mask, position_ids, cache, others) or self._model.training:
             return None
-        if not self._parts.are_untouched():
+        if not self._parts.are_untouched() or getattr(self._model.config, "output_router_logits", False):
             return None
         own, cross = cache, None
         if self._model.config.is_encoder_decoder:
@@ -213,6 +213,8 @@ class CompiledSteps:
 
     def _function(self, is_one: bool, beams: int):
         """The compiled step for one row or several, with so many beams of each source."""
+        if not is_one and getattr(self._stack.config, "num_experts", 0):
+            return None  # rows that share an expert multiply by it together
         kind = (is_one, beams)
         if kind not in self._functions:
             with self._lock:
