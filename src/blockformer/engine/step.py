@@ -213,7 +213,7 @@ class CompiledSteps:
 
     def _function(self, is_one: bool, beams: int):
         """The compiled step for one row or several, with so many beams of each source."""
-        if not is_one and getattr(self._stack.config, "num_experts", 0):
+        if getattr(self._stack.config, "num_experts", 0) and not is_one:
             return None  # rows that share an expert multiply by it together
         kind = (is_one, beams)
         if kind not in self._functions:
