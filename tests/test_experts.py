@@ -236,11 +236,6 @@ def test_sinks_take_their_share_on_every_way(way):
     assert torch.equal(ours.generate(ids, **text), plain.generate(ids, **text))
 
 
-def test_a_compiled_step_is_refused():
-    with pytest.raises(ValueError, match="experts"):
-        model().prepare_for_inference(compile=True)
-
-
 def test_gradient_checkpointing_changes_no_gradient():
     ours = model(output_router_logits=True, router_aux_loss_coef=0.5).train()
     ids, gradients = token_ids(2, 9), []
