@@ -174,7 +174,7 @@ class SparseFeedForward(nn.Module):
     def forward(self, hidden_states):
         tokens = hidden_states.flatten(0, -2)  # [N, C]
         _, weights, experts = self.gate(tokens)
-        output = self.experts(tokens, experts, weights).view_as(hidden_states)
+        output = self.experts(tokens, experts, weights.to(tokens.dtype)).view_as(hidden_states)
         if self.shared_expert is None:
             return output
         shared, gate = self.shared_expert(hidden_states), self.shared_expert_gate
