@@ -114,7 +114,7 @@ def test_the_function_that_is_compiled_computes_the_next_token(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_accumulated_steps_are_one_large_one(name, monkeypatch):
-    model = model_of(name).train()
+    model = model_of(name, hidden_dropout=0.0, attention_dropout=0.0, activation_dropout=0.0).train()
     ids, mask = left_padded(4, LENGTH)
     ids = ids % 97
     labels = ids.masked_fill(mask == 0, -100)
@@ -145,16 +145,17 @@ def test_accumulated_steps_are_one_large_one(name, monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_the_library_is_told_of_a_model_is_there(name):
-    """The plan of tensor parallelism names modules, and the usual targets of LoRA are linear maps."""
+    """The plan of tensor parallelism names modules and weights, and the usual targets of LoRA are linear maps."""
     model = model_of(name)
     modules = dict(model.model.named_modules())
+    parts = {**modules, **dict(model.model.named_parameters())}
     for pattern, style in model.config.base_model_tp_plan.items():
-        found = [each for each in modules if re.fullmatch(pattern.replace(".", r"\.").replace("*", r"\d+"), each)]
+        found = [each for each in parts if re.fullmatch(pattern.replace(".", r"\.").replace("*", r"\d+"), each)]
         assert found, pattern
         if style in ("colwise", "rowwise"):
-            assert all(isinstance(modules[each], nn.Linear) for each in found)
+            assert all(isinstance(parts[each], nn.Linear | nn.Parameter) for each in found)
     shared = "layers.*.self_attn.q_proj" in model.config.base_model_tp_plan
-    assert shared == (model.config.qk_norm in (True, False))
+    assert shared == (model.config.qk_norm in (True, False) and not model.config.attention_sinks)
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
     changed = [each for each, module in adapted.named_modules() if hasattr(module, "lora_A")]
