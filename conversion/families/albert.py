@@ -6,8 +6,9 @@ official classes drop out nothing after the feed-forward network, and some of wh
 
 from ..errors import ConversionError
 from .bert import EMBEDDINGS, LAYER, NAMES, POOLED_ROWS
-from .bert_like import EMBEDDING_NORM, TOKEN_TYPES, BertLikeFamily
+from .bert_like import EMBEDDING_NORM, BertLikeFamily
 from .encoder_heads import NSP, LanguageModelNames, standard_heads
+from .encoder_settings import TOKEN_TYPES
 from .fields import Computed, NotExpressible
 
 

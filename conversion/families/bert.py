@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from .bert_like import TOKEN_TYPES, BertLikeFamily
+from .bert_like import BertLikeFamily
 from .encoder_heads import LanguageModelNames, standard_heads
+from .encoder_settings import TOKEN_TYPES
 
 LAYER = {
     **{f"attention.self.{name}": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},

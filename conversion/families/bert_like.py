@@ -1,4 +1,4 @@
-"""What BERT-like encoders share: settings, and the different spellings of names in their checkpoints.
+"""What BERT-like encoders share: rules, and the different spellings of names in their checkpoints.
 
 A checkpoint may leave out its encoder's prefix or have one where the official class has none, may call the weights of
 norms `gamma` and `beta`, and may store the bias of its language model head once or twice. Which of this it does is its
@@ -18,10 +18,10 @@ from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
 from .base import Family
 from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
-from .fields import NOT_PRUNED, PRUNED_HEADS, Computed, Form, NotExpressible, Value, token_or_none
+from .encoder_settings import RELATIVE, SIDE, EncoderPositions, Pooler
+from .fields import NOT_PRUNED, PRUNED_HEADS, Form, Value
 
 OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-RELATIVE = ("relative_key", "relative_key_query")
 EMBEDDING_NORM = {"embeddings.LayerNorm": "embedding_norm"}
 HEADS_OF_ROWS = ("classifier.", "pre_classifier.", "qa_outputs.")
 FIELDS = {
@@ -29,86 +29,6 @@ FIELDS = {
     for name in ("vocab_size initializer_range tie_word_embeddings pad_token_id bos_token_id eos_token_id").split()
 }
 """Official field -> ours, in all of these families."""
-
-
-class EncoderPositions:
-    """How positions are told apart, and the rows at the head of their table.
-
-    Args:
-        relative: whether the family has tables of relative keys.
-        shifted: whether positions begin after the padding token's id.
-    """
-
-    def __init__(self, relative: bool, shifted: bool):
-        self.kinds = RELATIVE if relative else ()
-        self.shifted = shifted
-
-    def read(self, official):
-        """See `Value.read`."""
-        stated = official.entries.get("position_embedding_type") or "absolute"
-        if stated not in ("absolute", *self.kinds):
-            known = ", ".join(("absolute", *self.kinds))
-            raise ConversionError(f"config.json: position_embedding_type must be one of {known}, not {shown(stated)}")
-        kind = "learned" if stated == "absolute" else stated
-        offset = 0
-        if self.shifted and kind == "learned":
-            padding = token_or_none(official.config.pad_token_id)
-            if padding is None:
-                raise ConversionError("config.json: pad_token_id must be set: the positions begin after it")
-            offset = padding + 1
-        rows = official.config.max_position_embeddings - offset
-        return {"position_type": kind, "position_offset": offset, "max_position_embeddings": rows}
-
-    def write(self, config, head):
-        """See `Value.write`."""
-        entries = {"max_position_embeddings": config.max_position_embeddings + config.position_offset}
-        return entries | ({"position_embedding_type": config.position_type} if config.position_type in RELATIVE else {})
-
-
-class Pooler:
-    """Whether there is a pooler, which has one activation in a family.
-
-    Args:
-        act: the activation.
-    """
-
-    def __init__(self, act: str):
-        self.act = act
-
-    def read(self, official):
-        """See `Value.read`."""
-        head = official.head
-        there = head.own_pooler or head.pooler == "needed" or "pooler" in official.form.traits
-        return {"pooler_act": self.act if there and not head.is_decoder else None}
-
-    def write(self, config, head):
-        """See `Value.write`."""
-        return {}
-
-
-def _read_side(official):
-    if official.head.is_decoder:
-        return {"add_cross_attention": official.config.add_cross_attention}
-    if official.entries.get("add_cross_attention"):
-        raise ConversionError("config.json: add_cross_attention is true but is_decoder is not; set both or neither")
-    return {}
-
-
-def _write_side(config, head):
-    return {"is_decoder": True, "add_cross_attention": config.add_cross_attention} if head.is_decoder else {}
-
-
-SIDE = Computed(_read_side, _write_side)
-"""Whether it is a decoder, and looks at an encoder's states."""
-
-
-def _write_token_types(config, head):
-    if config.type_vocab_size < 1:
-        raise NotExpressible("type_vocab_size", "1 or more", config.type_vocab_size)
-    return {"type_vocab_size": config.type_vocab_size}
-
-
-TOKEN_TYPES = Computed(lambda official: {"type_vocab_size": official.config.type_vocab_size}, _write_token_types)
 
 
 class BertLikeFamily(Family[EncoderHead]):

@@ -6,8 +6,9 @@ The generator is a masked language model, whose head always has `gelu`; the disc
 from dataclasses import replace
 
 from .bert import NAMES
-from .bert_like import TOKEN_TYPES, BertLikeFamily
+from .bert_like import BertLikeFamily
 from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
+from .encoder_settings import TOKEN_TYPES
 from .roberta import GELU_HEAD
 
 DETECTOR = {"discriminator_predictions.dense": "dense", "discriminator_predictions.dense_prediction": "score"}

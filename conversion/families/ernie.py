@@ -1,8 +1,9 @@
 """ERNIE 1 to 3 (Sun et al., 2019 to 2021): BERT, whose embeddings may say the task too."""
 
 from .bert import EMBEDDINGS, LANGUAGE_MODEL, NAMES, POOLED_ROWS
-from .bert_like import TOKEN_TYPES, BertLikeFamily
+from .bert_like import BertLikeFamily
 from .encoder_heads import standard_heads
+from .encoder_settings import TOKEN_TYPES
 from .fields import Computed
 
 

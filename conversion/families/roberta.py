@@ -12,8 +12,9 @@ from typing import Any
 
 from ..errors import ConversionError, shown
 from .bert import LAYER, NAMES
-from .bert_like import EMBEDDING_NORM, TOKEN_TYPES, BertLikeFamily
+from .bert_like import EMBEDDING_NORM, BertLikeFamily
 from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
+from .encoder_settings import TOKEN_TYPES
 from .fields import Computed
 
 LANGUAGE_MODEL = LanguageModelNames(

@@ -24,6 +24,7 @@ def attend_sequences(
         key, value: [1, K, N, D].
         lengths: of the sequences, in tokens; together N.
         position_bias: [1, H, L, L], added to the scores, or None. It does not go with `is_causal`.
+        dropout: the share of the probabilities that is dropped.
 
     Returns:
         [1, N, H, D], contiguous.
