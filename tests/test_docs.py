@@ -24,10 +24,10 @@ from blockformer.axes import axes, axis
 from blockformer.conversion.arguments import FAMILIES
 from blockformer.conversion.plan import architecture_of
 from blockformer.layer import NORM_SLOTS
+from blockformer.pictures import PICTURES
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "src" / "blockformer"
-SCRIPT = ROOT / "scripts" / "draw_pictures.py"
 PAGE, PAGE_ZH = ROOT / "docs" / "from-figure-to-code.md", ROOT / "docs" / "zh" / "from-figure-to-code.md"
 PAIRS = {
     "page": (PAGE, PAGE_ZH),
@@ -50,15 +50,15 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def drawer(name="draw_pictures"):
+def script(name):
     """A script as a module."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPT.with_stem(name))
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-family_table = drawer("family_table")
+family_table = script("family_table")
 
 
 def markdown_files():
@@ -147,7 +147,7 @@ def test_the_table_of_presets_is_what_the_code_says(name):
 
 def test_the_page_of_fields_is_what_the_code_says():
     """`python scripts/field_table.py` writes it."""
-    assert (ROOT / "docs" / "fields.md").read_text(encoding="utf-8") == drawer("field_table").written()
+    assert (ROOT / "docs" / "fields.md").read_text(encoding="utf-8") == script("field_table").written()
 
 
 @pytest.mark.parametrize("name", ["add-a-family.md", "zh/add-a-family.md"])
@@ -356,9 +356,6 @@ def test_both_languages_have_the_same_parts(pair):
     assert set(re.findall(r"\d{2,3}(?:,\d{3})+|\d+\.\d+", prose(ours))) == set(
         re.findall(r"\d{2,3}(?:,\d{3})+|\d+\.\d+", prose(theirs))
     ), "figures"
-
-
-PICTURES = drawer().PICTURES
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -1,0 +1,19 @@
+"""Pictures as SVG, from the model's own code: those of the docs, and the figure of any model."""
+
+from collections.abc import Callable
+
+from .of_attention import cache, grouped_heads, masks
+from .of_layers import add_and_norm, transformer
+from .of_positions import relative_buckets, rotations, sinusoids
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "transformer": transformer,
+    "add-and-norm": add_and_norm,
+    "sinusoids": sinusoids,
+    "rotations": rotations,
+    "masks": masks,
+    "grouped-heads": grouped_heads,
+    "cache": cache,
+    "relative-buckets": relative_buckets,
+}
+"""Those of the docs, by the name of the file in docs/pictures."""
