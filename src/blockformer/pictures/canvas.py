@@ -6,10 +6,32 @@ from xml.sax.saxutils import escape  # nosec B406 # writes XML, reads none
 
 SANS = "Verdana, 'DejaVu Sans', Helvetica, Arial, sans-serif"
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
-INK, GREY, LIGHT = "#24292f", "#57606a", "#d0d7de"
-PINK, ORANGE, BLUE, YELLOW, PURPLE, GREEN = "#fbdfe3", "#fde3c0", "#d3e9f8", "#f7f3c0", "#e3dcf6", "#d6efd4"
-STRONG_BLUE, STRONG_ORANGE, HIDDEN = "#2f6fad", "#e07b16", "#eceff2"
+# Name -> color on a light page and on a dark one. A file is drawn in the light ones; a page may put names for them.
+PALETTE = {
+    "ink": ("#24292f", "#e6edf3"),
+    "grey": ("#57606a", "#aab4bf"),
+    "light": ("#d0d7de", "#3d444d"),
+    "paper": ("#ffffff", "#12161c"),
+    "panel": ("#f6f8fa", "#1b2027"),
+    "pink": ("#fbdfe3", "#5a2b36"),
+    "orange": ("#fde3c0", "#5c3d16"),
+    "blue": ("#d3e9f8", "#1c415c"),
+    "yellow": ("#f7f3c0", "#4b470f"),
+    "purple": ("#e3dcf6", "#413266"),
+    "green": ("#d6efd4", "#244c24"),
+    "query": ("#f0a95c", "#d98a34"),
+    "leaf": ("#5fa35f", "#69b569"),
+    "strong-blue": ("#2f6fad", "#6cb0f0"),
+    "strong-orange": ("#e07b16", "#f0953a"),
+    "hidden": ("#eceff2", "#2a3038"),
+}
+INK, GREY, LIGHT, PAPER, PANEL = (PALETTE[name][0] for name in ("ink", "grey", "light", "paper", "panel"))
+PINK, ORANGE, BLUE = (PALETTE[name][0] for name in ("pink", "orange", "blue"))
+YELLOW, PURPLE, GREEN = (PALETTE[name][0] for name in ("yellow", "purple", "green"))
+QUERY, LEAF, HIDDEN = (PALETTE[name][0] for name in ("query", "leaf", "hidden"))
+STRONG_BLUE, STRONG_ORANGE = (PALETTE[f"strong-{name}"][0] for name in ("blue", "orange"))
 TIMES = "\N{MULTIPLICATION SIGN}"
+QUOTES = {'"': "&quot;"}
 
 Point = tuple[float, float]
 
@@ -32,7 +54,7 @@ class Canvas:
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
             f'viewBox="0 0 {width} {height}" role="img" font-family="{SANS}">',
             f"<title>{escape(title)}</title>",
-            f'<rect width="{width}" height="{height}" rx="10" fill="#ffffff"/>',
+            f'<rect width="{width}" height="{height}" rx="10" fill="{PAPER}"/>',
         ]
 
     def finish(self) -> str:
@@ -91,7 +113,7 @@ class Canvas:
 
     def plus(self, x, y):
         """The sign of an addition."""
-        self.circle(x, y, 11, "#ffffff")
+        self.circle(x, y, 11, PAPER)
         self.line([(x - 6, y), (x + 6, y)])
         self.line([(x, y - 6), (x, y + 6)])
 
@@ -110,6 +132,21 @@ class Canvas:
         )
         self.parts += [f'<path fill="{color}" d="{"".join(runs[color])}"/>' for color in sorted(runs)]
         self.parts.append("</g>")
+
+    def open_group(self, **attributes: str):
+        """What is drawn until `close_group` belongs together; a page finds it by its attributes."""
+        words = "".join(
+            f' {name.strip("_").replace("_", "-")}="{escape(text, QUOTES)}"' for name, text in attributes.items()
+        )
+        self.parts.append(f"<g{words}>")
+
+    def close_group(self):
+        self.parts.append("</g>")
+
+
+def words_width(words: str, size: float) -> float:
+    """About how wide a line of text is, in pixels."""
+    return 0.61 * size * len(words)
 
 
 def blend(first: str, second: str, share: float) -> str:

@@ -1,0 +1,263 @@
+"""What a model is made of, box by box, as its modules and its config say: what a figure draws and a page explains."""
+
+import functools
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from ..attention import Attention
+from ..stack import Stack
+from .canvas import TIMES
+from .words import (
+    added_title,
+    attended_title,
+    attention_words,
+    feed_forward_words,
+    head_title,
+    kind_titles,
+    language_model_head_words,
+    norm_title,
+)
+
+
+@dataclass(frozen=True)
+class Box:
+    """One box of a figure.
+
+    Attributes:
+        role: what it is in its model, the same word in every model, such as "decoder.self_attn.pre_norm".
+        path: the name of its module, of the first layer that has it.
+        kind: "embedding", "positions", "norm", "attention", "feed-forward" or "head".
+        title: its name in the figure.
+        size: its sizes, in a few words.
+        code: its file and name, "attention.py · Attention".
+        chips: what is special about it, each in a word or three.
+        heads: query heads and key/value heads.
+        experts: how many, and how many of them for a token.
+        mask: what a token sees: "both", "causal", "window", "causal_window" or "cross".
+    """
+
+    role: str
+    path: str
+    kind: str
+    title: str
+    size: str = ""
+    code: str = ""
+    chips: tuple[str, ...] = ()
+    heads: tuple[int, int] | None = None
+    experts: tuple[int, int] | None = None
+    mask: str = ""
+
+
+@dataclass(frozen=True)
+class SubLayer:
+    """A sub-layer f and its norms, of the slots "input", "pre", "output", "post"."""
+
+    f: Box
+    norms: dict[str, Box]
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """Layers that are made alike.
+
+    Attributes:
+        title: what sets them apart from the others of their stack, or nothing.
+        layers: their numbers.
+        is_positioned: whether the stack's positions reach them.
+        parallel: whether the sub-layers read the same states.
+        multiplier: factor of what a sub-layer adds, or None.
+    """
+
+    title: str
+    layers: tuple[int, ...]
+    sublayers: tuple[SubLayer, ...]
+    is_positioned: bool
+    parallel: bool
+    multiplier: float | None
+
+
+@dataclass(frozen=True)
+class StackAnatomy:
+    """One stack, from the tokens up.
+
+    Attributes:
+        name: "encoder" or "decoder".
+        path: its module's name.
+        embeddings: the tables whose rows are added up, that of the tokens first.
+        added: positions that are added to the embeddings, or None.
+        attended: positions that enter each layer's self-attention, or None.
+        after: what the sum passes before the first layer.
+        sharing: how many layers share one set of weights.
+        above: what stands on the layers.
+    """
+
+    name: str
+    path: str
+    embeddings: tuple[Box, ...]
+    added: Box | None
+    attended: Box | None
+    after: tuple[Box, ...]
+    kinds: tuple[LayerKind, ...]
+    count: int
+    sharing: int
+    above: tuple[Box, ...]
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A whole model: its stacks, an encoder first, and what stands on the last one."""
+
+    stacks: tuple[StackAnatomy, ...]
+    heads: tuple[Box, ...]
+    has_language_model_head: bool
+    sees_encoder: bool
+
+    def boxes(self) -> Iterator[Box]:
+        """Every box, from the tokens up; of layers that differ those of each kind."""
+        for stack in self.stacks:
+            yield from (*stack.embeddings, *(box for box in (stack.added, stack.attended) if box), *stack.after)
+            for kind in stack.kinds:
+                for sub in kind.sublayers:
+                    yield from (box for box in (sub.norms.get("input"), sub.norms.get("pre"), sub.f) if box)
+                    yield from (sub.norms[slot] for slot in ("output", "post") if slot in sub.norms)
+            yield from stack.above
+        yield from self.heads
+
+
+SUBLAYERS = {"self_attn": "Self-attention", "cross_attn": "Cross-attention", "mlp": "Feed-forward"}
+
+
+def anatomy(model: Any) -> Anatomy:
+    """The boxes of a model of ours, in the order in which states pass them. It may be on the meta device."""
+    body = getattr(model, model.base_model_prefix, model)
+    stacks = [body] if isinstance(body, Stack) else [body.encoder, body.decoder]
+    names = {id(module): name for name, module in model.named_modules()}
+    described = tuple(_stack(stack, names) for stack in stacks)
+    heads, seen = [], (Stack, nn.Dropout)
+    for owner in (body, model) if body is not model else (model,):
+        parts = list(owner.named_children())
+        if owner is body and isinstance(body, Stack):
+            parts = [part for part in parts if part[0] == "pooler"]
+        # The transform of a head is its last child where a base class makes it last, and yet comes first.
+        for name, module in sorted(parts, key=lambda part: "transform" not in part[0]):
+            if module is not body and not isinstance(module, seen) and _weighs(module):
+                heads.append(_head(owner, name, module, names, model.config))
+    return Anatomy(described, tuple(heads), hasattr(model, "lm_head"), stacks[-1].has_cross_attention)
+
+
+def _weighs(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _stack(stack: Stack, names: dict[int, str]) -> StackAnatomy:
+    config, side = stack.config, "decoder" if stack.is_causal else "encoder"
+    path = names[id(stack)]
+    prefix = f"{path}." if path else ""
+
+    def box(attribute: str, kind: str, title: str, size: str = "", chips: tuple[str, ...] = ()) -> Box:
+        code = code_of(stack, attribute)
+        return Box(f"{side}.{attribute}", prefix + attribute, kind, title, size, code, chips)
+
+    width = config.embedding_size
+    scale = () if config.embedding_scale is None else (f"{TIMES} {config.embedding_scale:.4g}",)
+    vocabulary = stack.embed_tokens.num_embeddings
+    embeddings = [box("embed_tokens", "embedding", "Token embedding", f"{vocabulary:,} {TIMES} {width:,}", scale)]
+    for attribute, title in (("embed_token_types", "Segments"), ("embed_task_types", "Tasks")):
+        if (table := getattr(stack, attribute)) is not None:
+            embeddings.append(box(attribute, "embedding", title, f"{table.num_embeddings} {TIMES} {width:,}"))
+    added = attended = None
+    if stack.embed_positions is not None:
+        added = box("embed_positions", "positions", added_title(config))
+    for attribute in ("rotary_emb", "relative_bias"):
+        if getattr(stack, attribute) is not None:
+            attended = box(attribute, "positions", attended_title(config))
+    after = []
+    if stack.embedding_norm is not None:
+        after.append(box("embedding_norm", "norm", norm_title(config)))
+    if stack.embed_projection is not None:
+        after.append(box("embed_projection", "embedding", "Projection", f"{width:,} → {config.hidden_size:,}"))
+    above = () if stack.norm is None else (box("norm", "norm", norm_title(config, "Final ")),)
+    kinds, passes = _kinds(stack, side, prefix), stack.passes
+    count = passes * len(stack.layers)
+    return StackAnatomy(side, path, tuple(embeddings), added, attended, tuple(after), kinds, count, passes, above)
+
+
+def _kinds(stack: Stack, side: str, prefix: str) -> tuple[LayerKind, ...]:
+    groups: dict[tuple, list[int]] = {}
+    layers: list[Any] = list(stack.layers)
+    for index, layer in enumerate(layers):
+        names = tuple(name for name, _ in layer.named_children())
+        signature = (layer.layer_type, layer.rotates, type(layer.mlp), len(layer.self_attn.heads), names)
+        groups.setdefault(signature, []).append(index)
+    titles = kind_titles(stack.config, [signature[:4] for signature in groups], [names for *_, names in groups])
+    kinds = []
+    for title, indices in zip(titles, groups.values(), strict=True):
+        layer = layers[indices[0]]
+        subs = [name for name in SUBLAYERS if hasattr(layer, name)]
+        described = tuple(_sublayer(stack, layer, side, f"{prefix}layers.{indices[0]}.", name) for name in subs)
+        numbers = tuple(index * stack.passes + turn for index in indices for turn in range(stack.passes))
+        positioned = layer.rotates or stack.rotary_emb is None
+        kinds.append(LayerKind(title, numbers, described, positioned, layer.residual != "sequential", layer.multiplier))
+    return tuple(kinds)
+
+
+def _sublayer(stack: Stack, layer: nn.Module, side: str, prefix: str, name: str) -> SubLayer:
+    config, module = stack.config, getattr(layer, name)
+    role, code = f"{side}.{name}", code_of(layer, name)
+    if isinstance(module, Attention):
+        size, chips = attention_words(module, layer)
+        mask = "cross" if module.is_cross_attention else "causal" if module.is_causal else "both"
+        if module.sliding_window:
+            mask = "window" if mask == "both" else "causal_window"
+        count = len(module.heads)
+        heads = (count, count // module.num_key_value_groups)
+        f = Box(role, prefix + name, "attention", SUBLAYERS[name], size, code, chips, heads=heads, mask=mask)
+    else:
+        size, chips, experts = feed_forward_words(module, config)
+        title = "Experts" if experts else SUBLAYERS[name]
+        f = Box(role, prefix + name, "feed-forward", title, size, code, chips, experts=experts)
+    norms = {}
+    for slot in ("input", "pre", "output", "post"):
+        if (norm := f"{name}_{slot}_norm") in layer._modules:
+            code = code_of(layer, norm)
+            norms[slot] = Box(f"{role}.{slot}_norm", prefix + norm, "norm", norm_title(config), code=code)
+    return SubLayer(f, norms)
+
+
+def _head(owner: nn.Module, name: str, module: nn.Module, names: dict[int, str], config) -> Box:
+    path = names[id(owner)]
+    box = Box(f"head.{name}", f"{path}.{name}".lstrip("."), "head", head_title(name), code=code_of(owner, name))
+    if isinstance(module, nn.Linear):
+        chips = language_model_head_words(config) if name == "lm_head" else ("bias",) * (module.bias is not None)
+        return replace(box, size=f"{module.in_features:,} → {module.out_features:,}", chips=chips)
+    dense = next((part for part in module.modules() if isinstance(part, nn.Linear)), None)
+    size = "" if dense is None else f"{dense.in_features:,} → {dense.out_features:,}"
+    return replace(box, size=size)
+
+
+def code_of(owner: nn.Module, attribute: str) -> str:
+    """File and name of a module's code; of torch's own modules, the place that makes them."""
+    module = getattr(owner, attribute)
+    if isinstance(module, nn.LayerNorm):
+        return "normalization.py · make_norm"
+    made = type(module)
+    if made.__module__.startswith("blockformer."):
+        return f"{_file(made)} · {made.__name__}"
+    if isinstance(module, nn.ModuleDict):
+        first = type(next(iter(module.values())))
+        return f"{_file(first)} · {first.__name__}"
+    maker = next(cls for cls in type(owner).__mro__ if f"self.{attribute} = " in _initializer(cls))
+    return f"{_file(maker)} · {maker.__name__}"
+
+
+def _file(cls: type) -> str:
+    return f"{cls.__module__.rpartition('.')[2]}.py"
+
+
+@functools.cache
+def _initializer(cls: type) -> str:
+    return inspect.getsource(cls.__dict__["__init__"]) if "__init__" in cls.__dict__ and cls is not object else ""

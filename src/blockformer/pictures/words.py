@@ -1,0 +1,138 @@
+"""The words of a figure: what stands in a box about the settings of a model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..positions import RELATIVE_BIAS, SINUSOIDAL, rotary_size
+from .canvas import TIMES
+
+_POSITIONS = {
+    "rotary": "Rotary positions",
+    **dict.fromkeys(RELATIVE_BIAS, "Relative bias"),
+    "alibi": "ALiBi slopes",
+    "disentangled": "Distance vectors",
+}
+_HEADS = {
+    "lm_head": "Language model head",
+    "lm_head_transform": "Dense, activation, norm",
+    "classifier_transform": "Dense, activation, norm",
+    "pooler": "Pooler",
+    "score": "Classifier",
+    "next_sentence_score": "Next-sentence score",
+    "dense": "Dense and activation",
+    "qa_outputs": "Start and end scores",
+}
+
+
+def norm_title(config, place: str = "") -> str:
+    """The kind of norm, with its factor where that is not the usual one, after a word for its place."""
+    name = place + ("RMS norm" if config.norm_type == "rms_norm" else "layer norm" if place else "Layer norm")
+    return name + {"plain": "", "zero_centered": ", 1 + weight", "none": ", no weight"}[config.norm_weight]
+
+
+def added_title(config) -> str:
+    """What is called what is added to the embeddings to tell order."""
+    return "Sinusoids" if config.position_type in SINUSOIDAL else "Learned positions"
+
+
+def attended_title(config) -> str:
+    """What is called what tells each attention of order."""
+    return _POSITIONS[config.position_type]
+
+
+def head_title(name: str) -> str:
+    """What stands on the stack is called, by its attribute."""
+    return _HEADS.get(name, name.replace("_", " ").capitalize())
+
+
+def language_model_head_words(config) -> tuple[str, ...]:
+    """Specialities of a language model head."""
+    chips = [f"{TIMES} {config.logit_scale:.4g}"] if config.logit_scale != 1 else []
+    chips += [f"soft cap {config.final_logit_softcapping:g}"] if config.final_logit_softcapping else []
+    chips += ["bias"] if config.lm_head_bias else []
+    return (*chips, *["tied to the embedding"] * bool(config.tie_word_embeddings))
+
+
+def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
+    """Sizes and specialities of an attention."""
+    config, count = module.config, len(module.heads)
+    kinds = count // module.num_key_value_groups
+    size = f"{count} heads of {config.head_dim}"
+    if kinds < count:
+        size += f", {kinds} key/value head{'s' * (kinds > 1)}"
+    chips: list[str] = []
+    if not module.is_cross_attention:
+        if config.position_type == "rotary":
+            chips.append(_rotary(config, layer.layer_type) if layer.rotates else "no positions")
+        elif config.position_type in RELATIVE_BIAS:
+            chips.append("own relative bias" if module.relative_bias is not None else "+ relative bias")
+        elif config.position_type in ("relative_key", "relative_key_query"):
+            chips.append("relative keys" + " and queries" * config.position_type.endswith("query"))
+        elif config.position_type == "alibi":
+            chips.append("slope by distance")
+        elif config.position_type == "disentangled":
+            chips.append("content · distance")
+        elif config.position_type == "none":
+            chips.append("no positions")
+    if module.sliding_window:
+        chips.append(f"window {config.sliding_window:,}" if module.is_causal else f"window ± {config.sliding_window:,}")
+    if config.qk_norm:
+        chips.append(
+            {"projection": "q/k norm over all", "per_head": "q/k norm per head"}.get(config.qk_norm, "q/k norm")
+        )
+    if config.attention_scale is not None:
+        chips.append(f"scores {TIMES} {config.attention_scale:.3g}")
+    if config.attn_logit_softcapping:
+        chips.append(f"soft cap {config.attn_logit_softcapping:g}")
+    if config.clip_qkv:
+        chips.append(f"clipped at {config.clip_qkv:g}")
+    if module.has_sinks:
+        chips.append("sinks")
+    inner, output = config.attention_bias, config.attention_output_bias
+    if inner or output:
+        chips.append("biases" if inner and output else "q, k, v biases" if inner else "output bias")
+    return size, tuple(chips)
+
+
+def _rotary(config, layer_type: str) -> str:
+    rope = config.rope_parameters
+    rope = rope if "rope_type" in rope else rope[layer_type]
+    share = rotary_size(rope, config.head_dim) / config.head_dim
+    words = "rotary" if share == 1 else f"rotary on {share:.0%}"
+    return words if rope["rope_type"] == "default" else f"{words}, {rope['rope_type']}"
+
+
+def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple[int, int] | None]:
+    """Sizes, specialities and experts of a feed-forward network."""
+    if hasattr(module, "experts"):
+        count, each = config.num_experts, config.num_experts_per_tok
+        size = f"{each} of {count} experts, each {config.moe_intermediate_size:,} wide"
+        chips = [f"gated {config.hidden_act}"]
+        if module.shared_expert is not None:
+            gated = ", gated" * (module.shared_expert_gate is not None)
+            chips.append(f"shared expert {config.shared_expert_intermediate_size:,}{gated}")
+        chips += ["sigmoid scores"] * (config.router_score == "sigmoid")
+        chips += ["choice bias"] * config.router_selection_bias + ["biases"] * config.expert_bias
+        return size, tuple(chips), (count, each)
+    width, inner = config.hidden_size, config.intermediate_size
+    chips = [f"{'gated ' * bool(config.gated_mlp)}{config.hidden_act}"]
+    if config.mlp_bias:
+        chips.append("biases" if config.mlp_bias is True else "output bias")
+    return f"{width:,} → {inner:,} → {width:,}", tuple(chips), None
+
+
+def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]) -> list[str]:
+    """What sets each kind of layers apart: of its type, whether it rotates, its feed-forward, heads and norms."""
+    types = {
+        "full_attention": "full attention",
+        "sliding_attention": f"window of {config.sliding_window or 0:,} tokens",
+    }
+    aspects = [
+        [types[kind[0]] for kind in kinds],
+        ["rotary" if kind[1] else "no positions" for kind in kinds],
+        ["experts" if kind[2].__name__.startswith("Sparse") else "dense" for kind in kinds],
+        [f"{kind[3]} heads" for kind in kinds],
+        ["" if "self_attn_pre_norm" in each else "no first norm" for each in names],
+    ]
+    varying = [aspect for aspect in aspects if len(set(aspect)) > 1]
+    return [", ".join(aspect[index] for aspect in varying if aspect[index]) for index in range(len(kinds))]
