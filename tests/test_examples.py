@@ -4,6 +4,7 @@ import ast
 import asyncio
 import contextlib
 import io
+import json
 import math
 import re
 import sys
@@ -15,6 +16,7 @@ from example_files import EXAMPLES, load, load_forking
 
 import blockformer
 from blockformer.demo import elsewhere
+from blockformer.demo.corpus import gather
 from blockformer.demo.search import EncoderMissing, docstrings, encoder_folder
 
 try:
@@ -231,3 +233,22 @@ def test_reshaped_models_are_trained_beside_fresh_ones(capsys, monkeypatch):
     assert [bool(row[1]) for row in rows] == [True, False, False]  # a decoder has no loss at other tasks
     assert all(0 < float(cell) < 8 for row in rows for cell in row[2:])
     assert "3 of 3, encoder-decoder: 2 steps" in output
+
+
+@pytest.mark.slow
+def test_a_sweep_over_widths_goes_on_where_it_stopped_and_draws_all(tmp_path, capsys, monkeypatch):
+    example = load("width_transfer")
+    monkeypatch.setattr(example, "CONTEXT", 32)
+    monkeypatch.setattr(example, "gather", lambda max_bytes: gather(max_bytes=300_000))
+    command = ["--output", str(tmp_path), "--widths", "16", "32", "--steps", "2", "--rates", "0.001"]
+    example.main(command)
+    example.main([*command, "0.008"])
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [run["rate"] for run in lines] == [0.001] * 4 + [0.008] * 4
+    for narrow, same in ((0, 1), (4, 5)):
+        assert lines[narrow]["loss"] == lines[same]["loss"], "at the base both ways are one"
+    assert lines[2]["loss"] != lines[3]["loss"]
+    figure = (tmp_path / "width-transfer.svg").read_text(encoding="utf-8")
+    assert figure.count("<circle") == 4
+    assert figure.count("<polyline") > 4
+    assert capsys.readouterr().out.count("best rate") == 8

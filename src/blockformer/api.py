@@ -45,7 +45,9 @@ from .publishing.upload import push_to_hub, save_pretrained
 from .reshaping import reshape
 from .stack import Stack
 from .training.chunked_loss import plug_in as _plug_in_chunked_loss
-from .training.optimizer import adamw, optimizer_groups
+from .training.muon import muon
+from .training.optimizer import adamw, mup_groups, optimizer_groups
+from .training.width_transfer import mup_model
 
 
 class _ForPreTraining(BlockformerEncoderForPreTraining):

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import nn
 
+from .width_transfer import matrices_beside
+
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Where torch (>= 2.6) updates all of a group's parameters in one kernel."""
 
@@ -44,6 +46,40 @@ def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     return [{"params": decaying, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
+def mup_groups(model: nn.Module, base, learning_rate: float, weight_decay: float) -> list[dict]:
+    """The groups of `optimizer_groups` with a learning rate each that goes with the model's width.
+
+    A matrix with m times the inputs that it has at the base learns at 1/m of the rate (`width_transfer`). Its weight
+    decay is m times the base's: the share of it that a step takes away is then the same at every width.
+
+    Args:
+        model: what `mup_model` made, with weights trained or not.
+        base: the config of the width at which the learning rate was found.
+        learning_rate: that rate.
+        weight_decay: of the matrices, at the base.
+
+    Returns:
+        Groups with `params`, `lr` and `weight_decay`, for Adam and AdamW. At the base's width they are the two groups
+        of `optimizer_groups`; the first one has the rate itself, which is what `Trainer` logs.
+
+    Raises:
+        ValueError: the weight decay is no such number, or the model is not one that goes with the base.
+    """
+    decaying, others = optimizer_groups(model, weight_decay)
+    matrices = matrices_beside(model, base)
+    groups: dict[float, list[nn.Parameter]] = {1.0: []}
+    for parameter in decaying["params"]:
+        growth = matrices[parameter].growth if parameter in matrices else 1.0
+        groups.setdefault(growth, []).append(parameter)
+    return [
+        *(
+            {"params": parameters, "lr": learning_rate / growth, "weight_decay": weight_decay * growth}
+            for growth, parameters in groups.items()
+        ),
+        {**others, "lr": learning_rate},
+    ]
+
+
 def _names_bias_or_norm(name: str) -> bool:
     """Whether a parameter's dotted name says bias or norm, by the words that `Trainer` looks for."""
     name = name.lower()
@@ -58,6 +94,7 @@ def adamw(
     weight_decay: float,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
+    base=None,
 ) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter, 2019) over `optimizer_groups`, fused where the device has a fused kernel.
 
@@ -69,6 +106,8 @@ def adamw(
         weight_decay: of the matrices. As AdamW has it: the share of a weight that a step of learning rate 1 takes away.
         betas: how slowly the running means of the gradient and of its square forget.
         eps: added to the root of the latter.
+        base: the config of another width at which the learning rate and the weight decay were found; then the groups
+            are those of `mup_groups`.
 
     Raises:
         ValueError: a number out of its range, or a model without trainable parameters.
@@ -79,6 +118,13 @@ def adamw(
         [1, 1]
     """
     groups = optimizer_groups(model, weight_decay)
+    if base is not None:
+        groups = mup_groups(model, base, learning_rate, weight_decay)
+    return adamw_over(groups, learning_rate, weight_decay, betas, eps)
+
+
+def adamw_over(groups: list[dict], learning_rate, weight_decay, betas, eps) -> torch.optim.AdamW:
+    """AdamW over ready groups."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     fused = all(parameter.device.type in FUSED_DEVICES and parameter.is_floating_point() for parameter in parameters)
     # None, not False: the choice between torch's other two ways stays with torch

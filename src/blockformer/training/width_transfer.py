@@ -1,0 +1,137 @@
+"""muP: a learning rate that is best at one width is best at others (Yang et al., 2022, Tensor Programs V).
+
+This is table 3 of the article, which needs nothing of the model but fresh weights of another size and a learning rate
+for each group of weights. What the model at its base width has is left as it is; at m times as many inputs
+
+- hidden matrices begin 1/sqrt(m) and heads and routers 1/m as large, and both learn at 1/m of the rate;
+- embeddings, biases and norms, and matrices whose inputs do not grow, stay as they are.
+
+Two things are no matter of single weights and stand in the config, once. A tied head is an embedding too, so
+`logit_scale` is 1/m of the base's (table 8). Where heads become wider rather than more, `attention_scale` falls as
+1/head_dim.
+"""
+
+import copy
+import math
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..axes import axes
+
+_WIDTHS = frozenset(
+    "hidden_size intermediate_size embedding_size num_attention_heads num_key_value_heads head_dim "
+    "moe_intermediate_size shared_expert_intermediate_size".split()
+)
+_OF_NO_WEIGHT = ("use", "tokens")  # groups of fields; `Trainer` sets some of them
+_SCALES = ("embedding_scale", "attention_scale", "logit_scale")
+
+
+class _Matrix(NamedTuple):
+    """What a weight is at the base.
+
+    Attributes:
+        growth: inputs of the weight over those at the base.
+        factor: by what fresh values are to be multiplied.
+        base_shape: outputs and inputs at the base.
+    """
+
+    growth: float
+    factor: float
+    base_shape: tuple[int, int]
+
+
+def mup_model(model_class: type, config, base):
+    """A fresh model of any width to which the learning rates of the base's width apply.
+
+    Draw at the base's width and it is `model_class(base)`, weight for weight. Train it with an optimizer that knows the
+    same base: `adamw(model, learning_rate, weight_decay, base=base)`.
+
+    Args:
+        model_class: one of this package's models.
+        config: the model's config. It may differ from the base in widths: `hidden_size`, `intermediate_size`, the
+            number and the size of heads, the widths of experts. Its `embedding_scale`, `attention_scale` and
+            `logit_scale` are taken from the base, the latter two scaled.
+        base: the config of the width at which the learning rate was found.
+
+    Returns:
+        The model; its config is a copy.
+
+    Raises:
+        ValueError: the configs differ in more than widths.
+    """
+    _check(config, base)
+    config = copy.deepcopy(config)
+    for name, value in _scales(config, base).items():
+        setattr(config, name, value)
+    model = model_class(config)
+    with torch.no_grad():
+        for weight, matrix in _matrices(model, base).items():
+            weight.mul_(matrix.factor)
+    return model
+
+
+def matrices_beside(model: nn.Module, base) -> dict[nn.Parameter, _Matrix]:
+    """What each matrix of a model that `mup_model` made is at the base.
+
+    Raises:
+        ValueError: the configs differ in more than widths, or the model's scales are not those that go with the base.
+    """
+    _check(model.config, base)
+    for name, value in _scales(model.config, base).items():
+        if getattr(model.config, name) != value:
+            fix = "make it with mup_model(model_class, config, base), which sets it"
+            raise ValueError(f"{name} is {getattr(model.config, name)}, and must be {value} with this base: {fix}.")
+    return _matrices(model, base)
+
+
+def _check(config, base) -> None:
+    if type(config) is not type(base):
+        raise ValueError(f"the base is a {type(base).__name__}, the model's config a {type(config).__name__}.")
+    fields = {name for name, each in axes(type(config)).items() if each.group not in _OF_NO_WEIGHT}
+    names = sorted((fields | {"num_labels"}) - _WIDTHS - set(_SCALES))
+    if others := [name for name in names if getattr(config, name) != getattr(base, name)]:
+        raise ValueError(
+            f"a rate is transferred between widths alone, and the base differs in {', '.join(others)}: make both alike."
+        )
+
+
+def _scales(config, base) -> dict[str, float | None]:
+    """The multipliers that go with a base; as at the base where nothing that they depend on is another."""
+    scores, logits = base.attention_scale, base.logit_scale
+    if config.head_dim != base.head_dim:
+        scores = (base.head_dim**-0.5 if scores is None else scores) * base.head_dim / config.head_dim
+    if config.tie_word_embeddings:
+        logits = logits * base.embedding_size / config.embedding_size  # a head that is tied reads this width
+    return dict(zip(_SCALES, (base.embedding_scale, scores, logits), strict=True))
+
+
+def _matrices(model: nn.Module, base) -> dict[nn.Parameter, _Matrix]:
+    with torch.device("meta"):  # shapes alone
+        narrow = type(model)(copy.deepcopy(base))
+    twins, found = dict(narrow.named_modules()), {}
+    for path, module in model.named_modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.dim() < 2 or "bias" in name:
+                continue
+            twin = twins[path]
+            *_, outputs, inputs = getattr(twin, name).shape
+            factor = _deviation(twin, inputs, base) / _deviation(module, weight.shape[-1], model.config)
+            if isinstance(module, nn.Embedding):  # its inputs are the tokens; a head that is tied to it is one, too
+                found[weight] = _Matrix(1.0, factor, (outputs, inputs))
+                continue
+            growth = weight.shape[-1] / inputs
+            # Keys and values that more and more heads share are as hidden as those of a head each.
+            is_hidden = weight.shape[-2] != outputs or path.endswith((".k_proj", ".v_proj"))
+            factor /= math.sqrt(growth) if is_hidden else growth
+            found.setdefault(weight, _Matrix(growth, factor, (outputs, inputs)))
+    return found
+
+
+def _deviation(module: nn.Module, inputs: int, config) -> float:
+    """The deviation with which `BlockformerPreTrainedModel` draws a matrix."""
+    if config.initializer_range is not None:
+        return config.initializer_range
+    factor = getattr(module, "initializer_factor", 1.0)
+    return factor if isinstance(module, nn.Embedding) else factor * inputs**-0.5
