@@ -177,19 +177,41 @@ def convert(
     )
 
 
-@app.command("inspect", epilog="Example: [bold]blockformer inspect Qwen/Qwen3-14B[/bold]")
+@app.command(
+    "inspect",
+    epilog="Example: [bold]blockformer inspect Qwen/Qwen3-14B[/bold]\n\n"
+    'As a page: [bold]blockformer inspect Qwen/Qwen3-0.6B --html page.html --beside bert --text "I love tea."[/bold]',
+)
 @interruptible
 def inspect(
     src: Annotated[
         str,
         typer.Argument(metavar="SRC", help="A folder, a Hub id, a config.json or a preset.", show_default=False),
     ],
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one HTML page that shows the model, offline.", show_default=False),
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="With --html: a text that the model reads on it.", show_default=False),
+    ] = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(metavar="REF", help="With --html: mark what is not as in this model.", show_default=False),
+    ] = None,
     revision: Revision = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a page that is there already.")] = False,
 ) -> None:
-    """Show settings, layers, parameters, memory and cache size of a model. No weights are read."""
-    from .inspect import run_inspect
+    """Show settings, layers, parameters, memory and cache size of a model. Weights are read for --text alone."""
+    from .inspect import run_inspect, run_page
 
-    run_inspect(src, revision)
+    if html is None and (text is not None or beside is not None or force):
+        raise typer.BadParameter("--text, --beside and --force go with --html")
+    if html is None:
+        run_inspect(src, revision)
+    else:
+        run_page(src, html, text, beside, revision, force)
 
 
 @app.command("export", epilog="Example: [bold]blockformer export trainer-output/checkpoint-500 my-repo[/bold]")

@@ -1,10 +1,14 @@
-"""`blockformer inspect`: a model on paper."""
+"""`blockformer inspect`: a model on paper, in the terminal or as a page."""
 
+import os
+import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from blockformer.conversion import ConversionError
 from blockformer.conversion.arguments import check_model
 
 from .checkpoints import size
@@ -19,6 +23,48 @@ def run_inspect(src: str, revision: str | None = None) -> None:
     from blockformer.conversion.summary import summarize
 
     show(summarize(src, revision), Console())
+
+
+def run_page(
+    src: str, target: Path, text: str | None, beside: str | None, revision: str | None = None, force: bool = False
+) -> None:
+    """Write the page of a model, whole or not at all."""
+    check_model(src, revision)
+    if beside is not None:
+        check_model(beside)
+    check_page(target, force)
+    if text is not None and not text.strip():
+        raise ConversionError("--text is empty: give some words")
+    if text is not None and not Path(src).is_dir() and Path(src).suffix == ".json":
+        raise ConversionError(f"--text needs weights, and {src} is a config alone: name the folder of a model")
+    from blockformer.page.making import page_of
+
+    write_page(target, page_of(src, text, beside, revision))
+    print(f"{target}: {size(target.stat().st_size)}, opens in any browser")
+
+
+def check_page(target: Path, force: bool) -> None:
+    """Check that a page may be written there.
+
+    Raises:
+        ConversionError: it may not.
+    """
+    if target.is_dir():
+        raise ConversionError(f"{target}: a folder; name a file, such as {target / 'page.html'}")
+    if not target.absolute().parent.is_dir():
+        raise ConversionError(f"{target.parent}: no such folder; make it first")
+    if os.path.lexists(target) and not force:
+        raise ConversionError(f"{target}: exists already; name another file, or replace it with --force")
+
+
+def write_page(target: Path, page: str) -> None:
+    """Put a file in place in one step."""
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.write_text(page, encoding="utf-8")
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def show(summary: "Summary", console: Console) -> None:

@@ -285,9 +285,11 @@ class Column:
         canvas.open_group(class_="box", data_path=box.path, data_role=box.role, aria_label=label)
 
     def frame(self, canvas: Canvas, box: Box, x: float, y: float, width: float, height: float) -> None:
-        """Its outline, heavier where a reference has another."""
-        marked = box.role in self.marks
-        canvas.rect(x, y, width, height, FILLS[box.kind], STRONG_BLUE if marked else INK, 6.0, 3 if marked else 1.2)
+        """Its outline, with a sign where a reference has another."""
+        canvas.rect(x, y, width, height, FILLS[box.kind])
+        if box.role in self.marks:
+            canvas.circle(x + 2, y + 2, 9, INK, None)
+            canvas.text(x + 2, y + 2, "\N{NOT EQUAL TO}", 13, bold=True, fill=PAPER)
 
     def box(self, canvas: Canvas, box: Box, x: float, bottom: float, width: float) -> float:
         """A box with its title, second line, heads or experts, and chips; gives its top."""
@@ -297,16 +299,17 @@ class Column:
             second = ""
         rows = _rows(box.chips, width - 16)
         mask = bool(box.mask) and width > 200
+        free = width - 72 if mask else width
         pieces = 22 + 15 * bool(second) + 20 * len(rows) + _extra(box)
         height = max(pieces + 8, 52 if mask else 30)
         top = bottom - height
         self.open(canvas, box)
         self.frame(canvas, box, x, top, width, height)
         y = top + 15
-        canvas.text(middle, y, box.title, _fitting(box.title, width, 13.5), bold=True)
+        canvas.text(middle, y, box.title, _fitting(box.title, free, 13.5), bold=True)
         if second:
             y += 16
-            canvas.text(middle, y, second, _fitting(second, width, SMALL), mono=self.second is not None, fill=GREY)
+            canvas.text(middle, y, second, _fitting(second, free, SMALL), mono=self.second is not None, fill=GREY)
         y += 13
         if box.heads:
             _heads(canvas, x + 12, y, width - 24, *box.heads)

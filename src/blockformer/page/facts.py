@@ -1,0 +1,179 @@
+"""What a page says of each box: parameters, memory, shapes, operations, the fields that steer it, its code."""
+
+import copy
+from typing import Any
+
+from ..axes import axes
+from ..pictures.anatomy import Anatomy, Box, StackAnatomy, anatomy
+from ..pictures.figure import figure
+from .dry_run import Record, Shape, dry_run, element_size, on_paper, weights_of
+from .fields import fields_of, plain
+
+LENGTH = 128
+"""Tokens of a text that is not there."""
+
+
+class Facts:
+    """A model on paper, and what a text of a length does to it.
+
+    Attributes:
+        parts: its boxes.
+        dtype: of its weights, and `size` the bytes of one.
+    """
+
+    def __init__(self, config, length: int | None = None, target: int | None = None):
+        self.config = config
+        self.length = min(length or LENGTH, config.max_position_embeddings)
+        self.target = min(target or self.length, config.max_position_embeddings)
+        self.model: Any = on_paper(config)
+        self.parts: Anatomy = anatomy(self.model)
+        self.dtype, self.size = element_size(config)
+        # Weights of 4 bits ask for the device's autocast, which "meta" has not: their products are those of plain ones.
+        runs = self.model if getattr(config, "linear_bits", None) is None else on_paper(_with_plain_weights(config))
+        self.text, self.step = dry_run(runs, self.length, self.target)
+
+    def box(self, box: Box, stack: StackAnatomy | None, layers: tuple[int, ...]) -> dict[str, Any]:
+        """All about one box, as data for the page."""
+        module = self.model.get_submodule(box.path)
+        passes = 1 if stack is None else stack.sharing if ".layers." in f".{box.path}" else 1
+        parameters, nbytes = weights_of(module, self.size)
+        known = axes(type(self.config))
+        steering = [[name, plain(value), known[name].meaning] for name, value in fields_of(box, self.config).items()]
+        about: dict[str, Any] = {
+            "path": box.path,
+            "role": box.role,
+            "kind": box.kind,
+            "title": box.title,
+            "size": box.size,
+            "chips": list(box.chips),
+            "code": box.code,
+            "fields": steering,
+            "parameters": parameters,
+            "bytes": nbytes,
+            "shapes": self.shapes(box.path),
+            "flops": self.text.of(box.path) // passes,
+            "layers": list(layers),
+        }
+        if layers and stack is not None and len(layers) < stack.count:
+            about["kindTitle"] = next(kind.title for kind in stack.kinds if kind.layers == layers)
+        if self.step is not None and not box.role.startswith("encoder."):
+            about["stepFlops"] = self.step.of(box.path) // passes
+        if box.heads and self.step is not None and not box.role.startswith("encoder."):
+            about["cache"] = 2 * box.heads[1] * self.config.head_dim * self.size
+        return about
+
+    def shapes(self, path: str) -> list[list]:
+        """[words, shape read, shape written] of a box and of the modules directly in it."""
+        record: Record = self.text
+        rows = [["", *_texts(record.shapes.get(path))]]
+        children = self.model.get_submodule(path).named_children()
+        rows += [
+            [name, *_texts(record.shapes[f"{path}.{name}"])]
+            for name, _ in children
+            if f"{path}.{name}" in record.shapes
+        ]
+        if path in record.scores:
+            rows.append(["probabilities [B, H, T, S]", "", _text(record.scores[path])])
+        return rows
+
+    def boxes(self) -> list[dict[str, Any]]:
+        """Every box of the figure; of layers that differ those of each kind."""
+        placed: dict[str, tuple[StackAnatomy, tuple[int, ...]]] = {}
+        for stack in self.parts.stacks:
+            for kind in stack.kinds:
+                for sub in kind.sublayers:
+                    placed |= {box.path: (stack, kind.layers) for box in (sub.f, *sub.norms.values())}
+        return [self.box(box, *placed.get(box.path, (None, ()))) for box in self.parts.boxes()]
+
+    def totals(self) -> list[list[str]]:
+        """The model's own figures: name, value, a word on it."""
+        parameters, nbytes = weights_of(self.model, self.size)
+        rows = [
+            ["parameters", short(parameters), f"{parameters:,}; tied ones count once"],
+            ["weights", in_bytes(nbytes), f"in {self.dtype}: {nbytes:,} bytes"],
+        ]
+        flops = sum(self.text.flops.values())
+        if self.step is not None:
+            token = sum(self.step.flops.values())
+            rows.append(["FLOPs for a token", short(token), f"{token:,} with {self.target:,} tokens in the cache"])
+        words = f"{self.length:,} tokens"
+        if self.config.is_encoder_decoder:
+            words = f"{self.length:,} source and {self.target:,} target tokens"
+        rows.append(["FLOPs for a text", short(flops), f"{flops:,} for {words}, 2 for a product and its sum"])
+        if self.step is not None:
+            cache = sum(
+                2 * sub.f.heads[1] * self.config.head_dim * self.size * len(kind.layers)
+                for kind in self.parts.stacks[-1].kinds
+                for sub in kind.sublayers
+                if sub.f.heads and sub.f.mask != "cross"
+            )
+            rows.append(["cache for a token", in_bytes(cache), f"{cache:,} bytes of keys and values in {self.dtype}"])
+        return rows
+
+    def sentence(self) -> str:
+        """What the model is, in a sentence."""
+        names = {
+            1: {"encoder": "An encoder", "decoder": "A decoder"}[self.parts.stacks[-1].name],
+            2: "An encoder and a decoder",
+        }
+        layers = " and ".join(str(stack.count) for stack in self.parts.stacks)
+        width = f"{self.config.hidden_size:,}"
+        return f"{names[len(self.parts.stacks)]} of {layers} layers, {width} wide."
+
+    def figures(self, marks: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+        """The figure with each kind of layers opened, and what the kind is called."""
+        made = []
+        for opened in range(max(len(stack.kinds) for stack in self.parts.stacks)):
+            words = []
+            for stack in self.parts.stacks:
+                kind = stack.kinds[min(opened, len(stack.kinds) - 1)]
+                if len(stack.kinds) > 1:
+                    words.append(f"{kind.title} ({spans(kind.layers)})")
+            label = "; ".join(dict.fromkeys(words))
+            made.append({"label": label, "svg": figure(self.parts, opened, title="The model, box by box", marks=marks)})
+        return made
+
+
+def _with_plain_weights(config):
+    config = copy.deepcopy(config)
+    config.linear_bits = None
+    return config
+
+
+def spans(numbers: tuple[int, ...]) -> str:
+    """(0, 1, 2, 5) -> "layers 0-2, 5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    shown = words if len(words) < 13 else [*words[:11], "..."]
+    return f"layer{'s' * (len(numbers) > 1)} {', '.join(shown)}"
+
+
+def short(count: float) -> str:
+    """1234567 -> "1.23 M"."""
+    for unit in ("", " k", " M", " G", " T", " P"):
+        if count < 1000:
+            return f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:,.3g} E"
+
+
+def in_bytes(count: float) -> str:
+    """Bytes for a person, in 1024s."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"
+
+
+def _text(shape: Shape | None) -> str:
+    return "" if shape is None else "[" + ", ".join(f"{size:,}" for size in shape) + "]"
+
+
+def _texts(shapes: tuple[Shape | None, Shape | None] | None) -> tuple[str, str]:
+    return ("", "") if shapes is None else (_text(shapes[0]), _text(shapes[1]))

@@ -1,0 +1,151 @@
+"""What a page says of a model against the model itself: operations, shapes, parameters, fields."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import blockformer
+from blockformer.axes import axes
+from blockformer.conversion.plan import architecture_of
+from blockformer.conversion.summary import SHOWN, describe
+from blockformer.page.differences import differences
+from blockformer.page.dry_run import dry_run, on_paper
+from blockformer.page.facts import Facts, in_bytes, short, spans
+from blockformer.page.fields import fields_of
+
+NAMES = (
+    "albert bert-decoder deberta-v2 gemma3_text gpt2 gpt_neox gpt_oss modernbert mpnet mpt qwen2_moe qwen3 t5 t5gemma"
+).split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operations_are_those_that_torch_counts(name):
+    """Of each box, too; and of the token after the text, with a cache."""
+    model = on_paper(blockformer.preset(name))
+    with FlopCounterMode(display=False) as counter:
+        text, step = dry_run(model, 11, 7)
+    assert sum(text.flops.values()) + (sum(step.flops.values()) if step else 0) == counter.get_total_flops()
+    counts = {key.partition(".")[2]: sum(count.values()) for key, count in counter.get_flop_counts().items()}
+    for path in (name for name, _ in model.named_modules() if name.endswith(("attn", "mlp", "lm_head"))):
+        assert text.of(path) + (step.of(path) if step else 0) == counts[path], path
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("qwen3", {"num_key_value_heads": 2}),
+        ("t5", {}),
+        ("bert", {}),
+        ("mixtral", {}),
+        ("modernbert", {}),
+        ("albert", {}),
+    ],
+)
+def test_shapes_are_those_of_hooks_on_a_real_forward(name, settings):
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
+    if name != "albert":
+        sizes |= {"head_dim": 8}
+    config = blockformer.preset(
+        name, **sizes, vocab_size=99, **settings, pad_token_id=0, eos_token_id=1, bos_token_id=1
+    )
+    facts = Facts(config, 6, 5)
+    config._attn_implementation = "eager"
+    model = getattr(blockformer, architecture_of(config))(config).eval()
+    seen = {}
+
+    def hook(path):
+        def record(module, args, kwargs, output):
+            read = next(one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
+            wrote = output[0] if isinstance(output, tuple) else output
+            seen.setdefault(path, (list(read.shape), list(wrote.shape)))
+
+        return record
+
+    paths = {box.path for box in facts.parts.boxes()}
+    for path, module in model.named_modules():
+        if path in paths or path.rpartition(".")[0] in paths:
+            module.register_forward_hook(hook(path), with_kwargs=True)
+    inputs = {"decoder_input_ids": torch.arange(5)[None]} if config.is_encoder_decoder else {}
+    output = model(torch.arange(6)[None], output_attentions=True, **inputs)
+    for box in facts.boxes():
+        if box["kind"] in ("positions",):
+            continue
+        for row in box["shapes"]:
+            if row[0].startswith("probabilities"):
+                maps = output.get("attentions") or output.encoder_attentions
+                assert box["role"] != "encoder.self_attn" or row[2] == str(list(maps[0].shape))
+            else:
+                path = f"{box['path']}.{row[0]}".rstrip(".")
+                assert row[1:] == [str(shape) for shape in seen[path]], path
+
+
+@pytest.mark.parametrize("name", ["bert", "qwen3", "t5", "gpt_oss", "modernbert"])
+def test_parameters_and_cache_are_those_of_the_summary(name):
+    config = blockformer.preset(name)
+    facts, summary = Facts(config, 8), describe(blockformer.preset(name))
+    totals = {key: word for key, _, word in facts.totals()}
+    assert totals["parameters"].startswith(f"{summary.parameters:,};")
+    assert totals["weights"] == f"in float32: {summary.memory['float32']:,} bytes"
+    if summary.cache:
+        assert totals["cache for a token"].startswith(f"{summary.cache['float32']:,} bytes")
+    own = sum(box["parameters"] * max(len(box["layers"]), 1) for box in facts.boxes())
+    tied = facts.model.get_input_embeddings().weight.numel() * (
+        (facts.parts.has_language_model_head and bool(config.tie_word_embeddings)) + (len(facts.parts.stacks) > 1)
+    )
+    assert own == summary.parameters + tied
+
+
+def test_every_field_that_describes_a_model_steers_a_box():
+    """A new field is placed in `page/fields.py` or belongs to a group that is."""
+    settings = [
+        ("bert", {"position_type": "learned_relative_bias", "pruned_heads": {0: [1]}, "classifier_transform": True}),
+        ("modernbert", {}),
+        ("albert", {"task_type_vocab_size": 2}),
+        ("qwen3", {"linear_bits": 4}),
+        ("gpt_oss", {}),
+        ("t5gemma", {}),
+    ]
+    named = set()
+    for name, overrides in settings:
+        for architecture in (None, "BlockformerEncoderForSequenceClassification", "BlockformerEncoderForMaskedLM"):
+            config = blockformer.preset(name, **overrides)
+            if architecture and config.is_decoder | config.is_encoder_decoder:
+                continue
+            config.architectures = [architecture] if architecture else None
+            facts = Facts(config, 4)
+            named |= {field for box in facts.parts.boxes() for field in fields_of(box, config)}
+    classes = {type(blockformer.preset(name)) for name, _ in settings}
+    described = {field for cls in classes for field, axis in axes(cls).items() if axis.group in SHOWN}
+    assert described <= named, sorted(described - named)
+
+
+def test_differences_are_of_building_and_sizes_are_apart():
+    bert, base = Facts(blockformer.preset("bert"), 4), Facts(blockformer.preset("bert-large"), 4)
+    told = differences(base, bert, "bert")
+    assert (told["boxes"], told["missing"]) == ({}, [])
+    assert ["hidden_size", "1,024", "768"] in told["sizes"]
+
+    told = differences(Facts(blockformer.preset("qwen3-0.6b"), 4), bert, "bert")
+    attention = told["boxes"]["decoder.self_attn"]
+    assert "position_type is rotary, in bert learned." in attention
+    assert "A token looks back only, in bert both ways." in attention
+    assert any("share key/value heads" in line for line in attention)
+    assert told["boxes"]["decoder.self_attn.pre_norm"] == ["bert has none here."]
+    assert any(line.startswith("gated_mlp is True") for line in told["boxes"]["decoder.mlp"])
+    assert "decoder.embed_tokens" not in told["boxes"] or all(
+        "hidden_size" not in line for line in told["boxes"]["decoder.embed_tokens"]
+    )
+    assert any(title.startswith("Learned positions") for title in told["missing"])
+    assert any("after the sum of self-attention" in title for title in told["missing"])
+
+    told = differences(
+        Facts(blockformer.preset("gemma3_text"), 4), Facts(blockformer.preset("gemma3_text"), 4), "itself"
+    )
+    assert (told["boxes"], told["missing"], told["sizes"]) == ({}, [], [])
+
+
+def test_numbers_for_people():
+    assert [short(count) for count in (0, 999, 1234567, 5.1e9)] == ["0", "999", "1.23 M", "5.1 G"]
+    assert [in_bytes(count) for count in (10, 2048)] == ["10 bytes", "2.0 KiB"]
+    assert spans((0, 1, 2, 5)) == "layers 0-2, 5"
+    assert spans((3,)) == "layer 3"
