@@ -10,8 +10,6 @@ same text.
 """
 
 import argparse
-import codecs
-import hashlib
 import json
 import math
 import sys
@@ -33,7 +31,6 @@ from blockformer.demo.corpus import (
     Blocks,
     Corpus,
     CorpusError,
-    SourceFile,
     encode,
     gather,
     model_score,
@@ -41,6 +38,7 @@ from blockformer.demo.corpus import (
     unigram_score,
 )
 from blockformer.demo.elsewhere import ReloadError, run_elsewhere
+from blockformer.demo.text_files import TextError, collect, split
 from blockformer.demo.training_run import (
     Budget,
     BudgetCallback,
@@ -55,108 +53,9 @@ DECODERS = sorted(
 VOCABULARY, WIDTH, LAYERS, HEADS, CONTEXT, BATCH = 2048, 128, 4, 4, 128, 4
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}  # a few minutes see each text about once
 STEPS = 1500
-HELD_OUT = 0.05
-LEAST_BYTES, LEAST_HELD_OUT = 20_000, 4_000
-
-
-class TextError(ValueError):
-    """The text, or the prompt, cannot be used."""
 
 
 # The text
-
-
-def read(path: Path, most: int) -> str:
-    """At most so many bytes of a plain text file.
-
-    Raises:
-        TextError: it is no UTF-8 text, or cannot be read.
-    """
-    try:
-        with open(path, "rb") as file:
-            data = file.read(most)
-            whole = not file.read(1)
-    except OSError as error:
-        raise TextError(f"{path}: cannot be read: {error.strerror}") from error
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise TextError(f"{path}: UTF-16 text; save it as UTF-8, for example with `iconv -f UTF-16 -t UTF-8`")
-    if b"\0" in data:
-        raise TextError(f"{path}: a binary file, not plain text")
-    try:
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=whole)
-    except UnicodeDecodeError as error:
-        raise TextError(f"{path}: not UTF-8 (byte {error.start:,}); convert it, for example with `iconv`") from error
-    return text.replace("\r\n", "\n")
-
-
-def collect(paths: list[Path], most: int) -> tuple[list[SourceFile], list[str]]:
-    """Text files, and why others were left out.
-
-    A file that is named must be text. A folder gives what text lies in it, hidden files apart. What has the same
-    content as another file counts once.
-
-    Args:
-        paths: files and folders.
-        most: bytes after which no more is read; the last file is cut there.
-
-    Raises:
-        TextError: a path that is no text.
-    """
-    entries = []
-    for path in paths:
-        if path.is_dir():
-            below = (entry for entry in path.rglob("*") if entry.is_file())
-            visible = (e for e in below if not any(part.startswith(".") for part in e.relative_to(path).parts))
-            entries += [(entry.relative_to(path).as_posix(), entry, False) for entry in visible]
-        elif path.is_file():
-            entries.append((path.name, path, True))
-        else:
-            raise TextError(f"{path}: {'not a file or folder' if path.exists() else 'no such file or folder'}")
-    # the order of a hash of the names: the same everywhere, and a cap takes no particular corner
-    entries.sort(key=lambda entry: (hashlib.sha256(entry[0].encode()).hexdigest(), entry[1]))
-    files, left_out, seen, room = [], [], set(), most
-    for name, path, named in entries:
-        if room <= 0:
-            break
-        try:
-            text = read(path, room)
-        except TextError as error:
-            if named:
-                raise
-            left_out.append(str(error))
-            continue
-        if text.strip() and text not in seen:
-            seen.add(text)
-            files.append(SourceFile(name, text))
-            room -= files[-1].num_bytes
-    return files, left_out
-
-
-def split(files: list[SourceFile], share: float = HELD_OUT) -> Corpus:
-    """Hold out whole files, a share of all bytes; where each is too large for that, the end of the largest one.
-
-    Raises:
-        TextError: there is too little text.
-    """
-    total = sum(file.num_bytes for file in files)
-    if total < LEAST_BYTES:
-        raise TextError(f"only {total:,} bytes of text: give at least {LEAST_BYTES:,}, better a few million")
-    wanted = max(share * total, LEAST_HELD_OUT)
-    held_out, taken = [], 0
-    for file in files:
-        if taken < wanted and taken + file.num_bytes <= 2 * wanted:
-            held_out.append(file)
-            taken += file.num_bytes
-    train = [file for file in files if file not in held_out]
-    if taken < wanted / 2 or not train:
-        largest = max(files, key=lambda file: file.num_bytes)
-        data = largest.text.encode()
-        cut = len(data) - int(wanted)
-        cut = data.find(b"\n", cut) + 1 or cut  # at a line's end, if there is one
-        start, end = (part.decode(errors="ignore") for part in (data[:cut], data[cut:]))
-        held_out = [SourceFile(f"the end of {largest.name}", end)]
-        train = [SourceFile(file.name, start) if file is largest else file for file in files]
-    return Corpus(train=tuple(train), held_out=tuple(held_out))
 
 
 def describe(text: Corpus, left_out: list[str], console: Console) -> None:

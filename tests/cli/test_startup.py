@@ -32,7 +32,7 @@ def test_help_and_wrong_arguments_come_before_torch(tmp_path):
     cases = [
         (["--help"], 0, "Make a self-contained repo"),
         (["--version"], 0, "."),
-        *(([command, "--help"], 0, "Example: ") for command in ("convert", "inspect", "export", "demo")),
+        *(([command, "--help"], 0, "Example: ") for command in ("convert", "inspect", "export", "lab", "demo")),
         (["convert", "--help"], 0, "article-transformer"),
         (["nonsense"], 2, "No such command"),
         (["convert", "--nonsense"], 2, "No such option: --nonsense"),
@@ -52,6 +52,8 @@ def test_help_and_wrong_arguments_come_before_torch(tmp_path):
         (["export", model, there], 1, "exists already"),
         (["inspect", f"{model}/nowhere/config.json"], 1, "no such file"),
         (["demo", "--output", model], 1, "holds what no demo made"),
+        (["lab", f"{model}/nowhere.yaml"], 1, "there is no file"),
+        (["lab", f"{model}/config.json", "--shard", "4/3"], 2, "--shard is like 3/8"),
     ]
     command = [sys.executable, "-c", EACH, json.dumps([arguments for arguments, _, _ in cases])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""The commands: `blockformer convert | inspect | export | chat | eval | demo`.
+"""The commands: `blockformer convert | inspect | export | chat | eval | lab | demo`.
 
 Errors are one sentence on stderr, with exit status 1 (2: a wrong command line, 130: Ctrl-C); `--debug`, before or after
 the command, shows the traceback. The module that does a command's work is imported when the command runs.
@@ -284,6 +284,43 @@ def evaluate(
         run_tasks(src, tasks.split(","), dtype, revision, length, limit)
     else:
         run_eval(src, files or [], dtype, revision, length)
+
+
+@app.command(
+    "lab",
+    epilog="Example: [bold]blockformer lab examples/lab/blocks.yaml --output blocks[/bold]\n\n"
+    "Two processes that share a folder: [bold]... --output blocks --shard 1/2[/bold] and [bold]--shard 2/2[/bold]",
+)
+@interruptible
+def lab(
+    experiment: Annotated[
+        Path,
+        typer.Argument(metavar="EXPERIMENT.yaml", help="What to compare, on what, for how long.", show_default=False),
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help="The folder of the runs; if not given named like the file.", show_default=False)
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option(metavar="K/N", help="Only every N-th run, from the K-th on.", show_default=False)
+    ] = None,
+    widths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Each config at each of these hidden sizes, 64,128,256 say, and a power law through them.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file, show the runs, train nothing.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Train nothing: report the runs that are finished.")] = False,
+) -> None:
+    """Train configs that differ in one setting or in several, and compare them: equal sizes, several seeds.
+
+    Finished runs are never repeated: start it again after a kill, or with more seeds or configs in the file.
+    """
+    from .lab import run_lab
+
+    run_lab(experiment, output, shard, widths, dry_run, report)
 
 
 @app.command("demo", epilog="Example: [bold]blockformer demo --output blockformer-demo[/bold]")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -133,12 +133,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, max_length: int) -> P
     )
 
 
-def encode(files: Sequence[SourceFile], tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+def encode(files: Sequence[SourceFile], tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
     """All files as one row of token ids [N], each file between two end-of-text tokens."""
-    end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    end = tokenizer.eos_token_id
     ids = [end]
     # the length warning speaks of one sequence; these rows are cut to blocks afterwards
-    for row in tokenizer([file.text for file in files], verbose=False)["input_ids"]:
+    for row in tokenizer([file.text for file in files], add_special_tokens=False, verbose=False)["input_ids"]:
         ids += row
         ids.append(end)
     return torch.tensor(ids)

@@ -102,8 +102,8 @@ class TrainingRun:
     curve: Curve
 
 
-class _BudgetTrainer(Trainer):
-    """A `Trainer` whose learning rate follows the budget."""
+class BudgetTrainer(Trainer):
+    """A `Trainer` whose learning rate follows its `budget`."""
 
     budget: Budget
 
@@ -206,7 +206,7 @@ def train(
             dataloader_pin_memory=torch.cuda.is_available(),
             seed=seed,
         )
-        trainer = _BudgetTrainer(model, arguments, train_dataset=train_blocks, eval_dataset=held_out_blocks)
+        trainer = BudgetTrainer(model, arguments, train_dataset=train_blocks, eval_dataset=held_out_blocks)
         trainer.budget = budget
         tokens_per_step = arguments.train_batch_size * block_length
         callback = BudgetCallback(budget, console, tokens_per_step, evaluations)

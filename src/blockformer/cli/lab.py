@@ -1,0 +1,101 @@
+"""`blockformer lab`: an experiment from its file to its table."""
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from blockformer.conversion import ConversionError
+
+if TYPE_CHECKING:
+    from blockformer.lab.experiment import Experiment, Run
+
+
+def run_lab(
+    path: Path, output: Path | None, shard: str | None, widths: str | None, dry_run: bool, report_only: bool
+) -> None:
+    """Check, train what is not finished, report."""
+    part, parts = _shard(shard)
+    ladder = _widths(widths)
+    if not path.is_file():
+        raise ConversionError(f"there is no file {path}")
+    from accelerate import PartialState
+    from rich.console import Console
+    from transformers.utils import logging
+
+    from blockformer.lab.experiment import read_experiment
+    from blockformer.lab.report import write_report
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    folder = output or Path(path.stem)
+    experiment = read_experiment(path)
+    runs = experiment.runs(ladder)
+    is_main = PartialState().is_main_process
+    console = Console(quiet=not is_main)
+    show(experiment, runs, console)
+    if dry_run:
+        return
+    if not report_only:
+        _train(experiment, runs[part - 1 :: parts], folder, parts > 1)
+    if is_main:
+        found = write_report(folder, runs)
+        for name in (folder / "table.md").read_text(encoding="utf-8").splitlines()[: len(found) + 2]:
+            console.print(name, markup=False, highlight=False, soft_wrap=True)
+
+
+def _shard(text: str | None) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
+    part, parts = (int(number) for number in match.groups()) if match else (0, 0)
+    if not 1 <= part <= parts:
+        raise typer.BadParameter(f"--shard is like 3/8, the third of eight, not {text!r}")
+    return part, parts
+
+
+def _widths(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    if not re.fullmatch(r"\d+(,\d+)+", text) or not all(map(int, text.split(","))):
+        raise typer.BadParameter(f"--widths is a list of two or more, like 64,128,256, not {text!r}")
+    return tuple(sorted(set(map(int, text.split(",")))))
+
+
+def show(experiment: "Experiment", runs: "list[Run]", console: object) -> None:
+    """Print the configs and their sizes, before anything is trained."""
+    from rich.table import Table
+
+    table = Table("config", "parameters", "FLOPs a token", "inner width", box=None, pad_edge=False)
+    for run in {run.group: run for run in runs}.values():
+        inner = run.config.moe_intermediate_size if run.config.num_experts else run.config.intermediate_size
+        table.add_row(run.group, f"{run.parameters:,}", f"{run.flops_per_token:,.0f}", f"{inner:,}")
+    kind, amount = experiment.budget
+    console.print(table, markup=False, highlight=False)  # type: ignore[attr-defined]
+    console.print(  # type: ignore[attr-defined]
+        f"{len(runs)} runs ({len(experiment.seeds)} seeds) with equal {experiment.equal}, "
+        f"each of {amount:,g} {kind.replace('_', ' ')}",
+        markup=False,
+        highlight=False,
+    )
+
+
+def _train(experiment: "Experiment", runs: "list[Run]", folder: Path, is_sharded: bool) -> None:
+    from blockformer.lab.runs import open_folder, run_all
+    from blockformer.lab.text import Text
+
+    from .checkpoints import progress_bar
+
+    text = Text(experiment.data)
+    open_folder(folder, experiment, text)
+    done = 0
+    with progress_bar() as tell:
+
+        def told(run: "Run", news: str, share: float) -> None:
+            nonlocal done
+            tell(f"{run.name}{f' ({news})' if news else ''}", round(1000 * (done + share)), 1000 * len(runs))
+            done += share == 1.0 and bool(news)
+
+        elsewhere = run_all(experiment, runs, folder, text, is_sharded, told)
+    if elsewhere:
+        print(f"other processes are at {len(elsewhere)} of these runs: {', '.join(elsewhere)}", file=sys.stderr)

@@ -1,0 +1,145 @@
+"""The runs of an experiment, trained one after another; their folder is all that processes share.
+
+FOLDER/experiment.json      what all rows have in common
+FOLDER/runs/NAME.json       the row of a finished run
+FOLDER/runs/NAME/           checkpoints of one that is not, and the lock of who is at it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+
+from .experiment import Experiment, LabError, Run
+from .one_run import config_of, train
+from .text import Text
+from .write import write_text
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+EXPERIMENT, RUNS, ROWS = "experiment.json", "runs", "rows.jsonl"
+
+
+def open_folder(folder: Path, experiment: Experiment, text: Text) -> None:
+    """Make the folder of an experiment, or see that it is this one's.
+
+    Raises:
+        LabError: what is there is of another experiment, or of no experiment at all.
+    """
+    common = {**experiment.common(), "text": text.digest}
+    try:
+        there = json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if folder.exists() and not _is_new(folder):
+            raise LabError(f"{folder} holds what is no experiment: choose another --output") from None
+        (folder / RUNS).mkdir(parents=True, exist_ok=True)
+        write_text(folder / EXPERIMENT, json.dumps(common, indent=1) + "\n")
+        return
+    except (OSError, ValueError) as error:
+        raise LabError(f"{folder / EXPERIMENT} cannot be read: {error}") from error
+    if there != common:
+        differing = [name for name in common if there.get(name) != common[name]]
+        told = "; ".join(f"{name} is {there.get(name)} there and {common[name]} here" for name in differing)
+        raise LabError(f"{folder} is the folder of another experiment: {told}. Choose another --output")
+
+
+def _is_new(folder: Path) -> bool:
+    """Whether there is nothing in it but what another process that opens it has just begun."""
+    return folder.is_dir() and all(
+        path.name == RUNS or path.name.startswith(f".{EXPERIMENT}-") for path in folder.iterdir()
+    )
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of all finished runs; without their folder, those that a report has gathered in one file."""
+    if not (folder / RUNS).is_dir():
+        path = folder / ROWS
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return [json.loads(line) for line in lines]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((folder / RUNS).glob("*.json"))]
+
+
+@contextlib.contextmanager
+def _alone(scratch: Path, is_sharded: bool) -> Iterator[bool]:
+    """Whether no other process is at a run; the lock ends with the process that has it, however that ends."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    with open(scratch / "lock", "w") as lock:
+        try:
+            if fcntl is None:
+                raise OSError("this system has no such locks")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:
+            if not is_sharded:
+                fix = "give each process a --shard of its own"
+                raise LabError(f"no file can be locked in {scratch.parent} ({error}): {fix}") from None
+        yield True
+
+
+def run_all(
+    experiment: Experiment,
+    runs: list[Run],
+    folder: Path,
+    text: Text,
+    is_sharded: bool,
+    tell: Callable[[Run, str, float], None],
+) -> list[str]:
+    """Train what is not finished yet and nobody else is at.
+
+    Args:
+        experiment: read and checked.
+        runs: those of this process.
+        folder: what `open_folder` has opened.
+        text: the experiment's.
+        is_sharded: whether no other process has the same runs.
+        tell: is told of a run, of what is new ("", "resumed", "finished", "there already" or "elsewhere"), and of the
+            share of it that is done.
+
+    Returns:
+        The names of the runs that others are at.
+    """
+    process, elsewhere = PartialState(), []
+    for run in runs:
+        with contextlib.ExitStack() as stack:
+            state = [""]
+            if process.is_main_process:
+                state = [_state(run, folder, is_sharded, stack)]
+            if process.num_processes > 1:
+                broadcast_object_list(state)
+            if state[0]:
+                tell(run, state[0], 1.0)
+                elsewhere += [run.name] if state[0] == "elsewhere" else []
+                continue
+            scratch = folder / RUNS / run.name
+            row = train(experiment, run, text, scratch, functools.partial(tell, run))
+            if process.is_main_process:
+                write_text(folder / RUNS / f"{run.name}.json", json.dumps(row) + "\n")
+                shutil.rmtree(scratch, ignore_errors=True)
+            process.wait_for_everyone()
+            tell(run, "finished", 1.0)
+    return elsewhere
+
+
+def _state(run: Run, folder: Path, is_sharded: bool, stack: contextlib.ExitStack) -> str:
+    """Whether a run is finished, or someone's; "" if it is ours now, until the stack is closed."""
+    row = folder / RUNS / f"{run.name}.json"
+    if not row.exists() and not stack.enter_context(_alone(folder / RUNS / run.name, is_sharded)):
+        return "elsewhere"
+    if not row.exists():  # it may have been finished before the lock was ours
+        return ""
+    if json.loads(row.read_text(encoding="utf-8"))["config"] != config_of(run):
+        raise LabError(f"{row} is of another config of this name: name yours otherwise, or choose another --output")
+    return "there already"

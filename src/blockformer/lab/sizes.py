@@ -1,0 +1,88 @@
+"""Parameters and FLOPs of a config, and the inner width at which it has those of another."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..configuration_decoder import BlockformerDecoderConfig
+from ..modeling_decoder import BlockformerDecoderForCausalLM
+
+EQUAL = ("parameters", "flops", "nothing")
+TOLERANCE = 0.005
+"""The share by which sizes that are called equal may differ."""
+# Widths that processors are quickest with, first.
+_STEPS = (64, 8, 1)
+
+
+class Size(NamedTuple):
+    """What a config costs.
+
+    Attributes:
+        parameters: numbers of the model, tied ones once.
+        flops: of training on one token: those of the forward pass three times, once for it and twice for the gradients.
+    """
+
+    parameters: int
+    flops: float
+
+
+def measure(config: BlockformerDecoderConfig, length: int) -> Size:
+    """Count on the meta device, without memory.
+
+    FLOPs are those of all matrix products of a text of `length` tokens, two for each multiplication and addition,
+    attention to all of its tokens.
+    """
+    config = copy.deepcopy(config)
+    config._attn_implementation, config._experts_implementation = "eager", "batched_mm"  # both run without values
+    with torch.device("meta"):
+        model = BlockformerDecoderForCausalLM(config).eval()
+        ids = torch.zeros(1, length, dtype=torch.long)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(ids, use_cache=False)
+    return Size(model.num_parameters(), 3 * counter.get_total_flops() / length)
+
+
+def solve(
+    config: BlockformerDecoderConfig, equal: str, target: Size, length: int, settings: dict[str, Any]
+) -> BlockformerDecoderConfig:
+    """The config with the inner width of its feed-forward network at which it is as large as the target.
+
+    Both sizes grow evenly with the inner width, so two widths tell the right one. It is a multiple of 64 or of 8 where
+    that is equal enough.
+
+    Args:
+        config: the config; with experts, the width of one expert is changed.
+        equal: one of `EQUAL`.
+        target: the size to have.
+        length: tokens of a row.
+        settings: what the experiment sets in this config.
+
+    Raises:
+        ValueError: no width is within `TOLERANCE`, or the settings fix the width.
+    """
+    if equal == "nothing":
+        return config
+    name = "moe_intermediate_size" if config.num_experts else "intermediate_size"
+    if name in settings:
+        raise ValueError(f"{name} is what is solved for equal {equal}: drop it, or set equal: nothing.")
+
+    def at(width: int) -> BlockformerDecoderConfig:
+        other = copy.deepcopy(config)
+        setattr(other, name, width)
+        return other
+
+    def size(width: int) -> float:
+        return getattr(measure(at(width), length), equal)
+
+    wanted = getattr(target, equal)
+    slope = (size(128) - size(64)) / 64
+    exact = (wanted - size(64)) / slope + 64
+    for step in _STEPS:
+        width = max(1, round(exact / step) * step)
+        if abs(slope * (width - exact)) <= TOLERANCE * wanted and abs(size(width) - wanted) <= TOLERANCE * wanted:
+            return at(width)
+    raise ValueError(f"no {name} gives it the base's {wanted:,.0f} {equal} within {TOLERANCE:.1%}: {exact:,.1f} would.")
