@@ -10,6 +10,8 @@ from pairs import model, token_ids
 
 import blockformer
 from blockformer import PRESETS
+from blockformer.demo.corpus import SourceFile
+from blockformer.demo.text_files import HELD_OUT, collect, split
 from blockformer.demo.training_run import Curve
 
 LEARNED = {"position_type": "learned", "rope_parameters": None}
@@ -83,40 +85,40 @@ def test_what_lies_in_a_folder_is_taken_and_the_rest_is_named(example, tmp_path)
     }.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
-    files, left_out = example.collect([tmp_path], 10_000)
+    files, left_out = collect([tmp_path], 10_000)
     assert sorted(file.text for file in files) == ["first\nline\n", "zweite: äöü\n"]
     assert sorted(left_out) == [
         f"{tmp_path}/latin.txt: not UTF-8 (byte 0); convert it, for example with `iconv`",
         f"{tmp_path}/picture.png: a binary file, not plain text",
     ]
-    named, _ = example.collect([tmp_path / "a.txt", tmp_path / "b", tmp_path / "a.txt"], 10_000)
+    named, _ = collect([tmp_path / "a.txt", tmp_path / "b", tmp_path / "a.txt"], 10_000)
     assert sorted(file.name for file in named) == ["a.txt", "c"]
-    assert example.collect([tmp_path], 10_000) == (files, left_out)
+    assert collect([tmp_path], 10_000) == (files, left_out)
 
 
 def test_no_more_is_read_than_asked_for(example, tmp_path):
     (tmp_path / "one.txt").write_text("ä" * 600, encoding="utf-8")
     (tmp_path / "two.txt").write_text("b" * 600, encoding="utf-8")
-    files, left_out = example.collect([tmp_path], 1001)
+    files, left_out = collect([tmp_path], 1001)
     assert 999 <= sum(file.num_bytes for file in files) <= 1001
     assert len(files) == 2
     assert not left_out
 
 
 def test_whole_files_are_held_out_where_they_are_small_enough(example):
-    files = [example.SourceFile(f"{at}.txt", lines(100, seed=at)) for at in range(50)]
-    text = example.split(files)
+    files = [SourceFile(f"{at}.txt", lines(100, seed=at)) for at in range(50)]
+    text = split(files)
     assert set(text.train) | set(text.held_out) == set(files)
     assert not set(text.train) & set(text.held_out)
     share = text.held_out_bytes / (text.train_bytes + text.held_out_bytes)
-    assert example.HELD_OUT <= share <= 2 * example.HELD_OUT
-    assert example.split(files) == text
+    assert HELD_OUT <= share <= 2 * HELD_OUT
+    assert split(files) == text
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_the_end_of_the_largest_file_is_held_out_where_all_are_large(example, count):
-    files = [example.SourceFile(f"{at}.txt", lines(4010 * (at + 1), seed=at)) for at in range(count)]
-    text = example.split(files)
+    files = [SourceFile(f"{at}.txt", lines(4010 * (at + 1), seed=at)) for at in range(count)]
+    text = split(files)
     largest = files[-1].text
     assert [file.name for file in text.held_out] == [f"the end of {count - 1}.txt"]
     assert text.train[-1].text + text.held_out[0].text == largest
@@ -126,7 +128,7 @@ def test_the_end_of_the_largest_file_is_held_out_where_all_are_large(example, co
 
 
 def test_a_line_without_end_is_cut_between_characters(example):
-    text = example.split([example.SourceFile("one.txt", "ä" * 20_001)])
+    text = split([SourceFile("one.txt", "ä" * 20_001)])
     assert set(text.train[0].text) == set(text.held_out[0].text) == {"ä"}
 
 
