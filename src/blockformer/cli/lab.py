@@ -41,7 +41,7 @@ def run_lab(
     if not report_only:
         _train(experiment, runs[part - 1 :: parts], folder, parts > 1)
     if is_main:
-        found = write_report(folder, runs)
+        found = write_report(folder, runs, path.stem)
         for name in (folder / "table.md").read_text(encoding="utf-8").splitlines()[: len(found) + 2]:
             console.print(name, markup=False, highlight=False, soft_wrap=True)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from blockformer.conversion.summary import shown_settings
 
-from ..pictures.canvas import PALETTE
+from ..pictures.canvas import palette_style, themed
 from .differences import differences
 from .facts import Facts
 from .fields import plain
@@ -55,12 +55,12 @@ def page(
         "text": text,
     }
     script = _part("page.js") + _part("text.js")
-    style = _colors() + _part("page.css")
+    style = palette_style() + _part("page.css")
     pieces = {
         "policy": html.escape(_policy(script, style)),
         "title": html.escape(name),
         "style": style,
-        "figures": "".join(f"<div>{_themed(figure['svg'])}</div>" for figure in figures),
+        "figures": "".join(f"<div>{themed(figure['svg'])}</div>" for figure in figures),
         # No "<" at all: nothing in a string can end the element that holds it, or begin another one.
         "data": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
         "script": script,
@@ -77,15 +77,3 @@ def _policy(script: str, style: str) -> str:
     hashes = (base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (script, style))
     own, styles = (f"'sha256-{one}'" for one in hashes)
     return f"default-src 'none'; script-src {own}; style-src {styles}; base-uri 'none'; form-action 'none'"
-
-
-def _colors() -> str:
-    light, dark = ("".join(f"--{name}:{pair[side]};" for name, pair in PALETTE.items()) for side in (0, 1))
-    return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
-
-
-def _themed(svg: str) -> str:
-    """A picture in the page's colors."""
-    for name, (light, _) in PALETTE.items():
-        svg = svg.replace(f'"{light}"', f'"var(--{name})"')
-    return svg
