@@ -19,7 +19,7 @@ import blockformer
 from blockformer import BlockformerDecoderConfig, preset
 from blockformer.axes import axes, axis
 from blockformer.conversion.summary import shown_settings
-from blockformer.positions import ROPE_TYPES
+from blockformer.rotary import ROPE_TYPES
 
 ROPE_EXTRAS = {
     "default": {},

@@ -9,7 +9,10 @@ from test_configuration import ROPE_EXTRAS
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderModel
-from blockformer.positions import ROPE_TYPES, RelativeBias, RelativeKeys, RotaryPositions, SinusoidalPositions, rotate
+from blockformer.positions import SinusoidalPositions, rotate
+from blockformer.relative_bias import RelativeBias
+from blockformer.relative_keys import RelativeKeys
+from blockformer.rotary import ROPE_TYPES, RotaryPositions
 
 
 def rope(rope_type):
@@ -130,9 +133,13 @@ def test_relative_bias_of_a_cached_step_is_the_last_row():
 def test_relative_keys_follow_the_formula(and_keys):
     """score[t, s] = q_t . e[t - s], and with keys also + k_s . e[t - s]; grouped heads share their key's term."""
     config = BlockformerDecoderConfig(
-        hidden_size=24, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=5
+        hidden_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=5,
+        position_type="relative_key_query" if and_keys else "relative_key",
     )
-    relative = RelativeKeys(config, and_keys)
+    relative = RelativeKeys(config)
     query, key = torch.randn(2, 4, 3, 6), torch.randn(2, 2, 8, 6)
     query_positions = torch.tensor([5, 6, 7])
     scores = relative(query, key, query_positions)

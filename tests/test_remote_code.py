@@ -261,3 +261,72 @@ def test_a_config_alone_brings_the_code_of_its_models_and_says_what_they_are(
     blockformer.export_model(model, tmp_path / "repo")
     found = fresh(CONFIG_ALONE, tmp_path / "repo", tmp_path / "again", auto_class, folder=tmp_path)
     assert json.loads(found) == lists
+
+
+SIZED = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZED |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+EXPERTS = {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+DISTANCES = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 16}
+# Preset -> fields besides, and the optional modules that a repo of it carries.
+CARRIED = {
+    "gpt2": ({}, set()),
+    "bloom": ({}, {"relative_bias"}),
+    "qwen3": ({"linear_bits": 4, "linear_group_size": 16}, {"awq_linear", "rotary"}),
+    "qwen2_moe": (EXPERTS, {"experts", "rotary"}),
+    "bert": ({"position_type": "relative_key"}, {"relative_keys"}),
+    "roberta": (DISTANCES, {"relative_bias"}),  # fields that nothing reads are kept all the same
+    "modernbert": ({}, {"rotary"}),
+    "deberta-v2": (DISTANCES, {"disentangled", "relative_bias"}),
+    "t5": ({}, {"relative_bias"}),
+    "marian": ({"decoder_start_token_id": 0}, set()),
+}
+
+EACH = (
+    CLOSE
+    + r"""
+import json, os, torch, transformers
+results = {}
+for name, auto_class in json.loads(sys.argv[2]).items():
+    folder = os.path.join(sys.argv[1], name)
+    model = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True).eval()
+    ids = torch.arange(2, 18).view(2, 8)
+    with torch.no_grad():
+        logits = model(ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})).logits
+    code = {each for each in os.listdir(folder) if each.endswith(".py")}
+    model.save_pretrained(folder + "-again")
+    assert code == {each for each in os.listdir(folder + "-again") if each.endswith(".py")}, name
+    results[name] = logits.tolist()
+config = transformers.AutoConfig.from_pretrained(os.path.join(sys.argv[1], "gpt2"), trust_remote_code=True)
+for kind in ("rotary", "alibi"):
+    try:
+        type(config)(position_type=kind)
+    except ValueError as error:
+        assert "this repo carries the code of its own positions alone" in str(error), error
+    else:
+        raise AssertionError(kind)
+assert "blockformer" not in sys.modules
+print(json.dumps(results))
+"""
+)
+
+
+def test_a_repo_carries_what_its_config_uses_and_works_by_that_alone(tmp_path, fresh):
+    optional = {"awq_linear", "disentangled", "experts", "relative_bias", "relative_keys", "rotary"}
+    autos, wanted = {}, {}
+    for name, (fields, carried) in CARRIED.items():
+        config = blockformer.preset(name, **{**SIZED, **fields})
+        autos[name], cls = next(
+            (auto, getattr(blockformer, target.partition(".")[2]))
+            for auto, target in config.auto_classes.items()
+            if auto in ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
+        )
+        model = cls(config).eval()
+        blockformer.export_model(model, tmp_path / name)
+        assert {path.stem for path in (tmp_path / name).glob("*.py")} & optional == carried, name
+        ids = torch.arange(2, 18).view(2, 8)
+        with torch.no_grad():
+            sides = {"decoder_input_ids": ids} if config.is_encoder_decoder else {}
+            wanted[name] = model(ids, **sides).logits
+    found = json.loads(fresh(EACH, tmp_path, json.dumps(autos), folder=tmp_path))
+    for name, logits in wanted.items():
+        assert_close(torch.tensor(found[name]), logits)

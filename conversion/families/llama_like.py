@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from blockformer.positions import rotary_size
 from blockformer.presets import STRUCTURES
+from blockformer.rotary import rotary_size
 
 from ..rules.operations import Chain, Each, Identity, Operation, Pairs, Split
 from ..rules.table import Rule

@@ -13,7 +13,7 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from .axes import SHARED, Part, axis, check_choice, flag
 from .normalization import make_norm
-from .positions import SCORE_TERMS, RelativeBias, RelativeKeys, rotate
+from .positions import BIASES, KEY_TERMS, SCORE_TERMS, rotate
 from .unpadding import attend_unpadded
 
 
@@ -216,11 +216,10 @@ class Attention(nn.Module):
         self.has_sinks = config.attention_sinks
         if self.has_sinks:  # backends take a module that has the attribute for one with sinks
             self.sinks = nn.Parameter(torch.zeros(len(self.heads)))
-        own_bias = config.relative_bias_per_layer and not is_cross_attention
-        self.relative_bias = RelativeBias(config, bidirectional=not is_causal) if own_bias else None
-        relative = config.position_type in ("relative_key", "relative_key_query") and not is_cross_attention
-        and_keys = config.position_type == "relative_key_query"
-        self.relative_keys = RelativeKeys(config, and_keys) if relative else None
+        kind = None if is_cross_attention else config.position_type
+        own_bias = kind in BIASES and getattr(config, "relative_bias_per_layer", False)
+        self.relative_bias = BIASES[kind](config, bidirectional=not is_causal) if own_bias else None
+        self.relative_keys = KEY_TERMS[kind](config) if kind in KEY_TERMS else None
 
     def forward(
         self,

@@ -47,6 +47,15 @@ class LinearFields(Part):
         if self.float32_down_proj or self.pruned_heads:
             raise ValueError("float32_down_proj and pruned_heads need plain weights: leave them out, or linear_bits.")
 
+    def finish(self, stack):
+        """Have every linear map of the layers keep its weights in 4 bits."""
+        super().finish(stack)
+        for parent in list(stack.layers.modules()) if self.linear_bits is not None else ():
+            for name, layer in parent.named_children():
+                if isinstance(layer, nn.Linear):
+                    sizes = (layer.in_features, layer.out_features, layer.bias is not None)
+                    setattr(parent, name, QuantizedLinear(*sizes, self.linear_group_size))
+
 
 def raised(words, dtype):
     """Words, int32 [R, O / 8] -> their numbers, all raised by the same, [R, O], in bfloat16 or float16."""
@@ -158,12 +167,3 @@ class _Product(torch.autograd.Function):
     def jvp(ctx, tangent, bias_tangent, _):
         product = tangent @ ctx.layer.dequantized(tangent.dtype)
         return product if bias_tangent is None else product + bias_tangent
-
-
-def quantize_layers(layers, group_size: int) -> None:
-    """Have every linear map of these layers keep its weights in 4 bits."""
-    for parent in list(layers.modules()):
-        for name, layer in parent.named_children():
-            if isinstance(layer, nn.Linear):
-                bias = layer.bias is not None
-                setattr(parent, name, QuantizedLinear(layer.in_features, layer.out_features, bias, group_size))

@@ -124,6 +124,9 @@ class Part:
     def check(self) -> None:
         """Refuse fields that contradict each other, all of them settled."""
 
+    def finish(self, stack) -> None:
+        """Change a stack of this config once all of its layers are there."""
+
     def tensor_parallel_plan(self, has_cross_attention: bool) -> dict[str, str]:
         """How the modules of one stack are shared out: each process has some of the heads and of the inner states."""
         return {}

@@ -17,6 +17,9 @@ from .feed_forward import ACT2FN, FeedForwardFields
 from .layer import LayerFields
 from .normalization import NormFields
 from .positions import PositionFields
+from .relative_bias import RelativeBiasFields
+from .relative_keys import RelativeKeyFields
+from .rotary import RotaryFields
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
@@ -31,7 +34,17 @@ _FORMER = {"linear_bits": None, "linear_group_size": 128}  # of older repos, nev
 _MOST_NUMBERS, _MOST_LAYERS, _MOST_LABELS = 10**13, 100_000, 4_000_000
 
 
-class BlockformerConfig(NormFields, PositionFields, AttentionFields, FeedForwardFields, LayerFields, PretrainedConfig):
+class BlockformerConfig(
+    NormFields,
+    RotaryFields,
+    RelativeBiasFields,
+    RelativeKeyFields,
+    PositionFields,
+    AttentionFields,
+    FeedForwardFields,
+    LayerFields,
+    PretrainedConfig,
+):
     """What all topologies share: sizes and the axes of choice. Use one of its subclasses.
 
     Raises:
@@ -153,7 +166,8 @@ class BlockformerConfig(NormFields, PositionFields, AttentionFields, FeedForward
         width = max(self.hidden_size, self.intermediate_size, self.num_attention_heads * self.head_dim)
         deepest *= getattr(self, "num_experts", 0) or 1
         tables = (self.vocab_size, getattr(self, "decoder_vocab_size", 0) or 0, self.type_vocab_size, deepest * width)
-        positions = (self.max_position_embeddings, self.position_offset, self.relative_attention_num_buckets)
+        buckets = getattr(self, "relative_attention_num_buckets", 0)
+        positions = (self.max_position_embeddings, self.position_offset, buckets)
         numbers = width * max(*tables, *positions)
         if numbers > _MOST_NUMBERS:
             many = f"{numbers:.1e} parameters, more than {_MOST_NUMBERS:.0e}"

@@ -10,7 +10,6 @@ from .experts import ExpertsFields
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
-    from .alibi import Alibi  # noqa: F401
     from .attention import eager_attention_forward  # noqa: F401
     from .axes import axis  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
     from .normalization import RMSNorm  # noqa: F401
     from .positions import LearnedPositions  # noqa: F401
     from .pretrained_model import WeightsError  # noqa: F401
+    from .relative_bias import RelativeBias  # noqa: F401
+    from .relative_keys import RelativeKeys  # noqa: F401
+    from .rotary import RotaryPositions  # noqa: F401
     from .stack import Stack  # noqa: F401
     from .task_heads import TokenClassification  # noqa: F401
     from .unpadding import Unpadding  # noqa: F401

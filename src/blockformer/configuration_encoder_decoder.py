@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from .normalization import RMSNorm  # noqa: F401
     from .positions import LearnedPositions  # noqa: F401
     from .pretrained_model import WeightsError  # noqa: F401
+    from .relative_bias import RelativeBias  # noqa: F401
+    from .relative_keys import RelativeKeys  # noqa: F401
+    from .rotary import RotaryPositions  # noqa: F401
     from .stack import Stack  # noqa: F401
     from .unpadding import Unpadding  # noqa: F401
 

@@ -10,12 +10,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from .attention import ATTENTIONS, Attention
-from .axes import SHARED, Part
+from .axes import SHARED
 from .normalization import make_norm
+from .positions import BIASES
+from .relative_bias import RelativeBiasFields
 
 
 @dataclass(eq=False, repr=False)
-class DisentangledFields(Part):
+class DisentangledFields(RelativeBiasFields):
     """What holds of a config with this attention; its fields are those of a relative bias."""
 
     def check(self):
@@ -42,7 +44,7 @@ class DisentangledFields(Part):
 class Distances(nn.Module):
     """A trained and normed vector for each bucket of distances, to either side: [E, C] for all layers."""
 
-    def __init__(self, config):
+    def __init__(self, config, bidirectional: bool):
         super().__init__()
         self.embedding = nn.Embedding(2 * config.relative_attention_num_buckets, config.hidden_size)
         self.norm = make_norm(config, config.hidden_size)
@@ -86,4 +88,4 @@ class DisentangledAttention(Attention):
         return (torch.where(distance.abs() <= half, distance, wide) + span).clamp(0, 2 * span - 1)
 
 
-ATTENTIONS["disentangled"] = DisentangledAttention
+ATTENTIONS["disentangled"], BIASES["disentangled"] = DisentangledAttention, Distances

@@ -13,7 +13,9 @@ from transformers.activations import ACT2FN
 from transformers.integrations import use_experts_implementation
 
 from .axes import Part, axis, flag
-from .feed_forward import FEED_FORWARDS, FeedForward
+from .compat import OutputRecorder
+from .feed_forward import FEED_FORWARDS, OUTPUTS_WITH_LOSS, FeedForward
+from .losses import divisor_of
 
 # What goes with no experts: nothing tests it.
 _EXCLUDED = ("activation_dropout", "chunk_size_feed_forward", "float32_down_proj", "linear_bits", "add_cross_attention")
@@ -70,7 +72,7 @@ class ExpertsFields(Part):
             raise ValueError(f"mlp_layer_types must list dense or sparse for each layer, not {types!r}.")
         if self.shared_expert_gate and not self.shared_expert_intermediate_size:
             raise ValueError("shared_expert_gate=True needs shared_expert_intermediate_size.")
-        if wrong := [name for name in _EXCLUDED if getattr(self, name)] + ["gated_mlp"] * (not self.gated_mlp):
+        if wrong := [name for name in _EXCLUDED if getattr(self, name, None)] + ["gated_mlp"] * (not self.gated_mlp):
             raise ValueError(f"{wrong[0]}={getattr(self, wrong[0])} is not supported with experts: leave it out.")
 
     def tensor_parallel_plan(self, has_cross_attention):
@@ -181,9 +183,6 @@ class SparseFeedForward(nn.Module):
         return output + (shared if gate is None else gate(hidden_states).sigmoid() * shared)
 
 
-FEED_FORWARDS["sparse"] = SparseFeedForward
-
-
 def load_balancing_loss(router_logits, experts_per_token: int, attention_mask=None):
     """E * sum over E of (a token's choices of it) * (its mean score) (Fedus et al., 2021); k where the load is even.
 
@@ -198,3 +197,19 @@ def load_balancing_loss(router_logits, experts_per_token: int, attention_mask=No
         length = len(router_logits[0]) // len(attention_mask)
         counts = attention_mask[:, -length:].to(scores).flatten().repeat(len(router_logits))
     return scores.shape[-1] * ((counts @ chosen) * (counts @ scores)).sum() / counts.sum() ** 2
+
+
+def add_load_balancing(output, config, router_logits, attention_mask, targets, num_items_in_batch) -> None:
+    """Put router logits and the loss of them into a decoder's output, and `router_aux_loss_coef` of it into its loss.
+
+    Of the batches that a step accumulates, each counts by its labels, as in its own loss.
+    """
+    loss = load_balancing_loss(router_logits, config.num_experts_per_tok, attention_mask)
+    output["router_logits"], output["aux_loss"] = router_logits, loss
+    if (whole := output.get("loss")) is not None:
+        own, total = (divisor_of(targets, count, whole.device) for count in (None, num_items_in_batch))
+        output["loss"] = whole + config.router_aux_loss_coef * loss.to(whole.device) * own / total
+
+
+FEED_FORWARDS["sparse"] = SparseFeedForward
+OUTPUTS_WITH_LOSS["router_logits"] = (OutputRecorder(Router, index=0), add_load_balancing)

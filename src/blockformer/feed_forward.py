@@ -71,4 +71,6 @@ class FeedForward(nn.Module):
         return inner if fits or torch.is_autocast_enabled(inner.device.type) else inner.to(weight.dtype)
 
 
-FEED_FORWARDS: dict[str, type[nn.Module]] = {"dense": FeedForward}  # a layer's kinds; experts.py adds one
+# What experts.py adds to: a layer's kinds, and outputs with a loss of their own: what records them and what adds it.
+FEED_FORWARDS: dict[str, type[nn.Module]] = {"dense": FeedForward}
+OUTPUTS_WITH_LOSS: dict[str, tuple] = {}

@@ -108,7 +108,8 @@ class Layer(GradientCheckpointingLayer):
         super().__init__()
         self.layer_idx = layer_idx
         self.layer_type = layer_type_of(config, layer_idx, is_causal)
-        self.rotates = config.rope_layers is None or config.rope_layers[layer_idx]
+        rotating = getattr(config, "rope_layers", None)
+        self.rotates = rotating is None or rotating[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout = config.hidden_dropout
         self.self_attn = ATTENTIONS.get(config.position_type, Attention)(config, layer_idx, is_causal)

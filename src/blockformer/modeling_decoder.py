@@ -8,22 +8,24 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 from transformers.utils import can_return_tuple
 
-from .alibi import Alibi
 from .attention import Attention  # noqa: F401
-from .awq_linear import quantize_layers
+from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import axis  # noqa: F401
-from .compat import OutputRecorder
+from .compat import causal_masks  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
-from .experts import Router, load_balancing_loss  # their @use_experts_implementation is looked for in this file
-from .feed_forward import FeedForward  # noqa: F401
+from .experts import Router  # noqa: F401 - their @use_experts_implementation is looked for in this file
+from .feed_forward import OUTPUTS_WITH_LOSS
 from .input_checks import check_room, own_layers
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
-from .losses import divisor_of, shifted, without_padding
+from .losses import shifted, without_padding
 from .normalization import RMSNorm  # noqa: F401
 from .positions import LEARNED
 from .pretrained_model import BlockformerPreTrainedModel
+from .relative_bias import RelativeBias  # noqa: F401
+from .relative_keys import RelativeKeys  # noqa: F401
+from .rotary import RotaryPositions  # noqa: F401
 from .stack import Stack, last_token_states
 from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
 from .unpadding import Unpadding  # noqa: F401
@@ -33,14 +35,11 @@ class BlockformerDecoderModel(Stack):
     """A decoder without a head: tokens [B, T] to states [B, T, C]. See `Stack.forward`."""
 
     config_class = BlockformerDecoderConfig
-    _can_record_outputs = {**Stack._can_record_outputs, "router_logits": OutputRecorder(Router, index=0)}
+    _can_record_outputs = Stack._can_record_outputs | {name: first for name, (first, _) in OUTPUTS_WITH_LOSS.items()}
 
     def __init__(self, config):
         super().__init__(config, is_causal=True, has_cross_attention=config.add_cross_attention)
-        if config.position_type == "alibi":
-            self.relative_bias = Alibi(config)
-        if config.linear_bits is not None:
-            quantize_layers(self.layers, config.linear_group_size)
+        config.finish(self)
         self.post_init()
 
 
@@ -119,13 +118,9 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         others = {name: outputs[name] for name in names if name in outputs}
         others["cross_attentions"] = outputs.get("cross_attentions") or None
         output = self.make_output(CausalLMOutputWithCrossAttentions, loss=loss, logits=logits, **others)
-        if router_logits := outputs.get("router_logits"):
-            aux_loss = load_balancing_loss(router_logits, self.config.num_experts_per_tok, attention_mask)
-            output["router_logits"], output["aux_loss"] = router_logits, aux_loss
-            if loss is not None:
-                # Of the batches that a step accumulates, each counts by its labels, as in its own loss.
-                own, total = (divisor_of(targets, count, loss.device) for count in (None, num_items_in_batch))
-                output["loss"] = loss + self.config.router_aux_loss_coef * aux_loss.to(loss.device) * own / total
+        for name, (_, add_loss) in OUTPUTS_WITH_LOSS.items():
+            if recorded := outputs.get(name):
+                add_loss(output, self.config, recorded, attention_mask, targets, num_items_in_batch)
         return output
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, mode, batch_size, length):

@@ -17,15 +17,18 @@ from .axes import axis  # noqa: F401
 from .compat import causal_masks  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder import BlockformerEncoderConfig
-from .disentangled import Distances
+from .disentangled import Distances  # noqa: F401
 from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, check_labels, divisor_of, token_cross_entropy, without_padding
 from .normalization import RMSNorm  # noqa: F401
-from .positions import RotaryPositions  # noqa: F401
+from .positions import TABLES  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
+from .relative_bias import RelativeBias  # noqa: F401
+from .relative_keys import RelativeKeys  # noqa: F401
+from .rotary import RotaryPositions  # noqa: F401
 from .stack import Stack
 from .task_heads import Classification, Classifier, QuestionAnswering, SequenceClassification, TokenClassification
 from .unpadding import Unpadding  # noqa: F401
@@ -66,8 +69,6 @@ class BlockformerEncoderModel(Stack):
 
     def __init__(self, config, add_pooling_layer: bool = True):
         super().__init__(config, is_causal=False)
-        if config.position_type == "disentangled":
-            self.relative_bias = Distances(config)
         self.pooler = Pooler(config) if config.pooler_act and add_pooling_layer else None
         self.post_init()
 

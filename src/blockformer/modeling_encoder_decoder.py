@@ -30,8 +30,11 @@ from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, sequence_loss, span_loss
 from .normalization import RMSNorm  # noqa: F401
-from .positions import RotaryPositions  # noqa: F401
+from .positions import TABLES  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
+from .relative_bias import RelativeBias  # noqa: F401
+from .relative_keys import RelativeKeys  # noqa: F401
+from .rotary import RotaryPositions  # noqa: F401
 from .stack import Stack, last_token_states
 from .unpadding import Unpadding  # noqa: F401
 

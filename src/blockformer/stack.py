@@ -16,7 +16,7 @@ from .compat import capture_outputs, causal_masks, create_bidirectional_mask, en
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Batch, Layer
 from .normalization import make_norm
-from .positions import RELATIVE_BIAS, TABLES, RelativeBias, make_rotary, rotations_of
+from .positions import BIASES, ROTATIONS, TABLES, rotations_of
 from .pretrained_model import BlockformerPreTrainedModel
 from .unpadding import find_unpadding, flattened_positions, sequence_numbers
 
@@ -52,12 +52,13 @@ class Stack(BlockformerPreTrainedModel):
         types, task_types = config.type_vocab_size, config.task_type_vocab_size
         self.embed_token_types = nn.Embedding(types, width) if types else None
         self.embed_task_types = nn.Embedding(task_types, width) if task_types else None
-        self.embed_positions = TABLES[config.position_type](config) if config.position_type in TABLES else None
+        kind = config.position_type
+        self.embed_positions = TABLES[kind](config) if kind in TABLES else None
         self.embedding_norm = make_norm(config, width) if config.embedding_norm else None
         self.embed_projection = None if width == config.hidden_size else nn.Linear(width, config.hidden_size)
-        self.rotary_emb = make_rotary(config) if config.position_type == "rotary" else None
-        has_bias = config.position_type in RELATIVE_BIAS and not config.relative_bias_per_layer
-        self.relative_bias: nn.Module | None = RelativeBias(config, bidirectional=not is_causal) if has_bias else None
+        self.rotary_emb = ROTATIONS[kind](config) if kind in ROTATIONS else None
+        has_bias = kind in BIASES and not getattr(config, "relative_bias_per_layer", False)
+        self.relative_bias = BIASES[kind](config, bidirectional=not is_causal) if has_bias else None
         groups = getattr(config, "num_hidden_groups", None) or num_layers
         self.passes = num_layers // groups  # more than one where layers share weights
         self.layers = nn.ModuleList(Layer(config, index, is_causal, has_cross_attention) for index in range(groups))

@@ -180,7 +180,7 @@ class CompiledLayers:
 def can_compile(stack) -> bool:
     """Whether the stack's layers know nothing that the compiled function is not told of."""
     config = stack.config
-    is_known = config.position_type in _POSITION_TYPES and not config.relative_bias_per_layer
+    is_known = config.position_type in _POSITION_TYPES and not getattr(config, "relative_bias_per_layer", False)
     if not is_known or "sliding_attention" in config.layer_types:
         return False
     if not stack.is_causal:

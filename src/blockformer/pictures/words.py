@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..positions import RELATIVE_BIAS, SINUSOIDAL, rotary_size
+from ..positions import RELATIVE_BIAS, SINUSOIDAL
+from ..rotary import rotary_size
 from .canvas import TIMES
 
 _POSITIONS = {

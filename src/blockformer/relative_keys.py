@@ -1,0 +1,49 @@
+"""Relative keys: terms of the attention scores that queries and keys give with a vector for their distance.
+
+B batch, T query length, S key length, H heads, K key/value heads, D head size.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .axes import SHARED, Part
+from .positions import KEY_TERMS
+
+
+@dataclass(eq=False, repr=False)
+class RelativeKeyFields(Part):
+    """What holds of a config with relative keys, which have no field of their own."""
+
+    def tensor_parallel_plan(self, has_cross_attention):
+        """The vectors are whole in each process, and their gradients are added."""
+        own = {"layers.*.self_attn.relative_keys.embedding": SHARED} if self.position_type in KEY_TERMS else {}
+        return super().tensor_parallel_plan(has_cross_attention) | own
+
+
+class RelativeKeys(nn.Module):
+    """A trained vector of head size for each distance, dotted with the query (Shaw et al., 2018).
+
+    "relative_key_query" dots it with the key too (Huang et al., 2020, method 4). Distances are clipped to the table.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.max_distance = config.max_position_embeddings - 1
+        self.and_keys = config.position_type == "relative_key_query"
+        self.embedding = nn.Embedding(2 * config.max_position_embeddings - 1, config.head_dim)
+
+    def forward(self, query, key, query_positions):
+        """query [B, H, T, D], key [B, K, S, D], query_positions [T] -> unscaled scores [B, H, T, S]."""
+        keys = torch.arange(key.shape[2], device=key.device)
+        distance = (query_positions[:, None] - keys[None, :]).clamp(-self.max_distance, self.max_distance)
+        vectors = self.embedding(distance + self.max_distance)  # [T, S, D]
+        scores = torch.einsum("bhtd,tsd->bhts", query, vectors)
+        if self.and_keys:
+            key_scores = torch.einsum("bksd,tsd->bkts", key, vectors)
+            scores = scores + key_scores.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        return scores
+
+
+KEY_TERMS |= {"relative_key": RelativeKeys, "relative_key_query": RelativeKeys}

@@ -1,0 +1,174 @@
+"""Rotary position embedding, RoPE (Su et al., 2021): queries and keys are turned by angles that grow with the position.
+
+B batch, T length, D head size.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from .axes import axis, check_choice, did_you_mean, is_number
+from .positions import ROTATIONS, ComputedPositions, PositionFields
+
+# Each rotary type of transformers with the parameters that it cannot do without.
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+# Parameters that are positive numbers, then the rest.
+_ROPE_NUMBERS = "rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings".split()
+_ROPE_NUMBERS += "attention_factor beta_fast beta_slow mscale mscale_all_dim partial_rotary_factor".split()
+_ROPE_NAMES = (*_ROPE_NUMBERS, "rope_type", "type", "short_factor", "long_factor", "truncate")
+
+
+@dataclass(eq=False, repr=False)
+class RotaryFields(PositionFields):
+    """The fields of rotary positions."""
+
+    rope_parameters: dict | None = axis(
+        None, "a dict", "positions", "rope_type, rope_theta and so on as in transformers, or such a dict by layer type"
+    )
+    rope_layers: list | None = axis(None, "a list", "positions", "whether each layer of a decoder rotates; None: all")
+
+    def fill_rope_parameters(self, given, rope_theta):
+        """Take the rotary parameters as a copy with every default written out."""
+        given = given or self.rope_parameters
+        if self.position_type != "rotary":
+            super().fill_rope_parameters(given, rope_theta)
+            self.rope_parameters = None
+            return
+        if not isinstance(given, dict | None):
+            raise ValueError(f"rope_parameters must be a dict, not {given!r}.")
+        given = given or {}
+        if not any(isinstance(value, dict) for value in given.values()):
+            self.rope_parameters = self._full_rope(given, rope_theta)
+            return
+        if set(given) != set(self.layer_types):
+            types = " and ".join(f"'{name}'" for name in sorted(set(self.layer_types)))
+            raise ValueError(f"rope_parameters by layer type need one dict for each of {types}, not {sorted(given)}.")
+        self.rope_parameters = {name: self._full_rope(one, rope_theta) for name, one in given.items()}
+
+    def _full_rope(self, given, rope_theta) -> dict:
+        if not isinstance(given, dict):
+            raise ValueError(f"rope_parameters of a layer type must be a dict, not {given!r}.")
+        rope = {"rope_type": given.get("type", "default"), "rope_theta": rope_theta, **given}
+        rope["rope_theta"] = 10_000.0 if rope["rope_theta"] is None else rope["rope_theta"]
+        check_rope(rope, self.head_dim)
+        if rope["rope_type"] in ("yarn", "longrope"):
+            rope.setdefault("original_max_position_embeddings", self.max_position_embeddings)
+        return rope
+
+    def check(self):
+        """What rotates is a decoder's layer."""
+        super().check()
+        layers, own = self.rope_layers, self.is_decoder and self.position_type == "rotary"
+        if layers is not None and not (own and [type(one) for one in layers] == [bool] * self.num_hidden_layers):
+            raise ValueError(f"rope_layers must be true or false for each layer of a rotary decoder, not {layers!r}.")
+
+
+def check_rope(rope: dict, head_dim: int) -> None:
+    """Refuse rotary parameters, of one layer type, that transformers does not have or cannot compute with."""
+    rope_type = rope["rope_type"]
+    check_choice("rope_type", rope_type, ROPE_TYPES)
+    for name in ROPE_TYPES[rope_type]:
+        if rope.get(name) is None:
+            raise ValueError(f"rope_parameters of type '{rope_type}' need '{name}'.")
+    for name, value in rope.items():
+        if name in _ROPE_NUMBERS and value is not None and not (is_number(value) and value > 0):
+            raise ValueError(f"{name} must be a positive number, not {value!r}.")
+        if name not in _ROPE_NAMES and (hint := did_you_mean(name, _ROPE_NAMES, cutoff=0.8)):
+            raise ValueError(f"rope_parameters have no '{name}'.{hint}")
+    if "high_freq_factor" in ROPE_TYPES[rope_type] and rope["high_freq_factor"] <= rope["low_freq_factor"]:
+        raise ValueError("high_freq_factor must be above low_freq_factor: between the two the scaling is blended.")
+    if rope_type == "yarn" and rope["rope_theta"] <= 1:
+        raise ValueError("rope_theta must be above 1 with rope_type 'yarn': it divides by the logarithm.")
+    size = rotary_size(rope, head_dim)
+    if not 2 <= size <= head_dim or size % 2:
+        part = "" if size == head_dim else f" times partial_rotary_factor, {size},"
+        raise ValueError(f"head_dim ({head_dim}){part} must be even with rotary positions: they rotate pairs.")
+    for name in ("short_factor", "long_factor"):
+        if rope_type == "longrope":
+            factors = rope[name] if isinstance(rope[name], list | tuple) else []
+            if len(factors) != size // 2 or not all(is_number(factor) and factor > 0 for factor in factors):
+                wanted = f"{size // 2} numbers above 0 (one for each pair of a head)"
+                raise ValueError(f"{name} must list {wanted}, not {repr(rope[name])[:80]}.")
+
+
+def rotary_size(rope: dict, head_dim: int) -> int:
+    """How many channels of a head are rotated: the first `partial_rotary_factor` of them, all by default."""
+    return int(head_dim * rope.get("partial_rotary_factor", 1.0))
+
+
+class RotaryPositions(ComputedPositions):
+    """Rotary position embedding, RoPE (Su et al., 2021), in every type of transformers' `ROPE_INIT_FUNCTIONS`.
+
+    Gives what `rotate` turns queries and keys by: cosines and signed sines, each [B, 1, T, D]. The types whose
+    frequencies depend on the text's length ("dynamic", "longrope") take it from the largest position of the call and
+    keep no state, so that a result never depends on the calls before it.
+
+    Args:
+        layer_type: whose parameters to take where `rope_parameters` have some for each layer type.
+    """
+
+    def __init__(self, config, layer_type: str | None = None):
+        super().__init__()
+        self.config = config
+        self.layer_type = layer_type
+        self.rope = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
+        self.rope_type = self.rope["rope_type"]
+        self.attention_scaling = 1.0
+        self._set_frequencies(torch.get_default_device())
+
+    def compute_frequencies(self):
+        """[D/2]; of "longrope" those of a text as long as in training and those of a longer one, [2, D/2]."""
+        if self.rope_type == "default":
+            return self._frequencies_of(self.rope["rope_theta"], "cpu")
+        compute = functools.partial(ROPE_INIT_FUNCTIONS[self.rope_type], self.config, torch.device("cpu"))
+        with torch.device("cpu"):
+            frequencies, self.attention_scaling = compute(layer_type=self.layer_type)
+            if self.rope_type == "longrope":
+                length = self.rope["original_max_position_embeddings"] + 1
+                longer, _ = compute(layer_type=self.layer_type, seq_len=length)
+                frequencies = torch.stack((frequencies, longer))
+        return frequencies
+
+    def _frequencies_of(self, theta, device):
+        size = rotary_size(self.rope, self.config.head_dim)
+        return 1.0 / (theta ** (torch.arange(0, size, 2, dtype=torch.int64, device=device).float() / size))
+
+    def _frequencies_at(self, position_ids):
+        if self.rope_type == "dynamic":
+            rope, trained = self.rope, self.config.max_position_embeddings
+            size = rotary_size(rope, self.config.head_dim)
+            longer = (position_ids.max() + 1).clamp(min=trained) / trained
+            stretch = (rope["factor"] * longer - (rope["factor"] - 1)) ** (size / (size - 2))
+            return self._frequencies_of(rope["rope_theta"] * stretch, position_ids.device)
+        if self.rope_type == "longrope":
+            trained = self.rope["original_max_position_embeddings"]
+            return torch.where(position_ids.max() >= trained, self.inv_freq[1], self.inv_freq[0])
+        return self.inv_freq
+
+    @torch.no_grad()
+    def forward(self, hidden_states, position_ids):
+        frequencies = self._frequencies_at(position_ids).to(hidden_states.device)
+        angles = position_ids[..., None].float() * frequencies  # [B, T, D/2]
+        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)  # [B, T, D]
+        return cos.to(hidden_states.dtype)[:, None], sin.to(hidden_states.dtype)[:, None]
+
+
+def make_rotary(config) -> nn.Module:
+    """`RotaryPositions` for all layers or, where `rope_parameters` say so, a dict of them by layer type."""
+    if "rope_type" in config.rope_parameters:
+        return RotaryPositions(config)
+    return nn.ModuleDict({layer_type: RotaryPositions(config, layer_type) for layer_type in config.rope_parameters})
+
+
+ROTATIONS["rotary"] = make_rotary
