@@ -40,17 +40,17 @@ def rows(size, limits, console: Console, folder: Path) -> Iterator[Row]:
     """
     with tempfile.TemporaryDirectory(dir=folder) as name:
         place = Path(name)
-        if _is_there(console, "llama.cpp", "llama_cpp", "gguf"):
+        if is_there(console, "llama.cpp", "llama_cpp", "gguf"):
             yield from _llama_rows(size, limits, console, place)
-        if _is_there(console, "ONNX Runtime", "onnxruntime", "onnx", "onnxscript"):
+        if is_there(console, "ONNX Runtime", "onnxruntime", "onnx", "onnxscript"):
             yield from _encoder_rows(size, limits, console, place, "ONNX Runtime", [torch.float32])
-        if _is_there(console, "OpenVINO", "openvino", "onnx", "onnxscript"):
+        if is_there(console, "OpenVINO", "openvino", "onnx", "onnxscript"):
             yield from _encoder_rows(size, limits, console, place, "OpenVINO", [torch.float32, torch.bfloat16])
-        if _is_there(console, genai.PEER, "onnxruntime_genai", "onnx_ir"):
+        if is_there(console, genai.PEER, "onnxruntime_genai", "onnx_ir"):
             yield from genai.rows(size, limits, place)
 
 
-def _is_there(console: Console, name: str, *packages: str) -> bool:
+def is_there(console: Console, name: str, *packages: str) -> bool:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         console.print(f"No rows of {name}: {', '.join(missing)} missing (pip install 'blockformer\\[peers]').")
@@ -220,20 +220,20 @@ def _encoder_rows(size, limits, console: Console, folder: Path, peer: str, dtype
     ours, official = seq2seq.make_bert(size.layers)
     path = folder / "bert.onnx"
     if not path.exists():
-        _export(official, path)
+        export(official, path)
     for dtype in dtypes:
         console.print(f"BERT, {size.layers} layers: {dtype} beside {peer}")
         ours = ours.to(dtype)
-        session = _onnx_runtime(path) if peer == "ONNX Runtime" else _openvino(path, dtype)
+        session = onnx_runtime(path) if peer == "ONNX Runtime" else openvino_model(path, dtype)
         for fill in seq2seq.FILLS:
             row = seq2seq.encode(
-                (ours, _Exported(session)), "BERT-base width", fill, size.rounds, limits.gemm_gflops
+                (ours, Exported(session)), "BERT-base width", fill, size.rounds, limits.gemm_gflops
             )  # fmt: skip
             yield replace(row, peer=peer)
         del session
 
 
-class _Exported:
+class Exported:
     """An exported encoder, called as a model is."""
 
     def __init__(self, run: Callable[[dict[str, np.ndarray]], np.ndarray]):
@@ -246,8 +246,8 @@ class _Exported:
         return BaseModelOutput(last_hidden_state=torch.from_numpy(states))
 
 
-def _export(model: torch.nn.Module, path: Path) -> None:
-    """Write an encoder for batches of the benchmark's shape as an ONNX file."""
+def export(model: torch.nn.Module, path: Path, any_size: bool = False) -> None:
+    """Write an encoder for batches of the benchmark's shape, or of any, as an ONNX file."""
 
     class States(torch.nn.Module):
         def __init__(self):
@@ -263,10 +263,13 @@ def _export(model: torch.nn.Module, path: Path) -> None:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     settings = {"input_names": ["input_ids", "attention_mask"], "output_names": ["states"], "verbose": False}
     with torch.no_grad():
+        if any_size:
+            sizes = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens")}
+            settings["dynamic_shapes"] = {"input_ids": sizes, "attention_mask": sizes}
         torch.onnx.export(States().eval(), (ids, mask), str(path), dynamo=True, **settings)
 
 
-def _onnx_runtime(path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+def onnx_runtime(path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
@@ -275,7 +278,7 @@ def _onnx_runtime(path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
     return lambda inputs: session.run(None, inputs)[0]
 
 
-def _openvino(path: Path, dtype: torch.dtype) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+def openvino_model(path: Path, dtype: torch.dtype) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
     import openvino
 
     settings = {

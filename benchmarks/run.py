@@ -30,6 +30,8 @@ PARTS = [
     "gemma",
     "experts",
     "encoder",
+    "encoders",
+    "sentences",
     "encoder-decoder",
     "translator",
     "compiled",
@@ -55,6 +57,8 @@ class Size:
         prefills: lengths of the prompts.
         rounds, tokens: turns that count, and tokens that each turn of `generate()` writes.
         layers, text_tokens: of BERT and T5, and of what an encoder-decoder writes.
+        encoder_layers: of ModernBERT, DeBERTa and MPNet.
+        sentences: how many docstrings are embedded.
         steps: rows and length of a training step, by dtype.
         step_rounds: turns of a training step that count, by dtype; in bfloat16 also of processes whose memory is taken.
         loads: small float32 checkpoints that are loaded.
@@ -72,6 +76,8 @@ class Size:
     rounds: int
     tokens: int
     layers: int
+    encoder_layers: int
+    sentences: int
     text_tokens: int
     marian_vocab_size: int
     training: workloads.Shape
@@ -119,6 +125,8 @@ SHORT = Size(
     rounds=5,
     tokens=12,
     layers=4,
+    encoder_layers=8,
+    sentences=1000,
     text_tokens=24,
     marian_vocab_size=8192,
     training=workloads.Shape("Qwen3-0.6B width, 2 layers", layers=2, vocab_size=151936),
@@ -141,6 +149,8 @@ FULL = Size(
     rounds=5,
     tokens=24,
     layers=12,
+    encoder_layers=12,
+    sentences=1000,
     text_tokens=24,
     marian_vocab_size=58101,
     training=WHOLE,
@@ -168,6 +178,8 @@ TINY = Size(
     rounds=1,
     tokens=3,
     layers=1,
+    encoder_layers=2,
+    sentences=8,
     text_tokens=3,
     marian_vocab_size=512,
     training=TINY_DECODER,
@@ -212,6 +224,15 @@ def main() -> None:
             pair = tuple(model.to(dtype) for model in seq2seq.make_bert(size.layers))
             for state in states(pair):
                 rows += encoded(pair, "BERT-base width", state, size, limits, console)
+    for name, make in seq2seq.ENCODERS.items() if "encoders" in options.only else ():
+        for dtype in DTYPES[::-1]:
+            pair = tuple(model.to(dtype) for model in make(size.encoder_layers))
+            for state in states(pair):
+                rows += encoded(pair, name, state, size, limits, console)
+    if "sentences" in options.only:
+        import sentences
+
+        rows += sentences.rows(size, console)
     if "encoder-decoder" in options.only:
         pair = seq2seq.make_t5(size.layers)
         encoders = tuple(model.get_encoder() for model in pair)

@@ -8,8 +8,14 @@ import torch
 from transformers import (
     BertConfig,
     BertModel,
+    DebertaV2Config,
+    DebertaV2Model,
     MarianConfig,
     MarianMTModel,
+    ModernBertConfig,
+    ModernBertModel,
+    MPNetConfig,
+    MPNetModel,
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
@@ -25,6 +31,32 @@ def make_bert(layers: int) -> tuple[PreTrainedModel, PreTrainedModel]:
     """Ours and transformers' BERT of base width, float32, evaluation mode."""
     torch.manual_seed(0)
     return converted(BertModel(BertConfig(num_hidden_layers=layers, vocab_size=8192), add_pooling_layer=False))
+
+
+def make_modernbert(layers: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Ours and transformers' ModernBERT of base width: windows of 128 tokens in two layers of three."""
+    torch.manual_seed(0)
+    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+    return converted(ModernBertModel(ModernBertConfig(num_hidden_layers=layers, vocab_size=8192, **tokens)))
+
+
+def make_deberta(layers: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Ours and transformers' DeBERTa-v3 of base width."""
+    torch.manual_seed(0)
+    distances = {"relative_attention": True, "position_buckets": 256, "max_relative_positions": -1}
+    distances |= {"share_att_key": True, "norm_rel_ebd": "layer_norm", "pos_att_type": ["p2c", "c2p"]}
+    sizes = {"num_hidden_layers": layers, "vocab_size": 8192, "type_vocab_size": 0, "position_biased_input": False}
+    return converted(DebertaV2Model(DebertaV2Config(hidden_size=768, intermediate_size=3072, **sizes, **distances)))
+
+
+def make_mpnet(layers: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Ours and transformers' MPNet of base width."""
+    torch.manual_seed(0)
+    return converted(MPNetModel(MPNetConfig(num_hidden_layers=layers, vocab_size=8192), add_pooling_layer=False))
+
+
+ENCODERS = {"ModernBERT-base width": make_modernbert, "DeBERTa-v3-base width": make_deberta}
+ENCODERS |= {"MPNet-base width": make_mpnet}
 
 
 def make_t5(layers: int) -> tuple[PreTrainedModel, PreTrainedModel]:
