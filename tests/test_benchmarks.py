@@ -23,6 +23,7 @@ WRITTEN = {
     ("gemma", "experts"): {"decode", "prefill"},
     ("compiled",): {"decode, compiled", "greedy, compiled", "beam 4, compiled"},
     ("encoder",): {f"encoder, {fill}% full" for fill in (41, 71, 100)},
+    ("encoders",): {f"encoder, {fill}% full" for fill in (41, 71, 100)},
     ("encoder-decoder", "translator"): {f"encoder, {fill}% full" for fill in (41, 71, 100)} | {"greedy", "beam 4"},
     ("training",): {
         "training step", "training step, whole process", "training step, added to the resident",

@@ -5,8 +5,8 @@ import math
 import torch
 
 from ..positions import SinusoidalPositions
-from ..relative_bias import RelativeBias
 from ..presets import preset
+from ..relative_bias import RelativeBias
 from .canvas import GREY, HIDDEN, INK, LIGHT, STRONG_BLUE, STRONG_ORANGE, Canvas, blend, diverging
 
 
