@@ -3,6 +3,7 @@
 import torch
 
 from ..compat import causal_masks, create_bidirectional_mask, encoder_masks
+from ..configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from ..presets import preset
 from .canvas import GREY, HIDDEN, INK, STRONG_BLUE, STRONG_ORANGE, TIMES, Canvas, blend
 
@@ -11,8 +12,8 @@ def masks() -> str:
     """The three masks of an encoder-decoder, by the functions that the stack calls."""
     canvas = Canvas(960, 400, "Padding mask, causal mask and the mask of cross-attention")
     source, target = ["I", "like", "tea", "pad", "pad"], ["<s>", "ich", "mag", "Tee", "pad"]
-    config = preset("transformer-base", hidden_size=16, num_attention_heads=2)
-    config._attn_implementation = "eager"
+    settings = preset("transformer-base", hidden_size=16, num_attention_heads=2).to_dict()
+    config = BlockformerEncoderDecoderConfig.from_dict(settings, attn_implementation="eager")
     config.layer_types = ["full_attention"]
     source_states, target_states = torch.zeros(1, len(source), 16), torch.zeros(1, len(target), 16)
     source_mask = torch.tensor([[int(token != "pad") for token in source]])
