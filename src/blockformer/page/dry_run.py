@@ -13,7 +13,7 @@ from blockformer.conversion.plan import architecture_of
 
 from ..attention import Attention
 from ..experts import Experts, Router
-from ..positions import RelativeKeys
+from ..relative_keys import RelativeKeys
 
 Shape = tuple[int, ...]
 
