@@ -1,13 +1,26 @@
 """The page of a source: a folder, a Hub id, a config or a preset."""
 
-from blockformer.conversion.summary import summarize
+from pathlib import Path
+from typing import Any
 
-from .build import page
+from transformers import AutoTokenizer
+
+from blockformer.conversion import ConversionError
+from blockformer.conversion.files.side_files import has_tokenizer
+from blockformer.conversion.loading import load_any
+from blockformer.conversion.summary import summarize
+from blockformer.presets import preset
+
+from .build import LIMIT, page
 from .facts import Facts
+from .reading import read
+
+MOST = 160
+"""Tokens of a text that a page shows at most: more are too small to be told apart."""
 
 
 def page_of(src: str, text: str | None = None, beside: str | None = None, revision: str | None = None) -> str:
-    """The HTML of a model's page.
+    """The HTML of a model's page, of 3 MB at most.
 
     Args:
         src: a folder, a Hub id (a `revision` of it), a `config.json` or a preset.
@@ -17,10 +30,34 @@ def page_of(src: str, text: str | None = None, beside: str | None = None, revisi
     Raises:
         ConversionError: a source is none, or there is nothing to read the text with.
     """
+    if text is not None and src in preset() and not Path(src).exists():
+        raise ConversionError(f"--text needs weights, and the preset {src} has none: name the folder of a model")
     reference = None
     if beside is not None:
         other = summarize(beside)
         reference = (other.name.removeprefix("preset "), Facts(other.config))
     summary = summarize(src, revision)
-    facts = Facts(summary.config)
-    return page(facts, summary.name, summary.notes, reference)
+    if text is None:
+        return page(Facts(summary.config), summary.name, summary.notes, reference)
+    model, tokenizer = _reader(src, revision)
+    most = min(MOST, model.config.max_position_embeddings)
+    while True:
+        told = read(model, tokenizer, text, most)
+        lengths = [len(side["tokens"]) for side in told["sides"]]
+        made = page(Facts(summary.config, lengths[0], lengths[-1]), summary.name, summary.notes, reference, told)
+        if len(made.encode()) <= LIMIT or most <= 4:
+            return made
+        most = max(4, min(most, lengths[0]) * 7 // 10)
+
+
+def _reader(src: str, revision: str | None) -> tuple[Any, Any]:
+    try:
+        model, folder = load_any(src, None, revision)
+    except (ConversionError, OSError) as error:
+        raise ConversionError(f"--text needs weights: {error}") from error
+    if not has_tokenizer(folder):
+        raise ConversionError(f"{src}: there is no tokenizer beside the model, which --text needs")
+    try:
+        return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ConversionError(f"{src}: the tokenizer cannot be loaded: {error}") from error
