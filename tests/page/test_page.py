@@ -138,9 +138,10 @@ def test_nothing_on_a_page_comes_from_elsewhere_or_breaks_out_of_it(folders):
     assert HOSTILE in data_of(html)["text"]["sides"][0]["tokens"]
     assert "<img" not in html
     assert html.count("</script>") == 2
-    assert not re.search(r"(?:src|href)\s*=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)", html)
     named = page(Facts(blockformer.preset("bert", num_hidden_layers=1), 4), HOSTILE)
     assert "<img" not in named
+    plain = page(Facts(blockformer.preset("bert", num_hidden_layers=1), 4), "bert")
+    assert not re.search(r"(?:src|href)\s*=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)", plain)
 
 
 def luminance(color):
