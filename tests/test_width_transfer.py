@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from test_optimizer import TINY, USUALLY, arguments, models_of, names_of, small
 from transformers import Trainer
 
@@ -160,6 +161,10 @@ def test_what_a_base_is_not_is_refused():
     model = LM(of_width("qwen3", 32, tie_word_embeddings=True))
     with pytest.raises(ValueError, match=r"logit_scale is 1.0, and must be 0.5 with this base: make it with mup_model"):
         adamw(model, 1e-3, 0.1, base=tied)
+    adapted = get_peft_model(LM(base), LoraConfig(r=2, task_type="CAUSAL_LM"))
+    for wrong in (adapted, torch.nn.Linear(2, 2)):
+        with pytest.raises(TypeError, match=f"this is a {type(wrong).__name__}: leave base out"):
+            adamw(wrong, 1e-3, 0.1, base=base)
 
 
 def test_a_saved_model_goes_on_with_its_base(tmp_path):

@@ -63,6 +63,7 @@ def mup_groups(model: nn.Module, base, learning_rate: float, weight_decay: float
         of `optimizer_groups`; the first one has the rate itself, which is what `Trainer` logs.
 
     Raises:
+        TypeError: the model is not of this package, or is wrapped.
         ValueError: the weight decay is no such number, or the model is not one that goes with the base.
     """
     decaying, others = optimizer_groups(model, weight_decay)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ..axes import axes
+from ..pretrained_model import BlockformerPreTrainedModel
 
 _WIDTHS = frozenset(
     "hidden_size intermediate_size embedding_size num_attention_heads num_key_value_heads head_dim "
@@ -76,8 +77,11 @@ def matrices_beside(model: nn.Module, base) -> dict[nn.Parameter, _Matrix]:
     """What each matrix of a model that `mup_model` made is at the base.
 
     Raises:
+        TypeError: the model is not of this package, or is wrapped.
         ValueError: the configs differ in more than widths, or the model's scales are not those that go with the base.
     """
+    if not isinstance(model, BlockformerPreTrainedModel):
+        raise TypeError(f"a base is for what mup_model makes, and this is a {type(model).__name__}: leave base out.")
     _check(model.config, base)
     for name, value in _scales(model.config, base).items():
         if getattr(model.config, name) != value:
