@@ -253,3 +253,17 @@ def test_a_sweep_over_widths_goes_on_where_it_stopped_and_draws_all(tmp_path, ca
     assert figure.count("<circle") == 4
     assert figure.count("<polyline") > 4
     assert capsys.readouterr().out.count("best rate") == 8
+
+
+def test_the_picture_of_widths_and_what_is_said_of_it_are_of_the_measured_runs():
+    example, folder = load("width_transfer"), EXAMPLES.parent / "docs" / "pictures"
+    runs = [json.loads(line) for line in (folder / "width-transfer.jsonl").read_text(encoding="utf-8").splitlines()]
+    drawn = (folder / "width-transfer.svg").read_text(encoding="utf-8")
+    assert example.draw(runs) == drawn, "write it anew: draw(runs) of examples/width_transfer.py"
+    found = example.curves(runs)
+    best = {way: {size: min(losses, key=losses.get) for size, losses in each.items()} for way, each in found.items()}
+    assert best["ordinary"] == {32: 1 / 128, 64: 1 / 256, 128: 1 / 512, 256: 1 / 1024}
+    assert set(best["muP"].values()) == {1 / 128, 1 / 64}
+    said = (EXAMPLES.parent / "docs" / "training.md").read_text(encoding="utf-8")
+    for way in found:
+        assert f"{min(found[way][256].values()):.2f}" in said
