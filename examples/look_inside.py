@@ -124,11 +124,13 @@ def main(command_line=None) -> None:
     config = AutoConfig.from_pretrained(arguments.source, **trust)
     auto_class = AutoModelForCausalLM if config.is_decoder else AutoModelForMaskedLM
     model = auto_class.from_pretrained(arguments.source, **trust)
-    tokenizer = AutoTokenizer.from_pretrained(arguments.source)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.source, **trust)
     tokens = tokenizer(arguments.text, return_tensors="pt")["input_ids"]
     labels = torch.full_like(tokens, -100)
     if config.is_decoder:
         labels[:, :-1] = tokens[:, 1:]
+    elif tokenizer.mask_token_id is None:
+        sys.exit("the tokenizer has no mask token, by which a masked language model is asked.")
     else:
         labels[:, 1::4] = tokens[:, 1::4]  # every fourth token is to be guessed
         tokens[:, 1::4] = tokenizer.mask_token_id
