@@ -40,6 +40,7 @@ PAIRS = {
     "scale": (PAGE.parent / "scale.md", PAGE_ZH.parent / "scale.md"),
     "benchmarks": (PAGE.parent / "benchmarks.md", PAGE_ZH.parent / "benchmarks.md"),
     "reshaping": (PAGE.parent / "reshaping.md", PAGE_ZH.parent / "reshaping.md"),
+    "see-inside": (PAGE.parent / "see-inside.md", PAGE_ZH.parent / "see-inside.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
 NOT_OURS = {"build", "dist", "blockformer-demo"}
@@ -367,7 +368,8 @@ def test_pictures_are_up_to_date(name):
 
 
 def test_every_picture_is_shown_and_names_what_exists():
-    shown = set(re.findall(r"\(pictures/([\w-]+)\.svg\)", PAGE.read_text(encoding="utf-8")))
+    pages = PAGE.read_text(encoding="utf-8") + PAIRS["see-inside"][0].read_text(encoding="utf-8")
+    shown = set(re.findall(r"\(pictures/([\w-]+)\.svg\)", pages))
     assert set(PICTURES) <= shown
     defined = frozenset().union(*(names_of(path) for path in CORE.glob("*.py")))
     named = set()

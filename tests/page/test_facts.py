@@ -126,15 +126,12 @@ def test_differences_are_of_building_and_sizes_are_apart():
     assert ["hidden_size", "1,024", "768"] in told["sizes"]
 
     told = differences(Facts(blockformer.preset("qwen3-0.6b"), 4), bert, "bert")
-    attention = told["boxes"]["decoder.self_attn"]
+    attention = told["boxes"]["model.layers.0.self_attn"]
     assert "position_type is rotary, in bert learned." in attention
     assert "A token looks back only, in bert both ways." in attention
     assert any("share key/value heads" in line for line in attention)
-    assert told["boxes"]["decoder.self_attn.pre_norm"] == ["bert has none here."]
-    assert any(line.startswith("gated_mlp is True") for line in told["boxes"]["decoder.mlp"])
-    assert "decoder.embed_tokens" not in told["boxes"] or all(
-        "hidden_size" not in line for line in told["boxes"]["decoder.embed_tokens"]
-    )
+    assert told["boxes"]["model.layers.0.self_attn_pre_norm"] == ["bert has none here."]
+    assert any(line.startswith("gated_mlp is True") for line in told["boxes"]["model.layers.0.mlp"])
     assert any(title.startswith("Learned positions") for title in told["missing"])
     assert any("after the sum of self-attention" in title for title in told["missing"])
 
@@ -142,6 +139,10 @@ def test_differences_are_of_building_and_sizes_are_apart():
         Facts(blockformer.preset("gemma3_text"), 4), Facts(blockformer.preset("gemma3_text"), 4), "itself"
     )
     assert (told["boxes"], told["missing"], told["sizes"]) == ({}, [], [])
+
+    told = differences(Facts(blockformer.preset("modernbert"), 4), bert, "bert")
+    first, sliding = (told["boxes"][f"layers.{layer}.self_attn"] for layer in (0, 1))
+    assert set(sliding) - set(first) == {"A token looks both ways in a window, in bert both ways."}
 
 
 def test_numbers_for_people():

@@ -13,30 +13,30 @@ def differences(ours: Facts, theirs: Facts, name: str) -> dict[str, Any]:
     A stack is compared with the reference's stack of its name or, where that has none such, with its last one.
 
     Returns:
-        `boxes`: a box's role -> sentences, `rows` of them with the boxes' titles, `missing`: titles of the reference's
+        `boxes`: a box's path -> sentences, `rows` of them with the boxes' titles, `missing`: titles of the reference's
         boxes that are not here, `sizes`: fields with both values.
     """
     reference = _by_role(theirs)
     sides = {stack.name for stack in theirs.parts.stacks}
     last = theirs.parts.stacks[-1].name
     boxes: dict[str, list[str]] = {}
-    titles: dict[str, str] = {}
+    rows: dict[str, list[str]] = {}
     seen: set[str] = set()
     for box in ours.parts.boxes():
         side, _, rest = box.role.partition(".")
         role = box.role if side in sides or side == "head" else f"{last}.{rest}"
         seen.add(role)
-        titles.setdefault(box.role, _place(box))
         candidates = reference.get(role, [])
         words = [_compared(box, other, ours, theirs, name) for other in candidates]
         # Of several kinds of layers it is the reference's if it is like one of them.
         found = min(words, key=len) if words else [f"{name} has none here."]
         if found:
-            known = boxes.setdefault(box.role, [])
+            boxes[box.path] = found
+            known = rows.setdefault(_place(box), [])
             known += [line for line in found if line not in known]
     missing = [_place(options[0]) for role, options in reference.items() if role not in seen]
-    rows = [[titles[role], " ".join(lines)] for role, lines in boxes.items()]
-    return {"name": name, "boxes": boxes, "rows": rows, "missing": missing, "sizes": _sizes(ours, theirs)}
+    told = [[title, " ".join(lines)] for title, lines in rows.items()]
+    return {"name": name, "boxes": boxes, "rows": told, "missing": missing, "sizes": _sizes(ours, theirs)}
 
 
 def _by_role(facts: Facts) -> dict[str, list[Box]]:

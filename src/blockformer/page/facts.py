@@ -112,13 +112,9 @@ class Facts:
 
     def sentence(self) -> str:
         """What the model is, in a sentence."""
-        names = {
-            1: {"encoder": "An encoder", "decoder": "A decoder"}[self.parts.stacks[-1].name],
-            2: "An encoder and a decoder",
-        }
-        layers = " and ".join(str(stack.count) for stack in self.parts.stacks)
-        width = f"{self.config.hidden_size:,}"
-        return f"{names[len(self.parts.stacks)]} of {layers} layers, {width} wide."
+        width, stacks = f"{self.config.hidden_size:,}", self.parts.stacks
+        words = [f"{'an' if stack.name == 'encoder' else 'a'} {stack.name} of {stack.count} layers" for stack in stacks]
+        return f"{' and '.join(words)}, {width} wide.".capitalize()
 
     def figures(self, marks: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
         """The figure with each kind of layers opened, and what the kind is called."""

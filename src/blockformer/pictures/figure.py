@@ -40,7 +40,7 @@ def figure(anatomy: Anatomy, opened: int = 0, second: Second | None = None, titl
         opened: which kind of layers is opened in each stack, the last one where there are fewer.
         second: the second line of each box; its sizes if not given.
         title: what a screen reader says.
-        marks: roles of boxes to mark as different from a reference.
+        marks: paths of boxes to mark as different from a reference.
     """
     reads = ("source tokens", "target tokens") if len(anatomy.stacks) > 1 else ("tokens",)
     pairs = zip(anatomy.stacks, reads, strict=True)
@@ -178,7 +178,7 @@ class Column:
         self.strip(canvas, top, bottom)
         canvas.line([(middle, y), (middle, bottom)])
         end = self.layer(canvas, bottom)
-        canvas.line([(middle, end), (middle, top - 4)])
+        canvas.line([(middle, end + 8), (middle, top - 4)])
         return top - 4
 
     def strip(self, canvas: Canvas, top: float, bottom: float) -> None:
@@ -287,7 +287,7 @@ class Column:
     def frame(self, canvas: Canvas, box: Box, x: float, y: float, width: float, height: float) -> None:
         """Its outline, with a sign where a reference has another."""
         canvas.rect(x, y, width, height, FILLS[box.kind])
-        if box.role in self.marks:
+        if box.path in self.marks:
             canvas.circle(x + 2, y + 2, 9, INK, None)
             canvas.text(x + 2, y + 2, "\N{NOT EQUAL TO}", 13, bold=True, fill=PAPER)
 

@@ -1,6 +1,15 @@
 """Pictures of the whole: the figure of the paper, and the two orders of a layer's norms."""
 
+import re
+
+import torch
+
+from ..modeling_decoder import BlockformerDecoderForCausalLM
+from ..modeling_encoder import BlockformerEncoderForMaskedLM
+from ..presets import preset
+from .anatomy import anatomy
 from .canvas import BLUE, GREEN, GREY, ORANGE, PINK, PURPLE, STRONG_ORANGE, TIMES, YELLOW, Canvas
+from .figure import BOX, COLUMN, LANE, figure
 
 
 def transformer() -> str:
@@ -144,4 +153,19 @@ def add_and_norm() -> str:
             canvas.box(x, 72, width, 40, "#fffbdd", "final norm, after the last layer", "Stack.norm", 12)
         else:
             canvas.text(middle, 98, "the layer ends in a norm by itself", 12, fill=GREY)
+    return canvas.finish()
+
+
+def models() -> str:
+    """BERT and Qwen3 beside each other, each drawn from its own modules."""
+    with torch.device("meta"):
+        bert = BlockformerEncoderForMaskedLM(preset("bert-base"))
+        qwen3 = BlockformerDecoderForCausalLM(preset("qwen3-0.6b"))
+    drawn = [(name, figure(anatomy(model), title=name)) for name, model in (("BERT", bert), ("Qwen3-0.6B", qwen3))]
+    heights = [int(re.findall(r'height="(\d+)"', svg)[0]) for _, svg in drawn]
+    canvas = Canvas(COLUMN * 2 + 20, max(heights) + 40, "BERT and Qwen3-0.6B, each drawn from its own modules")
+    for index, ((name, svg), height) in enumerate(zip(drawn, heights, strict=True)):
+        x, y = index * (COLUMN + 20), max(heights) - height
+        canvas.parts.append(svg.replace("<svg ", f'<svg x="{x}" y="{y}" ', 1).strip())
+        canvas.text(x + LANE + BOX / 2, max(heights) + 18, name, 17, bold=True)
     return canvas.finish()

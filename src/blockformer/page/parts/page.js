@@ -72,7 +72,7 @@ function facts(box) {
   rows.push([`FLOPs for ${data.words}`, short(box.flops), short(box.flops * Math.max(count, 1))]);
   if ("stepFlops" in box) rows.push(["FLOPs for a token more", short(box.stepFlops), short(box.stepFlops * Math.max(count, 1))]);
   if ("cache" in box) rows.push([`cache for a ${box.role.endsWith("cross_attn") ? "source token" : "token"}`, inBytes(box.cache), inBytes(box.cache * Math.max(count, 1))]);
-  return count > 1 ? table(["", "a layer", `all ${count} of this kind`], rows) : table([], rows.map((row) => row.slice(0, 2)));
+  return count > 1 ? table(["", "a layer", `all ${count} of this kind`], rows, { class: "numbers" }) : table([], rows.map((row) => row.slice(0, 2)), { class: "numbers" });
 }
 
 function openBox(path, moves = true) {
@@ -88,10 +88,10 @@ function openBox(path, moves = true) {
     make("p", { class: "word" }, [box.size, ...box.chips].filter(Boolean).join(" · ")),
     make("p", {}, "Code: ", make("code", {}, box.code), make("br"), "Module: ", make("code", {}, box.path)),
   );
-  const different = data.beside ? data.beside.boxes[box.role] : undefined;
+  const different = data.beside ? data.beside.boxes[box.path] : undefined;
   if (different) panel.append(make("div", { class: "different" }, make("strong", {}, `Not as in ${data.beside.name}`), ...different.map((words) => make("p", {}, words))));
   panel.append(make("h4", {}, "Weights, memory, operations"), facts(box));
-  panel.append(make("h4", {}, `Shapes for ${data.words}`), table(["", "reads", "writes"], box.shapes.map(([name, read, wrote]) => [make("code", {}, name || "the box"), read, wrote])));
+  panel.append(make("h4", {}, `Shapes for ${data.words}`), table(["", "reads", "writes"], box.shapes.map(([name, read, wrote]) => [make("code", {}, name || "the box"), read, wrote]), { class: "numbers" }));
   const isOff = ([, value]) => ["None", "False", "0"].includes(value);
   const rows = (fields) => table([], fields.map(([name, value, meaning]) => [make("div", {}, make("code", {}, name), make("div", { class: "word" }, meaning)), value]), { class: "fields" });
   const [on, off] = [box.fields.filter((field) => !isOff(field)), box.fields.filter(isOff)];
