@@ -2,15 +2,16 @@
 
 import torch
 import transformers
-from nnsight import LanguageModel
+from nnsight import TransformersModel
 from shared import TEXTS, TRUST, compare
 
 
 def load(folder: str):
     """A model in nnsight's hands, with eager attention, which gives its probabilities."""
-    return LanguageModel(
+    return TransformersModel(
         transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", **TRUST),
         tokenizer=transformers.AutoTokenizer.from_pretrained(folder),
+        task="text-generation",
     )
 
 
