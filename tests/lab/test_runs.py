@@ -3,7 +3,10 @@
 import fcntl
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -228,6 +231,24 @@ def test_scores_take_every_byte(whole):
             nats -= sum(logits[place, token].item() for place, token in enumerate(window[1:]))
     score = model_score(model, held_out, 77, 16)
     assert score.bits_per_byte == pytest.approx(nats / math.log(2) / 77, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_run_may_have_several_processes_of_which_one_writes(tmp_path):
+    path = write_experiment(tmp_path, seeds=[0])
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, "-m", "blockformer", "lab", str(path), "--output", str(tmp_path / "out")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("| base |") == 1
+    found = runs.read_rows(tmp_path / "out")
+    # twice the rows in a step, the same tokens
+    assert [(row["name"], row["processes"], row["steps"], row["tokens"]) for row in found] == [
+        ("base-seed0", 2, 5, 640),
+        ("qk_norm=false-seed0", 2, 5, 640),
+    ]
+    assert not [path for path in (tmp_path / "out" / "runs").iterdir() if path.is_dir()]
 
 
 @pytest.mark.parametrize(

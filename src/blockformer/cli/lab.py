@@ -81,21 +81,24 @@ def show(experiment: "Experiment", runs: "list[Run]", console: object) -> None:
 
 
 def _train(experiment: "Experiment", runs: "list[Run]", folder: Path, is_sharded: bool) -> None:
+    from accelerate import PartialState
+
     from blockformer.lab.runs import open_folder, run_all
     from blockformer.lab.text import Text
 
     from .checkpoints import progress_bar
 
-    text = Text(experiment.data)
-    open_folder(folder, experiment, text)
-    done = 0
+    text, process, done = Text(experiment.data), PartialState(), 0
+    with process.main_process_first():  # the others find it made
+        open_folder(folder, experiment, text)
     with progress_bar() as tell:
 
         def told(run: "Run", news: str, share: float) -> None:
             nonlocal done
-            tell(f"{run.name}{f' ({news})' if news else ''}", round(1000 * (done + share)), 1000 * len(runs))
+            if process.is_main_process:
+                tell(f"{run.name}{f' ({news})' if news else ''}", round(1000 * (done + share)), 1000 * len(runs))
             done += share == 1.0 and bool(news)
 
         elsewhere = run_all(experiment, runs, folder, text, is_sharded, told)
-    if elsewhere:
+    if elsewhere and process.is_main_process:
         print(f"other processes are at {len(elsewhere)} of these runs: {', '.join(elsewhere)}", file=sys.stderr)
