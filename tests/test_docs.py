@@ -39,6 +39,7 @@ PAIRS = {
     "quantization": (PAGE.parent / "quantization.md", PAGE_ZH.parent / "quantization.md"),
     "scale": (PAGE.parent / "scale.md", PAGE_ZH.parent / "scale.md"),
     "benchmarks": (PAGE.parent / "benchmarks.md", PAGE_ZH.parent / "benchmarks.md"),
+    "lab": (PAGE.parent / "lab.md", PAGE_ZH.parent / "lab.md"),
     "reshaping": (PAGE.parent / "reshaping.md", PAGE_ZH.parent / "reshaping.md"),
     "see-inside": (PAGE.parent / "see-inside.md", PAGE_ZH.parent / "see-inside.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),

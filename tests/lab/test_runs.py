@@ -80,7 +80,7 @@ def test_a_row_says_what_was_trained_and_what_came_of_it(whole):
         bits = row["loss"] * (len(held_out) - 1) / math.log(2)
         assert row["bits_per_byte"] == pytest.approx(bits / row["held_out_bytes"], rel=1e-12)
     assert len({row["bits_per_byte"] for row in found}) == 4
-    assert (folder / "rows.jsonl").read_text().splitlines() == [json.dumps(row) for row in found]
+    assert (folder / "rows.jsonl").read_text().splitlines() == [json.dumps(row) for row in found]  # in the file's order
     assert not [path for path in (folder / "runs").iterdir() if path.is_dir()]
 
 

@@ -139,7 +139,7 @@ def draw_curves(groups: list[Group], title: str = "Loss by FLOPs") -> str | None
     across, up = _range([x for x, _ in points]), _range([y for _, y in points])
     columns = min(3, len(panels))
     deepest = 1 + max(len(found) for found in panels.values())
-    height = 168 + 18 * deepest + 60
+    height = 168 + 18 * deepest + 84
     canvas = Canvas(columns * 330 + 20, math.ceil(len(panels) / columns) * height + 16, title)
     for index, (axis, found) in enumerate(panels.items()):
         x, y = 62 + index % columns * 330, 44 + index // columns * height

@@ -34,7 +34,7 @@ def write_report(folder: Path, runs: list[Run], name: str) -> list[Group]:
         raise LabError(f"{folder} has no finished run yet")
     found = groups(rows, list(dict.fromkeys(run.group for run in runs)))
     if (folder / RUNS).is_dir():
-        write_text(folder / ROWS, "".join(json.dumps(row) + "\n" for row in rows))
+        write_text(folder / ROWS, "".join(json.dumps(row) + "\n" for group in found for row in group.rows))
     laws = scaling(found)
     drawn = (draw_differences(found), draw_curves(_of_one_width(found)), draw_scaling(laws) if laws else None)
     pictures = {heading: svg for heading, svg in zip(PICTURES, drawn, strict=True) if svg}
