@@ -109,7 +109,7 @@ def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = ""
         settings=shown_settings(config),
         tree=repr(model),
         parameters=parameters,
-        active=parameters - _idle(model),
+        active=parameters - idle_parameters(model),
         memory=_memory(model, parameters),
         cache={dtype: values * size for dtype, size in BYTES.items() if dtype != "int8" and is_causal},
         sliding=config.layer_types.count("sliding_attention"),
@@ -134,7 +134,7 @@ def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def _idle(model: torch.nn.Module) -> int:
+def idle_parameters(model: torch.nn.Module) -> int:
     """The parameters of the experts that a token is not sent to."""
     sparse = [module for module in model.modules() if isinstance(module, Experts)]
     idle = sum(sum(weight[0].numel() for weight in module.parameters()) for module in sparse)

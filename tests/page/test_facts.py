@@ -8,6 +8,7 @@ import blockformer
 from blockformer.axes import axes
 from blockformer.conversion.plan import architecture_of
 from blockformer.conversion.summary import SHOWN, describe
+from blockformer.page.build import LIMIT, page
 from blockformer.page.differences import differences
 from blockformer.page.dry_run import dry_run, on_paper
 from blockformer.page.facts import Facts, in_bytes, short, spans
@@ -143,6 +144,15 @@ def test_differences_are_of_building_and_sizes_are_apart():
     told = differences(Facts(blockformer.preset("modernbert"), 4), bert, "bert")
     first, sliding = (told["boxes"][f"layers.{layer}.self_attn"] for layer in (0, 1))
     assert set(sliding) - set(first) == {"A token looks both ways in a window, in bert both ways."}
+
+
+def test_a_model_whose_layers_are_all_different_has_a_page_of_bounded_size():
+    config = blockformer.preset("gpt2", num_hidden_layers=60, num_attention_heads=64, head_dim=12, pruned_heads={
+        layer: list(range(layer + 1)) for layer in range(60)
+    })  # fmt: skip
+    html = page(Facts(config, 4), "pruned")
+    assert len(html.encode()) < LIMIT
+    assert "There are 60 kinds of layers; the first 24 are shown." in html
 
 
 def test_numbers_for_people():

@@ -110,6 +110,16 @@ def test_a_long_text_is_cut_and_the_page_says_so(folders, monkeypatch):
     assert len(data_of(smaller)["text"]["sides"][0]["tokens"]) < making.MOST
 
 
+def test_a_preset_beside_a_language_model_has_a_head_too():
+    beside = data_of(page_of("qwen3", beside="bert"))["beside"]
+    assert beside["boxes"]["lm_head"] == [
+        "tie_word_embeddings is False, in bert True.",
+        "lm_head_bias is False, in bert True.",
+    ]
+    assert any(title.startswith("Dense, activation, norm") for title in beside["missing"])
+    assert not any(title.startswith("Pooler") for title in beside["missing"])
+
+
 def test_arguments_are_checked_first_and_a_page_is_whole_or_not_there(tmp_path, folders, capsys):
     target = tmp_path / "page.html"
     for arguments, message in (

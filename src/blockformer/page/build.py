@@ -13,7 +13,7 @@ from blockformer.conversion.summary import shown_settings
 
 from ..pictures.canvas import palette_style, themed
 from .differences import differences
-from .facts import Facts
+from .facts import KINDS, Facts
 from .fields import plain
 
 PARTS = Path(__file__).parent / "parts"
@@ -42,7 +42,7 @@ def page(
         "name": name,
         "sentence": facts.sentence(),
         "totals": facts.totals(),
-        "notes": list(notes),
+        "notes": [*notes, *_left_out(facts)],
         "words": words,
         "wide": len(facts.parts.stacks) > 1,
         "shared": facts.parts.stacks[0].sharing > 1,
@@ -66,6 +66,11 @@ def page(
         "script": script,
     }
     return re.sub(r"<!--(\w+)-->", lambda match: pieces[match[1]], _part("page.html"))
+
+
+def _left_out(facts: Facts) -> list[str]:
+    most = max(len(stack.kinds) for stack in facts.parts.stacks)
+    return [f"There are {most} kinds of layers; the first {KINDS} are shown."] if most > KINDS else []
 
 
 def _part(name: str) -> str:

@@ -3,6 +3,8 @@
 import copy
 from typing import Any
 
+from blockformer.conversion.summary import idle_parameters
+
 from ..axes import axes
 from ..pictures.anatomy import Anatomy, Box, StackAnatomy, anatomy
 from ..pictures.figure import figure
@@ -11,6 +13,8 @@ from .fields import fields_of, plain
 
 LENGTH = 128
 """Tokens of a text that is not there."""
+KINDS = 24
+"""Kinds of layers that a page shows at most: pruned heads may make one of every layer."""
 
 
 class Facts:
@@ -83,13 +87,23 @@ class Facts:
             for kind in stack.kinds:
                 for sub in kind.sublayers:
                     placed |= {box.path: (stack, kind.layers) for box in (sub.f, *sub.norms.values())}
-        return [self.box(box, *placed.get(box.path, (None, ()))) for box in self.parts.boxes()]
+        hidden = {
+            box.path
+            for stack in self.parts.stacks
+            for kind in stack.kinds[KINDS:]
+            for sub in kind.sublayers
+            for box in (sub.f, *sub.norms.values())
+        }
+        boxes = (box for box in self.parts.boxes() if box.path not in hidden)
+        return [self.box(box, *placed.get(box.path, (None, ()))) for box in boxes]
 
     def totals(self) -> list[list[str]]:
         """The model's own figures: name, value, a word on it."""
         parameters, nbytes = weights_of(self.model, self.size)
+        idle = idle_parameters(self.model)
+        words = f"{parameters - idle:,} of them for a token" if idle else "tied ones count once"
         rows = [
-            ["parameters", short(parameters), f"{parameters:,}; tied ones count once"],
+            ["parameters", short(parameters), f"{parameters:,}; {words}"],
             ["weights", in_bytes(nbytes), f"in {self.dtype}: {nbytes:,} bytes"],
         ]
         flops = sum(self.text.flops.values())
@@ -119,7 +133,7 @@ class Facts:
     def figures(self, marks: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
         """The figure with each kind of layers opened, and what the kind is called."""
         made = []
-        for opened in range(max(len(stack.kinds) for stack in self.parts.stacks)):
+        for opened in range(min(KINDS, max(len(stack.kinds) for stack in self.parts.stacks))):
             words = []
             for stack in self.parts.stacks:
                 kind = stack.kinds[min(opened, len(stack.kinds) - 1)]

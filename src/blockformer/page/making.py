@@ -32,13 +32,12 @@ def page_of(src: str, text: str | None = None, beside: str | None = None, revisi
     """
     if text is not None and src in preset() and not Path(src).exists():
         raise ConversionError(f"--text needs weights, and the preset {src} has none: name the folder of a model")
-    reference = None
-    if beside is not None:
-        other = summarize(beside)
-        reference = (other.name.removeprefix("preset "), Facts(other.config))
+    other = None if beside is None else summarize(beside)
     summary = summarize(src, revision)
+    facts = Facts(summary.config)
+    reference = None if other is None else (other.name.removeprefix("preset "), _reference(other.config, facts))
     if text is None:
-        return page(Facts(summary.config), summary.name, summary.notes, reference)
+        return page(facts, summary.name, summary.notes, reference)
     model, tokenizer = _reader(src, revision)
     most = min(MOST, model.config.max_position_embeddings)
     while True:
@@ -48,6 +47,14 @@ def page_of(src: str, text: str | None = None, beside: str | None = None, revisi
         if len(made.encode()) <= LIMIT or most <= 4:
             return made
         most = max(4, min(most, lengths[0]) * 7 // 10)
+
+
+def _reference(config: Any, ours: Facts) -> Facts:
+    """The facts of a reference; one that names no model, such as a preset, has a head for words where ours has one."""
+    head = type(config).auto_classes.get("AutoModelForMaskedLM")
+    if not config.architectures and head and ours.parts.has_language_model_head:
+        config.architectures = [head.rpartition(".")[2]]
+    return Facts(config)
 
 
 def _reader(src: str, revision: str | None) -> tuple[Any, Any]:
