@@ -12,6 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForCondition
 
 import blockformer
 from blockformer.cli import main
+from blockformer.conversion.summary import summarize
 from blockformer.page.build import LIMIT, page
 from blockformer.page.facts import Facts
 from blockformer.page.making import page_of
@@ -108,6 +109,26 @@ def test_a_long_text_is_cut_and_the_page_says_so(folders, monkeypatch):
     smaller = page_of(str(folders["qwen3"]), text)
     assert len(smaller.encode()) <= 120_000
     assert len(data_of(smaller)["text"]["sides"][0]["tokens"]) < making.MOST
+
+
+def test_weights_of_four_bits_have_a_page_and_read_a_text(tmp_path, tiny_tokenizer):
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+    }
+    config = blockformer.preset("qwen3", **sizes, **TOKENS, linear_bits=4, linear_group_size=32)
+    blockformer.BlockformerDecoderForCausalLM(config).save_pretrained(tmp_path / "low")
+    tiny_tokenizer.save_pretrained(tmp_path / "low")
+    data = data_of(page_of(str(tmp_path / "low"), TEXT))
+    summary = summarize(tmp_path / "low")
+    totals = {name: word for name, _, word in data["totals"]}
+    assert totals["weights"] == f"in float32: {summary.memory['4 bits and float32']:,} bytes"
+    assert totals["parameters"].startswith(f"{summary.parameters:,};")
+    assert len(data["text"]["maps"][0]["heads"]) == 2
+    assert ["linear_bits", "4"] in [field[:2] for field in data["boxes"][3]["fields"]]
 
 
 def test_a_preset_beside_a_language_model_has_a_head_too():
