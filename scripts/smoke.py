@@ -93,6 +93,7 @@ def main() -> None:
         torch.save({"input_ids": input_ids, "logits": logits, "token_ids": token_ids}, expected)
         run(sys.executable, "-I", "-c", RELOAD, repo, expected)
         print(run(script, "inspect", repo).splitlines()[0])
+        print(run(script, "inspect", repo, "--html", repo.parent / "page.html", "--text", "def f"))
     print("smoke test passed: import, command line, remote-code reload")
 
 
