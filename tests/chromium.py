@@ -12,7 +12,7 @@ import urllib.request
 CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
 MISSING = "Chromium and its driver are not installed (Debian: apt-get install chromium chromium-driver)"
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-TAB, ENTER, RIGHT, DOWN = "\ue004", "\ue007", "\ue014", "\ue015"
+TAB, ENTER, LEFT, RIGHT, DOWN = "\ue004", "\ue007", "\ue012", "\ue014", "\ue015"
 
 
 class Browser:

@@ -236,6 +236,17 @@ def test_the_page_in_a_browser(window, folders, tmp_path):
     assert window.run("return document.querySelector('.large h3').textContent") == "Layer 1, head 3"
     window.press(chromium.DOWN)
     assert window.run("return document.querySelector('.large h3').textContent") == "Layer 2, head 3"
+    window.run("document.getElementById('large-map').focus()")
+    before = window.run("return document.getElementById('reading').textContent")
+    window.press(chromium.LEFT)
+    assert window.run("return document.getElementById('reading').textContent") != before
+    # Another token: its row of words, its line among the norms.
+    window.run("document.querySelectorAll('.tokens button')[3].click()")
+    assert "At token 3 " in window.run("return document.getElementById('lens').textContent")
+    assert "in blue 3: " in window.run("return document.getElementById('norms').textContent")
+    window.width(360)
+    assert window.run("return document.documentElement.scrollWidth") <= 360
+    window.width(1280)
     assert not [line for line in window.log() if line["level"] == "SEVERE"]
 
 
