@@ -23,6 +23,7 @@ import blockformer
 from blockformer.axes import axes, axis
 from blockformer.conversion.arguments import FAMILIES
 from blockformer.conversion.plan import architecture_of
+from blockformer.lab.report import write_report
 from blockformer.layer import NORM_SLOTS
 from blockformer.pictures import PICTURES
 
@@ -383,6 +384,17 @@ def test_every_picture_is_shown_and_names_what_exists():
                     named.add(name)
     assert len(named) > 12
     assert named <= defined, sorted(named - defined)
+
+
+def test_the_table_and_the_pictures_of_the_lab_are_what_its_rows_say(tmp_path):
+    """`blockformer lab examples/lab/blocks.yaml --output docs/lab --report` writes them."""
+    (tmp_path / "rows.jsonl").write_bytes((ROOT / "docs" / "lab" / "rows.jsonl").read_bytes())
+    write_report(tmp_path, [], "blocks")
+    for name in ("table.md", "curves.svg", "differences.svg"):
+        assert (ROOT / "docs" / "lab" / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    ours = tables(ROOT / "docs" / "lab" / "table.md")
+    for page in PAIRS["lab"]:
+        assert ours[0][1:] in [table[1:] for table in tables(page)]
 
 
 SNIPPETS = [
