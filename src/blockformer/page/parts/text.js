@@ -50,7 +50,7 @@ function showAttention(group, bytes) {
   const columns = told.sides[group.keys].tokens.length;
   const widest = Math.max(...group.heads);
   const grid = make("div", { class: "maps", role: "group", "aria-label": `${group.name}: a map for each layer and head` });
-  const size = Math.max(14, Math.min(64, Math.floor(900 / widest)));
+  const size = Math.max(14, Math.min(56, Math.floor(740 / widest)));
   grid.style.gridTemplateColumns = `auto repeat(${widest}, ${size}px)`;
   const large = make("canvas", { tabindex: "0", role: "img", id: "large-map" });
   const reading = make("p", { class: "reading", id: "reading", "aria-live": "polite" });
