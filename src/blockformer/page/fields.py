@@ -1,8 +1,10 @@
 """Which fields of a config steer which box of its figure."""
 
+from dataclasses import fields
 from typing import Any
 
 from ..axes import axes
+from ..experts import ExpertsFields
 from ..pictures.anatomy import Box
 from ..positions import RELATIVE_BIAS
 
@@ -38,6 +40,7 @@ _PLACED = {
     "pooler": "pooler_act pooling",
     "score": "pooling",
 }
+_EXPERTS = frozenset(field.name for field in fields(ExpertsFields))
 _NORMS_ALONE = ("norm_type", "norm_eps", "norm_weight", "norm_bias")
 
 
@@ -65,21 +68,16 @@ def _is_idle(name: str, box: Box, config) -> bool:
         return box.role.endswith(("rotary_emb", "relative_bias"))
     if name in ("sliding_window", "layer_types", "decoder_layer_types"):
         return config.sliding_window is None or box.mask == "cross"
-    if name.startswith(("linear_", "num_hidden_groups")):
-        return (
-            getattr(config, name) is None or config.linear_bits is None
-            if name.startswith("linear_")
-            else (getattr(config, name) is None)
-        )
+    if name.startswith("linear_"):
+        return config.linear_bits is None
+    if name == "num_hidden_groups":
+        return config.num_hidden_groups is None
+    if name in _EXPERTS:
+        return not config.num_experts
     if name == "final_norm":
         return in_norm and not box.role.endswith(".norm") and box.role.count(".") > 1
     if in_norm and name in ("norm_placement", "residual", "residual_multiplier", "first_attention_norm"):
         return box.role.count(".") < 2
-    sparse = bool(getattr(config, "num_experts", 0))
-    if name.startswith(
-        ("num_experts", "moe_", "mlp_layer_types", "shared_expert", "expert_", "router_", "norm_topk", "routed_")
-    ):
-        return not sparse
     return False
 
 
