@@ -37,5 +37,7 @@ def write_experiment(folder, **changes):
         for number in range(8):
             (texts / f"{number}.txt").write_text(" ".join(source.choices(words, k=900)), encoding="utf-8")
     path = folder / "tiny.yaml"
-    path.write_text(yaml.safe_dump({name: value for name, value in content.items() if value is not None}))
+    path.write_text(
+        yaml.safe_dump({name: value for name, value in content.items() if value is not None}, sort_keys=False)
+    )
     return path

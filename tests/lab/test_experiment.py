@@ -31,10 +31,10 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 @pytest.mark.parametrize("equal", ["parameters", "flops"])
 def test_each_value_of_each_axis_is_as_large_as_the_base(tmp_path, equal):
     path = write_experiment(
-        tmp_path, axes=VALUES, configs={"sparse": EXPERTS}, equal=equal, base={"intermediate_size": 192}
+        tmp_path, axes=VALUES, configs={"sparse": EXPERTS}, equal=equal, base={"intermediate_size": 192}, seeds=[0]
     )
     runs = read_experiment(path).runs()
-    assert len(runs) == 2 * (2 + sum(map(len, VALUES.values())))
+    assert len(runs) == 2 + sum(map(len, VALUES.values()))
     sizes = {run.group: {"parameters": run.parameters, "flops": run.flops_per_token}[equal] for run in runs}
     far = {name: size / sizes["base"] - 1 for name, size in sizes.items()}
     assert max(map(abs, far.values())) <= TOLERANCE, far

@@ -228,7 +228,7 @@ def read_experiment(path: Path) -> Experiment:
         LabError: everything that is wrong, at once.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # nosec B506 # a SafeLoader
+        content = _Loader(path.read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise LabError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -79,8 +79,9 @@ def solve(
         return getattr(measure(at(width), length), equal)
 
     wanted = getattr(target, equal)
-    slope = (size(128) - size(64)) / 64
-    exact = (wanted - size(64)) / slope + 64
+    small, large = size(64), size(128)
+    slope = (large - small) / 64
+    exact = (wanted - small) / slope + 64
     for step in _STEPS:
         width = max(1, round(exact / step) * step)
         if abs(slope * (width - exact)) <= TOLERANCE * wanted and abs(size(width) - wanted) <= TOLERANCE * wanted:
