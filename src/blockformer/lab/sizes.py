@@ -36,8 +36,8 @@ def measure(config: BlockformerDecoderConfig, length: int) -> Size:
     FLOPs are those of all matrix products of a text of `length` tokens, two for each multiplication and addition,
     attention to all of its tokens.
     """
-    config = copy.deepcopy(config)
-    config._attn_implementation, config._experts_implementation = "eager", "batched_mm"  # both run without values
+    without_values = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+    config = type(config).from_dict(config.to_dict(), **without_values)
     with torch.device("meta"):
         model = BlockformerDecoderForCausalLM(config).eval()
         ids = torch.zeros(1, length, dtype=torch.long)

@@ -100,7 +100,8 @@ def on_paper(config) -> Any:
     """The model of a config without memory, that gives probabilities and runs experts without looking at values."""
     import blockformer
 
-    config._attn_implementation, config._experts_implementation = "eager", "batched_mm"
+    without_values = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+    config = type(config).from_dict(config.to_dict(), **without_values)
     with torch.device("meta"):
         return getattr(blockformer, architecture_of(config))(config).eval()
 
