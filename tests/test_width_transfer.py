@@ -210,10 +210,12 @@ def changes(model_class, preset, width, base, rate, make=adamw, **settings):
     ("model_class", "preset", "settings", "rate"),
     [
         pytest.param(LM, "qwen3", {}, 1e-2, id="qwen3"),
-        pytest.param(LM, "qwen3", {"tie_word_embeddings": True}, 1e-2, id="tied"),
+        pytest.param(LM, "qwen3", {"tie_word_embeddings": True}, 1e-2, id="tied", marks=pytest.mark.exhaustive),
         pytest.param(LM, "qwen3_moe", {"output_router_logits": True}, 1e-2, id="experts"),
-        pytest.param(LM, "gpt2", {}, 1e-2, id="gpt2"),
-        pytest.param(blockformer.BlockformerEncoderForMaskedLM, "bert", {}, 1e-2, id="bert"),
+        pytest.param(LM, "gpt2", {}, 1e-2, id="gpt2", marks=pytest.mark.exhaustive),
+        pytest.param(
+            blockformer.BlockformerEncoderForMaskedLM, "bert", {}, 1e-2, id="bert", marks=pytest.mark.exhaustive
+        ),
         pytest.param(blockformer.BlockformerEncoderDecoderForConditionalGeneration, "t5", {}, 1e-2, id="t5"),
     ],
 )

@@ -233,7 +233,7 @@ def test_scores_take_every_byte(whole):
     assert score.bits_per_byte == pytest.approx(nats / math.log(2) / 77, rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_may_have_several_processes_of_which_one_writes(tmp_path):
     path = write_experiment(tmp_path, seeds=[0])
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

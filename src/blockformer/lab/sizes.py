@@ -36,14 +36,16 @@ def measure(config: BlockformerDecoderConfig, length: int) -> Size:
     FLOPs are those of all matrix products of a text of `length` tokens, two for each multiplication and addition,
     attention to all of its tokens.
     """
-    without_values = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
-    config = type(config).from_dict(config.to_dict(), **without_values)
-    with torch.device("meta"):
-        model = BlockformerDecoderForCausalLM(config).eval()
-        ids = torch.zeros(1, length, dtype=torch.long)
+    model, ids = _on_paper(config), torch.zeros(1, length, dtype=torch.long, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(ids, use_cache=False)
     return Size(model.num_parameters(), 3 * counter.get_total_flops() / length)
+
+
+def _on_paper(config: BlockformerDecoderConfig) -> BlockformerDecoderForCausalLM:
+    without_values = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+    with torch.device("meta"):
+        return BlockformerDecoderForCausalLM(type(config).from_dict(config.to_dict(), **without_values)).eval()
 
 
 def solve(
@@ -76,7 +78,9 @@ def solve(
         return other
 
     def size(width: int) -> float:
-        return getattr(measure(at(width), length), equal)
+        if equal == "parameters":
+            return _on_paper(at(width)).num_parameters()
+        return measure(at(width), length).flops
 
     wanted = getattr(target, equal)
     small, large = size(64), size(128)

@@ -58,12 +58,14 @@ def copy_code(folder: str | PathLike[str], config: PretrainedConfig) -> list[Pat
         path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     copies = [folder / path.name for path in sources]
     for source, copy in zip(sources, copies, strict=True):
-        copy.write_text(without_imports(source.read_text(encoding="utf-8"), left_out), encoding="utf-8")
+        copy.write_text(without_imports(source, left_out), encoding="utf-8")
     return copies
 
 
-def without_imports(source: str, left_out: frozenset[str]) -> str:
+@functools.cache
+def without_imports(path: Path, left_out: frozenset[str]) -> str:
     """A module's source without its imports of some modules, and without the base classes that came from them."""
+    source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in left_out]
     names = {alias.name for node in imports for alias in node.names}
