@@ -163,14 +163,26 @@ def family_for(config: PretrainedConfig) -> Family:
     Raises:
         ConversionError: none can; what keeps the nearest one from it is listed.
     """
-    alike = [family for family in FAMILIES.values() if family.has_topology_of(config)] or FAMILIES.values()
-    differences = {family.name: family.differences(config) for family in alike}
+    alike = [family for family in FAMILIES.values() if family.has_topology_of(config)] or list(FAMILIES.values())
+    differences: dict[str, list[str]] = {}
 
-    def distance(name: str) -> tuple[bool, int]:
-        has_head = not config.architectures or config.architectures[0] in {head.ours for head in FAMILIES[name].heads}
-        return not has_head, len(differences[name])
+    def has_no_head(family: Family) -> bool:
+        return bool(config.architectures) and config.architectures[0] not in {head.ours for head in family.heads}
 
-    name = min(differences, key=distance)  # of equals, the first
+    def least(family: Family) -> tuple[bool, int]:
+        """What its distance is at least, told by its fixed settings alone."""
+        unequal = sum(getattr(config, name, value) != value for name, value in family.fixed.items())
+        return has_no_head(family), unequal if family.head_for(config) is not None else 0
+
+    def distance(name: str) -> tuple[bool, int, int]:
+        family = FAMILIES[name]
+        return has_no_head(family), len(differences[name]), alike.index(family)  # of equals, the first
+
+    for family in sorted(alike, key=least):
+        if differences and distance(min(differences, key=distance))[:2] < least(family):
+            break
+        differences[family.name] = family.differences(config)
+    name = min(differences, key=distance)
     if differences[name]:
         model = (config.architectures or [type(config).__name__])[0]
         raise ConversionError(

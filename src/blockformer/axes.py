@@ -51,6 +51,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
 GROUPS = tuple("size embeddings norm positions attention feed-forward weights head training tokens use".split())
 # In a tensor-parallel plan: whole in each process, gradients added.
 SHARED = "replicated_with_grad_allreduce"
+_DECLARED: dict[type, dict] = {}  # what `axes` has found of a config class
 
 
 class Axis(typing.NamedTuple):
@@ -98,12 +99,14 @@ def flag(default, group: str, meaning: str) -> Any:
 
 def axes(config_class) -> dict[str, Axis]:
     """Every declared field of a config class, inherited ones included, by its name; those of a group together."""
-    declared = {
-        field.name: field.metadata["axis"]._replace(optional=type(None) in typing.get_args(field.type))
-        for field in dataclasses.fields(config_class)
-        if "axis" in field.metadata
-    }
-    return dict(sorted(declared.items(), key=lambda item: GROUPS.index(item[1].group)))
+    if config_class not in _DECLARED:
+        declared = {
+            field.name: field.metadata["axis"]._replace(optional=type(None) in typing.get_args(field.type))
+            for field in dataclasses.fields(config_class)
+            if "axis" in field.metadata
+        }
+        _DECLARED[config_class] = dict(sorted(declared.items(), key=lambda item: GROUPS.index(item[1].group)))
+    return _DECLARED[config_class]
 
 
 class Part:
