@@ -3,7 +3,8 @@
 import pytest
 
 import blockformer
-from blockformer.lab.experiment import LabError, read_experiment
+from blockformer.lab.experiment import LabError
+from blockformer.lab.experiment_file import read_experiment
 from blockformer.lab.sizes import TOLERANCE, measure
 
 from .experiments import write_experiment

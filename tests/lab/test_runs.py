@@ -15,7 +15,8 @@ import torch
 from blockformer.cli import main
 from blockformer.demo.corpus import model_score
 from blockformer.lab import one_run, runs
-from blockformer.lab.experiment import LabError, read_experiment
+from blockformer.lab.experiment import LabError
+from blockformer.lab.experiment_file import read_experiment
 from blockformer.lab.text import Text
 
 from .experiments import write_experiment
@@ -183,6 +184,23 @@ def test_more_seeds_and_configs_join_what_is_there_and_another_experiment_does_n
     assert lab(path, "--output", other) == 1
     assert "holds what is no experiment" in capsys.readouterr().err
     assert [path.name for path in other.iterdir()] == ["thesis.txt"]
+
+
+def test_a_folder_may_be_opened_while_another_process_opens_it(tmp_path, monkeypatch):
+    """The second comes when the first has written the file beside its place, and not renamed it yet."""
+    experiment, rename = read_experiment(write_experiment(tmp_path)), os.replace
+    text, seen = Text(experiment.data), []
+
+    def second_comes(source, target):
+        monkeypatch.setattr(os, "replace", rename)
+        seen.extend(path.name for path in (tmp_path / "out").iterdir())
+        runs.open_folder(tmp_path / "out", experiment, text)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", second_comes)
+    runs.open_folder(tmp_path / "out", experiment, text)
+    assert len(seen) == 2
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["experiment.json", "runs"]
 
 
 def test_a_run_that_diverges_is_a_row_and_the_others_go_on(tmp_path, capsys):

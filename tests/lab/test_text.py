@@ -8,7 +8,8 @@ import pytest
 
 from blockformer.demo.corpus import CorpusError
 from blockformer.demo.text_files import TextError
-from blockformer.lab.experiment import Data, LabError, read_experiment
+from blockformer.lab.experiment import Data, LabError
+from blockformer.lab.experiment_file import read_experiment
 from blockformer.lab.text import Text
 
 from .experiments import write_experiment

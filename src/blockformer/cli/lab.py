@@ -25,7 +25,7 @@ def run_lab(
     from rich.console import Console
     from transformers.utils import logging
 
-    from blockformer.lab.experiment import read_experiment
+    from blockformer.lab.experiment_file import read_experiment
     from blockformer.lab.report import write_report
 
     logging.set_verbosity_error()

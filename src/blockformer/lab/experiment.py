@@ -1,41 +1,16 @@
-"""The file of an experiment: read, checked as a whole before anything is trained, and turned into runs."""
+"""An experiment: what is compared, on what, for how long, and the runs that follow from it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import torch
-import yaml
-from transformers import TrainingArguments
-
-from ..axes import did_you_mean
 from ..configuration_decoder import BlockformerDecoderConfig
 from ..presets import preset
 from ..presets.dependent import STAYS
-from .sizes import EQUAL, measure, solve
-
-BUDGETS = ("tokens", "tokens_per_parameter", "flops", "minutes")
-NAME = re.compile(r"[\w.+=-]+")
-# What a run is told by the lab itself: how long it is, what is written where, what is random.
-_OWN = frozenset(
-    "output_dir seed data_seed max_steps num_train_epochs do_train do_eval do_predict eval_strategy eval_steps "
-    "save_strategy save_steps save_total_limit logging_strategy logging_steps logging_first_step disable_tqdm "
-    "resume_from_checkpoint load_best_model_at_end push_to_hub prediction_loss_only train_sampling_strategy".split()
-)
-_TRAINING = {
-    "learning_rate": 1e-3,
-    "lr_scheduler_type": "cosine",
-    "warmup_steps": 0.05,
-    "weight_decay": 0.1,
-    "adam_beta2": 0.95,
-    "report_to": "none",
-    "use_cpu": not torch.accelerator.is_available(),  # bf16 needs to be told
-}
+from .sizes import measure, solve
 
 
 class LabError(ValueError):
@@ -105,7 +80,7 @@ class Experiment:
         base: a preset's name under "preset" and settings of the config.
         variants: the base, then what is compared with it.
         equal: "parameters" or "flops" a token, for which the inner width is solved, or "nothing".
-        budget: one of `BUDGETS`, and how much of it a run has.
+        budget: one of `experiment_file.BUDGETS`, and how much of it a run has.
         training: arguments of `TrainingArguments`.
         evaluations: points of a curve.
     """
@@ -173,7 +148,7 @@ class Experiment:
                 except ValueError as error:
                     problems.append(f"{variant.name}{at}: {error}")
         if problems:
-            raise LabError(_listed("configs that cannot be compared", problems))
+            raise LabError(listed("configs that cannot be compared", problems))
         return [
             Run(variant, seed, width, config, size.parameters, size.flops)
             for seed in self.seeds
@@ -198,218 +173,6 @@ class Experiment:
         return json.loads(json.dumps(found))
 
 
-def _listed(what: str, problems: list[str]) -> str:
+def listed(what: str, problems: list[str]) -> str:
+    """One problem as it is, several as a list below what they are."""
     return problems[0] if len(problems) == 1 else "\n".join([f"{what}:", *(f"- {problem}" for problem in problems)])
-
-
-# Reading
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a key stands once, and 1e-3 is a number as in YAML 1.2."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if isinstance(key, str) and keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"'{key}' stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
-def read_experiment(path: Path) -> Experiment:
-    """Read and check an experiment's file.
-
-    Raises:
-        LabError: everything that is wrong, at once.
-    """
-    try:
-        content = _Loader(path.read_text(encoding="utf-8")).get_single_data()
-    except OSError as error:
-        raise LabError(f"{path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise LabError(f"{path}: not UTF-8 text (byte {error.start:,})") from error
-    except yaml.YAMLError as error:
-        raise LabError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise LabError(f"{path}: an experiment is a mapping with 'base', 'axes' and so on")
-    reader = _Reader(content, path.resolve().parent)
-    experiment = reader.experiment()
-    if reader.problems:
-        raise LabError(_listed(str(path), reader.problems))
-    return experiment
-
-
-class _Reader:
-    """Takes an experiment's parts out of a mapping, and notes what is wrong with each."""
-
-    def __init__(self, content: dict[str, Any], folder: Path) -> None:
-        self.content, self.folder = content, folder
-        self.problems: list[str] = []
-
-    def experiment(self) -> Experiment:
-        known = "base axes configs equal data budget training seeds evaluations".split()
-        self._check_names("the experiment", self.content, known)
-        data = self._data()
-        training = {**_TRAINING, **self._mapping("training")}
-        self._check_training(training)
-        equal = self.content.get("equal", "parameters")
-        if equal not in EQUAL:
-            self.problems.append(f"equal must be one of {', '.join(EQUAL)}, not {equal!r}")
-        evaluations = self._number("evaluations", self.content.get("evaluations", 10), whole=True)
-        plain = Experiment(
-            base={"vocab_size": 4096, **self._mapping("base")},
-            variants=(BASE,),
-            equal=equal,
-            data=data,
-            budget=self._budget(),
-            training=training,
-            seeds=self._seeds(),
-            evaluations=int(evaluations),
-        )
-        plain = self._with_tokenizer(plain)
-        return dataclasses.replace(plain, variants=(BASE, *self._variants(plain)))
-
-    def _check_names(self, where: str, found: dict, known: Any) -> None:
-        for name in found:
-            if name not in known:
-                hint = did_you_mean(str(name), known)
-                self.problems.append(f"{where} has no '{name}'.{hint or ' It has ' + ', '.join(sorted(known)) + '.'}")
-
-    def _mapping(self, name: str) -> dict[str, Any]:
-        found = self.content.get(name) or {}
-        if isinstance(found, dict):
-            return found
-        self.problems.append(f"{name} must be a mapping, not {found!r}")
-        return {}
-
-    def _number(self, name: str, value: Any, whole: bool = False, most: float = float("inf")) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= most
-        if is_number and (not whole or value == int(value)):
-            return value
-        below = "" if most == float("inf") else f" up to {most:g}"
-        self.problems.append(f"{name} must be a positive {'integer' if whole else 'number'}{below}, not {value!r}")
-        return 1
-
-    def _data(self) -> Data:
-        found = self._mapping("data")
-        known = {each.name: each for each in dataclasses.fields(Data)}
-        self._check_names("data", found, known)
-        given = {name: value for name, value in found.items() if name in known}
-        for name, most in (("sequence_length", float("inf")), ("max_bytes", float("inf")), ("held_out_share", 0.5)):
-            if name in given:
-                number = self._number(f"data: {name}", given[name], name != "held_out_share", most)
-                given[name] = number if name == "held_out_share" else int(number)
-        if given.get("sequence_length") == 1:
-            self.problems.append("data: sequence_length must be at least 2: the first token is predicted by nothing")
-        files = given.pop("files", None) or []
-        files = files if isinstance(files, list) else [files]
-        if files and given.get("dataset"):
-            self.problems.append("data: give files or a dataset, not both")
-        paths = [path for each in files for path in self._paths(str(each))]
-        dataset = given.get("dataset")
-        given["dataset"] = dataset = {"path": dataset} if isinstance(dataset, str) else dataset
-        if not isinstance(dataset, dict | None) or (dataset is not None and "path" not in dataset):
-            self.problems.append("data: dataset must be a name, or a mapping with 'path', 'split', 'column' and so on")
-            given["dataset"] = None
-        return Data(files=tuple(paths), **given)
-
-    def _paths(self, given: str) -> list[str]:
-        """Files by a path or pattern, from the experiment's folder on."""
-        found = sorted(str(path) for path in self.folder.glob(given)) if not Path(given).is_absolute() else [given]
-        if not found or not Path(found[0]).exists():
-            self.problems.append(f"data: there is no file {given}")
-        return found
-
-    def _budget(self) -> tuple[str, float]:
-        found = self._mapping("budget")
-        self._check_names("budget", found, BUDGETS)
-        if len(found) != 1:
-            self.problems.append(f"budget must name one of {', '.join(BUDGETS)}")
-        for name, value in found.items():
-            if name in BUDGETS:
-                return name, self._number(f"budget: {name}", value)
-        return "tokens", 1
-
-    def _seeds(self) -> tuple[int, ...]:
-        found = self.content.get("seeds", [0, 1, 2])
-        found = found if isinstance(found, list) else [found]
-        if found and all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in found):
-            return tuple(dict.fromkeys(found))
-        self.problems.append(f"seeds must be a list of integers of 0 or more, not {found!r}")
-        return (0,)
-
-    def _check_training(self, given: dict[str, Any]) -> None:
-        known = {each.name for each in dataclasses.fields(TrainingArguments)} - _OWN
-        for name in sorted(_OWN & given.keys()):
-            self.problems.append(f"training: {name} is set by the lab itself: drop it")
-        self._check_names("training", {name: value for name, value in given.items() if name not in _OWN}, known)
-        if self.content.get("budget") and "minutes" in self._mapping("budget"):
-            for name in ("lr_scheduler_type", "warmup_steps"):
-                if name in self._mapping("training"):
-                    self.problems.append(f"training: {name}: with a budget of minutes the rate follows the time used")
-        if not self.problems:
-            try:
-                TrainingArguments(output_dir="unused", **given)
-            except (ValueError, TypeError) as error:
-                self.problems.append(f"training: {error}")
-
-    def _with_tokenizer(self, plain: Experiment) -> Experiment:
-        """With a tokenizer of its own, the vocabulary is that tokenizer's."""
-        if plain.data.tokenizer is None:
-            return plain
-        from .text import load_tokenizer
-
-        if "vocab_size" in self._mapping("base"):
-            self.problems.append("base: vocab_size is that of data: tokenizer; drop it")
-        try:
-            tokenizer = load_tokenizer(plain.data.tokenizer)
-        except ValueError as error:
-            self.problems.append(f"data: {error}")
-            return plain
-        end = tokenizer.eos_token_id
-        tokens = {
-            "eos_token_id": end,
-            "pad_token_id": end if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
-        }
-        return dataclasses.replace(plain, base={**plain.base, "vocab_size": len(tokenizer)}, tokens=tokens)
-
-    def _variants(self, plain: Experiment) -> list[Variant]:
-        """Each value of each axis, then each named config; a value that is the base's own is the base."""
-        try:
-            base = plain.config({}).to_dict()
-        except (ValueError, TypeError) as error:
-            self.problems.append(f"base: {error}")
-            return []
-        found = []
-        for axis, values in self._mapping("axes").items():
-            for value in values if isinstance(values, list) else [values]:
-                word = value if isinstance(value, str) else json.dumps(value)
-                found.append(Variant(f"{axis}={word}", axis, {axis: value}))
-        for name, settings in self._mapping("configs").items():
-            if not isinstance(settings, dict):
-                self.problems.append(f"configs: {name} must be a mapping of settings, not {settings!r}")
-                continue
-            found.append(Variant(str(name), str(name), settings))
-        kept: list[Variant] = []
-        for variant in found:
-            problem = None
-            if not NAME.fullmatch(variant.name):
-                problem = "its name is not made of letters, digits, . + = - and _: give it a name under 'configs'"
-            elif variant.name in ("base", *(other.name for other in kept)):
-                problem = "stands twice"
-            elif plain.data.tokenizer is not None and "vocab_size" in variant.settings:
-                problem = "vocab_size is that of data: tokenizer"
-            else:
-                try:
-                    if plain.config(variant.settings).to_dict() != base:
-                        kept.append(variant)
-                except (ValueError, TypeError) as error:
-                    problem = str(error)
-            if problem:
-                self.problems.append(f"{variant.name}: {problem}")
-        return kept

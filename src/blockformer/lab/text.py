@@ -20,7 +20,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """A tokenizer that knows where a text ends.
 
     Raises:
-        ValueError: there is none.
+        LabError: it cannot be loaded, or does not know.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
