@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .converting import from_official
+from .errors import ConversionError
 from .files.checkpoint import read_json
-from .files.side_files import refuse_adapters
+from .files.side_files import LOCAL, has_tokenizer, refuse_adapters
 from .files.sources import locate
 from .plan import architecture_of, is_ours, our_config, parse_dtype
 
@@ -31,6 +32,25 @@ def load_any(
     folder, _ = locate(src, revision=revision)
     refuse_adapters(folder)
     return load_folder(folder, read_json(folder / "config.json"), None, dtype), folder
+
+
+def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokenizerBase:
+    """The tokenizer that lies beside a model.
+
+    Args:
+        src: what the user calls the model.
+        folder: the model's.
+        needed: what an error adds where there is none, such as who needs it.
+
+    Raises:
+        ConversionError: there is none, or it cannot be loaded.
+    """
+    if not has_tokenizer(folder):
+        raise ConversionError(f"{src}: there is no tokenizer beside the model{needed}")
+    try:
+        return AutoTokenizer.from_pretrained(folder, **LOCAL)
+    except (OSError, ValueError) as error:
+        raise ConversionError(f"{src}: the tokenizer cannot be loaded: {error}") from error
 
 
 def load_folder(folder: Path, entries: Mapping[str, Any], family: str | None, dtype: Any) -> PreTrainedModel:

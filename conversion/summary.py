@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from blockformer.awq_linear import QuantizedLinear
 from blockformer.axes import axes, did_you_mean
@@ -89,14 +89,7 @@ def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
 
 def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = "") -> Summary:
     """The summary of a config."""
-    import blockformer
-
-    architecture = architecture_of(config)
-    model_class = getattr(blockformer, architecture, None)
-    if model_class is None:
-        raise ConversionError(f"config.json: architectures names {architecture!r}, which is no class of ours")
-    with torch.device("meta"):
-        model = model_class(config)
+    model = on_paper(config)
     parameters = model.num_parameters()
     layers = range(getattr(config, "decoder_layers", config.num_hidden_layers))
     heads = sum(len(config.heads_of(layer)) for layer in layers)
@@ -115,6 +108,23 @@ def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = ""
         sliding=config.layer_types.count("sliding_attention"),
         notes=notes,
     )
+
+
+def on_paper(config: PretrainedConfig) -> PreTrainedModel:
+    """The model of a config without memory, that gives probabilities and runs experts without looking at values.
+
+    Raises:
+        ConversionError: the config names an architecture that is none of ours.
+    """
+    import blockformer
+
+    architecture = architecture_of(config)
+    model_class = getattr(blockformer, architecture, None)
+    if model_class is None:
+        raise ConversionError(f"config.json: architectures names {architecture!r}, which is no class of ours")
+    without_values = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+    with torch.device("meta"):
+        return model_class(type(config).from_dict(config.to_dict(), **without_values)).eval()
 
 
 def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:

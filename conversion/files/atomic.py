@@ -1,4 +1,4 @@
-"""A folder that appears complete or not at all.
+"""A folder, or a text file, that appears complete or not at all.
 
 Everything is written to a temporary sibling folder and synced; one rename then puts it in place. An existing folder
 is exchanged with the new one by `renameat2(RENAME_EXCHANGE)`, so the name always leads to one complete folder,
@@ -74,6 +74,17 @@ def atomic_folder(
             raise
         fix = "; free some space and run it again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise ConversionError(f"{target}: not written, nothing was changed: {error}{fix}") from error
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write a file beside its place and rename it: a reader, or a kill, sees the old file or the new one."""
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        _sync(temporary)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def check_target(target: str | PathLike[str], force: bool, sources: Iterable[str | PathLike[str]]) -> None:

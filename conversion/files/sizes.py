@@ -24,3 +24,12 @@ def parse_size(size: int | str) -> int:
     if count < 1:
         raise ConversionError(f"max_shard_size {shown(size)}: needs a size such as 5GB, 200MB, 1.5GiB or 5000000000")
     return count
+
+
+def format_size(nbytes: float) -> str:
+    """Bytes for a person: in 1024s, with one digit after the point."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:,.1f} TiB"

@@ -9,7 +9,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import blockformer
 from blockformer.cli import main
-from blockformer.cli.checkpoints import progress_bar, size
+from blockformer.cli.checkpoints import progress_bar
+from blockformer.conversion.files.sizes import format_size
 from blockformer.conversion.summary import describe, summarize
 
 SIZES = {
@@ -137,7 +138,7 @@ def test_export_makes_a_repo_of_a_saved_model(capsys, tmp_path):
     assert "a self-contained repo" in out
     with safe_open(tmp_path / "repo/model.safetensors", framework="pt") as file:
         nbytes = sum(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118 - no dict
-    assert f"tensors, {size(nbytes)}, float32, " in out
+    assert f"tensors, {format_size(nbytes)}, float32, " in out
     assert (tmp_path / "repo/README.md").exists()
     call("export", tmp_path / "checkpoint", tmp_path / "repo", status=1)
     assert "or replace it with --force" in capsys.readouterr().err
@@ -264,7 +265,7 @@ def test_inspect_names_what_is_nearly_a_field_of_an_official_config(capsys, tmp_
 
 
 def test_sizes_are_for_persons():
-    assert [size(n) for n in (0, 1023, 1024, 1536, 5 << 30, 3 << 40)] == [
+    assert [format_size(n) for n in (0, 1023, 1024, 1536, 5 << 30, 3 << 40)] == [
         "0 bytes",
         "1023 bytes",
         "1.0 KiB",

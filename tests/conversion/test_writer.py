@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from blockformer.conversion.errors import CheckpointError, ConversionError
 from blockformer.conversion.files import atomic, safetensors_io, writer
+from blockformer.conversion.files.atomic import write_text
 from blockformer.conversion.files.checkpoint import Checkpoint
 from blockformer.conversion.files.safetensors_io import SafetensorsWriter
 from blockformer.conversion.files.writer import ShardWriter, atomic_folder, parse_size
@@ -159,6 +160,7 @@ def test_only_one_tensor_is_in_memory(tmp_path: Path, processes: ForkServer) -> 
     script = """
 from blockformer.conversion.files.checkpoint import Checkpoint
 from blockformer.conversion.rules.table import Rule, RuleTable, Transpose
+from blockformer.conversion.files.atomic import write_text
 from blockformer.conversion.files.writer import ShardWriter
 def status(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
@@ -204,6 +206,16 @@ def test_new_folder(tmp_path: Path, any_rename: str) -> None:
         assert folder.parent == tmp_path / "some" / "where"
     assert (tmp_path / "some" / "where" / "x" / "model.safetensors").exists()
     assert os.listdir(tmp_path / "some" / "where") == ["x"]
+
+
+def test_a_text_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_text(tmp_path / "x", "old\n")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "x", "new\n\udc80")
+    assert (tmp_path / "x").read_bytes() == b"old\n"
+    write_text(tmp_path / "x", "new\n")
+    assert (tmp_path / "x").read_bytes() == b"new\n"
+    assert os.listdir(tmp_path) == ["x"]
 
 
 def test_existing_folder_is_refused_without_force(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import blockformer
 from blockformer.axes import axes
 from blockformer.conversion.plan import architecture_of
-from blockformer.conversion.summary import SHOWN, describe
+from blockformer.conversion.summary import SHOWN, describe, on_paper
 from blockformer.page.build import LIMIT, page
 from blockformer.page.differences import differences
-from blockformer.page.dry_run import dry_run, on_paper
-from blockformer.page.facts import Facts, in_bytes, short, spans
+from blockformer.page.dry_run import dry_run
+from blockformer.page.facts import Facts, short, spans
 from blockformer.page.fields import fields_of
 
 NAMES = (
@@ -157,6 +157,5 @@ def test_a_model_whose_layers_are_all_different_has_a_page_of_bounded_size():
 
 def test_numbers_for_people():
     assert [short(count) for count in (0, 999, 1234567, 5.1e9)] == ["0", "999", "1.23 M", "5.1 G"]
-    assert [in_bytes(count) for count in (10, 2048)] == ["10 bytes", "2.0 KiB"]
     assert spans((0, 1, 2, 5)) == "layers 0-2, 5"
     assert spans((3,)) == "layer 3"

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from blockformer.conversion import ConversionError
 from blockformer.conversion.arguments import check_conversion
+from blockformer.conversion.files.sizes import format_size
 
 if TYPE_CHECKING:
     from blockformer.conversion import ConversionReport
@@ -54,15 +55,6 @@ def left(seconds: float, share: float) -> str:
         return "no estimate yet"
     rest = seconds * (1 - share) / share
     return f"~{rest:.0f} s left" if rest < 100 else f"~{rest / 60:.0f} min left"
-
-
-def size(nbytes: float) -> str:
-    """Bytes for a person: 1024s, one digit."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:,.1f} TiB"
 
 
 def run_convert(src: str, dst: str, to: str, shape: dict[str, Any], **options: Any) -> None:
@@ -123,7 +115,7 @@ def run_export(src: str, dst: str, **options: Any) -> None:
 def _show(report: "ConversionReport", title: str) -> None:
     print(title)
     dtypes = f", {', '.join(report.dtypes)}" if report.dtypes else ""
-    print(f"{report.tensors} tensors, {size(report.nbytes)}{dtypes}, {report.seconds:.1f} s")
+    print(f"{report.tensors} tensors, {format_size(report.nbytes)}{dtypes}, {report.seconds:.1f} s")
     for measured in report.parity.measured if report.parity else []:
         print(f"compared in {measured}")
     for note in report.notes:

@@ -1,7 +1,6 @@
 """`blockformer inspect`: a model on paper, in the terminal or as a page."""
 
 import os
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,8 @@ from rich.table import Table
 
 from blockformer.conversion import ConversionError
 from blockformer.conversion.arguments import check_model
-
-from .checkpoints import size
+from blockformer.conversion.files.atomic import write_text
+from blockformer.conversion.files.sizes import format_size
 
 if TYPE_CHECKING:
     from blockformer.conversion.summary import Summary
@@ -39,8 +38,8 @@ def run_page(
         raise ConversionError(f"--text needs weights, and {src} is a config alone: name the folder of a model")
     from blockformer.page.making import page_of
 
-    write_page(target, page_of(src, text, beside, revision))
-    print(f"{target}: {size(target.stat().st_size)}, opens in any browser")
+    write_text(target, page_of(src, text, beside, revision))
+    print(f"{target}: {format_size(target.stat().st_size)}, opens in any browser")
 
 
 def check_page(target: Path, force: bool) -> None:
@@ -55,16 +54,6 @@ def check_page(target: Path, force: bool) -> None:
         raise ConversionError(f"{target.parent}: no such folder; make it first")
     if os.path.lexists(target) and not force:
         raise ConversionError(f"{target}: exists already; name another file, or replace it with --force")
-
-
-def write_page(target: Path, page: str) -> None:
-    """Put a file in place in one step."""
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def show(summary: "Summary", console: Console) -> None:
@@ -85,9 +74,9 @@ def show(summary: "Summary", console: Console) -> None:
     line(summary.tree)
     line()
     for dtype, nbytes in summary.memory.items():
-        line(f"weights in {dtype}: {nbytes:,} bytes ({size(nbytes)})")
+        line(f"weights in {dtype}: {nbytes:,} bytes ({format_size(nbytes)})")
     for dtype, nbytes in summary.cache.items():
-        line(f"cache in {dtype}: {nbytes:,} bytes a token ({size(nbytes)})")
+        line(f"cache in {dtype}: {nbytes:,} bytes a token ({format_size(nbytes)})")
     if summary.sliding:
         layers, window = summary.config.num_hidden_layers, summary.config.sliding_window
         line(f"{summary.sliding} of {layers} layers keep the last {window:,} tokens only")

@@ -8,11 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from blockformer.conversion import ConversionError
-from blockformer.conversion.files.side_files import has_tokenizer
-from blockformer.conversion.loading import load_any
+from blockformer.conversion.loading import load_any, load_tokenizer
 from blockformer.demo.corpus import Score, model_score
 
 LEAVE, ANEW = ("/quit", "/exit"), "/new"
@@ -27,12 +26,7 @@ def load_writer(src: str, dtype: str | None, revision: str | None) -> tuple[PreT
     model, folder = load_any(src, dtype, revision)
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise ConversionError(f"{src}: {type(model).__name__} is no causal language model")
-    if not has_tokenizer(folder):
-        raise ConversionError(f"{src}: there is no tokenizer beside the model")
-    try:
-        return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConversionError(f"{src}: the tokenizer cannot be loaded: {error}") from error
+    return model, load_tokenizer(src, folder)
 
 
 def run_chat(src: str, dtype: str | None, revision: str | None, system: str | None, greedy: bool, new: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from blockformer.conversion.files.atomic import write_text
+
 from .experiment import LabError, Run
 from .intervals import CONFIDENCE, PowerLaw, power_law
 from .page import page
 from .plots import Point, draw_curves, draw_differences, draw_scaling
 from .runs import ROWS, RUNS, read_rows
 from .table import EXPLAINED, Group, groups, markdown, signed
-from .write import write_text
 
 TABLE, PAGE = "table.md", "index.html"
 # Heading -> file.

@@ -18,10 +18,11 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
+from blockformer.conversion.files.atomic import write_text
+
 from .experiment import Experiment, LabError, Run
 from .one_run import config_of, train
 from .text import Text
-from .write import write_text
 
 try:
     import fcntl
@@ -57,7 +58,7 @@ def open_folder(folder: Path, experiment: Experiment, text: Text) -> None:
 def _is_new(folder: Path) -> bool:
     """Whether there is nothing in it but what another process that opens it has just begun."""
     return folder.is_dir() and all(
-        path.name == RUNS or path.name.startswith(f".{EXPERIMENT}-") for path in folder.iterdir()
+        path.name == RUNS or path.name.startswith(f".{EXPERIMENT}.") for path in folder.iterdir()
     )
 
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from blockformer.conversion.summary import on_paper
+
 from ..configuration_decoder import BlockformerDecoderConfig
-from ..modeling_decoder import BlockformerDecoderForCausalLM
 
 EQUAL = ("parameters", "flops", "nothing")
 TOLERANCE = 0.005
@@ -36,16 +37,10 @@ def measure(config: BlockformerDecoderConfig, length: int) -> Size:
     FLOPs are those of all matrix products of a text of `length` tokens, two for each multiplication and addition,
     attention to all of its tokens.
     """
-    model, ids = _on_paper(config), torch.zeros(1, length, dtype=torch.long, device="meta")
+    model, ids = on_paper(config), torch.zeros(1, length, dtype=torch.long, device="meta")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(ids, use_cache=False)
     return Size(model.num_parameters(), 3 * counter.get_total_flops() / length)
-
-
-def _on_paper(config: BlockformerDecoderConfig) -> BlockformerDecoderForCausalLM:
-    without_values = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
-    with torch.device("meta"):
-        return BlockformerDecoderForCausalLM(type(config).from_dict(config.to_dict(), **without_values)).eval()
 
 
 def solve(
@@ -79,7 +74,7 @@ def solve(
 
     def size(width: int) -> float:
         if equal == "parameters":
-            return _on_paper(at(width)).num_parameters()
+            return on_paper(at(width)).num_parameters()
         return measure(at(width), length).flops
 
     wanted = getattr(target, equal)

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from blockformer.conversion.plan import architecture_of
-
 from ..attention import Attention
 from ..experts import Experts, Router
 from ..relative_keys import RelativeKeys
@@ -94,16 +92,6 @@ def own_flops(module: Any, args: tuple, read: torch.Tensor | None, output: Any) 
         passes = args[1].numel()  # of tokens through experts, each a gate, an up and a down projection
         return 2 * passes * 3 * read.shape[1] * module.down_proj.shape[-1]
     return 0
-
-
-def on_paper(config) -> Any:
-    """The model of a config without memory, that gives probabilities and runs experts without looking at values."""
-    import blockformer
-
-    without_values = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
-    config = type(config).from_dict(config.to_dict(), **without_values)
-    with torch.device("meta"):
-        return getattr(blockformer, architecture_of(config))(config).eval()
 
 
 def dry_run(model: Any, length: int, target: int | None = None) -> tuple[Record, Record | None]:

@@ -3,12 +3,13 @@
 import copy
 from typing import Any
 
-from blockformer.conversion.summary import idle_parameters
+from blockformer.conversion.files.sizes import format_size
+from blockformer.conversion.summary import idle_parameters, on_paper
 
 from ..axes import axes
 from ..pictures.anatomy import Anatomy, Box, StackAnatomy, anatomy
 from ..pictures.figure import figure
-from .dry_run import Record, Shape, dry_run, element_size, on_paper, weights_of
+from .dry_run import Record, Shape, dry_run, element_size, weights_of
 from .fields import fields_of, plain
 
 LENGTH = 128
@@ -35,6 +36,13 @@ class Facts:
         # Weights of 4 bits ask for the device's autocast, which "meta" has not: their products are those of plain ones.
         runs = self.model if getattr(config, "linear_bits", None) is None else on_paper(_with_plain_weights(config))
         self.text, self.step = dry_run(runs, self.length, self.target)
+
+    @property
+    def text_length(self) -> str:
+        """How long the text is, in words."""
+        if self.config.is_encoder_decoder:
+            return f"{self.length:,} source and {self.target:,} target tokens"
+        return f"{self.length:,} tokens"
 
     def box(self, box: Box, stack: StackAnatomy | None, layers: tuple[int, ...]) -> dict[str, Any]:
         """All about one box, as data for the page."""
@@ -104,16 +112,15 @@ class Facts:
         words = f"{parameters - idle:,} of them for a token" if idle else "tied ones count once"
         rows = [
             ["parameters", short(parameters), f"{parameters:,}; {words}"],
-            ["weights", in_bytes(nbytes), f"in {self.dtype}: {nbytes:,} bytes"],
+            ["weights", format_size(nbytes), f"in {self.dtype}: {nbytes:,} bytes"],
         ]
         flops = sum(self.text.flops.values())
         if self.step is not None:
             token = sum(self.step.flops.values())
             rows.append(["FLOPs for a token", short(token), f"{token:,} with {self.target:,} tokens in the cache"])
-        words = f"{self.length:,} tokens"
-        if self.config.is_encoder_decoder:
-            words = f"{self.length:,} source and {self.target:,} target tokens"
-        rows.append(["FLOPs for a text", short(flops), f"{flops:,} for {words}, 2 for a product and its sum"])
+        rows.append(
+            ["FLOPs for a text", short(flops), f"{flops:,} for {self.text_length}, 2 for a product and its sum"]
+        )
         if self.step is not None:
             cache = sum(
                 2 * sub.f.heads[1] * self.config.head_dim * self.size * len(kind.layers)
@@ -121,7 +128,9 @@ class Facts:
                 for sub in kind.sublayers
                 if sub.f.heads and sub.f.mask != "cross"
             )
-            rows.append(["cache for a token", in_bytes(cache), f"{cache:,} bytes of keys and values in {self.dtype}"])
+            rows.append(
+                ["cache for a token", format_size(cache), f"{cache:,} bytes of keys and values in {self.dtype}"]
+            )
         return rows
 
     def sentence(self) -> str:
@@ -170,15 +179,6 @@ def short(count: float) -> str:
             return f"{count:.3g}{unit}"
         count /= 1000
     return f"{count:,.3g} E"
-
-
-def in_bytes(count: float) -> str:
-    """Bytes for a person, in 1024s."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"
 
 
 def _text(shape: Shape | None) -> str:

@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from blockformer.conversion import ConversionError
-from blockformer.conversion.files.side_files import has_tokenizer
-from blockformer.conversion.loading import load_any
+from blockformer.conversion.loading import load_any, load_tokenizer
 from blockformer.conversion.summary import summarize
 from blockformer.presets import preset
 
@@ -38,7 +35,11 @@ def page_of(src: str, text: str | None = None, beside: str | None = None, revisi
     reference = None if other is None else (other.name.removeprefix("preset "), _reference(other.config, facts))
     if text is None:
         return page(facts, summary.name, summary.notes, reference)
-    model, tokenizer = _reader(src, revision)
+    try:
+        model, folder = load_any(src, None, revision)
+    except (ConversionError, OSError) as error:
+        raise ConversionError(f"--text needs weights: {error}") from error
+    tokenizer = load_tokenizer(src, folder, ", which --text needs")
     most = min(MOST, model.config.max_position_embeddings)
     while True:
         told = read(model, tokenizer, text, most)
@@ -55,16 +56,3 @@ def _reference(config: Any, ours: Facts) -> Facts:
     if not config.architectures and head and ours.parts.has_language_model_head:
         config.architectures = [head.rpartition(".")[2]]
     return Facts(config)
-
-
-def _reader(src: str, revision: str | None) -> tuple[Any, Any]:
-    try:
-        model, folder = load_any(src, None, revision)
-    except (ConversionError, OSError) as error:
-        raise ConversionError(f"--text needs weights: {error}") from error
-    if not has_tokenizer(folder):
-        raise ConversionError(f"{src}: there is no tokenizer beside the model, which --text needs")
-    try:
-        return model, AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConversionError(f"{src}: the tokenizer cannot be loaded: {error}") from error

@@ -76,7 +76,7 @@ def without_imports(path: Path, left_out: frozenset[str]) -> str:
     bases = (base for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases)
     for base in bases:
         if isinstance(base, ast.Name) and base.id in names:
-            line = re.sub(rf"\b{base.id}, ?", "", lines[base.lineno - 1]).replace(f"{base.id},", "")
+            line = re.sub(rf"\b{base.id}, ?", "", lines[base.lineno - 1])
             lines[base.lineno - 1] = line if line.strip() else ""
     return "".join(lines)
 
