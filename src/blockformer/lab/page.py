@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
 
-from ..pictures.canvas import palette_style, themed
+from ..pictures.document import document, themed
 from .plots import draw_runs
 from .table import Group, table
 
@@ -40,35 +38,18 @@ def page(name: str, groups: list[Group], pictures: dict[str, str], notes: list[s
         pictures: heading -> SVG.
         notes: sentences below the table.
     """
-    style = palette_style() + _STYLE
-    own = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{own}'; base-uri 'none'; form-action 'none'"
-    title = html.escape(name)
     sections = "".join(
         f"<section><h2>{html.escape(heading)}</h2>{_scrolled(themed(svg), heading)}</section>\n"
         for heading, svg in pictures.items()
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<h1>{title}</h1>
+    body = f"""<h1>{html.escape(name)}</h1>
 <main>
 {_scrolled(_table(groups), "The table")}
 {"".join(f'<p class="note">{html.escape(note)}</p>' for note in notes)}
 {sections}<section><h2>Every run</h2>
 {"".join(map(_details, groups))}</section>
-</main>
-</body>
-</html>
-"""
+</main>"""
+    return document(name, _STYLE, body)
 
 
 def _scrolled(content: str, name: str) -> str:

@@ -1,8 +1,5 @@
 """One HTML file of a model: no server, no network, everything in it."""
 
-import base64
-import hashlib
-import html
 import json
 import re
 from collections.abc import Sequence
@@ -11,7 +8,7 @@ from typing import Any
 
 from blockformer.conversion.summary import shown_settings
 
-from ..pictures.canvas import palette_style, themed
+from ..pictures.document import document, themed
 from .differences import differences
 from .facts import KINDS, Facts
 from .fields import plain
@@ -34,16 +31,13 @@ def page(
     """
     beside = None if reference is None else differences(facts, reference[1], reference[0])
     figures = facts.figures(frozenset(beside["boxes"]) if beside else frozenset())
-    words = f"{facts.length:,} tokens"
-    if facts.config.is_encoder_decoder:
-        words = f"{facts.length:,} source and {facts.target:,} target tokens"
     settings = shown_settings(facts.config)
     data = {
         "name": name,
         "sentence": facts.sentence(),
         "totals": facts.totals(),
         "notes": [*notes, *_left_out(facts)],
-        "words": words,
+        "words": facts.text_length,
         "wide": len(facts.parts.stacks) > 1,
         "shared": facts.parts.stacks[0].sharing > 1,
         "figures": [figure["label"] for figure in figures],
@@ -54,18 +48,13 @@ def page(
         "beside": beside,
         "text": text,
     }
-    script = _part("page.js") + _part("text.js")
-    style = palette_style() + _part("page.css")
     pieces = {
-        "policy": html.escape(_policy(script, style)),
-        "title": html.escape(name),
-        "style": style,
         "figures": "".join(f"<div>{themed(figure['svg'])}</div>" for figure in figures),
         # No "<" at all: nothing in a string can end the element that holds it, or begin another one.
         "data": json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c"),
-        "script": script,
     }
-    return re.sub(r"<!--(\w+)-->", lambda match: pieces[match[1]], _part("page.html"))
+    body = re.sub(r"<!--(\w+)-->", lambda match: pieces[match[1]], _part("page.html"))
+    return document(name, _part("page.css"), body, _part("page.js") + _part("text.js"))
 
 
 def _left_out(facts: Facts) -> list[str]:
@@ -75,10 +64,3 @@ def _left_out(facts: Facts) -> list[str]:
 
 def _part(name: str) -> str:
     return (PARTS / name).read_text(encoding="utf-8")
-
-
-def _policy(script: str, style: str) -> str:
-    """Nothing is fetched from anywhere, and no script or style runs but this page's own."""
-    hashes = (base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (script, style))
-    own, styles = (f"'sha256-{one}'" for one in hashes)
-    return f"default-src 'none'; script-src {own}; style-src {styles}; base-uri 'none'; form-action 'none'"

@@ -159,16 +159,3 @@ def diverging(value: float, levels: int = 8) -> str:
     """-1 blue, 0 white, 1 orange, in `levels` steps a side."""
     step = round(abs(value) * levels) / levels
     return blend("#ffffff", STRONG_ORANGE if value > 0 else STRONG_BLUE, min(step, 1.0))
-
-
-def palette_style() -> str:
-    """CSS that gives the names of the palette their colors, by the reader's choice of light or dark."""
-    light, dark = ("".join(f"--{name}:{pair[side]};" for name, pair in PALETTE.items()) for side in (0, 1))
-    return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
-
-
-def themed(svg: str) -> str:
-    """A picture in the colors of a page with `palette_style`."""
-    for name, (light, _) in PALETTE.items():
-        svg = svg.replace(f'"{light}"', f'"var(--{name})"')
-    return svg
