@@ -11,8 +11,9 @@ from blockformer.conversion.summary import SHOWN, describe, on_paper
 from blockformer.page.build import LIMIT, page
 from blockformer.page.differences import differences
 from blockformer.page.dry_run import dry_run
-from blockformer.page.facts import Facts, short, spans
+from blockformer.page.facts import Facts, spans
 from blockformer.page.fields import fields_of
+from blockformer.pictures.canvas import short
 
 NAMES = (
     "albert bert-decoder deberta-v2 gemma3_text gpt2 gpt_neox gpt_oss modernbert mpnet mpt qwen2_moe qwen3 t5 t5gemma"

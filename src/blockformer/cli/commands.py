@@ -33,8 +33,6 @@ StrictFinite = Annotated[
 Revision = Annotated[
     str | None, typer.Option(metavar="NAME", help="Of a Hub id: a branch, tag or commit.", show_default=False)
 ]
-
-
 Dtype = Annotated[
     str | None, typer.Option(help="Load the weights as float32, bfloat16 or float16.", show_default=False)
 ]

@@ -10,6 +10,8 @@ import typer
 from blockformer.conversion import ConversionError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from blockformer.lab.experiment import Experiment, Run
 
 
@@ -26,7 +28,7 @@ def run_lab(
     from transformers.utils import logging
 
     from blockformer.lab.experiment_file import read_experiment
-    from blockformer.lab.report import write_report
+    from blockformer.lab.report import TABLE, write_report
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -42,8 +44,8 @@ def run_lab(
         _train(experiment, runs[part - 1 :: parts], folder, parts > 1)
     if is_main:
         found = write_report(folder, runs, path.stem)
-        for name in (folder / "table.md").read_text(encoding="utf-8").splitlines()[: len(found) + 2]:
-            console.print(name, markup=False, highlight=False, soft_wrap=True)
+        for line in (folder / TABLE).read_text(encoding="utf-8").splitlines()[: len(found) + 2]:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _shard(text: str | None) -> tuple[int, int]:
@@ -62,7 +64,7 @@ def _widths(text: str | None) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, text.split(",")))))
 
 
-def show(experiment: "Experiment", runs: "list[Run]", console: object) -> None:
+def show(experiment: "Experiment", runs: "list[Run]", console: "Console") -> None:
     """Print the configs and their sizes, before anything is trained."""
     from rich.table import Table
 
@@ -71,8 +73,8 @@ def show(experiment: "Experiment", runs: "list[Run]", console: object) -> None:
         inner = run.config.moe_intermediate_size if run.config.num_experts else run.config.intermediate_size
         table.add_row(run.group, f"{run.parameters:,}", f"{run.flops_per_token:,.0f}", f"{inner:,}")
     kind, amount = experiment.budget
-    console.print(table, markup=False, highlight=False)  # type: ignore[attr-defined]
-    console.print(  # type: ignore[attr-defined]
+    console.print(table, markup=False, highlight=False)
+    console.print(
         f"{len(runs)} runs ({len(experiment.seeds)} seeds) with equal {experiment.equal}, "
         f"each of {amount:,g} {kind.replace('_', ' ')}",
         markup=False,

@@ -36,8 +36,8 @@ def spread(values: list[float]) -> Spread:
     return Spread(len(values), float(np.mean(values)), deviation)
 
 
-def student_t(freedom: float, confidence: float = CONFIDENCE) -> float:
-    """The t that a variable with so many degrees of freedom (1 or more) stays within, on both sides, so often.
+def student_t(freedom: float) -> float:
+    """The t that a variable with so many degrees of freedom (1 or more) stays within, on both sides, at `CONFIDENCE`.
 
     With t = sqrt(freedom) tan(a), the density is a power of cos(a): its integral is halved until it fits.
     """
@@ -47,7 +47,7 @@ def student_t(freedom: float, confidence: float = CONFIDENCE) -> float:
     for _ in range(60):
         angle = (low + high) / 2
         inside = float(np.sum(weights * np.cos(angle * (nodes + 1) / 2) ** (freedom - 1))) * angle / 2
-        low, high = (angle, high) if inside < confidence * total else (low, angle)
+        low, high = (angle, high) if inside < CONFIDENCE * total else (low, angle)
     return math.sqrt(freedom) * math.tan(low)
 
 

@@ -6,7 +6,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..pictures.canvas import GREY, INK, LEAF, LIGHT, QUERY, STRONG_BLUE, STRONG_ORANGE, TIMES, Canvas, words_width
+from ..pictures.canvas import (
+    GREY,
+    INK,
+    LEAF,
+    LIGHT,
+    QUERY,
+    STRONG_BLUE,
+    STRONG_ORANGE,
+    TIMES,
+    Canvas,
+    short,
+    words_width,
+)
 from .intervals import CONFIDENCE, PowerLaw
 from .table import Group, Row, signed
 
@@ -27,14 +39,6 @@ def curve(rows: list[Row]) -> list[Point]:
         bits = [bits_of(row, loss) for (_, loss), row in zip(of_all, rows, strict=True)]
         points.append((sum(flops) / len(flops), sum(bits) / len(bits)))
     return points
-
-
-def short(value: float) -> str:
-    """A number as an axis has it: 2.5 T, 40 G."""
-    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g} {letter}"
-    return f"{value:.3g}"
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
@@ -87,42 +91,40 @@ class Frame:
         self.canvas.line([self.at(point) for point in points], color, width, dashed)
 
 
-def _range(values: Sequence[float], room: float = 0.06) -> tuple[float, float]:
+def _range(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
-    spare = (high - low) * room or abs(low) * room or 1.0
+    spare = 0.06 * ((high - low) or abs(low)) or 1.0
     return low - spare, high + spare
 
 
 def draw_differences(groups: list[Group]) -> str | None:
     """How far each config is from the base, with its interval; None if there is nothing to compare."""
-    shown = [group for group in groups if group.beside_base is not None]
+    shown = [(group.name, group.beside_base) for group in groups if group.beside_base is not None]
     if not shown:
         return None
-    left = 24 + max(words_width(group.name, 12) for group in shown)
+    left = 24 + max(words_width(name, 12) for name, _ in shown)
     canvas = Canvas(math.ceil(left + 560), 84 + 26 * len(shown), "Bits per byte of each config less those of the base")
     ends = [0.0]
-    for group in shown:
-        estimate, margin = group.beside_base or (0.0, 0.0)
+    for _, (estimate, margin) in shown:
         ends += [estimate - (margin or 0), estimate + (margin or 0)]
     frame = Frame(canvas, left, 34, 390, 26 * len(shown), _range(ends), (0, len(shown)))
     words = f"bits per byte less the base's, with {CONFIDENCE:.0%} interval; left is better"
     frame.draw(ticks(*frame.across), (), words)
     frame.curve([(0, 0), (0, len(shown))], INK, 1.4)
-    for index, group in enumerate(shown):
-        assert group.beside_base is not None
-        estimate, margin = group.beside_base
-        color = GREY if not group.beside_base.is_clear else STRONG_BLUE if estimate < 0 else STRONG_ORANGE
+    for index, (name, interval) in enumerate(shown):
+        estimate, margin = interval
+        color = GREY if not interval.is_clear else STRONG_BLUE if estimate < 0 else STRONG_ORANGE
         level = len(shown) - index - 0.5
         x, y = frame.at((estimate, level))
         if margin:
             frame.curve([(estimate - margin, level), (estimate + margin, level)], color, 2.4)
         canvas.circle(x, y, 5, color, None)
-        canvas.text(left - 10, y, group.name, 12, "end")
-        canvas.text(left + 400, y, signed(group.beside_base), 11, "start", mono=True, fill=GREY)
+        canvas.text(left - 10, y, name, 12, "end")
+        canvas.text(left + 400, y, signed(interval), 11, "start", mono=True, fill=GREY)
     return canvas.finish()
 
 
-def draw_curves(groups: list[Group], title: str = "Loss by FLOPs") -> str | None:
+def draw_curves(groups: list[Group]) -> str | None:
     """A panel for each axis: bits per byte held out by training FLOPs, the base in black; None without curves."""
     base = next((group for group in groups if group.is_base), None)
     panels: dict[str, list[Group]] = {}
@@ -140,7 +142,7 @@ def draw_curves(groups: list[Group], title: str = "Loss by FLOPs") -> str | None
     columns = min(3, len(panels))
     deepest = 1 + max(len(found) for found in panels.values())
     height = 168 + 18 * deepest + 84
-    canvas = Canvas(columns * 330 + 20, math.ceil(len(panels) / columns) * height + 16, title)
+    canvas = Canvas(columns * 330 + 20, math.ceil(len(panels) / columns) * height + 16, "Loss by FLOPs")
     for index, (axis, found) in enumerate(panels.items()):
         x, y = 62 + index % columns * 330, 44 + index // columns * height
         frame = Frame(canvas, x, y, 250, 168, across, up)

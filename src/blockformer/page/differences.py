@@ -6,6 +6,15 @@ from ..pictures.anatomy import Box
 from .facts import Facts
 from .fields import SIZES, fields_of, plain
 
+# What a token looks at, by the mask of its attention.
+_SIGHT = {
+    "both": "both ways",
+    "causal": "back only",
+    "window": "both ways in a window",
+    "causal_window": "back only, in a window",
+    "cross": "the source",
+}
+
 
 def differences(ours: Facts, theirs: Facts, name: str) -> dict[str, Any]:
     """The boxes that are built in another way, and how, in words; sizes apart.
@@ -68,10 +77,8 @@ def _compared(box: Box, other: Box, ours: Facts, theirs: Facts, name: str) -> li
             continue
         if _is_another(mine[field], its[field]):
             lines.append(f"{field} is {plain(mine[field])}, in {name} {plain(its[field])}.")
-    sight = {"both": "both ways", "causal": "back only", "window": "both ways in a window", "cross": "the source"}
-    sight["causal_window"] = "back only, in a window"
     if box.mask != other.mask:
-        lines.append(f"A token looks {sight[box.mask]}, in {name} {sight[other.mask]}.")
+        lines.append(f"A token looks {_SIGHT[box.mask]}, in {name} {_SIGHT[other.mask]}.")
     if box.heads and other.heads and (box.heads[0] == box.heads[1]) != (other.heads[0] == other.heads[1]):
         share = "Query heads share key/value heads", "Each query head has a key/value head of its own"
         lines.append(f"{share[box.heads[0] == box.heads[1]]} (num_key_value_heads), unlike in {name}.")

@@ -8,6 +8,7 @@ from blockformer.conversion.summary import idle_parameters, on_paper
 
 from ..axes import axes
 from ..pictures.anatomy import Anatomy, Box, StackAnatomy, anatomy
+from ..pictures.canvas import short
 from ..pictures.figure import figure
 from .dry_run import Record, Shape, dry_run, element_size, weights_of
 from .fields import fields_of, plain
@@ -91,17 +92,12 @@ class Facts:
     def boxes(self) -> list[dict[str, Any]]:
         """Every box of the figure; of layers that differ those of each kind."""
         placed: dict[str, tuple[StackAnatomy, tuple[int, ...]]] = {}
+        hidden: set[str] = set()
         for stack in self.parts.stacks:
-            for kind in stack.kinds:
-                for sub in kind.sublayers:
-                    placed |= {box.path: (stack, kind.layers) for box in (sub.f, *sub.norms.values())}
-        hidden = {
-            box.path
-            for stack in self.parts.stacks
-            for kind in stack.kinds[KINDS:]
-            for sub in kind.sublayers
-            for box in (sub.f, *sub.norms.values())
-        }
+            for index, kind in enumerate(stack.kinds):
+                paths = [box.path for sub in kind.sublayers for box in (sub.f, *sub.norms.values())]
+                placed |= dict.fromkeys(paths, (stack, kind.layers))
+                hidden |= set(paths if index >= KINDS else ())
         boxes = (box for box in self.parts.boxes() if box.path not in hidden)
         return [self.box(box, *placed.get(box.path, (None, ()))) for box in boxes]
 
@@ -170,15 +166,6 @@ def spans(numbers: tuple[int, ...]) -> str:
     words = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
     shown = words if len(words) < 13 else [*words[:11], "..."]
     return f"layer{'s' * (len(numbers) > 1)} {', '.join(shown)}"
-
-
-def short(count: float) -> str:
-    """1234567 -> "1.23 M"."""
-    for unit in ("", " k", " M", " G", " T", " P"):
-        if count < 1000:
-            return f"{count:.3g}{unit}"
-        count /= 1000
-    return f"{count:,.3g} E"
 
 
 def _text(shape: Shape | None) -> str:

@@ -114,7 +114,6 @@ class Anatomy:
     stacks: tuple[StackAnatomy, ...]
     heads: tuple[Box, ...]
     has_language_model_head: bool
-    sees_encoder: bool
 
     def boxes(self) -> Iterator[Box]:
         """Every box, from the tokens up; of layers that differ those of each kind."""
@@ -146,7 +145,7 @@ def anatomy(model: Any) -> Anatomy:
         for name, module in sorted(parts, key=lambda part: "transform" not in part[0]):
             if module is not body and not isinstance(module, seen) and _weighs(module):
                 heads.append(_head(owner, name, module, names, model.config))
-    return Anatomy(described, tuple(heads), hasattr(model, "lm_head"), stacks[-1].has_cross_attention)
+    return Anatomy(described, tuple(heads), hasattr(model, "lm_head"))
 
 
 def _weighs(module: nn.Module) -> bool:

@@ -41,6 +41,15 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0").replace("-0", "0" if abs(value) < 0.05 else "-0")
 
 
+def short(value: float) -> str:
+    """1234567 -> "1.23 M"."""
+    for unit in ("", " k", " M", " G", " T", " P"):
+        if abs(value) < 1000:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:,.3g} E"
+
+
 class Canvas:
     """An SVG of a fixed size on a white card, so that it reads on light and on dark pages.
 
@@ -61,12 +70,11 @@ class Canvas:
         """The whole file."""
         return "\n".join([*self.parts, "</svg>\n"])
 
-    def rect(self, x, y, width, height, fill, stroke=INK, rx=6.0, stroke_width=1.2, dashed=False):
+    def rect(self, x, y, width, height, fill, stroke=INK, rx=6.0, stroke_width=1.2):
         line = f' stroke="{stroke}" stroke-width="{number(stroke_width)}"' if stroke else ""
-        dash = ' stroke-dasharray="5 4"' if dashed else ""
         self.parts.append(
             f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}" '
-            f'rx="{number(rx)}" fill="{fill}"{line}{dash}/>'
+            f'rx="{number(rx)}" fill="{fill}"{line}/>'
         )
 
     def circle(self, x, y, radius, fill, stroke=INK):
@@ -155,7 +163,7 @@ def blend(first: str, second: str, share: float) -> str:
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 
-def diverging(value: float, levels: int = 8) -> str:
-    """-1 blue, 0 white, 1 orange, in `levels` steps a side."""
-    step = round(abs(value) * levels) / levels
+def diverging(value: float) -> str:
+    """-1 blue, 0 white, 1 orange, in eight steps a side."""
+    step = round(abs(value) * 8) / 8
     return blend("#ffffff", STRONG_ORANGE if value > 0 else STRONG_BLUE, min(step, 1.0))

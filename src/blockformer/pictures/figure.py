@@ -1,7 +1,5 @@
 """The figure of any model: its stacks side by side, one layer of each opened, every box where it really is."""
 
-from collections.abc import Callable
-
 from .anatomy import Anatomy, Box, LayerKind, StackAnatomy, SubLayer
 from .canvas import (
     BLUE,
@@ -30,21 +28,19 @@ KIND_FILLS = (QUERY, STRONG_BLUE, LEAF, PURPLE, YELLOW, PINK)
 # Of a column: where its boxes start, how wide they are, where it ends.
 LANE, BOX, COLUMN, GAP = 122, 284, 500, 46
 CHIP, SMALL = 10.5, 11.5
-Second = Callable[[Box], str]
 
 
-def figure(anatomy: Anatomy, opened: int = 0, second: Second | None = None, title: str = "", marks=()) -> str:
+def figure(anatomy: Anatomy, opened: int = 0, title: str = "", marks=()) -> str:
     """The SVG of a model.
 
     Args:
         opened: which kind of layers is opened in each stack, the last one where there are fewer.
-        second: the second line of each box; its sizes if not given.
         title: what a screen reader says.
         marks: paths of boxes to mark as different from a reference.
     """
     reads = ("source tokens", "target tokens") if len(anatomy.stacks) > 1 else ("tokens",)
     pairs = zip(anatomy.stacks, reads, strict=True)
-    drawings = [Column(stack, opened, second, frozenset(marks), words) for stack, words in pairs]
+    drawings = [Column(stack, opened, frozenset(marks), words) for stack, words in pairs]
     draft = Canvas(10, 10, "")
     layers_top = [drawing.draw(draft, 0.0, 0.0) for drawing in drawings]
     heads_top = drawings[-1].draw_heads(draft, anatomy, 0.0, layers_top[-1])
@@ -73,8 +69,8 @@ def _join(canvas: Canvas, encoder: "Column", decoder: "Column", top: float) -> N
 class Column:
     """One stack: drawn from below, y falling."""
 
-    def __init__(self, stack: StackAnatomy, opened: int, second: Second | None, marks: frozenset[str], reads: str):
-        self.stack, self.second, self.marks, self.reads = stack, second, marks, reads
+    def __init__(self, stack: StackAnatomy, opened: int, marks: frozenset[str], reads: str):
+        self.stack, self.marks, self.reads = stack, marks, reads
         self.opened = min(opened, len(stack.kinds) - 1)
         self.kind = stack.kinds[self.opened]
         self.x = self.cross = self.attention = 0.0
@@ -292,24 +288,21 @@ class Column:
             canvas.text(x + 2, y + 2, "\N{NOT EQUAL TO}", 13, bold=True, fill=PAPER)
 
     def box(self, canvas: Canvas, box: Box, x: float, bottom: float, width: float) -> float:
-        """A box with its title, second line, heads or experts, and chips; gives its top."""
+        """A box with its title, sizes, heads or experts, and chips; gives its top."""
         middle = x + width / 2
-        second = box.size if self.second is None else self.second(box)
-        if box.kind == "norm" and self.second is None:
-            second = ""
         rows = _rows(box.chips, width - 16)
         mask = bool(box.mask) and width > 200
         free = width - 72 if mask else width
-        pieces = 22 + 15 * bool(second) + 20 * len(rows) + _extra(box)
+        pieces = 22 + 15 * bool(box.size) + 20 * len(rows) + _extra(box)
         height = max(pieces + 8, 52 if mask else 30)
         top = bottom - height
         self.open(canvas, box)
         self.frame(canvas, box, x, top, width, height)
         y = top + 15
         canvas.text(middle, y, box.title, _fitting(box.title, free, 13.5), bold=True)
-        if second:
+        if box.size:
             y += 16
-            canvas.text(middle, y, second, _fitting(second, free, SMALL), mono=self.second is not None, fill=GREY)
+            canvas.text(middle, y, box.size, _fitting(box.size, free, SMALL), fill=GREY)
         y += 13
         if box.heads:
             _heads(canvas, x + 12, y, width - 24, *box.heads)

@@ -5,7 +5,7 @@ import torch
 from ..compat import causal_masks, create_bidirectional_mask, encoder_masks
 from ..configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from ..presets import preset
-from .canvas import GREY, HIDDEN, INK, STRONG_BLUE, STRONG_ORANGE, TIMES, Canvas, blend
+from .canvas import GREY, HIDDEN, INK, PAPER, STRONG_BLUE, STRONG_ORANGE, TIMES, Canvas, blend
 
 
 def masks() -> str:
@@ -58,7 +58,7 @@ def masks() -> str:
                 sees = visible[row][column]
                 fill = STRONG_BLUE if sees else HIDDEN
                 canvas.rect(x + column * cell + 1.5, y + row * cell + 1.5, cell - 3, cell - 3, fill, None, rx=4)
-                words, color = ("1", "#ffffff") if sees else ("0", "#8b949e")
+                words, color = ("1", PAPER) if sees else ("0", "#8b949e")
                 canvas.text(x + (column + 0.5) * cell, y + (row + 0.5) * cell, words, 13, fill=color)
     canvas.text(480, 340, "A row is a query (who looks), a column a key (what is looked at).", 13)
     canvas.text(
@@ -77,14 +77,14 @@ def grouped_heads() -> str:
         canvas.text(middle, 50, f"num_key_value_heads={kinds}", 12, mono=True, fill=GREY)
         for head in range(8):
             group = head * kinds // 8
-            color = blend("#ffffff", STRONG_ORANGE, 0.45) if group % 2 == 0 else blend("#ffffff", STRONG_ORANGE, 0.8)
+            color = blend(PAPER, STRONG_ORANGE, 0.45) if group % 2 == 0 else blend(PAPER, STRONG_ORANGE, 0.8)
             center = x + (head + 0.5) * step
             kv_center = x + (group + 0.5) * 8 * step / kinds
             canvas.line([(center, 100 + size), (kv_center, 190)], GREY, 1.2)
             canvas.rect(center - size / 2, 100, size, size, color, None, rx=5)
             canvas.text(center, 100 + size / 2, f"q{head + 1}", 11)
         for group in range(kinds):
-            color = blend("#ffffff", STRONG_BLUE, 0.35) if group % 2 == 0 else blend("#ffffff", STRONG_BLUE, 0.6)
+            color = blend(PAPER, STRONG_BLUE, 0.35) if group % 2 == 0 else blend(PAPER, STRONG_BLUE, 0.6)
             center = x + (group + 0.5) * 8 * step / kinds
             wide = size if kinds == 8 else 64
             canvas.rect(center - wide / 2, 190, wide, size, color, None, rx=5)
@@ -116,12 +116,12 @@ def cache() -> str:
             canvas.text(x - 8, middle, read[row], 12, "end")
             for column in range(5):
                 if column > row:
-                    fill = HIDDEN if x < 400 else "#ffffff"
+                    fill = HIDDEN if x < 400 else PAPER
                 elif x < 400 or column == row:
                     fill = STRONG_ORANGE
                 else:
-                    fill = blend("#ffffff", STRONG_BLUE, 0.45)
-                if fill != "#ffffff":
+                    fill = blend(PAPER, STRONG_BLUE, 0.45)
+                if fill != PAPER:
                     canvas.rect(x + column * cell + 2, y + row * cell + 2, cell - 4, cell - 4, fill, None, rx=4)
             canvas.arrow((x + 5 * cell + 4, middle), (x + 5 * cell + 24, middle))
             canvas.text(x + 5 * cell + 30, middle, write[row], 12, "start")
@@ -129,7 +129,7 @@ def cache() -> str:
                 canvas.text(x - 62, middle, f"step {row + 1}", 12, "end", fill=GREY)
     for x, fill, words in (
         (60, STRONG_ORANGE, "key and value of this pass"),
-        (340, blend("#ffffff", STRONG_BLUE, 0.45), "key and value from the cache (GrowingLayer)"),
+        (340, blend(PAPER, STRONG_BLUE, 0.45), "key and value from the cache (GrowingLayer)"),
         (730, HIDDEN, "hidden by the causal mask"),
     ):
         canvas.rect(x, 388, 18, 18, fill, None, rx=3)

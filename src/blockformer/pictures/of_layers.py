@@ -8,7 +8,7 @@ from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder import BlockformerEncoderForMaskedLM
 from ..presets import preset
 from .anatomy import anatomy
-from .canvas import BLUE, GREEN, GREY, ORANGE, PINK, PURPLE, STRONG_ORANGE, TIMES, YELLOW, Canvas
+from .canvas import BLUE, GREEN, GREY, ORANGE, PANEL, PAPER, PINK, PURPLE, STRONG_ORANGE, TIMES, YELLOW, Canvas
 from .figure import BOX, COLUMN, LANE, figure
 
 
@@ -25,8 +25,8 @@ def transformer() -> str:
     canvas.text(mid_right, 24, "Decoder", 17, bold=True)
     canvas.text(mid_right, 45, "Stack(is_causal=True, has_cross_attention=True)", 12, mono=True, fill=GREY)
 
-    canvas.rect(left - 45, 412, width + 70, 282, "#f6f8fa", GREY, rx=12)
-    canvas.rect(right - 25, 268, width + 70, 426, "#f6f8fa", GREY, rx=12)
+    canvas.rect(left - 45, 412, width + 70, 282, PANEL, GREY, rx=12)
+    canvas.rect(right - 25, 268, width + 70, 426, PANEL, GREY, rx=12)
     for x, y, words in ((left - 72, 545, f"N {TIMES}"), (right + width + 74, 478, f"{TIMES} N")):
         canvas.text(x, y, words, 17, bold=True)
         canvas.text(x, y + 22, "Layer", 12, mono=True, fill=GREY)
@@ -89,7 +89,7 @@ def transformer() -> str:
         canvas.plus(middle, 725)
         canvas.line([(middle, 714), (middle, 700)])
         canvas.arrow((middle, 826), (middle, 806))
-    canvas.box(395, 704, 180, 48, "#ffffff", "Positional encoding", "SinusoidalPositions", 13)
+    canvas.box(395, 704, 180, 48, PAPER, "Positional encoding", "SinusoidalPositions", 13)
     canvas.arrow((395, 725), (mid_left + 11, 725))
     canvas.arrow((575, 725), (mid_right - 11, 725))
     canvas.text(mid_left, 836, "source tokens [B, S]", 13)
@@ -122,7 +122,7 @@ def add_and_norm() -> str:
         middle, width = x + 140, 280
         canvas.text(middle, 28, f'norm_placement="{name}"', 15, bold=True, mono=True)
         canvas.text(middle, 52, formula, 15, mono=True, fill=GREY)
-        canvas.rect(x - 20, 124, width + 75, 372, "#f6f8fa", GREY, rx=12)
+        canvas.rect(x - 20, 124, width + 75, 372, PANEL, GREY, rx=12)
         canvas.text(x - 8, 482, "Layer", 12, "start", mono=True, fill=GREY)
         canvas.text(middle, 522, "x [B, T, C]", 13)
         canvas.text(middle, 550, note, 12.5, fill=STRONG_ORANGE)

@@ -7,7 +7,7 @@ import torch
 from ..positions import SinusoidalPositions
 from ..presets import preset
 from ..relative_bias import RelativeBias
-from .canvas import GREY, HIDDEN, INK, LIGHT, STRONG_BLUE, STRONG_ORANGE, Canvas, blend, diverging
+from .canvas import GREY, HIDDEN, INK, LIGHT, PAPER, STRONG_BLUE, STRONG_ORANGE, Canvas, blend, diverging
 
 
 def _axis(canvas, x, y, width, steps, label):
@@ -69,7 +69,7 @@ def rotations() -> str:
         theta = 10000 ** (-2 * pair / 64)
         canvas.text(x, 26, f"entries {2 * pair} and {2 * pair + 1}", 13, bold=True)
         canvas.text(x, 46, f"θ = {theta:.3g}", 12, fill=GREY)
-        canvas.circle(x, y, radius, "#ffffff", LIGHT)
+        canvas.circle(x, y, radius, PAPER, LIGHT)
         places = [(x + radius * cos, y - radius * sin) for sin, cos in vectors[:, 2 * pair : 2 * pair + 2].tolist()]
         for start, color in ((0, STRONG_BLUE), (4, STRONG_ORANGE)):
             canvas.line([places[start], (x, y), places[start + 3]], color, 2)
@@ -110,9 +110,7 @@ def relative_buckets() -> str:
         half = 16 if bias.bidirectional else 32
 
         def color(bucket, half=half):
-            return blend(
-                "#ffffff", STRONG_BLUE if bucket < half else STRONG_ORANGE, 0.12 + 0.8 * (bucket % half) / half
-            )
+            return blend(PAPER, STRONG_BLUE if bucket < half else STRONG_ORANGE, 0.12 + 0.8 * (bucket % half) / half)
 
         def is_visible(row, column, bias=bias):
             return bias.bidirectional or column <= row
