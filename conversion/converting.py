@@ -19,13 +19,13 @@ from .errors import listed, shown
 from .families.awq import load_plain, low_bit_weights
 from .families.registry import Family
 from .files.atomic import atomic_folder
-from .files.checkpoint import Checkpoint, nonfinite, read_json
-from .files.generation_settings import FILE, settings_in
+from .files.checkpoint import Checkpoint, nonfinite
+from .files.generation_settings import settings_in
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
 from .files.side_files import compare_tokenizers, copy_side_files, has_tokenizer, refuse_adapters
 from .files.unused_tensors import write_unused
 from .plan import MEMORY, Plan, memory_text, parse_dtype, plan_in, plan_out
-from .progress import Progress
+from .progress import Progress, silent
 from .report import ConversionReport
 from .rules.table import check_tied
 from .verify import Parity, attention_of, load_model
@@ -81,7 +81,7 @@ def convert(
         ConversionError: the source cannot be converted, or the target cannot be made. Nothing is left behind then.
     """
     start = time.monotonic()
-    tell: Progress = progress or (lambda step, done, total: None)
+    tell = progress or silent
     check_conversion(
         src,
         dst,
@@ -266,17 +266,9 @@ def _write_card(folder: Path, plan: Plan, source: Path, hub_id: str | None, repo
     name = f"`{hub_id}`" if hub_id else f"the {kind} `{source.resolve().name}`"
     low = " The linear maps of its layers keep their 4-bit weights; no other package is needed to run them."
     dtypes = ", ".join(report.dtypes)
-    generation = read_json(folder / FILE)
-    generation.pop("transformers_version", None)
     lines = [] if report.parity is None else [f"- {line}" for line in str(report.parity).split("; ") if line]
     notes = "; ".join(report.parity.notes) if report.parity is not None else ""
-    parity = "\n".join(
-        [
-            "Both models were run on the same random, structured and padded input:",
-            "",
-            *lines,
-        ]
-    )
+    parity = "\n".join(["Both models were run on the same random, structured and padded input:", "", *lines])
     nothing = f"{notes[:1].upper()}{notes[1:]}." if notes else "Not compared: the conversion ran with --no-verify."
     write_card(
         folder,
@@ -286,7 +278,6 @@ def _write_card(folder: Path, plan: Plan, source: Path, hub_id: str | None, repo
         base_model=hub_id,
         parity=parity if report.parity is not None and report.parity.measured else nothing,
         parameters=plan.parameters,
-        generation=generation,
     )
 
 

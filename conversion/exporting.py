@@ -12,7 +12,6 @@ from .arguments import check_conversion
 from .errors import ConversionError, shown
 from .files.atomic import atomic_folder
 from .files.checkpoint import json_text, read_json
-from .files.generation_settings import FILE
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
 from .files.side_files import copy_side_files, refuse_adapters
 from .files.sources import Source, locate
@@ -28,7 +27,7 @@ from .plan import (
     stored_pairs,
     unread_pooler,
 )
-from .progress import Progress
+from .progress import Progress, silent
 from .report import ConversionReport
 from .rules.table import check_tied
 
@@ -60,7 +59,7 @@ def export_folder(
     import blockformer
 
     start = time.monotonic()
-    tell: Progress = progress or (lambda step, done, total: None)
+    tell = progress or silent
     check_conversion(src, dst, max_shard_size=max_shard_size, force=force, revision=revision)
     folder, hub_id = locate(src, revision=revision)
     refuse_adapters(folder)
@@ -92,9 +91,7 @@ def export_folder(
                 if (folder / UNUSED_FILE).exists():
                     (temporary / UNUSED_FILE).parent.mkdir()
                     shutil.copyfile(checkpoint._member(UNUSED_FILE), temporary / UNUSED_FILE)
-            generation = read_json(temporary / FILE)
-            generation.pop("transformers_version", None)
-            write_card(temporary, config, parameters=parameters, generation=generation)
+            write_card(temporary, config, parameters=parameters)
             checkpoint.check_unchanged()
     report.seconds = time.monotonic() - start
     return report

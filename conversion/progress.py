@@ -11,6 +11,10 @@ Progress = Callable[[str, int, int], None]
 models are compared, hundredths of a pass through a model."""
 
 
+def silent(step: str, done: int, total: int) -> None:
+    """A `Progress` that tells nobody."""
+
+
 class Passes:
     """Counts passes through models, module by module, so that one of half a minute shows how far it is.
 
@@ -20,7 +24,7 @@ class Passes:
         total: how many there will be; 0 if unknown.
     """
 
-    def __init__(self, tell: Progress = lambda step, done, total: None) -> None:
+    def __init__(self, tell: Progress = silent) -> None:
         self.tell, self.step, self.done, self.total = tell, "", 0.0, 0.0
 
     def begin(self, step: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from blockformer.publishing import copy_code, write_card
-from blockformer.publishing.model_card import generation_settings
 from blockformer.reshaping import reshape
 
 from .arguments import check_conversion
@@ -20,7 +19,7 @@ from .files.repo import memory_errors, opened
 from .files.side_files import copy_side_files, refuse_adapters
 from .files.sources import Source, locate
 from .loading import load_folder
-from .progress import Progress
+from .progress import Progress, silent
 from .report import ConversionReport
 
 WORDS = {
@@ -61,7 +60,7 @@ def convert_reshaped(
         ConversionError: see `convert`; or the model has no such shape.
     """
     start = time.monotonic()
-    tell: Progress = progress or (lambda step, done, total: None)
+    tell = progress or silent
     check_conversion(
         src, dst, family=family, dtype=dtype, max_shard_size=max_shard_size, force=force, revision=revision
     )
@@ -92,7 +91,6 @@ def convert_reshaped(
                 base_model=hub_id,
                 parity="Not compared: the shape changes what is computed.",
                 parameters=made.num_parameters(),
-                generation=generation_settings(made),
             )
             checkpoint.check_unchanged()
     report.notes.append("the model needs training")

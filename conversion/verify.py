@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from .errors import ConversionError
-from .progress import Passes, Progress
+from .progress import Passes, Progress, silent
 from .quiet import quiet
 
 TOLERANCE = 1e-5
@@ -263,7 +263,7 @@ def verify(
     config: PretrainedConfig,
     dtype: torch.dtype,
     parameters: int,
-    tell: Progress = lambda step, done, total: None,
+    tell: Progress = silent,
     shifts: tuple[int, int] = (0, 0),
     counts_padding: bool = False,
     quick: bool = False,

@@ -12,11 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConversionError, shown
-from .atomic import atomic_folder
 from .safetensors_io import SafetensorsWriter
 from .sizes import parse_size
-
-__all__ = ["Planned", "ShardWriter", "atomic_folder", "parse_size"]
 
 Planned = tuple[str, torch.dtype, Sequence[int]]
 """Name, dtype and shape of a tensor to write."""

@@ -180,7 +180,7 @@ def test_the_repo_is_complete(tmp_path, source):
 
 def test_tokenizer_and_generation_settings_come_along(tmp_path, source, tiny_tokenizer):
     generation = {"do_sample": True, "temperature": 0.6, "top_k": 20, "eos_token_id": [0, 2], "pad_token_id": 1}
-    (source / "generation_config.json").write_text(json.dumps(generation))
+    (source / "generation_config.json").write_text(json.dumps({**generation, "_from_model_config": True}))
     (source / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     settings = json.loads((source / "tokenizer_config.json").read_text())
     settings["tokenizer_class"] = "TokenizersBackend"
@@ -190,6 +190,9 @@ def test_tokenizer_and_generation_settings_come_along(tmp_path, source, tiny_tok
     (source / "train.txt").write_text("private")
     report = convert(source, tmp_path / "dst")
     assert (tmp_path / "dst/generation_config.json").read_bytes() == (source / "generation_config.json").read_bytes()
+    card = (tmp_path / "dst/README.md").read_text()
+    assert "| `temperature` | 0.6 |" in card
+    assert "_from_model_config" not in card
     assert not (tmp_path / "dst/evil.py").exists()
     assert not (tmp_path / "dst/train.txt").exists()
     assert any("auto_map is dropped" in note for note in report.notes)

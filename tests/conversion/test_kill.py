@@ -56,7 +56,8 @@ def killed_at(limit, existing, way):
 """
 
 SCRIPT = r"""
-from blockformer.conversion.files.writer import ShardWriter, atomic_folder
+from blockformer.conversion.files.atomic import atomic_folder
+from blockformer.conversion.files.writer import ShardWriter
 
 def build(folder, value):
     (folder / "config.json").write_text(json.dumps({"value": value}))

@@ -22,10 +22,11 @@ from safetensors.torch import load_file
 
 from blockformer.conversion.errors import CheckpointError, ConversionError
 from blockformer.conversion.files import atomic, safetensors_io, writer
-from blockformer.conversion.files.atomic import write_text
+from blockformer.conversion.files.atomic import atomic_folder, write_text
 from blockformer.conversion.files.checkpoint import Checkpoint
 from blockformer.conversion.files.safetensors_io import SafetensorsWriter
-from blockformer.conversion.files.writer import ShardWriter, atomic_folder, parse_size
+from blockformer.conversion.files.sizes import parse_size
+from blockformer.conversion.files.writer import ShardWriter
 
 from .support import contents, make_sharded, make_single, same_bits
 
@@ -160,7 +161,6 @@ def test_only_one_tensor_is_in_memory(tmp_path: Path, processes: ForkServer) -> 
     script = """
 from blockformer.conversion.files.checkpoint import Checkpoint
 from blockformer.conversion.rules.table import Rule, RuleTable, Transpose
-from blockformer.conversion.files.atomic import write_text
 from blockformer.conversion.files.writer import ShardWriter
 def status(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024

@@ -1,7 +1,7 @@
 """Self-contained repos: the code they carry, their model card, and the upload. Never part of an exported repo."""
 
 from .export import export_model, save_tokenizer
-from .model_card import generation_settings, write_card
+from .model_card import write_card
 from .repo_code import code_files, copy_code, full_auto_map
 
 __all__ = [
@@ -9,7 +9,6 @@ __all__ = [
     "copy_code",
     "export_model",
     "full_auto_map",
-    "generation_settings",
     "save_tokenizer",
     "write_card",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from .model_card import generation_settings, write_card
+from .model_card import write_card
 from .repo_code import copy_code
 
 
@@ -61,6 +61,5 @@ def export_model(
         if card is not None:
             (temporary / "README.md").write_text(card, encoding="utf-8")
         else:
-            numbers = {"parameters": model.num_parameters(), "generation": generation_settings(model)}
-            write_card(temporary, model.config, **numbers)
+            write_card(temporary, model.config, parameters=model.num_parameters())
     return Path(folder)

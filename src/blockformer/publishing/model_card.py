@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from .repo_code import code_files, full_auto_map
 
@@ -36,24 +36,23 @@ def write_card(
     base_model: str | None = None,
     parity: str = "",
     parameters: int | None = None,
-    generation: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a repo's model card, `README.md`, from the template in `model_cards/`.
 
     Args:
-        folder: the repo.
+        folder: the repo, whose generation settings and tokenizer the card speaks of.
         config: the model's config, with `architectures` set.
         origin: a sentence on where the weights come from.
         base_model: the Hub id of the checkpoint they come from.
         parity: what a comparison with the official implementation measured.
         parameters: their number.
-        generation: the generation settings that differ from the library's defaults.
     """
     architecture = (config.architectures or ["BlockformerDecoderForCausalLM"])[0]
     entries = full_auto_map(config)
     auto_class = next((auto for auto, code in entries.items() if code.endswith(f".{architecture}")), "AutoModel")
     task = next((tag for ending, tag in TASKS.items() if architecture.endswith(ending)), "feature-extraction")
     reads = any((Path(folder) / name).exists() for name in TOKENIZERS)
+    generation = _generation(Path(folder))
     text = resources.files("blockformer.model_cards").joinpath("template.md").read_text(encoding="utf-8")
     card = Template(text).substitute(
         pipeline_tag=task,
@@ -107,6 +106,14 @@ def _settings(config: PretrainedConfig) -> dict[str, Any]:
     return kept
 
 
+def _generation(folder: Path) -> dict[str, Any]:
+    """The generation settings of a repo that differ from the library's defaults."""
+    path = folder / "generation_config.json"
+    settings = json.loads(path.read_bytes()) if path.exists() else {}
+    hidden = ("transformers_version", "_from_model_config")
+    return {name: value for name, value in settings.items() if name not in hidden}
+
+
 def _table(entries: Mapping[str, Any]) -> str:
     rows = [f"| `{name}` | {_cell(value)} |" for name, value in entries.items()]
     return "\n".join(["| field | value |", "|---|---|", *rows])
@@ -115,12 +122,3 @@ def _table(entries: Mapping[str, Any]) -> str:
 def _cell(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
     return text.replace("|", "\\|").replace("\n", " ")[:200]
-
-
-def generation_settings(model: PreTrainedModel) -> dict[str, Any]:
-    """The generation settings of a model that differ from the library's defaults."""
-    settings = getattr(model, "generation_config", None)
-    if settings is None:
-        return {}
-    hidden = ("transformers_version", "_from_model_config")
-    return {name: value for name, value in settings.to_diff_dict().items() if name not in hidden}

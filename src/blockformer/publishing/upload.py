@@ -16,7 +16,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.errors import EntryNotFoundError
 from transformers import PreTrainedModel
 
-from .model_card import generation_settings, write_card
+from .model_card import write_card
 
 EMPTY_CARD = "This model card has been automatically generated."
 """What the library's template of a card says, in which nothing is filled in."""
@@ -113,7 +113,7 @@ def _write_card(
     except EntryNotFoundError:
         card = None
     if card is None or EMPTY_CARD in card.content:
-        write_card(folder, model.config, parameters=model.num_parameters(), generation=generation_settings(model))
+        write_card(folder, model.config, parameters=model.num_parameters())
         tags = [*(card.data.tags or [] if card is not None else []), *tags]
         card = ModelCard.load(folder / "README.md")
     card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *(model.model_tags or []), *tags]))
