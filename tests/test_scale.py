@@ -1,12 +1,11 @@
 """Two processes on gloo and the CPU: the losses, weights, logits and texts of one process.
 
-One world of two processes does all tasks of `scale_steps.py`; they are forks of a process that has imported everything.
+One world of two processes does all tasks of `scale_steps.py`; they are forks of one process.
 """
 
 import ast
 import inspect
 import json
-import multiprocessing
 import os
 import re
 import subprocess
@@ -36,24 +35,27 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
 
 
-def world(folder, tasks, size=2):
+WORLD = """
+import json, multiprocessing
+sys.path.append(sys.argv[1])
+import scale_steps
+tasks, size = json.loads(sys.argv[3]), int(sys.argv[4])
+context = multiprocessing.get_context("fork")
+given = [(tasks, rank, size, sys.argv[2]) for rank in range(size)]
+processes = [context.Process(target=scale_steps.run, args=each) for each in given]
+for process in processes:
+    process.start()
+for process in processes:
+    process.join()
+sys.exit(max(abs(process.exitcode) for process in processes))
+"""
+
+
+def world(processes, folder, tasks, size=2):
     """What each process of a world answers, by task; an error of one is an error here."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["scale_steps"])
-    reports = context.Queue()
-    processes = [
-        context.Process(target=scale_steps.run, args=(tasks, rank, size, str(folder), reports)) for rank in range(size)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        for _ in range(size * len(tasks)):
-            task, rank, error = reports.get(timeout=120)
-            assert error is None, f"{task} in process {rank}:\n{error}"
-    finally:
-        for process in processes:
-            process.join(timeout=10)
-            process.kill()
+    arguments = [Path(scale_steps.__file__).parent, folder, json.dumps(tasks), size]
+    done = processes.run(WORLD, *arguments, folder=folder, elsewhere=False)
+    assert done.returncode == 0, done.stderr
     return {task: [torch.load(folder / f"{task}-{rank}.pt") for rank in range(size)] for task in tasks}
 
 
@@ -75,8 +77,8 @@ def alone(folder):
 
 
 @pytest.fixture(scope="module")
-def together(folder, alone):
-    return world(folder, TASKS)
+def together(folder, alone, processes):
+    return world(processes, folder, TASKS)
 
 
 @pytest.mark.parametrize("task", ["ddp", "fsdp"])

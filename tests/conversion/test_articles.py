@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -404,11 +402,13 @@ def test_the_loss_of_the_fourth_article_leaves_out_targets_of_minus_1(tmp_path):
         ours(ids, decoder_input_ids=ids, labels=targets)
 
 
-def test_conversion_is_there_as_the_page_writes_it(tmp_path):
+def test_conversion_is_there_as_the_page_writes_it(tmp_path, processes):
     path, settings = write(tmp_path, GPT(GPT_CONFIG).state_dict(), GPT_CONFIG)
     call = "blockformer.conversion.convert(*sys.argv[1:3], family='article-gpt', config=sys.argv[3])"
-    code = f"import blockformer, sys; {call}"
-    subprocess.run([sys.executable, "-c", code, path, tmp_path / "dst", settings], check=True, capture_output=True)
+    done = processes.run(
+        f"import blockformer; {call}", path, tmp_path / "dst", settings, folder=tmp_path, elsewhere=False
+    )
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "dst/config.json").exists()
 
 

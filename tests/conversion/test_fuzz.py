@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from fork_server import ForkServer
 
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.errors import CheckpointError
@@ -51,16 +52,23 @@ def run_cases(folder: Path, first: int, count: int) -> dict[str, Any]:
         errors.seek(0)
         lines = out.read().splitlines()
         assert process.returncode == 0, f"case {last.strip()}: status {process.returncode}\n{errors.read().decode()}"
-    result = json.loads(lines[-1])
+    return checked(lines[-1])
+
+
+def checked(line: str | bytes) -> dict[str, Any]:
+    """What the cases found, and that they took no more memory than they may."""
+    result = json.loads(line)
     assert result["grown"] < fuzzing.MEMORY
     return result
 
 
 @needs_linux
-def test_some_cases(tmp_path: Path) -> None:
+def test_some_cases(tmp_path: Path, processes: ForkServer) -> None:
     """Those of numbers below 0 do what is forbidden, to show that it would be seen."""
     (tmp_path / "base").mkdir()
-    failures = run_cases(tmp_path / "base", -7, 33)["failures"]
+    code = "sys.path.append(sys.argv[1]); import fuzzing; fuzzing.main(fuzzing.Path('base').resolve(), -7, 33)"
+    here = Path(fuzzing.__file__).parent
+    failures = checked(processes.said(code, here, folder=tmp_path, elsewhere=False))["failures"]
     wanted = ["KeyError", "TooLong", "reads outside", "writes", "out of memory", "MemoryError", "os.system"]
     assert [case["case"] for case in failures] == list(range(-7, 0)), told(failures)
     assert all(word in case["problem"] for word, case in zip(wanted, failures, strict=True)), told(failures)
