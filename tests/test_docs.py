@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import functools
 import importlib.util
+import os
 import re
 from pathlib import Path
 from urllib.parse import unquote
@@ -352,6 +353,8 @@ def test_both_languages_have_the_same_parts(pair):
     def code(path, language):
         return [without_comments(body) for body in fences(path, language)]
 
+    for page, other in ((ours, theirs), (theirs, ours)):
+        assert f"]({os.path.relpath(other, page.parent)})" in prose(page), f"{page}: no link to {other.name}"
     for part in (numbers, shapes, pictures, places):
         assert part(ours) == part(theirs), part.__name__
     for language in ("python", "math", "json", ""):
