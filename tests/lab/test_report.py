@@ -13,7 +13,7 @@ from blockformer.lab.intervals import difference, power_law, spread, student_t
 from blockformer.lab.plots import ticks
 from blockformer.lab.report import scaling, write_report
 from blockformer.lab.runs import read_rows
-from blockformer.lab.table import groups, markdown
+from blockformer.lab.table import group_rows, markdown
 
 from .experiments import write_experiment
 
@@ -102,7 +102,7 @@ def test_a_power_law_is_a_line_of_logarithms():
 
 
 def test_the_table_says_what_is_clear_and_what_is_not():
-    found = groups(rows(), ["base", "qk_norm=false"])
+    found = group_rows(rows(), ["base", "qk_norm=false"])
     assert [group.name for group in found][:2] == ["base", "qk_norm=false"]
     readings = {group.name: group.reading for group in found}
     assert readings == {
@@ -119,9 +119,9 @@ def test_the_table_says_what_is_clear_and_what_is_not():
     assert "within the spread (1 of 3 diverged)" in text
     assert "| wilder | 32,000 | - |  | diverged | 2 |" in text
     assert text.endswith("a note\n")
-    alone = {group.name: group.reading for group in groups([each for each in rows() if each["seed"] == 1])}
+    alone = {group.name: group.reading for group in group_rows([each for each in rows() if each["seed"] == 1])}
     assert alone["qk_norm=false"] == "one seed tells no spread"
-    assert groups([each for each in rows() if each["variant"] != "base"])[0].reading == "no base to compare with"
+    assert group_rows([each for each in rows() if each["variant"] != "base"])[0].reading == "no base to compare with"
 
 
 # Plots and page
@@ -198,7 +198,7 @@ def test_a_ladder_has_a_power_law_for_each_config(tmp_path):
         for width, flops in ((32, 1e9), (64, 4e9), (128, 1.6e10))
         for seed in (0, 1)
     ]
-    laws = scaling(groups(found))
+    laws = scaling(group_rows(found))
     assert {name: law.exponent.estimate for name, (_, law) in laws.items()} == pytest.approx(
         {"base": 0.05, "qk_norm=false": 0.05}
     )

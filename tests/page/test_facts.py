@@ -8,7 +8,7 @@ import blockformer
 from blockformer.axes import axes
 from blockformer.conversion.plan import architecture_of
 from blockformer.conversion.summary import SHOWN, describe, on_paper
-from blockformer.page.build import LIMIT, page
+from blockformer.page.build import MAX_BYTES, page
 from blockformer.page.differences import differences
 from blockformer.page.dry_run import dry_run
 from blockformer.page.facts import Facts, spans
@@ -152,7 +152,7 @@ def test_a_model_whose_layers_are_all_different_has_a_page_of_bounded_size():
         layer: list(range(layer + 1)) for layer in range(60)
     })  # fmt: skip
     html = page(Facts(config, 4), "pruned")
-    assert len(html.encode()) < LIMIT
+    assert len(html.encode()) < MAX_BYTES
     assert "There are 60 kinds of layers; the first 24 are shown." in html
 
 

@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForCondition
 import blockformer
 from blockformer.cli import main
 from blockformer.conversion.summary import summarize
-from blockformer.page.build import LIMIT, page
+from blockformer.page.build import MAX_BYTES, page
 from blockformer.page.facts import Facts
 from blockformer.page.making import page_of
 from blockformer.pictures.canvas import PALETTE
@@ -103,12 +103,12 @@ def test_a_long_text_is_cut_and_the_page_says_so(folders, monkeypatch):
 
     text = TEXT * 80
     html = page_of(str(folders["qwen3"]), text)
-    assert len(html.encode()) < LIMIT
-    assert data_of(html)["text"]["note"].startswith(f"The first {making.MOST} of ")
-    monkeypatch.setattr(making, "LIMIT", 120_000)
+    assert len(html.encode()) < MAX_BYTES
+    assert data_of(html)["text"]["note"].startswith(f"The first {making.MAX_TOKENS} of ")
+    monkeypatch.setattr(making, "MAX_BYTES", 120_000)
     smaller = page_of(str(folders["qwen3"]), text)
     assert len(smaller.encode()) <= 120_000
-    assert len(data_of(smaller)["text"]["sides"][0]["tokens"]) < making.MOST
+    assert len(data_of(smaller)["text"]["sides"][0]["tokens"]) < making.MAX_TOKENS
 
 
 def test_weights_of_four_bits_have_a_page_and_read_a_text(tmp_path, tiny_tokenizer):

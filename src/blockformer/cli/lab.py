@@ -43,8 +43,8 @@ def run_lab(
     if not report_only:
         _train(experiment, runs[part - 1 :: parts], folder, parts > 1)
     if is_main:
-        found = write_report(folder, runs, path.stem)
-        for line in (folder / TABLE).read_text(encoding="utf-8").splitlines()[: len(found) + 2]:
+        groups = write_report(folder, runs, path.stem)
+        for line in (folder / TABLE).read_text(encoding="utf-8").splitlines()[: len(groups) + 2]:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -29,7 +29,9 @@ def load_writer(src: str, dtype: str | None, revision: str | None) -> tuple[PreT
     return model, load_tokenizer(src, folder)
 
 
-def run_chat(src: str, dtype: str | None, revision: str | None, system: str | None, greedy: bool, new: int) -> None:
+def run_chat(
+    src: str, dtype: str | None, revision: str | None, system: str | None, greedy: bool, max_new_tokens: int
+) -> None:
     """Read lines, write answers as they come, until the input ends."""
     model, tokenizer = load_writer(src, dtype, revision)
     has_template = tokenizer.chat_template is not None
@@ -48,11 +50,13 @@ def run_chat(src: str, dtype: str | None, revision: str | None, system: str | No
         if line.strip() == ANEW:
             history = list(start)
         elif line.strip():
-            answer = _answer(model, tokenizer, history, line.rstrip("\n"), not greedy, new)
+            answer = _answer(model, tokenizer, history, line.rstrip("\n"), not greedy, max_new_tokens)
             history += [{"role": "user", "content": line.strip()}, {"role": "assistant", "content": answer}]
 
 
-def _answer(model: Any, tokenizer: Any, history: list[dict[str, str]], line: str, samples: bool, new: int) -> str:
+def _answer(
+    model: Any, tokenizer: Any, history: list[dict[str, str]], line: str, samples: bool, max_new_tokens: int
+) -> str:
     if tokenizer.chat_template is None:
         inputs = tokenizer(line, return_tensors="pt")
     else:
@@ -61,13 +65,13 @@ def _answer(model: Any, tokenizer: Any, history: list[dict[str, str]], line: str
             messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
     length = inputs["input_ids"].shape[1]
-    most = model.config.max_position_embeddings
-    if length >= most:
-        raise ConversionError(f"the text has {length} tokens, and the model reads {most}")
+    context = model.config.max_position_embeddings
+    if length >= context:
+        raise ConversionError(f"the text has {length} tokens, and the model reads {context}")
     tokens = model.generate(
         input_ids=inputs["input_ids"],
         attention_mask=inputs["attention_mask"],
-        max_new_tokens=min(new, most - length),
+        max_new_tokens=min(max_new_tokens, context - length),
         do_sample=samples,
         streamer=TextStreamer(tokenizer, skip_prompt=tokenizer.chat_template is not None, skip_special_tokens=True),
     )

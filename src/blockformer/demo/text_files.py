@@ -16,7 +16,7 @@ class TextError(ValueError):
     """The text, or the prompt, cannot be used."""
 
 
-def read(path: Path, most: int) -> str:
+def read(path: Path, max_bytes: int) -> str:
     """At most so many bytes of a plain text file.
 
     Raises:
@@ -24,7 +24,7 @@ def read(path: Path, most: int) -> str:
     """
     try:
         with open(path, "rb") as file:
-            data = file.read(most)
+            data = file.read(max_bytes)
             whole = not file.read(1)
     except OSError as error:
         raise TextError(f"{path}: cannot be read: {error.strerror}") from error
@@ -39,7 +39,7 @@ def read(path: Path, most: int) -> str:
     return text.replace("\r\n", "\n")
 
 
-def collect(paths: list[Path], most: int) -> tuple[list[SourceFile], list[str]]:
+def collect(paths: list[Path], max_bytes: int) -> tuple[list[SourceFile], list[str]]:
     """Text files, and why others were left out.
 
     A file that is named must be text. A folder gives what text lies in it, hidden files apart. What has the same
@@ -47,7 +47,7 @@ def collect(paths: list[Path], most: int) -> tuple[list[SourceFile], list[str]]:
 
     Args:
         paths: files and folders.
-        most: bytes after which no more is read; the last file is cut there.
+        max_bytes: after which no more is read; the last file is cut there.
 
     Raises:
         TextError: a path that is no text.
@@ -64,7 +64,7 @@ def collect(paths: list[Path], most: int) -> tuple[list[SourceFile], list[str]]:
             raise TextError(f"{path}: {'not a file or folder' if path.exists() else 'no such file or folder'}")
     # the order of a hash of the names: the same everywhere, and a cap takes no particular corner
     entries.sort(key=lambda entry: (hashlib.sha256(entry[0].encode()).hexdigest(), entry[1]))
-    files, left_out, seen, room = [], [], set(), most
+    files, left_out, seen, room = [], [], set(), max_bytes
     for name, path, named in entries:
         if room <= 0:
             break

@@ -118,11 +118,11 @@ class _Reader:
         self.problems.append(f"{name} must be a mapping, not {found!r}")
         return {}
 
-    def _number(self, name: str, value: Any, whole: bool = False, most: float = float("inf")) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= most
+    def _number(self, name: str, value: Any, whole: bool = False, largest: float = float("inf")) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= largest
         if is_number and (not whole or value == int(value)):
             return value
-        below = "" if most == float("inf") else f" up to {most:g}"
+        below = "" if largest == float("inf") else f" up to {largest:g}"
         self.problems.append(f"{name} must be a positive {'integer' if whole else 'number'}{below}, not {value!r}")
         return 1
 
@@ -131,9 +131,9 @@ class _Reader:
         known = {each.name: each for each in dataclasses.fields(Data)}
         self._check_names("data", found, known)
         given = {name: value for name, value in found.items() if name in known}
-        for name, most in (("sequence_length", float("inf")), ("max_bytes", float("inf")), ("held_out_share", 0.5)):
+        for name, largest in (("sequence_length", float("inf")), ("max_bytes", float("inf")), ("held_out_share", 0.5)):
             if name in given:
-                number = self._number(f"data: {name}", given[name], name != "held_out_share", most)
+                number = self._number(f"data: {name}", given[name], name != "held_out_share", largest)
                 given[name] = number if name == "held_out_share" else int(number)
         if given.get("sequence_length") == 1:
             self.problems.append("data: sequence_length must be at least 2: the first token is predicted by nothing")

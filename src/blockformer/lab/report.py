@@ -12,7 +12,7 @@ from .intervals import CONFIDENCE, PowerLaw, power_law
 from .page import page
 from .plots import Point, draw_curves, draw_differences, draw_scaling
 from .runs import ROWS, RUNS, read_rows
-from .table import EXPLAINED, Group, groups, markdown, signed
+from .table import EXPLAINED, Group, group_rows, markdown, signed
 
 TABLE, PAGE = "table.md", "index.html"
 # Heading -> file.
@@ -33,46 +33,42 @@ def write_report(folder: Path, runs: list[Run], name: str) -> list[Group]:
     rows = read_rows(folder)
     if not rows:
         raise LabError(f"{folder} has no finished run yet")
-    found = groups(rows, list(dict.fromkeys(run.group for run in runs)))
+    groups = group_rows(rows, list(dict.fromkeys(run.group for run in runs)))
     if (folder / RUNS).is_dir():
-        write_text(folder / ROWS, "".join(json.dumps(row) + "\n" for group in found for row in group.rows))
-    laws = scaling(found)
-    drawn = (draw_differences(found), draw_curves(_of_one_width(found)), draw_scaling(laws) if laws else None)
+        write_text(folder / ROWS, "".join(json.dumps(row) + "\n" for group in groups for row in group.rows))
+    laws = scaling(groups)
+    drawn = (draw_differences(groups), draw_curves(_of_one_width(groups)), draw_scaling(laws) if laws else None)
     pictures = {heading: svg for heading, svg in zip(PICTURES, drawn, strict=True) if svg}
-    told = [*notes(found), *(law_in_words(name, law) for name, (_, law) in laws.items())]
+    sentences = [*notes(groups), *(law_in_words(name, law) for name, (_, law) in laws.items())]
     for heading, file in PICTURES.items():
         if heading in pictures:
             write_text(folder / file, pictures[heading])
         else:
             (folder / file).unlink(missing_ok=True)
-    write_text(folder / TABLE, markdown(found, told))
-    write_text(folder / PAGE, page(name, found, pictures, [EXPLAINED.format(confidence=CONFIDENCE), *told]))
-    return found
+    write_text(folder / TABLE, markdown(groups, sentences))
+    write_text(folder / PAGE, page(name, groups, pictures, [EXPLAINED.format(confidence=CONFIDENCE), *sentences]))
+    return groups
 
 
-def _of_one_width(found: list[Group]) -> list[Group]:
+def _of_one_width(groups: list[Group]) -> list[Group]:
     """Those of the width that has most configs: a plot of curves compares at one."""
-    widths = [group.first["width"] for group in found]
+    widths = [group.first["width"] for group in groups]
     most = max(widths, key=widths.count)
-    return [group for group in found if group.first["width"] == most]
+    return [group for group in groups if group.first["width"] == most]
 
 
-def scaling(found: list[Group]) -> dict[str, tuple[list[Point], PowerLaw]]:
+def scaling(groups: list[Group]) -> dict[str, tuple[list[Point], PowerLaw]]:
     """Config -> its points (FLOPs of a run, bits per byte) and the power law, of each that ran at several widths."""
-    points: dict[str, list[Point]] = {}
-    for group in found:
-        for row in group.rows:
-            if row["bits_per_byte"] is not None:
-                points.setdefault(row["variant"], []).append((row["flops"], row["bits_per_byte"]))
-    widths: dict[str, set[int]] = {}
-    for group in found:
-        widths.setdefault(group.first["variant"], set()).add(group.first["width"])
-    ladders = {name: of_one for name, of_one in points.items() if len(widths[name]) > 1}
-    return {
-        name: (of_one, power_law(*map(list, zip(*of_one, strict=True))))
-        for name, of_one in ladders.items()
-        if len({flops for flops, _ in of_one}) > 1
-    }
+    ladders: dict[str, list[Group]] = {}
+    for group in groups:
+        ladders.setdefault(group.first["variant"], []).append(group)
+    laws = {}
+    for name, ladder in ladders.items():
+        rows = [row for group in ladder for row in group.rows if row["bits_per_byte"] is not None]
+        points = [(row["flops"], row["bits_per_byte"]) for row in rows]
+        if len({group.first["width"] for group in ladder}) > 1 and len({flops for flops, _ in points}) > 1:
+            laws[name] = points, power_law(*map(list, zip(*points, strict=True)))
+    return laws
 
 
 def law_in_words(name: str, law: PowerLaw) -> str:
@@ -83,9 +79,9 @@ def law_in_words(name: str, law: PowerLaw) -> str:
     )
 
 
-def notes(found: list[Group]) -> list[str]:
+def notes(groups: list[Group]) -> list[str]:
     """How much was trained, on what."""
-    rows = [row for group in found for row in group.rows]
+    rows = [row for group in groups for row in group.rows]
     seeds = sorted({row["seed"] for row in rows})
     versions = ", ".join(f"{name} {version}" for name, version in rows[0]["versions"].items())
     tokens = sorted({row["tokens"] for row in rows})

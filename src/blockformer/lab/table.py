@@ -57,7 +57,7 @@ class Group:
         return "better" if self.beside_base.estimate < 0 else "worse"
 
 
-def groups(rows: list[Row], order: list[str] | None = None) -> list[Group]:
+def group_rows(rows: list[Row], order: list[str] | None = None) -> list[Group]:
     """Rows by config and width, in the order of the experiment."""
     found: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["seed"]):
@@ -67,11 +67,10 @@ def groups(rows: list[Row], order: list[str] | None = None) -> list[Group]:
     made = []
     for name, of_one in found.items():
         base = bases.get(of_one[0]["width"])
-        comparable = bool(base and scores[name] and of_one[0]["variant"] != "base")
-        beside = difference(scores[name], base) if comparable and base else None
+        is_base = of_one[0]["variant"] == "base"
+        beside = difference(scores[name], base) if base and scores[name] and not is_base else None
         made.append(Group(name, of_one, spread(scores[name]) if scores[name] else None, beside))
-    known = order or []
-    place = {name: index for index, name in enumerate(known)}
+    place = {name: index for index, name in enumerate(order or [])}
     return sorted(made, key=lambda group: (place.get(group.name, len(place)), group.first["width"]))
 
 
@@ -79,9 +78,9 @@ def _scores(rows: list[Row]) -> list[float]:
     return [row["bits_per_byte"] for row in rows if row["bits_per_byte"] is not None]
 
 
-def table(found: list[Group]) -> list[tuple[str, ...]]:
+def table(groups: list[Group]) -> list[tuple[str, ...]]:
     """The cells, the title first."""
-    return [TITLE, *(_cells(group) for group in found)]
+    return [TITLE, *(_cells(group) for group in groups)]
 
 
 def _cells(group: Group) -> tuple[str, ...]:
@@ -108,9 +107,9 @@ def signed(interval: Interval) -> str:
     return f"{interval.estimate:+.4f}" + ("" if interval.margin is None else f" ± {interval.margin:.4f}")
 
 
-def markdown(found: list[Group], notes: list[str]) -> str:
+def markdown(groups: list[Group], notes: list[str]) -> str:
     """The table with what it means, and what there is to know of this experiment."""
-    title, *lines = table(found)
+    title, *lines = table(groups)
     text = [" | ".join(title), "|".join([" --- ", *[" ---: "] * 3, " --- ", " ---: "])]
     text += [" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines]
     body = "\n".join(f"| {line} |" if index != 1 else f"|{line}|" for index, line in enumerate(text))

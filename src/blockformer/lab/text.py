@@ -82,7 +82,7 @@ def _corpus(data: Data) -> Corpus:
     return gather(max_bytes=data.max_bytes, held_out_share=data.held_out_share)
 
 
-def _rows(given: dict[str, Any], most: int) -> list[SourceFile]:
+def _rows(given: dict[str, Any], max_bytes: int) -> list[SourceFile]:
     """The first rows of a data set, each a text."""
     if importlib.util.find_spec("datasets") is None:
         raise LabError("data: dataset needs the package datasets, which is not installed: pip install datasets")
@@ -95,7 +95,7 @@ def _rows(given: dict[str, Any], most: int) -> list[SourceFile]:
     files: list[SourceFile] = []
     total, seen = 0, set()
     for number, text in enumerate(rows[column]):
-        if total >= most:
+        if total >= max_bytes:
             break
         if text.strip() and text not in seen:
             seen.add(text)

@@ -10,11 +10,11 @@ from blockformer.conversion.summary import shown_settings
 
 from ..pictures.document import document, themed
 from .differences import differences
-from .facts import KINDS, Facts
+from .facts import MAX_KINDS, Facts
 from .fields import plain
 
 PARTS = Path(__file__).parent / "parts"
-LIMIT = 3_000_000
+MAX_BYTES = 3_000_000
 """Bytes that a page has at most."""
 
 
@@ -58,8 +58,8 @@ def page(
 
 
 def _left_out(facts: Facts) -> list[str]:
-    most = max(len(stack.kinds) for stack in facts.parts.stacks)
-    return [f"There are {most} kinds of layers; the first {KINDS} are shown."] if most > KINDS else []
+    kinds = max(len(stack.kinds) for stack in facts.parts.stacks)
+    return [f"There are {kinds} kinds of layers; the first {MAX_KINDS} are shown."] if kinds > MAX_KINDS else []
 
 
 def _part(name: str) -> str:

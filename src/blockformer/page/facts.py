@@ -14,8 +14,8 @@ from .dry_run import Record, Shape, dry_run, element_size, weights_of
 from .fields import fields_of, plain
 
 LENGTH = 128
-"""Tokens of a text that is not there."""
-KINDS = 24
+"""Tokens of the text where none is given."""
+MAX_KINDS = 24
 """Kinds of layers that a page shows at most: pruned heads may make one of every layer."""
 
 
@@ -97,7 +97,7 @@ class Facts:
             for index, kind in enumerate(stack.kinds):
                 paths = [box.path for sub in kind.sublayers for box in (sub.f, *sub.norms.values())]
                 placed |= dict.fromkeys(paths, (stack, kind.layers))
-                hidden |= set(paths if index >= KINDS else ())
+                hidden |= set(paths if index >= MAX_KINDS else ())
         boxes = (box for box in self.parts.boxes() if box.path not in hidden)
         return [self.box(box, *placed.get(box.path, (None, ()))) for box in boxes]
 
@@ -138,7 +138,7 @@ class Facts:
     def figures(self, marks: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
         """The figure with each kind of layers opened, and what the kind is called."""
         made = []
-        for opened in range(min(KINDS, max(len(stack.kinds) for stack in self.parts.stacks))):
+        for opened in range(min(MAX_KINDS, max(len(stack.kinds) for stack in self.parts.stacks))):
             words = []
             for stack in self.parts.stacks:
                 kind = stack.kinds[min(opened, len(stack.kinds) - 1)]

@@ -8,11 +8,11 @@ from blockformer.conversion.loading import load_any, load_tokenizer
 from blockformer.conversion.summary import summarize
 from blockformer.presets import preset
 
-from .build import LIMIT, page
+from .build import MAX_BYTES, page
 from .facts import Facts
 from .reading import read
 
-MOST = 160
+MAX_TOKENS = 160
 """Tokens of a text that a page shows at most: more are too small to be told apart."""
 
 
@@ -40,14 +40,14 @@ def page_of(src: str, text: str | None = None, beside: str | None = None, revisi
     except (ConversionError, OSError) as error:
         raise ConversionError(f"--text needs weights: {error}") from error
     tokenizer = load_tokenizer(src, folder, ", which --text needs")
-    most = min(MOST, model.config.max_position_embeddings)
+    max_tokens = min(MAX_TOKENS, model.config.max_position_embeddings)
     while True:
-        told = read(model, tokenizer, text, most)
+        told = read(model, tokenizer, text, max_tokens)
         lengths = [len(side["tokens"]) for side in told["sides"]]
         made = page(Facts(summary.config, lengths[0], lengths[-1]), summary.name, summary.notes, reference, told)
-        if len(made.encode()) <= LIMIT or most <= 4:
+        if len(made.encode()) <= MAX_BYTES or max_tokens <= 4:
             return made
-        most = max(4, min(most, lengths[0]) * 7 // 10)
+        max_tokens = max(4, min(max_tokens, lengths[0]) * 7 // 10)
 
 
 def _reference(config: Any, ours: Facts) -> Facts:

@@ -11,22 +11,22 @@ import torch
 
 from ..stack import Stack
 
-SAID = 5
-"""Words that are shown of a distribution."""
-WRITTEN = 24
-"""Tokens that an encoder-decoder writes."""
+LIKELIEST = 5
+"""How many tokens are shown of a distribution."""
+MAX_WRITTEN = 24
+"""Tokens that an encoder-decoder writes at most."""
 _SIGNS = {" ": "\N{MIDDLE DOT}", "\n": "\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\t": "\N{RIGHTWARDS ARROW TO BAR}"}
 
 
 @torch.no_grad()
-def read(model: Any, tokenizer: Any, text: str, most: int) -> dict[str, Any]:
+def read(model: Any, tokenizer: Any, text: str, max_tokens: int) -> dict[str, Any]:
     """A text of at most so many tokens through a model, as data for the page.
 
     Attention is kept in steps of 1/255, so that a number shown is within 0.002 of what `output_attentions=True` gives.
     """
     both = model.config.is_encoder_decoder
     whole = len(tokenizer(text, verbose=False)["input_ids"])
-    ids = tokenizer(text, truncation=True, max_length=most, return_tensors="pt", verbose=False)["input_ids"]
+    ids = tokenizer(text, truncation=True, max_length=max_tokens, return_tensors="pt", verbose=False)["input_ids"]
     if not ids.numel():
         raise ValueError("the tokenizer makes no token of --text: give some words")
     model.set_attn_implementation("eager")
@@ -34,7 +34,7 @@ def read(model: Any, tokenizer: Any, text: str, most: int) -> dict[str, Any]:
     stacks = [body] if isinstance(body, Stack) else [body.encoder, body.decoder]
     tokens, inputs = [ids[0]], {"input_ids": ids}
     if both:
-        written = _written(model, ids, most)
+        written = _written(model, ids, max_tokens)
         tokens, inputs = [ids[0], written[0]], {**inputs, "decoder_input_ids": written}
     last: dict[int, torch.Tensor] = {}
     hooks = [
@@ -85,10 +85,11 @@ def _note(whole: int, kept: int, both: bool) -> str:
     return f"{words} What the decoder reads it wrote itself, always the likeliest token." if both else words
 
 
-def _written(model: Any, ids: torch.Tensor, most: int) -> torch.Tensor:
+def _written(model: Any, ids: torch.Tensor, max_tokens: int) -> torch.Tensor:
     start = model.config.decoder_start_token_id
     if model.can_generate():
-        return model.generate(ids, max_new_tokens=min(WRITTEN, max(most - 1, 1)), do_sample=False, num_beams=1)
+        count = min(MAX_WRITTEN, max(max_tokens - 1, 1))
+        return model.generate(ids, max_new_tokens=count, do_sample=False, num_beams=1)
     return torch.full((1, 1), start or 0)
 
 
@@ -111,7 +112,7 @@ def lens(model: Any, stack: Any, states: list[torch.Tensor], tokenizer: Any) -> 
     said = []
     for state in states:
         state = state if stack.norm is None else stack.norm(state)
-        likeliest = model.logits_of(state)[0].float().softmax(-1).topk(SAID)
+        likeliest = model.logits_of(state)[0].float().softmax(-1).topk(LIKELIEST)
         rows = []
         for shares, tokens in zip(likeliest.values.tolist(), likeliest.indices.tolist(), strict=True):
             pairs = zip(tokens, shares, strict=True)
