@@ -24,7 +24,8 @@ from .files.generation_settings import settings_in
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
 from .files.side_files import compare_tokenizers, copy_side_files, has_tokenizer, refuse_adapters
 from .files.unused_tensors import write_unused
-from .plan import MEMORY, Plan, memory_text, parse_dtype, plan_in, plan_out
+from .origin import ORIGIN
+from .plan import Plan, parse_dtype, plan_in, plan_out
 from .progress import Progress, silent
 from .report import ConversionReport
 from .rules.table import check_tied
@@ -124,9 +125,9 @@ def convert(
                     (temporary / name).parent.mkdir(exist_ok=True)
                     (temporary / name).write_bytes(path.read_bytes())
                 write_generation_config(temporary, _entries(plan, checkpoint), plan.target_config)
-                if not plan.family.is_file:
-                    (temporary / MEMORY).write_text(memory_text(plan), encoding="utf-8")
-                    write_unused(checkpoint, plan.unused, temporary)
+                if plan.origin is not None:
+                    (temporary / ORIGIN).write_text(plan.origin.text(), encoding="utf-8")
+                    write_unused(checkpoint, plan.origin.unused, temporary)
             level = verification(verify)
             quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
             if level != "none":

@@ -16,8 +16,8 @@ from .files.repo import memory_errors, opened, write_generation_config, write_we
 from .files.side_files import copy_side_files, refuse_adapters
 from .files.sources import Source, locate
 from .files.unused_tensors import UNUSED_FILE
+from .origin import ORIGIN
 from .plan import (
-    MEMORY,
     architecture_of,
     bytes_by_dtype,
     expected_tensors,
@@ -86,8 +86,8 @@ def export_folder(
             report.notes += copy_side_files(checkpoint, temporary)
             copy_code(temporary, config)
             write_generation_config(temporary, checkpoint.config, config)
-            if os.path.lexists(folder / MEMORY):
-                (temporary / MEMORY).write_text(json_text(read_json(folder / MEMORY)), encoding="utf-8")
+            if os.path.lexists(folder / ORIGIN):
+                (temporary / ORIGIN).write_text(json_text(read_json(folder / ORIGIN)), encoding="utf-8")
                 if (folder / UNUSED_FILE).exists():
                     (temporary / UNUSED_FILE).parent.mkdir()
                     shutil.copyfile(checkpoint._member(UNUSED_FILE), temporary / UNUSED_FILE)

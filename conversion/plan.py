@@ -1,10 +1,8 @@
 """The plan of a conversion in either direction, made from the config and the tensor headers alone."""
 
 import copy
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,13 +14,12 @@ from .arguments import dtype_name
 from .errors import ConversionError, listed, shown
 from .families import awq
 from .families.fields import Form
-from .families.registry import FAMILIES, Family, family_by_name, family_for, family_of
-from .files.checkpoint import NEVER_FOLLOWED, Checkpoint, json_text, read_json
+from .families.registry import Family, family_by_name, family_for, family_of
+from .files.checkpoint import NEVER_FOLLOWED, Checkpoint, json_text
 from .files.unused_tensors import unused_groups
+from .origin import Origin, read_origin
 from .rules.table import Group, Rule, RuleTable, Target
 
-MEMORY = "conversion.json"
-"""A small file in a converted repo with the family and the official config, so that the way back is exact. Optional."""
 OURS = "blockformer_"
 
 
@@ -40,8 +37,7 @@ class Plan:
         parameters: how many the model has.
         form: how the official checkpoint is written.
         official_arguments: what the official class takes beside its config.
-        unused: source tensors that no model uses, by name; they are written beside the weights.
-        remembered: the official `config.json` to remember for the way back.
+        origin: what the repo records of an official checkpoint for the way back.
         low_bits: whether the official checkpoint has linear maps of 4 bits.
         not_runnable: why the official model cannot be run, or None.
     """
@@ -57,8 +53,7 @@ class Plan:
     tied: list[tuple[str, str]]
     parameters: int
     official_arguments: dict[str, Any] = field(default_factory=dict)
-    unused: list[str] = field(default_factory=list)
-    remembered: dict[str, Any] = field(default_factory=dict)
+    origin: Origin | None = None
     low_bits: bool = False
     not_runnable: str | None = None
 
@@ -130,8 +125,7 @@ def plan_in(
         tied=stored_pairs(tied, groups),
         parameters=parameters,
         official_arguments=family.official_arguments(form),
-        unused=unused,
-        remembered=official,
+        origin=None if family.is_file else Origin(family, official, form, unused),
         low_bits=low_bits,
         not_runnable=family.not_runnable(config),
     )
@@ -142,21 +136,21 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     if not is_ours(checkpoint.config):
         raise ConversionError(f"{checkpoint.folder}: is not in Blockformer's layout; leave out to_official=True")
     config = our_config(checkpoint.config)
-    memory = remembered(checkpoint.folder)
+    origin = read_origin(checkpoint.folder)
     if family_name is not None:
         family = family_by_name(family_name)
-    elif memory is not None and not memory.family.differences(config):
-        family = memory.family
+    elif origin is not None and not origin.family.differences(config):
+        family = origin.family
     else:
         family = family_for(config)
-    if memory is not None and memory.family is not family:
-        memory = None
-    form = family.form_for(config, None if memory is None else memory.form)
-    official = _official_settings(family, config, memory)
+    if origin is not None and origin.family is not family:
+        origin = None
+    form = family.form_for(config, None if origin is None else origin.form)
+    official = _official_settings(family, config, origin)
     _set_dtype(official, cast or config.dtype)
     official_config = family.official_config(official)
-    as_before = memory is not None and memory.form == form
-    unused = unused_groups(checkpoint, memory.unused if memory is not None and as_before else [], cast)
+    as_before = origin is not None and origin.form == form
+    unused = unused_groups(checkpoint, origin.unused if origin is not None and as_before else [], cast)
     arguments = family.official_arguments(form)
     shapes, tied, parameters = expected_tensors(family.official_class(form), official_config, arguments)
     tied = family.ties(tied, form)
@@ -261,70 +255,17 @@ def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return None if name is None else getattr(torch, name)
 
 
-@dataclass(frozen=True)
-class Memory:
-    """What an earlier conversion recorded in a repo.
-
-    Attributes:
-        family: the official family.
-        config: the official `config.json`.
-        form: how the official checkpoint was written.
-        unused: names of tensors that no model uses; they are stored beside the weights.
-    """
-
-    family: Family
-    config: dict[str, Any]
-    form: Form | None
-    unused: list[str]
-
-
-def memory_text(plan: Plan) -> str:
-    """The text of the file that records an official checkpoint."""
-    form = {"head": plan.form.head, "traits": sorted(plan.form.traits), "sizes": plan.form.sizes}
-    return json_text({"family": plan.family.name, "form": form, "unused": plan.unused, "config": plan.remembered})
-
-
-def remembered(folder: Path) -> Memory | None:
-    """What an earlier conversion recorded in a repo, or None."""
-    path = folder / MEMORY
-    if not os.path.lexists(path):
-        return None
-    entries = read_json(path)
-    name, official, form, unused = (entries.get(key) for key in ("family", "config", "form", "unused"))
-    unused = entries.get("kept") if unused is None else unused  # as repos of early versions have it
-    damaged = ConversionError(f"{path}: damaged; delete it, it is not needed")
-    if not isinstance(name, str) or name not in FAMILIES or not isinstance(official, dict):
-        raise damaged
-    if form is None:
-        return Memory(FAMILIES[name], official, None, [])
-    if not isinstance(form, dict) or not all(map(_is_names, ([form.get("head")], form.get("traits"), unused))):
-        raise damaged
-    sizes = form.get("sizes", {})
-    if not isinstance(sizes, dict) or not all(isinstance(size, list) for size in sizes.values()):
-        raise damaged
-    earlier = Form(form["head"], frozenset(form["traits"]), {name: tuple(size) for name, size in sizes.items()})
-    try:
-        FAMILIES[name].head(earlier)
-    except StopIteration:
-        raise damaged from None
-    return Memory(FAMILIES[name], official, earlier, list(unused or []))
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(name, str) for name in value)
-
-
-def _official_settings(family: Family, config: PretrainedConfig, memory: Memory | None) -> dict[str, Any]:
+def _official_settings(family: Family, config: PretrainedConfig, origin: Origin | None) -> dict[str, Any]:
     """The official config: the one the model came with if it still describes the model, else a new one.
 
     Entries of the old one that the official class does not know are always kept.
     """
     fresh = family.config_to(config)
-    if memory is None:
+    if origin is None:
         return fresh
-    old = {name: value for name, value in memory.config.items() if name not in NEVER_FOLLOWED}
+    old = {name: value for name, value in origin.config.items() if name not in NEVER_FOLLOWED}
     try:
-        before = family.our_config(family.config_from(old, memory.form))
+        before = family.our_config(family.config_from(old, origin.form))
     except ConversionError:
         return fresh
     if _meaning(before) == _meaning(config) and config.architectures in (None, [], before.architectures):
