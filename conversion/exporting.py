@@ -90,7 +90,7 @@ def export_folder(
                 (temporary / ORIGIN).write_text(json_text(read_json(folder / ORIGIN)), encoding="utf-8")
                 if (folder / UNUSED_FILE).exists():
                     (temporary / UNUSED_FILE).parent.mkdir()
-                    shutil.copyfile(checkpoint._member(UNUSED_FILE), temporary / UNUSED_FILE)
+                    shutil.copyfile(checkpoint.member(UNUSED_FILE), temporary / UNUSED_FILE)
             write_card(temporary, config, parameters=parameters)
             checkpoint.check_unchanged()
     report.seconds = time.monotonic() - start

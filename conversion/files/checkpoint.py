@@ -188,14 +188,14 @@ class Checkpoint:
             self.config = read_json(self._config_file)
             self.tensors = {info.name: info for info in self._headers(self.folder)}
             return
-        self.config = _read_config(self._member("config.json"))
+        self.config = _read_config(self.member("config.json"))
         files, weight_map = self._weights()
         missing = [shown(name) for name in files if not (self.folder / name).exists()]
         if missing:
             raise CheckpointError(f"{self.folder}: files are missing; download them:{listed(missing)}")
         self.tensors, problems = {}, []
         for name in files:
-            for info in self._headers(self._member(name)):
+            for info in self._headers(self.member(name)):
                 earlier = self.tensors.setdefault(info.name, info)
                 if earlier is not info:
                     problems.append(f"{shown(info.name)} is in {shown(earlier.file.name)} and in {shown(name)}")
@@ -205,7 +205,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
         _check_counts(self.folder, self.config, self.tensors)
 
-    def _member(self, name: str) -> Path:
+    def member(self, name: str) -> Path:
         """The path of a file in the folder, noted for `check_unchanged`; links may not lead outside.
 
         The Hub cache is the exception: its `snapshots/<revision>/<name>` are links to `blobs/<hash>` two folders up.
@@ -231,7 +231,7 @@ class Checkpoint:
                     warnings.warn(f"{self.folder} has both {single} and {index}; {single} is read", stacklevel=5)
                 return [single], None
             if has_index:
-                weight_map = _weight_map(self._member(index))
+                weight_map = _weight_map(self.member(index))
                 return sorted(set(weight_map.values())), weight_map
         names = ", ".join(name for pair in WEIGHTS for name in pair)
         raise CheckpointError(f"{self.folder}: no weights; one of {names} is needed")

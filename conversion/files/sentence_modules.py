@@ -31,7 +31,7 @@ def sentence_files(checkpoint: Checkpoint, target: Path) -> tuple[tuple[str, ...
     """
     if not os.path.lexists(checkpoint.folder / "modules.json"):
         return (), ""
-    with open_regular(checkpoint._member("modules.json")) as file:
+    with open_regular(checkpoint.member("modules.json")) as file:
         text = file.read()
     try:
         modules = strict_json(text)
@@ -47,11 +47,11 @@ def sentence_files(checkpoint: Checkpoint, target: Path) -> tuple[tuple[str, ...
         if not _is_projection(module):
             continue
         if os.path.lexists(checkpoint.folder / folder / WEIGHTS):
-            with open_regular(checkpoint._member(f"{folder}/{WEIGHTS}")) as file:
+            with open_regular(checkpoint.member(f"{folder}/{WEIGHTS}")) as file:
                 read_header(file, checkpoint.folder / folder / WEIGHTS)
             names.append(f"{folder}/{WEIGHTS}")
         else:
-            tensors = pickled.load(checkpoint._member(f"{folder}/{PICKLE}"))
+            tensors = pickled.load(checkpoint.member(f"{folder}/{PICKLE}"))
             (target / folder).mkdir(exist_ok=True)
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / folder / WEIGHTS)
     return tuple(names), ""
@@ -74,5 +74,5 @@ def _problem(checkpoint: Checkpoint, module: Any) -> str:
     if "config.json" not in files or not files & {WEIGHTS, PICKLE}:
         return f"{shown(folder)} has no config.json or no weights"
     # sentence-transformers imports and calls what this names, where code is trusted.
-    act = read_json(checkpoint._member(f"{folder}/config.json")).get("activation_function", "torch.nn.")
+    act = read_json(checkpoint.member(f"{folder}/config.json")).get("activation_function", "torch.nn.")
     return "" if str(act).startswith("torch.nn.") else f"activation_function {shown(act)} in {folder}"

@@ -1,6 +1,5 @@
 """The files beside the weights: tokenizer and generation settings. Only known files are copied, never code."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -9,7 +8,7 @@ from transformers import AutoTokenizer
 
 from ..errors import CheckpointError, ConversionError, shown
 from ..quiet import quiet
-from .checkpoint import Checkpoint, read_json
+from .checkpoint import Checkpoint, json_text, read_json
 from .safetensors_io import LFS_POINTER, open_regular
 from .sentence_modules import sentence_files
 from .sources import TEXT_FILES
@@ -38,7 +37,7 @@ def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
     for name in (*COPIED, *of_sentences):
         if os.path.lexists(checkpoint.folder / name):
             (target / name).parent.mkdir(exist_ok=True)
-            with open_regular(checkpoint._member(name)) as source, open(target / name, "xb") as copy:
+            with open_regular(checkpoint.member(name)) as source, open(target / name, "xb") as copy:
                 if source.read(len(LFS_POINTER)) == LFS_POINTER:
                     path = checkpoint.folder / name
                     raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
@@ -48,7 +47,7 @@ def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
         read_json(checkpoint.folder / "generation_config.json")
     name, settings = "tokenizer_config.json", {}
     if os.path.lexists(checkpoint.folder / name):
-        settings = read_json(checkpoint._member(name))
+        settings = read_json(checkpoint.member(name))
     wanted = dict(settings)
     if wanted.pop("auto_map", None) is not None:
         notes.append(f"{name}: auto_map is dropped, the tokenizer's own code is not copied")
@@ -61,7 +60,7 @@ def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
     if wanted == settings and settings:
         shutil.copyfile(checkpoint.folder / name, target / name)
     elif wanted:
-        _write_json(target / name, wanted)
+        (target / name).write_text(json_text(wanted), encoding="utf-8")
     return notes
 
 
@@ -86,10 +85,6 @@ def has_tokenizer(folder: Path) -> bool:
 
 def _stem(kind: object) -> str:
     return str(kind).removesuffix("Fast")
-
-
-def _write_json(path: Path, entries: dict) -> None:
-    path.write_text(json.dumps(entries, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def refuse_adapters(folder: Path) -> None:

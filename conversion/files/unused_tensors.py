@@ -63,7 +63,7 @@ def unused_groups(checkpoint: Checkpoint, names: list[str], dtype: torch.dtype |
     path = checkpoint.folder / UNUSED_FILE
     infos = {}
     if path.exists():
-        checkpoint._member(UNUSED_FILE)
+        checkpoint.member(UNUSED_FILE)
         with open_regular(path) as file:
             infos = {info.name: info for info in read_header(file, path)}
     groups = []

@@ -1,6 +1,5 @@
 """Write a model's weights: safetensors shards, one tensor at a time."""
 
-import json
 import math
 import os
 import shutil
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConversionError, shown
+from .checkpoint import json_text
 from .safetensors_io import SafetensorsWriter
 from .sizes import parse_size
 
@@ -116,7 +116,7 @@ class ShardWriter:
         if len(self.files) > 1:
             index = {"metadata": {"total_size": self._total}, "weight_map": self._weight_map}
             with open(self.folder / "model.safetensors.index.json", "x", encoding="utf-8") as out:
-                out.write(json.dumps(index, indent=2, ensure_ascii=False) + "\n")
+                out.write(json_text(index))
                 out.flush()
                 os.fsync(out.fileno())
 
