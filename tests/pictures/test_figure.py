@@ -4,20 +4,12 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
 import blockformer
-from blockformer.conversion.plan import architecture_of
+from blockformer.conversion.summary import on_paper
 from blockformer.pictures import anatomy, figure
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def on_paper(name, **settings):
-    """A preset's model without memory."""
-    config = blockformer.preset(name, **settings)
-    with torch.device("meta"):
-        return getattr(blockformer, architecture_of(config))(config)
 
 
 SIZES = re.compile(r"-(base|large|big|medium|small|xl|[\d.]+b)$")  # of a family that has a preset of its own
@@ -26,7 +18,7 @@ NAMES = [name for name in sorted(blockformer.preset()) if not SIZES.search(name)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_module_with_weights_is_in_a_box_and_every_box_is_drawn(name):
-    model = on_paper(name)
+    model = on_paper(blockformer.preset(name))
     parts = anatomy(model)
     inside = tuple(f"{box.path}." for box in parts.boxes())
     alike = {}  # a layer that no box names -> the one of its kind that is opened
@@ -68,7 +60,7 @@ def test_every_module_with_weights_is_in_a_box_and_every_box_is_drawn(name):
     ],
 )
 def test_the_figure_says_what_is_special(name, settings, words):
-    parts = anatomy(on_paper(name, **settings))
+    parts = anatomy(on_paper(blockformer.preset(name, **settings)))
     kinds = max(len(stack.kinds) for stack in parts.stacks)
     texts = {
         text.text
@@ -80,7 +72,7 @@ def test_the_figure_says_what_is_special(name, settings, words):
 
 def test_layers_of_each_kind_are_those_of_the_config():
     config = blockformer.preset("modernbert")
-    parts = anatomy(on_paper("modernbert"))
+    parts = anatomy(on_paper(blockformer.preset("modernbert")))
     kinds = {kind.title: kind.layers for kind in parts.stacks[0].kinds}
     full = [layer for layer, kind in enumerate(config.layer_types) if kind == "full_attention"]
     assert kinds == {

@@ -48,7 +48,7 @@ class Facts:
     def box(self, box: Box, stack: StackAnatomy | None, layers: tuple[int, ...]) -> dict[str, Any]:
         """All about one box, as data for the page."""
         module = self.model.get_submodule(box.path)
-        passes = 1 if stack is None else stack.sharing if ".layers." in f".{box.path}" else 1
+        passes = 1 if stack is None else stack.sharing
         parameters, nbytes = weights_of(module, self.size)
         known = axes(type(self.config))
         steering = [[name, plain(value), known[name].meaning] for name, value in fields_of(box, self.config).items()]
@@ -67,12 +67,12 @@ class Facts:
             "flops": self.text.of(box.path) // passes,
             "layers": list(layers),
         }
-        if layers and stack is not None and len(layers) < stack.count:
+        if stack is not None and len(layers) < stack.count:
             about["kindTitle"] = next(kind.title for kind in stack.kinds if kind.layers == layers)
         if self.step is not None and not box.role.startswith("encoder."):
             about["stepFlops"] = self.step.of(box.path) // passes
-        if box.heads and self.step is not None and not box.role.startswith("encoder."):
-            about["cache"] = 2 * box.heads[1] * self.config.head_dim * self.size
+            if box.heads:
+                about["cache"] = 2 * box.heads[1] * self.config.head_dim * self.size
         return about
 
     def shapes(self, path: str) -> list[list]:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from .optimizer import adamw_over, mup_groups, optimizer_groups
+from .optimizer import adamw_over, groups_beside
 from .width_transfer import matrices_beside
 
 
@@ -69,9 +69,7 @@ def muon(
     """
     if not hasattr(torch.optim, "Muon"):
         raise ImportError(f"Muon came with torch 2.9, and this is torch {torch.__version__}: upgrade it, or use adamw.")
-    groups = optimizer_groups(model, weight_decay)
-    if base is not None:
-        groups = mup_groups(model, base, learning_rate, weight_decay)
+    groups = groups_beside(model, base, learning_rate, weight_decay)
     hidden = _matrices_of_layers(model)
     if not hidden:
         raise ValueError(f"{type(model).__name__} has no matrices in `layers` that Muon could train: use adamw.")

@@ -118,10 +118,15 @@ def adamw(
         >>> [len(group["params"]) for group in optimizer.param_groups]
         [1, 1]
     """
-    groups = optimizer_groups(model, weight_decay)
-    if base is not None:
-        groups = mup_groups(model, base, learning_rate, weight_decay)
+    groups = groups_beside(model, base, learning_rate, weight_decay)
     return adamw_over(groups, learning_rate, weight_decay, betas, eps)
+
+
+def groups_beside(model: nn.Module, base, learning_rate: float, weight_decay: float) -> list[dict]:
+    """`mup_groups` or, without a base, `optimizer_groups`."""
+    return (
+        optimizer_groups(model, weight_decay) if base is None else mup_groups(model, base, learning_rate, weight_decay)
+    )
 
 
 def adamw_over(groups: list[dict], learning_rate, weight_decay, betas, eps) -> torch.optim.AdamW:
