@@ -202,6 +202,7 @@ class Attention(nn.Module):
 
         # The numbers of this layer's heads, the pruned ones counted; cross-attention has all.
         self.heads = config.heads_of(-1 if is_cross_attention else layer_idx)
+        self.is_pruned = len(self.heads) < config.num_attention_heads
         groups = len(self.heads) // self.num_key_value_groups
         query_size, key_value_size = len(self.heads) * config.head_dim, groups * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, query_size, config.attention_bias)
@@ -258,7 +259,7 @@ class Attention(nn.Module):
         if self.softcap is not None:
             self._refuse_backends("paged", "soft cap of scores")
             kwargs["softcap"] = self.softcap
-        if self.config.pruned_heads:
+        if self.is_pruned:
             self._refuse_backends(("vllm", "paged"), "layer of fewer heads")
         if self.has_sinks:
             self._refuse_backends(("flash", "vllm", "paged"), "attention sink")
@@ -289,7 +290,7 @@ class Attention(nn.Module):
         """Of a term for each head, H along `dim`, those of the heads that are left and this process's."""
         if terms.shape[dim] == heads:
             return terms
-        if self.config.pruned_heads:
+        if self.is_pruned:
             return terms.index_select(dim, torch.tensor(self.heads, device=terms.device))
         mesh = getattr(self.q_proj.weight, "device_mesh")  # noqa: B009 - of a DTensor
         return terms.narrow(dim, mesh.get_local_rank("tp") * heads, heads)

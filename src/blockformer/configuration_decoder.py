@@ -10,6 +10,7 @@ from .experts import ExpertsFields
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
+    from .alibi import Alibi  # noqa: F401
     from .attention import eager_attention_forward  # noqa: F401
     from .axes import axis  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401

@@ -22,7 +22,7 @@ def check_inputs(config, vocab_size: int, input_ids, inputs_embeds, attention_ma
     """Refuse inputs of a stack that cannot be right; shapes are those of `Stack.forward`.
 
     `types` are token types and task types [B, T] by name, or None. A mask that is not [B, S] (a ready 4D one, a dict of
-    masks, a block mask) is left to the attention backend.
+    masks, a block mask) is left to the attention backend. Returns whether the mask was read and hides nothing.
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give exactly one of input_ids and inputs_embeds.")
@@ -41,15 +41,17 @@ def check_inputs(config, vocab_size: int, input_ids, inputs_embeds, attention_ma
     for name, ids in {"input_ids": input_ids, **types}.items():
         if ids is not None and ids.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"{name} must be integers (int64 or int32), not {ids.dtype}.")
-    _check_mask(attention_mask, batch, length, past_key_values)
-    _check_cache(past_key_values, batch, length)
+    past = cached_length(past_key_values)
+    hides_nothing = _check_mask(attention_mask, batch, length, past, past_key_values)
+    _check_cache(past_key_values, batch, length, past)
     if (wrong := _outside(input_ids, vocab_size)) is not None:
         words = f"the token {wrong}, the vocabulary has 0 to {vocab_size - 1}"
         raise ValueError(f"input_ids holds {words}: does the tokenizer belong to this model?")
     # Without token types zeros are taken, which say nothing: some tokenizers give them always.
     for (name, ids), field in zip(types.items(), ("type_vocab_size", "task_type_vocab_size"), strict=False):
-        if (wrong := _outside(ids, max(getattr(config, field), 1))) is not None:
+        if ids is not None and (wrong := _outside(ids, max(getattr(config, field), 1))) is not None:
             raise ValueError(f"{name} holds {wrong}, the model has {getattr(config, field)} ({field}).")
+    return hides_nothing
 
 
 def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: int, cu_seq_lens) -> None:
@@ -85,7 +87,7 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
         return
     is_learned, limit = config.position_type in LEARNED, config.max_position_embeddings
     if longest is None:
-        first, last = (int(bound) for bound in position_ids.aminmax())
+        first, last = _bounds(position_ids)
         if is_learned and first < -config.position_offset:
             raise ValueError(f"position_ids holds {first}, learned positions begin at {-config.position_offset}.")
         longest = last + 1
@@ -98,38 +100,52 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
 
 
 def _is_readable(tensor) -> bool:
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    return tensor.device.type == "cpu" and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+
+
+def _bounds(numbers) -> tuple[int, int]:
+    """The smallest and the largest; Python finds those of a few before an operator has begun."""
+    numbers = numbers.flatten() if numbers.numel() <= 64 else torch.stack(numbers.aminmax())
+    listed = numbers.tolist()
+    return min(listed), max(listed)
 
 
 def _outside(ids, limit: int) -> int | None:
     """An id that is not from 0 to below `limit`; None where there is none or the ids are not to be read."""
     if ids is None or not _is_readable(ids):
         return None
-    smallest, largest = (int(bound) for bound in ids.aminmax())
+    smallest, largest = _bounds(ids)
     return smallest if smallest < 0 else largest if largest >= limit else None
 
 
-def _check_mask(mask, batch: int, length: int, past_key_values) -> None:
+def _check_mask(mask, batch: int, length: int, past, past_key_values) -> bool:
     """A static cache knows its length as a tensor; its mask may also cover all of the cache's room."""
     if not isinstance(mask, torch.Tensor) or mask.dim() >= 4:
-        return
+        return False
     if mask.dim() != 2 or mask.shape[0] != batch:
         raise ValueError(f"attention_mask must be [batch={batch}, length] (or 4D), not {list(mask.shape)}.")
-    past, rooms = cached_length(past_key_values), set()
+    rooms = set()
     if not isinstance(past, int):
         if not _is_readable(mask):
-            return
+            return False
         past = int(past)
         rooms = {getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ())}
     if mask.shape[1] != past + length and mask.shape[1] not in rooms:
         there = f"{past + length} ({past} of them cached)" if past else past + length
         raise ValueError(f"attention_mask covers {mask.shape[1]} tokens, there are {there}: give one value for each.")
-    _check_mask_values(mask)
+    return _check_mask_values(mask) and not rooms
 
 
-def _check_mask_values(mask) -> None:
-    if _is_readable(mask) and mask.dtype != torch.bool and not ((mask == 0) | (mask == 1)).all():
+def _check_mask_values(mask) -> bool:
+    """Refuse what is neither 0 nor 1; whether all are 1, as far as they may be read."""
+    if not _is_readable(mask):
+        return False
+    tokens = mask == 1
+    if tokens.all():
+        return True
+    if mask.dtype != torch.bool and not ((mask == 0) | tokens).all():
         raise ValueError("a 2D attention_mask holds 1 for a token and 0 for padding, nothing else.")
+    return False
 
 
 def own_layers(past_key_values) -> list:
@@ -139,14 +155,13 @@ def own_layers(past_key_values) -> list:
     return getattr(past_key_values, "layers", None) or []
 
 
-def _check_cache(past_key_values, batch: int, length: int) -> None:
+def _check_cache(past_key_values, batch: int, length: int, past) -> None:
     """The cache holds this batch's rows and has room for its tokens."""
     layers = own_layers(past_key_values)
     keys = getattr(layers[0], "keys", None) if layers else None
     if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[0] != batch:
         rows = f"{keys.shape[0]} rows, the input has {batch}"
         raise ValueError(f"past_key_values holds {rows}: use a cache of the same batch.")
-    past = cached_length(past_key_values)
     if not torch.compiler.is_compiling():
         on_accelerator = isinstance(past, torch.Tensor) and past.device.type != "cpu"
         check_room(layers, length if on_accelerator else past + length)

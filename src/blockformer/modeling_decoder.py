@@ -8,6 +8,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
 from transformers.utils import can_return_tuple
 
+from .alibi import Alibi  # noqa: F401
 from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import axis  # noqa: F401
@@ -114,9 +115,8 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
         )
-        names = ("past_key_values", "hidden_states", "attentions")
-        others = {name: outputs[name] for name in names if name in outputs}
-        others["cross_attentions"] = outputs.get("cross_attentions") or None
+        others = {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "attentions")}
+        others["cross_attentions"] = outputs.cross_attentions or None
         output = self.make_output(CausalLMOutputWithCrossAttentions, loss=loss, logits=logits, **others)
         for name, (_, add_loss) in OUTPUTS_WITH_LOSS.items():
             if recorded := outputs.get(name):

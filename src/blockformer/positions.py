@@ -157,7 +157,6 @@ def rotate(states, cos, sin):
 
     Shapes: states [B, H, T, D]; cos and signed sin [B, 1, T, R], of `RotaryPositions` -> [B, H, T, D].
     """
-    size = cos.shape[-1]
-    turned = states[..., :size]
-    turned = turned * cos + turned.roll(size // 2, dims=-1) * sin
-    return turned if size == states.shape[-1] else torch.cat((turned, states[..., size:]), dim=-1)
+    if (size := cos.shape[-1]) < states.shape[-1]:
+        return torch.cat((rotate(states[..., :size], cos, sin), states[..., size:]), dim=-1)
+    return states * cos + states.roll(size // 2, dims=-1) * sin

@@ -1,4 +1,4 @@
-"""Biases of the attention scores that say how far apart two tokens are: trained ones in buckets, and ALiBi.
+"""Trained biases of the attention scores that say how far apart two tokens are, in buckets.
 
 T query length, S key length, H heads.
 """
@@ -84,31 +84,4 @@ class RelativeBias(nn.Module):
         return self.embedding(buckets).permute(2, 0, 1)[None]  # [1, H, T, S]
 
 
-class Alibi(nn.Module):
-    """ALiBi, a fixed bias that falls with the distance, steeper in each head (Press et al., 2022).
-
-    slope_h * (key - query) for each head; nothing of it is trained.
-
-    Of H heads, a power of two, the slopes are 2^(-8/H), 2^(-16/H) and so on. Of another number, those of the next
-    lower power of two, and then every second one of twice as many heads.
-    """
-
-    def __init__(self, config, bidirectional: bool):
-        super().__init__()
-        self.heads = config.num_attention_heads
-
-    def slopes(self, device):
-        """[H], float32."""
-        power = 1 << (self.heads.bit_length() - 1)
-        first = torch.arange(1, power + 1, device=device) * (8 / power)
-        others = (2 * torch.arange(self.heads - power, device=device) + 1) * (4 / power)
-        return torch.exp2(-torch.cat((first, others)))
-
-    def forward(self, query_positions, key_length: int):
-        """query_positions [T] -> [1, H, T, S], to be added to the attention scores."""
-        keys = torch.arange(key_length, device=query_positions.device)
-        distance = keys[None, :] - query_positions[:, None]  # [T, S]
-        return (self.slopes(distance.device)[:, None, None] * distance)[None]
-
-
-BIASES |= {**dict.fromkeys(RELATIVE_BIAS, RelativeBias), "alibi": Alibi}
+BIASES |= dict.fromkeys(RELATIVE_BIAS, RelativeBias)

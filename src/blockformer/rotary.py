@@ -155,13 +155,13 @@ class RotaryPositions(ComputedPositions):
             return torch.where(position_ids.max() >= trained, self.inv_freq[1], self.inv_freq[0])
         return self.inv_freq
 
-    @torch.no_grad()
     def forward(self, hidden_states, position_ids):
         frequencies = self._frequencies_at(position_ids).to(hidden_states.device)
-        angles = position_ids[..., None].float() * frequencies  # [B, T, D/2]
-        cos, sin = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
-        cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)  # [B, T, D]
-        return cos.to(hidden_states.dtype)[:, None], sin.to(hidden_states.dtype)[:, None]
+        angles = position_ids[:, None, :, None].float() * torch.cat((-frequencies, frequencies))  # [B, 1, T, D]
+        cos, sin = angles.cos(), angles.sin()
+        if self.attention_scaling != 1:
+            cos, sin = cos * self.attention_scaling, sin * self.attention_scaling
+        return cos.to(hidden_states.dtype), sin.to(hidden_states.dtype)
 
 
 def make_rotary(config) -> nn.Module:

@@ -104,7 +104,9 @@ class Stack(BlockformerPreTrainedModel):
         """
         _, vocab_size = self.config.stack_sizes(self.is_causal)
         types = {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids}
-        check_inputs(self.config, vocab_size, input_ids, inputs_embeds, attention_mask, past_key_values, types)
+        given = (input_ids, inputs_embeds, attention_mask, past_key_values, types)
+        is_whole = check_inputs(self.config, vocab_size, *given)
+        attention_mask = None if is_whole else attention_mask
         if encoder_hidden_states is not None:
             rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
             check_source(self, encoder_hidden_states, encoder_attention_mask, rows, kwargs.get("cu_seq_lens_q"))
@@ -112,9 +114,10 @@ class Stack(BlockformerPreTrainedModel):
             raise ValueError(f"head_mask has {len(head_mask)} rows, the model {len(self.layers)} layers of its own.")
         use_cache = self._uses_cache(use_cache)
         # Padding is kept where a cache or the caller will look at it.
-        unpads = self.skips_padding and past_key_values is None and not use_cache and not self._is_recording(kwargs)
+        unpads = self.skips_padding and past_key_values is None and not (is_whole or use_cache)
+        unpads = unpads and not self._is_recording(kwargs)
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
-        places = (attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), past_key_values)
+        places = (attention_mask, is_whole, position_ids, kwargs.get("cu_seq_lens_q"), past_key_values)
         source = (encoder_hidden_states, encoder_attention_mask)
         hidden_states, kwargs["position_ids"], batch = self._prepare(hidden_states, places, source, unpads)
         if cross_attn_head_mask is None and not self.config.is_encoder_decoder:
@@ -137,7 +140,8 @@ class Stack(BlockformerPreTrainedModel):
             for _ in range(self.passes):
                 hidden_states = layer(hidden_states, encoder_hidden_states, position_bias, batch=batch, **kwargs)
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
-        return F.dropout(hidden_states, self.dropout, self.training and self.config.final_dropout)
+        drops = self.training and self.config.final_dropout
+        return F.dropout(hidden_states, self.dropout) if drops else hidden_states
 
     def new_cache(self, for_cross_attention: bool = False):
         """An empty cache; with `for_cross_attention` one that holds the encoder's keys and values too."""
@@ -147,10 +151,10 @@ class Stack(BlockformerPreTrainedModel):
     def _prepare(self, hidden_states, places: tuple, source: tuple, unpads: bool):
         """What the layers need: embedded states [B, T, C] (unpadded [1, N, C]), positions for the backend, a `Batch`.
 
-        Positions that the caller gave may say that a row holds several sequences; those that are only counted do not,
-        and the backend is not told of them.
+        Positions that the caller gave without a mask may say that a row holds several sequences; those that are only
+        counted do not, and the backend is not told of them. A mask that hides nothing is left out from then on.
         """
-        attention_mask, position_ids, cu_seq_lens, past_key_values = places
+        attention_mask, is_whole, position_ids, cu_seq_lens, past_key_values = places
         shape, past = hidden_states.shape[:2], cached_length(past_key_values)
         query_positions = torch.arange(shape[1], device=hidden_states.device) + past
         if position_ids is None and cu_seq_lens is not None:
@@ -169,7 +173,8 @@ class Stack(BlockformerPreTrainedModel):
             least = max(self.least_saving, self.least_saving_of_row * shape[0])
             unpadding = find_unpadding(self.config, attention_mask, given_positions, least)
         if unpadding is None:
-            masks = self._masks(hidden_states, attention_mask, past_key_values, given_positions)
+            packed = None if is_whole else given_positions
+            masks = self._masks(hidden_states, attention_mask, past_key_values, packed)
         else:
             masks = dict.fromkeys(self.config.layer_types)
             hidden_states, position_ids = unpadding.gather(hidden_states), unpadding.gather(position_ids)
@@ -208,7 +213,8 @@ class Stack(BlockformerPreTrainedModel):
             hidden_states = hidden_states + self.embed_positions(position_ids).to(hidden_states.dtype)
         if self.embedding_norm is not None:
             hidden_states = self.embedding_norm(hidden_states)
-        hidden_states = F.dropout(hidden_states, self.dropout, self.training)
+        if self.training:
+            hidden_states = F.dropout(hidden_states, self.dropout)
         return hidden_states if self.embed_projection is None else self.embed_projection(hidden_states)
 
     def _masks(self, hidden_states, attention_mask, past_key_values, position_ids) -> dict:

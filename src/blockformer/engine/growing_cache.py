@@ -140,8 +140,23 @@ def grow_in_place(cache, and_windows: bool = False):
     return cache
 
 
+def masks_of_a_step(masks_of):
+    """`Stack._masks` that asks the library nothing where one token sees all that a dynamic cache holds."""
+
+    @functools.wraps(masks_of)
+    def step_masks(self, hidden_states, attention_mask, past_key_values, position_ids):
+        own = getattr(past_key_values, "self_attention_cache", past_key_values)
+        is_step = attention_mask is None and hidden_states.shape[1] == 1 and type(own) is DynamicCache
+        if is_step and self.config.sliding_window is None and self.config._attn_implementation == "sdpa":
+            return {"full_attention": None}
+        return masks_of(self, hidden_states, attention_mask, past_key_values, position_ids)
+
+    return step_masks
+
+
 def plug_in() -> None:
     """Have this package's models make growing caches, by themselves and in `generate`."""
+    Stack._masks = masks_of_a_step(Stack._masks)  # type: ignore[method-assign]
     new_cache = Stack.new_cache
 
     @functools.wraps(new_cache)

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 CORE = Path(__file__).parents[1]
 THIRD_PARTY = frozenset({"torch", "transformers"})
 """What exported code may import besides the standard library: it is there wherever the repo can be loaded at all."""
-OPTIONAL = frozenset({"awq_linear", "disentangled", "experts", "relative_bias", "relative_keys", "rotary"})
+OPTIONAL = frozenset({"alibi", "awq_linear", "disentangled", "experts", "relative_bias", "relative_keys", "rotary"})
 """Modules that a repo carries only where its config uses what they declare and define."""
 
 
