@@ -270,7 +270,7 @@ DISTANCES = {"relative_attention_num_buckets": 8, "relative_attention_max_distan
 # Preset -> fields besides, and the optional modules that a repo of it carries.
 CARRIED = {
     "gpt2": ({}, set()),
-    "bloom": ({}, {"relative_bias"}),
+    "bloom": ({}, {"alibi"}),
     "qwen3": ({"linear_bits": 4, "linear_group_size": 16}, {"awq_linear", "rotary"}),
     "qwen2_moe": (EXPERTS, {"experts", "rotary"}),
     "bert": ({"position_type": "relative_key"}, {"relative_keys"}),
@@ -311,7 +311,7 @@ print(json.dumps(results))
 
 
 def test_a_repo_carries_what_its_config_uses_and_works_by_that_alone(tmp_path, fresh):
-    optional = {"awq_linear", "disentangled", "experts", "relative_bias", "relative_keys", "rotary"}
+    optional = {"alibi", "awq_linear", "disentangled", "experts", "relative_bias", "relative_keys", "rotary"}
     autos, wanted = {}, {}
     for name, (fields, carried) in CARRIED.items():
         config = blockformer.preset(name, **{**SIZED, **fields})

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from .alibi import Alibi  # noqa: F401 - which enters its position type
 from .awq_linear import LinearFields
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
@@ -10,7 +11,6 @@ from .experts import ExpertsFields
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
-    from .alibi import Alibi  # noqa: F401
     from .attention import eager_attention_forward  # noqa: F401
     from .axes import axis  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
