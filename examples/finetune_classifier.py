@@ -34,7 +34,7 @@ from transformers import (
 
 import blockformer
 from blockformer.conversion import convert
-from blockformer.demo.corpus import gather
+from blockformer.data.corpus import gather
 from blockformer.demo.elsewhere import run_elsewhere
 from blockformer.demo.search import EncoderMissing, embed, encoder_folder
 

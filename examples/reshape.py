@@ -19,7 +19,7 @@ from tqdm import tqdm
 from transformers import set_seed
 
 import blockformer
-from blockformer.demo.corpus import encode, gather, train_tokenizer
+from blockformer.data.corpus import encode, gather, train_tokenizer
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 32}
 SHAPES = {

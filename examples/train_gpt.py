@@ -27,7 +27,7 @@ from transformers.utils import logging
 import blockformer
 from blockformer.conversion import ConversionError
 from blockformer.conversion.files.atomic import atomic_folder
-from blockformer.demo.corpus import (
+from blockformer.data.corpus import (
     Blocks,
     Corpus,
     CorpusError,
@@ -37,15 +37,10 @@ from blockformer.demo.corpus import (
     train_tokenizer,
     unigram_score,
 )
+from blockformer.data.text_files import TextError, collect, split
 from blockformer.demo.elsewhere import ReloadError, run_elsewhere
-from blockformer.demo.text_files import TextError, collect, split
-from blockformer.demo.training_run import (
-    Budget,
-    BudgetCallback,
-    learning_rate_factor,
-    quickest_threads,
-    with_threads,
-)
+from blockformer.demo.training_run import BudgetCallback, quickest_threads, with_threads
+from blockformer.training.budget import Budget, learning_rate_factor
 
 DECODERS = sorted(
     name for name, (kind, _) in blockformer.PRESETS.items() if kind is blockformer.BlockformerDecoderConfig

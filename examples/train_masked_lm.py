@@ -22,7 +22,7 @@ from tokenizers import AddedToken
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast, Trainer, TrainingArguments, set_seed
 
 import blockformer
-from blockformer.demo.corpus import Blocks, encode, gather, train_tokenizer
+from blockformer.data.corpus import Blocks, encode, gather, train_tokenizer
 from blockformer.demo.elsewhere import run_elsewhere
 
 MIX = {

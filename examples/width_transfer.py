@@ -19,7 +19,7 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
 import blockformer
-from blockformer.demo.corpus import Blocks, encode, gather, model_score, train_tokenizer
+from blockformer.data.corpus import Blocks, encode, gather, model_score, train_tokenizer
 from blockformer.pictures.canvas import GREY, INK, LIGHT, STRONG_ORANGE, Canvas
 
 VOCABULARY, LAYERS, HEAD, CONTEXT, BATCH = 512, 2, 16, 128, 8

@@ -15,8 +15,8 @@ import torch
 from example_files import EXAMPLES, load, load_forking
 
 import blockformer
+from blockformer.data.corpus import gather
 from blockformer.demo import elsewhere
-from blockformer.demo.corpus import gather
 from blockformer.demo.search import EncoderMissing, docstrings, encoder_folder
 
 try:

@@ -10,8 +10,8 @@ from pairs import model, token_ids
 
 import blockformer
 from blockformer import PRESETS
-from blockformer.demo.corpus import SourceFile
-from blockformer.demo.text_files import HELD_OUT, collect, split
+from blockformer.data.corpus import SourceFile
+from blockformer.data.text_files import HELD_OUT, collect, split
 from blockformer.demo.training_run import Curve
 
 LEARNED = {"position_type": "learned", "rope_parameters": None}

@@ -16,7 +16,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from blockformer import BlockformerDecoderForCausalLM
-from blockformer.demo import corpus, fresh, roundtrip, search, steps, training_run
+from blockformer.data import corpus
+from blockformer.demo import fresh, roundtrip, search, steps, training_run
+from blockformer.training.budget import Budget, learning_rate_factor
 
 
 @pytest.fixture
@@ -109,7 +111,7 @@ def test_unigram_score_by_hand():
 
 
 def test_learning_rate_follows_the_budget():
-    factors = [training_run.learning_rate_factor(used / 100) for used in range(101)]
+    factors = [learning_rate_factor(used / 100) for used in range(101)]
     assert max(factors) == pytest.approx(factors[5]) == pytest.approx(1.0)
     assert factors[:6] == sorted(factors[:6])
     assert factors[5:] == sorted(factors[5:], reverse=True)
@@ -120,14 +122,14 @@ def test_learning_rate_follows_the_budget():
 def test_budget_ends_by_steps_or_by_time(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(training_run.time, "perf_counter", lambda: now[0])
-    budget = training_run.Budget(seconds=10, max_steps=100)
+    budget = Budget(seconds=10, max_steps=100)
     assert budget.used(0) == 0
     assert budget.used(25) == 0.25
     now[0] += 5
     assert budget.used(25) == 0.5
     now[0] += 100
     assert budget.used(25) == 1.0
-    assert training_run.Budget(seconds=10, max_steps=100).used(250) == 1.0
+    assert Budget(seconds=10, max_steps=100).used(250) == 1.0
 
 
 def test_quickest_threads_measures_and_restores(monkeypatch):
@@ -151,7 +153,7 @@ def test_training_learns_and_draws(tmp_path):
     ids = torch.arange(2, 18).repeat(400)
     blocks = corpus.Blocks(ids, 64)
     run = training_run.train(
-        model, blocks, corpus.Blocks(ids, 64, limit=4), training_run.Budget(120, 30), Console(quiet=True),
+        model, blocks, corpus.Blocks(ids, 64, limit=4), Budget(120, 30), Console(quiet=True),
         batch=4, block_length=64, learning_rate=1e-2,
     )  # fmt: skip
     assert (run.steps, run.tokens) == (30, 30 * 4 * 64)
@@ -171,7 +173,7 @@ def test_divergence_is_an_error():
     blocks = corpus.Blocks(torch.arange(2, 18).repeat(40), 64)
     with pytest.raises(FloatingPointError, match="diverged"):
         training_run.train(
-            model, blocks, blocks, training_run.Budget(60, 2), Console(quiet=True),
+            model, blocks, blocks, Budget(60, 2), Console(quiet=True),
             batch=2, block_length=64, learning_rate=1e-3,
         )  # fmt: skip
 

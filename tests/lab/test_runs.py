@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from blockformer.cli import main
-from blockformer.demo.corpus import model_score
+from blockformer.data.corpus import model_score
 from blockformer.lab import one_run, runs
 from blockformer.lab.experiment import LabError
 from blockformer.lab.experiment_file import read_experiment
@@ -215,7 +215,7 @@ def test_a_run_that_diverges_is_a_row_and_the_others_go_on(tmp_path, capsys):
 def test_minutes_bound_a_run_before_and_after_an_interruption(tmp_path, monkeypatch):
     """A clock of our own, on which each look takes a second."""
     now = iter(range(1_000_000))
-    for module in ("blockformer.lab.one_run", "blockformer.demo.training_run"):
+    for module in ("blockformer.lab.one_run", "blockformer.training.budget"):
         monkeypatch.setattr(f"{module}.time.perf_counter", lambda: float(next(now)))
     experiment = read_experiment(write_experiment(tmp_path, budget={"minutes": 2}, axes=None, seeds=[0]))
     run, text, kept = experiment.runs()[0], Text(experiment.data), []

@@ -6,8 +6,8 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from blockformer.demo.corpus import CorpusError
-from blockformer.demo.text_files import TextError
+from blockformer.data.corpus import CorpusError
+from blockformer.data.text_files import TextError
 from blockformer.lab.experiment import Data, LabError
 from blockformer.lab.experiment_file import read_experiment
 from blockformer.lab.text import Text

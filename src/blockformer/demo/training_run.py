@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback, TrainingArguments
 
+from ..data.corpus import Blocks
+from ..training.budget import Budget, BudgetTrainer
 from ..training.callbacks import StopOnNonFiniteLoss
-from .corpus import Blocks
-
-
-@dataclass
-class Budget:
-    """How long to train: until the time is up or the steps are done, whichever comes first.
-
-    The learning rate follows the share of the budget that is used, so a quick machine and a slow one both finish their
-    schedule; a quick one simply takes more steps on the way.
-
-    Attributes:
-        seconds: wall-clock time.
-        max_steps: optimizer steps.
-    """
-
-    seconds: float
-    max_steps: int
-    start: float | None = None
-
-    def used(self, step: int) -> float:
-        """The share of the budget that is used after so many steps, 0 to 1."""
-        if self.start is None:
-            self.start = time.perf_counter()
-        elapsed = time.perf_counter() - self.start
-        return min(1.0, max(elapsed / self.seconds, step / self.max_steps))
-
-
-def learning_rate_factor(used: float, warm_up: float = 0.05, floor: float = 0.05) -> float:
-    """A linear warm-up, then half a cosine down to a floor; `used` is the share of the budget that is gone."""
-    if used < warm_up:
-        return max(used / warm_up, 0.02)
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (used - warm_up) / (1 - warm_up)))
 
 
 def quickest_threads(step: Callable[[], object], repeats: int = 3) -> int:
@@ -100,18 +68,6 @@ class TrainingRun:
     tokens: int
     seconds: float
     curve: Curve
-
-
-class BudgetTrainer(Trainer):
-    """A `Trainer` whose learning rate follows its `budget`."""
-
-    budget: Budget
-
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer or self.optimizer, lambda step: learning_rate_factor(self.budget.used(step))
-        )
-        return self.lr_scheduler
 
 
 class BudgetCallback(TrainerCallback):

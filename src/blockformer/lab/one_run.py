@@ -17,9 +17,9 @@ import transformers
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from .. import __version__
-from ..demo.corpus import Blocks, Score, model_score
-from ..demo.training_run import Budget, BudgetTrainer
+from ..data.corpus import Blocks, Score, model_score
 from ..modeling_decoder import BlockformerDecoderForCausalLM
+from ..training.budget import Budget, BudgetTrainer
 from ..training.callbacks import StopOnNonFiniteLoss, last_complete_checkpoint
 from .experiment import Experiment, Run
 from .text import Text

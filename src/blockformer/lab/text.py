@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from ..demo.corpus import Corpus, SourceFile, encode, gather, train_tokenizer
-from ..demo.text_files import collect, split
+from ..data.corpus import Corpus, SourceFile, encode, gather, train_tokenizer
+from ..data.text_files import collect, split
 from .experiment import Data, LabError
 
 

@@ -1,1 +1,1 @@
-"""What helps to train a model: parameter groups, AdamW, callbacks, the loss in chunks. Never part of a repo."""
+"""What helps to train a model: parameter groups, AdamW, callbacks, budgets, loss in chunks. Never part of a repo."""

@@ -24,7 +24,7 @@ _LEFT_OUT = frozenset(
 
 
 class CorpusError(ValueError):
-    """The text for the demo could not be gathered."""
+    """There is too little text."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Text to train on and to measure with: gathered, split by file, as tokens. Never part of a repo."""
