@@ -40,7 +40,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Variant:
-    """What a config changes of the base: `axis` is the field, or the name of a config with several changes."""
+    """How a config differs from the base; `axis` is the field, or the name of a config with several changes."""
 
     name: str
     axis: str
@@ -120,7 +120,7 @@ class Experiment:
         return made
 
     def runs(self, widths: tuple[int, ...] = ()) -> list[Run]:
-        """All runs: seed by seed, so that an unfinished experiment has something of every config.
+        """All runs: seed by seed, so that an unfinished experiment has some runs of every config.
 
         Raises:
             LabError: configs that are refused or cannot be made equal, all of them.

@@ -19,7 +19,7 @@ from .text import load_tokenizer
 
 BUDGETS = ("tokens", "tokens_per_parameter", "flops", "minutes")
 NAME = re.compile(r"[\w.+=-]+")
-# What a run is told by the lab itself: how long it is, what is written where, what is random.
+# Arguments that the lab sets itself: how long a run is, what is written where, what is random.
 _OWN = frozenset(
     "output_dir seed data_seed max_steps num_train_epochs do_train do_eval do_predict eval_strategy eval_steps "
     "save_strategy save_steps save_total_limit logging_strategy logging_steps logging_first_step disable_tqdm "
@@ -190,7 +190,7 @@ class _Reader:
                 self.problems.append(f"training: {error}")
 
     def _with_tokenizer(self, plain: Experiment) -> Experiment:
-        """With a tokenizer of its own, the vocabulary is that tokenizer's."""
+        """With the vocabulary and the special tokens of the tokenizer, if one is named."""
         if plain.data.tokenizer is None:
             return plain
         if "vocab_size" in self._mapping("base"):

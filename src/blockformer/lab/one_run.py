@@ -37,7 +37,7 @@ class _Watch(TrainerCallback):
         self.points = 0
 
     def seconds(self) -> float:
-        """Of training, before an interruption too."""
+        """Seconds of training, those before an interruption included."""
         return time.perf_counter() - (self.budget.start or 0.0)
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -73,7 +73,7 @@ def config_of(run: Run) -> dict[str, Any]:
 def train(
     experiment: Experiment, run: Run, text: Text, scratch: Path, tell: Callable[[str, float], None]
 ) -> dict[str, Any]:
-    """Train it, from its last checkpoint on if there is one, and measure it on all of the held-out text.
+    """Train a run, from its last checkpoint if there is one, and score it on all of the held-out text.
 
     Weights, order of the data and everything else random come from the seed alone. What is held out is the same for
     all runs.
@@ -83,7 +83,7 @@ def train(
         run: the config and the seed.
         text: the experiment's.
         scratch: the folder of its checkpoints.
-        tell: is told what is new ("resumed" or nothing) and the share of the run that is done.
+        tell: called with its news ("resumed" or "") and the share of it that is done.
 
     Returns:
         Its row. Of a run that diverged, `bits_per_byte` is None and `diverged` says what happened.
@@ -159,7 +159,7 @@ def train(
 
 
 def _arguments(experiment: Experiment, run: Run, scratch: Path) -> TrainingArguments:
-    """What the experiment says of training, and that nothing is logged or saved but when `_Watch` asks for it."""
+    """The experiment's arguments; nothing is logged or saved unless `_Watch` asks for it."""
     return TrainingArguments(
         output_dir=str(scratch),
         seed=run.seed,
@@ -184,7 +184,7 @@ def _points_of(log: list[dict[str, float]], name: str, tokens_per_step: int) -> 
 
 
 def _forget_peak() -> None:
-    """Have the peak begin anew, where that can be done."""
+    """Start measuring the peak anew, where the system can."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with contextlib.suppress(OSError):  # Linux alone has it

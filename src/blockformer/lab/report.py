@@ -20,7 +20,7 @@ PICTURES = {"Beside the base": "differences.svg", "Loss by FLOPs": "curves.svg",
 
 
 def write_report(folder: Path, runs: list[Run], name: str) -> list[Group]:
-    """Write it of all rows that are there, whichever process made them.
+    """Write the report of all rows that are there, whichever process made them.
 
     Args:
         folder: the experiment's.
@@ -51,7 +51,7 @@ def write_report(folder: Path, runs: list[Run], name: str) -> list[Group]:
 
 
 def _of_one_width(groups: list[Group]) -> list[Group]:
-    """Those of the width that has most configs: a plot of curves compares at one."""
+    """The groups of the width with the most configs: curves are compared at one width."""
     widths = [group.first["width"] for group in groups]
     most = max(widths, key=widths.count)
     return [group for group in groups if group.first["width"] == most]

@@ -2,7 +2,7 @@
 
 FOLDER/experiment.json      what all rows have in common
 FOLDER/runs/NAME.json       the row of a finished run
-FOLDER/runs/NAME/           checkpoints of one that is not, and the lock of who is at it
+FOLDER/runs/NAME/           checkpoints of an unfinished run, and the lock of the process that trains it
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ EXPERIMENT, RUNS, ROWS = "experiment.json", "runs", "rows.jsonl"
 
 
 def open_folder(folder: Path, experiment: Experiment, text: Text) -> None:
-    """Make the folder of an experiment, or see that it is this one's.
+    """Make the folder of an experiment, or check that the one that is there belongs to it.
 
     Raises:
-        LabError: what is there is of another experiment, or of no experiment at all.
+        LabError: it holds another experiment, or something else.
     """
     common = {**experiment.common(), "text": text.digest}
     try:
@@ -56,7 +56,7 @@ def open_folder(folder: Path, experiment: Experiment, text: Text) -> None:
 
 
 def _is_new(folder: Path) -> bool:
-    """Whether there is nothing in it but what another process that opens it has just begun."""
+    """Whether it is empty, apart from what another process is just putting there."""
     return folder.is_dir() and all(
         path.name == RUNS or path.name.startswith(f".{EXPERIMENT}.") for path in folder.iterdir()
     )
@@ -73,7 +73,7 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _alone(scratch: Path, is_sharded: bool) -> Iterator[bool]:
-    """Whether no other process is at a run; the lock ends with the process that has it, however that ends."""
+    """Whether this process alone trains a run; the lock ends with the process, however that ends."""
     scratch.mkdir(parents=True, exist_ok=True)
     with open(scratch / "lock", "w") as lock:
         try:
@@ -98,7 +98,7 @@ def run_all(
     is_sharded: bool,
     tell: Callable[[Run, str, float], None],
 ) -> list[str]:
-    """Train what is not finished yet and nobody else is at.
+    """Train the runs that are not finished and that no other process is training.
 
     Args:
         experiment: read and checked.
@@ -106,11 +106,11 @@ def run_all(
         folder: what `open_folder` has opened.
         text: the experiment's.
         is_sharded: whether no other process has the same runs.
-        tell: is told of a run, of what is new ("", "resumed", "finished", "there already" or "elsewhere"), and of the
-            share of it that is done.
+        tell: called with a run, its news ("", "resumed", "finished", "there already" or "elsewhere") and the share of
+            it that is done.
 
     Returns:
-        The names of the runs that others are at.
+        The names of the runs that other processes are training.
     """
     process, elsewhere = PartialState(), []
     for run in runs:
@@ -135,7 +135,7 @@ def run_all(
 
 
 def _state(run: Run, folder: Path, is_sharded: bool, stack: contextlib.ExitStack) -> str:
-    """Whether a run is finished, or someone's; "" if it is ours now, until the stack is closed."""
+    """Why a run is not to be trained here; "" if it is, and then it is locked until the stack is closed."""
     row = folder / RUNS / f"{run.name}.json"
     if not row.exists() and not stack.enter_context(_alone(folder / RUNS / run.name, is_sharded)):
         return "elsewhere"

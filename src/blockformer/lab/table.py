@@ -22,7 +22,7 @@ class Group:
     """The runs of one config at one width.
 
     Attributes:
-        rows: a row a seed, those that diverged too.
+        rows: one for each seed, those that diverged included.
         scores: bits per byte of those that did not.
         beside_base: how much more bits per byte than the base of this width; None of the base, or without runs of it.
     """
@@ -108,7 +108,7 @@ def signed(interval: Interval) -> str:
 
 
 def markdown(groups: list[Group], notes: list[str]) -> str:
-    """The table with what it means, and what there is to know of this experiment."""
+    """The table, how to read it, and notes on this experiment."""
     title, *lines = table(groups)
     text = [" | ".join(title), "|".join([" --- ", *[" ---: "] * 3, " --- ", " ---: "])]
     text += [" | ".join(cell.replace("|", "\\|") for cell in line) for line in lines]

@@ -22,10 +22,10 @@ def page_of(src: str, text: str | None = None, beside: str | None = None, revisi
     Args:
         src: a folder, a Hub id (a `revision` of it), a `config.json` or a preset.
         text: what the model reads on it; needs weights and a tokenizer.
-        beside: a source to compare with, too.
+        beside: a source to compare it with.
 
     Raises:
-        ConversionError: a source is none, or there is nothing to read the text with.
+        ConversionError: a source cannot be used, or has no weights or no tokenizer for the text.
     """
     if text is not None and src in preset() and not Path(src).exists():
         raise ConversionError(f"--text needs weights, and the preset {src} has none: name the folder of a model")
