@@ -11,13 +11,16 @@ from transformers.utils import logging
 def quiet() -> Iterator[None]:
     """Silence the progress bars, notes and warnings of the libraries."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
+    speaks = verbosity < logging.ERROR  # a change of the level empties the caches of all loggers there are
+    if speaks:
+        logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.set_verbosity(verbosity)
+        if speaks:
+            logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()

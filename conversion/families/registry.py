@@ -178,10 +178,11 @@ def family_for(config: PretrainedConfig) -> Family:
         family = FAMILIES[name]
         return has_no_head(family), len(differences[name]), alike.index(family)  # of equals, the first
 
-    for family in sorted(alike, key=least):
-        if differences and distance(min(differences, key=distance))[:2] < least(family):
-            break
-        differences[family.name] = family.differences(config)
+    with quiet():
+        for family in sorted(alike, key=least):
+            if differences and distance(min(differences, key=distance))[:2] < least(family):
+                break
+            differences[family.name] = family.differences(config)
     name = min(differences, key=distance)
     if differences[name]:
         model = (config.architectures or [type(config).__name__])[0]

@@ -113,7 +113,12 @@ class ConfigTranslation(ABC):
         Raises:
             ConversionError: naming every official setting that ours cannot express.
         """
-        form = form or self.form(official)
+        settings = self._settings_from(official, form or self.form(official))
+        self.our_config(settings)
+        return settings
+
+    def _settings_from(self, official: Mapping[str, Any], form: Form) -> dict[str, Any]:
+        """The same, of which our config may still refuse some."""
         head, plain = self.head(form), self.plain_entries(official, form)
         bad = self._unsupported(plain)
         config = self.official_config({name: value for name, value in plain.items() if name not in bad})
@@ -125,7 +130,6 @@ class ConfigTranslation(ABC):
         for value in self.computed:
             settings.update(value.read(read))
         settings.update(common_entries(config, self.defaults.num_labels))
-        self.our_config(settings)
         return settings
 
     def _read_fields(self, official: PretrainedConfig) -> tuple[dict[str, Any], list[str]]:
@@ -188,7 +192,7 @@ class ConfigTranslation(ABC):
         lines = {error.field: str(error) for error in lacking}
         try:
             with quiet():
-                made = type(config)(**self.config_from(official, self.form_for(config)))
+                made = type(config)(**self._settings_from(official, self.form_for(config)))
             again = {name: getattr(made, name) for name in axes(type(config))}
         except ValueError as error:
             if not lines:  # else it follows from them
