@@ -68,6 +68,16 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """So does what a file of tests has left: libraries collect garbage often, `Trainer` in each run."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return result
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(_HF_HOME, ignore_errors=True)
 
