@@ -148,7 +148,8 @@ def test_every_head_there_and_back(tmp_path, family, head):
     assert report.parity.passed
     assert report.parity.measured
     assert report.parity.measured[0].same_text is None
-    convert(dst, back, to_official=True, verify=family != "xlm-roberta")  # whose classes are those of RoBERTa
+    # The same bits as the source's, which was compared; all families are compared by the same code.
+    convert(dst, back, to_official=True, verify="quick" if family == "bert" else "none")
     assert fingerprint(src) == before
     assert stored(back) == stored(src)
     assert entries_of(back) == entries_of(src)
