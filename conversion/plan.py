@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, initialization
 
 from blockformer.on_import import CONFIGS
 
@@ -292,8 +292,9 @@ def expected_tensors(
     """What a model would hold, without building it: tensor name -> shape, tied name -> source, parameter count."""
     config = copy.deepcopy(config)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), initialization.no_init_weights():
             model = model_class(config, **(arguments or {}))
+        model.tie_weights()
     except Exception as error:  # what the official configuration class let through
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConversionError(f"config.json: {model_class.__name__} refuses it: {reason}") from error

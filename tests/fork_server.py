@@ -17,7 +17,8 @@ from blockformer.demo.fresh import Refuse
 
 # Run by the helper. The modules that most jobs load first come with it.
 LOOP = f"""
-import json, os, sys, traceback
+import gc, json, os, sys, traceback
+gc.disable()
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, pipeline
@@ -48,6 +49,8 @@ def do(job):
         os._exit(status)
 
 assert "blockformer" not in sys.modules
+gc.freeze()  # or every collection in a child would look through all of this, and copy the memory that it lies in
+gc.enable()
 for line in sys.stdin:
     child = os.fork()
     if not child:

@@ -66,14 +66,13 @@ def copy_code(folder: str | PathLike[str], config: PretrainedConfig) -> list[Pat
 def without_imports(path: Path, left_out: frozenset[str]) -> str:
     """A module's source without its imports of some modules, and without the base classes that came from them."""
     source = path.read_text(encoding="utf-8")
-    tree = ast.parse(source)
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in left_out]
+    imports, bases = _imports_and_bases(source)
+    imports = [node for node in imports if isinstance(node, ast.ImportFrom) and node.module in left_out]
     names = {alias.name for node in imports for alias in node.names}
     lines = source.splitlines(keepends=True)
     for node in imports:
         for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
             lines[number - 1] = ""
-    bases = (base for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases)
     for base in bases:
         if isinstance(base, ast.Name) and base.id in names:
             line = re.sub(rf"\b{base.id}, ?", "", lines[base.lineno - 1])
@@ -101,6 +100,14 @@ def _declared(config: PretrainedConfig, name: str) -> set[str]:
 
 
 @functools.cache
+def _imports_and_bases(source: str) -> tuple[list[ast.Import | ast.ImportFrom], list[ast.expr]]:
+    """The imports of a module, wherever they stand in it, and the base classes of its classes."""
+    nodes = list(ast.walk(ast.parse(source)))
+    bases = [base for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases]
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)], bases
+
+
+@functools.cache
 def _closure(core: Path, entries: frozenset[str], unused: frozenset[str]) -> tuple[Path, ...]:
     found: dict[str, Path] = {}
     waiting = list(entries)
@@ -109,7 +116,7 @@ def _closure(core: Path, entries: frozenset[str], unused: frozenset[str]) -> tup
         if name in found:
             continue
         found[name] = path = core / f"{name}.py"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in _imports_and_bases(path.read_text(encoding="utf-8"))[0]:
             if isinstance(node, ast.Import):
                 roots = [alias.name.partition(".")[0] for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
