@@ -106,9 +106,8 @@ class BlockformerConfig(
             raise ValueError(" ".join(hints))
         if self.logit_scale is None:  # of older repos; vLLM multiplies by it
             self.logit_scale = 1.0
-        given = vars(self)  # quicker than an attribute, which the library looks up in three places
         for name, each in axes(type(self)).items():
-            each.check(name, given[name])
+            each.check(name, vars(self)[name])  # quicker than an attribute, which the library looks up in three places
         _check_tokens(self)
         self.fill_defaults()
         self.embedding_size = self.embedding_size or self.hidden_size
