@@ -10,22 +10,18 @@ from .plots import draw_runs
 from .table import Group, table
 
 _STYLE = """
-body { margin: 0 auto; max-width: 1080px; padding: 20px; background: var(--paper); color: var(--ink);
-  font: 16px/1.5 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }
+body { margin: 0 auto; max-width: 1080px; padding: 20px; }
 h1 { font-size: 1.6rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.2rem; margin-top: 36px; }
-.scroll { overflow-x: auto; }
 svg { max-width: 100%; height: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+table { font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 4px 14px 4px 0; border-bottom: 1px solid var(--light); white-space: nowrap; }
 th:first-child, td:first-child, th:nth-child(5), td:nth-child(5) { text-align: left; }
 .better { color: var(--strong-blue); font-weight: 600; }
 .worse { font-weight: 600; }
 .note { color: var(--grey); }
 details { border: 1px solid var(--light); border-radius: 8px; padding: 6px 12px; margin: 8px 0; }
-summary { cursor: pointer; }
 pre { overflow-x: auto; font-size: .8rem; }
-:focus-visible { outline: 3px solid var(--strong-blue); outline-offset: 2px; }
 """
 
 

@@ -6,6 +6,15 @@ import html
 
 from .canvas import PALETTE
 
+_STYLE = """
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; }
+summary { cursor: pointer; }
+:focus-visible { outline: 3px solid var(--strong-blue); outline-offset: 2px; }
+"""
+
 
 def document(title: str, style: str, body: str, script: str = "") -> str:
     """A whole file.
@@ -14,12 +23,12 @@ def document(title: str, style: str, body: str, script: str = "") -> str:
 
     Args:
         title: plain text.
-        style: CSS; the colors of the palette are there as variables.
+        style: CSS beside the common one; the colors of the palette are there as variables.
         body: HTML.
         script: JavaScript that runs at the end.
     """
     light, dark = ("".join(f"--{name}:{pair[side]};" for name, pair in PALETTE.items()) for side in (0, 1))
-    style = f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n{style}"
+    style = f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}{_STYLE}{style}"
     scripts = f"script-src {_hash(script)}; " if script else ""
     policy = f"default-src 'none'; {scripts}style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     return f"""<!doctype html>
