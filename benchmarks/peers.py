@@ -134,32 +134,38 @@ class _Work:
     console: Console
 
     def beside(self, ours, theirs: gguf_model.GgufModel, dtype: str, peer: str) -> Iterator[Row]:
-        shape, rounds, tokens = self.shape, self.size.rounds, self.size.tokens
+        shape = self.shape
         self.console.print(f"{shape.name}: {dtype} beside {peer}")
         self._check_same(ours, theirs, peer)
-        for context in self.contexts:
-            ids = self._prompt(context)
-            theirs.forget()
-            theirs.feed(ids[0].tolist())
-            times = interleaved(
-                workloads.decoding(ours, ids, tokens),
-                lambda context=context: _llama_steps(theirs, context, tokens),
-                rounds,
-            )
-            limit = self._bytes_of_a_token(dtype, context) / (self.limits.read_gbs * 1e9)
-            yield make_row(shape.name, "decode, prepared twice", dtype, context, 1, times, limit, peer=peer)
+        yield from self._decoding("decode, prepared twice", ours, theirs, dtype, peer)
         for length in self.prefills:
             ids = self._prompt(length)
             times = interleaved(
                 _timed(lambda ids=ids: _prefill(ours, ids)),
                 _timed(lambda ids=ids: (theirs.forget(), theirs.feed(ids[0].tolist()))),
-                rounds,
+                self.size.rounds,
             )
             products = 2 * self._layer_weights() * length
             scores = 2 * shape.layers * shape.heads * shape.head_dim * length**2
             limit = (products + scores) / (self.limits.gemm_gflops["bfloat16"] * 1e9)
             yield make_row(shape.name, "prefill, prepared", dtype, length, 1, times, limit, peer=peer)
+        if dtype == "bfloat16":  # layers of 4 bits are not compiled
+            workloads.compiled((ours, None))
+            yield from self._decoding("decode, compiled", ours, theirs, dtype, peer)
         theirs.close()
+
+    def _decoding(self, work: str, ours, theirs: gguf_model.GgufModel, dtype: str, peer: str) -> Iterator[Row]:
+        for context in self.contexts:
+            ids = self._prompt(context)
+            theirs.forget()
+            theirs.feed(ids[0].tolist())
+            times = interleaved(
+                workloads.decoding(ours, ids, self.size.tokens),
+                lambda context=context: _llama_steps(theirs, context, self.size.tokens),
+                self.size.rounds,
+            )
+            limit = self._bytes_of_a_token(dtype, context) / (self.limits.read_gbs * 1e9)
+            yield make_row(self.shape.name, work, dtype, context, 1, times, limit, peer=peer)
 
     def _prompt(self, length: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(length)
