@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections import Counter
+from itertools import zip_longest
 
 import torch
 import transformers.masking_utils as masking_utils
@@ -185,7 +186,7 @@ CHUNKS = "loss in chunks"
 def cases(every):
     """Each topology with every kind of inputs, and then a training step with each other position and head.
 
-    Or fewer: answers without labels for two kinds of inputs, eager attention for one.
+    Or fewer: answers without labels for two kinds of inputs, eager attention for one; positions and heads in pairs.
     """
     for topology, (config_class, settings, positions, heads) in TOPOLOGIES.items():
         kinds = INPUTS if topology in ("encoder", "decoder") else INPUTS[:2]
@@ -198,8 +199,9 @@ def cases(every):
         ]
         if "labels" in heads[first_head]:
             chosen.append((positions[0], first_head, "sdpa", CHUNKS, True))
-        chosen += [(position, first_head, "sdpa", "mask", True) for position in positions[1:]]
-        chosen += [(positions[0], head, "sdpa", "mask", True) for head in list(heads)[1:]]
+        more = positions[1:], list(heads)[1:]
+        pairs = [*zip_longest(more[0], []), *zip_longest([], more[1])] if every else zip_longest(*more)
+        chosen += [(position or positions[0], head or first_head, "sdpa", "mask", True) for position, head in pairs]
         for position, head, backend, inputs, labelled in chosen:
             name = f"{topology} {head} {position} {backend} {inputs} {'step' if labelled else 'forward'}"
             model_class = getattr(blockformer, config_class.__name__.removesuffix("Config") + head)
