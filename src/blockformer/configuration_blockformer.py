@@ -60,6 +60,7 @@ class BlockformerConfig(
         "norm": (["hidden_states"], ["hidden_states"]),
     }
 
+    has_no_defaults_at_init = True  # up to 5.10 the library would make one, of positions that a repo may not carry
     vocab_size: int = axis(32000, "a positive integer", "size", "tokens of the vocabulary, V")
     hidden_size: int = axis(512, "a positive integer", "size", "width C of the residual stream")
     num_hidden_layers: int = axis(8, "a positive integer", "size", "layers; of an encoder-decoder the encoder's")

@@ -104,8 +104,8 @@ class Stack(BlockformerPreTrainedModel):
         """
         _, vocab_size = self.config.stack_sizes(self.is_causal)
         types = {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids}
-        given = (input_ids, inputs_embeds, attention_mask, past_key_values, types)
-        is_whole = check_inputs(self.config, vocab_size, *given)
+        inputs = (input_ids, inputs_embeds, attention_mask, past_key_values)
+        is_whole = check_inputs(self.config, vocab_size, *inputs, types)
         attention_mask = None if is_whole else attention_mask
         if encoder_hidden_states is not None:
             rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
@@ -140,8 +140,7 @@ class Stack(BlockformerPreTrainedModel):
             for _ in range(self.passes):
                 hidden_states = layer(hidden_states, encoder_hidden_states, position_bias, batch=batch, **kwargs)
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
-        drops = self.training and self.config.final_dropout
-        return F.dropout(hidden_states, self.dropout) if drops else hidden_states
+        return F.dropout(hidden_states, self.dropout, self.training) if self.config.final_dropout else hidden_states
 
     def new_cache(self, for_cross_attention: bool = False):
         """An empty cache; with `for_cross_attention` one that holds the encoder's keys and values too."""
@@ -213,8 +212,7 @@ class Stack(BlockformerPreTrainedModel):
             hidden_states = hidden_states + self.embed_positions(position_ids).to(hidden_states.dtype)
         if self.embedding_norm is not None:
             hidden_states = self.embedding_norm(hidden_states)
-        if self.training:
-            hidden_states = F.dropout(hidden_states, self.dropout)
+        hidden_states = F.dropout(hidden_states, self.dropout) if self.training else hidden_states
         return hidden_states if self.embed_projection is None else self.embed_projection(hidden_states)
 
     def _masks(self, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
