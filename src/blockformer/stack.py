@@ -150,8 +150,8 @@ class Stack(BlockformerPreTrainedModel):
     def _prepare(self, hidden_states, places: tuple, source: tuple, unpads: bool):
         """What the layers need: embedded states [B, T, C] (unpadded [1, N, C]), positions for the backend, a `Batch`.
 
-        Positions that the caller gave without a mask may say that a row holds several sequences; those that are only
-        counted do not, and the backend is not told of them. A mask that hides nothing is left out from then on.
+        `places`: mask, whether one that hides nothing was left out, positions, `cu_seq_lens_q`, cache. Without a mask,
+        given positions may mean several sequences in a row; the backend is not told of those that are counted.
         """
         attention_mask, is_whole, position_ids, cu_seq_lens, past_key_values = places
         shape, past = hidden_states.shape[:2], cached_length(past_key_values)

@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairs import assert_close, model, token_ids
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 
 from blockformer.engine import growing_cache
 from blockformer.engine.growing_cache import GrowingLayer, grow_in_place
-from blockformer.stack import CrossLayer
+from blockformer.stack import CrossLayer, Stack
 
 
 @pytest.fixture(autouse=True)
@@ -164,3 +164,25 @@ def test_an_exporter_sees_keys_and_values_alone_however_the_cache_has_grown():
         assert grown_tree == tree
         rebuilt = torch.utils._pytree.tree_unflatten(leaves, tree)
         assert_close(ours(ids[:, 8:], past_key_values=rebuilt).logits, ours(ids).logits[:, 8:])
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "both", "static", "window", "eager"])
+@pytest.mark.parametrize("hides", [False, True])
+def test_the_masks_of_a_step_are_the_library_s(kind, hides):
+    """Masks are made by the library except where a step on "sdpa" needs none, and there the library has none either."""
+    window = {"sliding_window": 4, "layer_types": ["sliding_attention"] * 2} if kind == "window" else {}
+    stack = model("qwen3", num_hidden_layers=2, **window).model
+    stack.set_attn_implementation("eager" if kind == "eager" else "sdpa")
+    cache = StaticCache(stack.config, max_cache_len=16) if kind == "static" else DynamicCache(config=stack.config)
+    stack(token_ids(2, 9), past_key_values=cache)
+    given = EncoderDecoderCache(cache, DynamicCache()) if kind == "both" else cache
+    mask = torch.ones(2, 10, dtype=torch.long) if hides else None
+    if hides:
+        mask[0, :3] = 0
+    step = (torch.zeros(2, 1, stack.config.hidden_size), mask, given, None)
+    found, expected = stack._masks(*step), Stack._masks.__wrapped__(stack, *step)
+    assert found.keys() == expected.keys()
+    for layer_type, own in expected.items():
+        assert (found[layer_type] is None) == (own is None)
+        assert own is None or torch.equal(found[layer_type], own)
+    assert hides or kind not in ("dynamic", "both") or found == {"full_attention": None}

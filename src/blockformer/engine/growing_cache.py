@@ -140,8 +140,8 @@ def grow_in_place(cache, and_windows: bool = False):
     return cache
 
 
-def masks_of_a_step(masks_of):
-    """`Stack._masks` that asks the library nothing where one token sees all that a dynamic cache holds."""
+def _asking_less(masks_of):
+    """`Stack._masks` that knows without the library that one token [B, 1, C] sees all that a dynamic cache holds."""
 
     @functools.wraps(masks_of)
     def step_masks(self, hidden_states, attention_mask, past_key_values, position_ids):
@@ -155,8 +155,8 @@ def masks_of_a_step(masks_of):
 
 
 def plug_in() -> None:
-    """Have this package's models make growing caches, by themselves and in `generate`."""
-    Stack._masks = masks_of_a_step(Stack._masks)  # type: ignore[method-assign]
+    """Have this package's models make growing caches, by themselves and in `generate`, and few masks over them."""
+    Stack._masks = _asking_less(Stack._masks)  # type: ignore[method-assign]
     new_cache = Stack.new_cache
 
     @functools.wraps(new_cache)
