@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from pairs import assert_close, token_ids
+from quantized_layers import low_of
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import BaseStreamer
 
@@ -334,10 +335,67 @@ def test_without_a_compiler_it_runs_uncompiled(monkeypatch, tmp_path, caplog):
     assert "compiling it failed" in said[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_text_by_weights_of_4_bits_follows_them(dtype):
+    plain = low_model(dtype)
+    quick = copy.deepcopy(plain).prepare_for_inference(compile=True)
+    assert_same_logits(quick, plain)
+    assert kinds(quick) == {(True, 1)}
+    for model in (plain, quick):
+        torch.manual_seed(1)
+        for layer in low_of(model):
+            layer.qweight.random_(-(2**31), 2**31 - 1)
+    assert_same_logits(quick, plain)
+    if dtype is torch.float32:
+        assert torch.equal(text(quick, 1), text(plain, 1))
+        assert torch.equal(text(quick, 1, num_beams=3), text(plain, 1, num_beams=3))
+        assert torch.equal(text(quick, 3), text(plain, 3))
+    assert kinds(quick) == {(True, 1)}  # several rows are multiplied by a weight together
+
+
+def low_model(dtype):
+    """A decoder with random weights of 4 bits, two groups of inputs to a block of words."""
+    torch.manual_seed(0)
+    sizes = {**SIZES, "hidden_size": 128, "intermediate_size": 256}
+    model = blockformer.BlockformerDecoderForCausalLM(preset("qwen3", **sizes, linear_bits=4, linear_group_size=64))
+    for layer in low_of(model):
+        layer.qweight.random_(-(2**31), 2**31 - 1)
+        layer.qzeros.fill_(0x77777777)
+        layer.scales.uniform_(0.01, 0.05)
+    return model.to(dtype).eval()
+
+
+@torch.no_grad()
+def assert_same_logits(quick, plain):
+    """Of one more token after a prompt: as near as the dtype goes."""
+    ids, found = token_ids(1, 9, vocab=SIZES["vocab_size"]), []
+    for model in (quick, plain):
+        cache = model(ids, use_cache=True).past_key_values
+        found.append(model(torch.tensor([[5]]), past_key_values=cache).logits)
+    largest = found[1].abs().max()
+    if plain.dtype is torch.float32:
+        assert_close(found[0] / largest, found[1] / largest)
+    else:
+        assert (found[0] - found[1]).abs().max() <= 0.05 * largest
+
+
+@torch.no_grad()
+def test_what_lies_behind_the_keys_is_not_read(monkeypatch):
+    """A step reads keys and values in blocks, beyond the last token's."""
+    made = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *args, **kwargs: made(*args, **kwargs).fill_(float("nan")))
+    plain, quick = pair()
+    for length in (1, 2, 3, 4, 5, 8, 9):
+        ids = token_ids(1, length, vocab=SIZES["vocab_size"])
+        ways = {"max_new_tokens": 10, "do_sample": False}
+        assert torch.equal(quick.generate(ids, **ways), plain.generate(ids, **ways)), length
+    assert kinds(quick) == {(True, 1)}
+
+
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: blockformer.BlockformerEncoderModel(preset("bert", **SIZES, position_type="relative_key")), "neither"),
-    (lambda: blockformer.BlockformerDecoderForCausalLM(preset("qwen3", **SIZES, linear_bits=4, linear_group_size=16)),
-     "linear_bits=4"),
+    (lambda: blockformer.BlockformerDecoderForCausalLM(preset("qwen3", **SIZES, linear_bits=4, linear_group_size=4)),
+     "groups of a multiple of 8; linear_group_size is 4"),
 ])  # fmt: skip
 def test_what_cannot_be_compiled_is_refused(make, message):
     with pytest.raises(ValueError, match=message):

@@ -4,6 +4,7 @@ B batch, T query length, S key length, H heads, K key/value heads, D head size.
 """
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
 from ..attention import Attention
@@ -12,7 +13,8 @@ from ..normalization import RMSNorm, rms_norm
 from ..positions import rotate
 from ..unpadding import attend_unpadded
 from .linear import is_bare
-from .measure import is_enabled, is_measured, is_quicker, random_matrix
+from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix
+from .one_row import BLOCK, attend_one_token
 from .sequences import TracedSequences, attend_sequences, is_short
 
 
@@ -25,6 +27,8 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
         return unpadding.attend(module, query, key, value, attention_mask, scaling, **kwargs), None
     if {"softcap", "s_aux"} & kwargs.keys():
         return plain(module, query, key, value, attention_mask, unpadding, scaling=scaling, dropout=dropout, **kwargs)
+    if is_own_trace() and can_attend_one_token(query, key):
+        return attend_one_token(query, key, value, attention_mask, scaling), None
     if unpadding is not None:
         if can_attend_sequences(unpadding, query, attention_mask, kwargs):
             lengths, is_causal = unpadding.lengths, module.is_causal
@@ -34,6 +38,12 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     if can_attend_grouped(query, key, kwargs) and not _library_is_quicker(query, key, attention_mask):
         return attend_grouped(query, key, value, attention_mask, scaling, dropout), None
     return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+
+
+def can_attend_one_token(query, key) -> bool:
+    """Whether `attend_one_token` takes these: one query token, and keys in whole blocks."""
+    in_blocks = statically_known_true(key.shape[2] % BLOCK == 0)  # of any number of keys that the graph is for
+    return query.shape[2] == 1 and query.dtype is not torch.float64 and in_blocks
 
 
 def can_attend_sequences(unpadding, query, attention_mask, kwargs: dict) -> bool:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from transformers.utils import logging
 
-from .linear import is_bare, onednn_is_quicker, onednn_is_quicker_for_one_row
+from .linear import is_bare, onednn_is_quicker
 from .measure import own_trace
 from .one_row import with_one_row_products
 
@@ -160,7 +160,7 @@ def _digest(module, tensors, arguments, varying) -> str:
         "torch": torch.__version__,
         "capability": torch.backends.cpu.get_cpu_capability(),
         "processor": [platform.machine(), flags],
-        "onednn": [onednn_is_quicker(), onednn_is_quicker_for_one_row()],
+        "onednn": onednn_is_quicker(),
         "module": type(module).__name__,
         "sources": sources.hexdigest(),
         "config": module.model.config.to_diff_dict(),

@@ -60,10 +60,9 @@ class QuickLinear(nn.Linear):
 
     def _traced_product(self, rows) -> Callable | None:
         """The product for a graph of the engine's own, where `rows` may stand for any number of them from 2 on."""
-        if self.weight.dtype is not torch.float32 or self.weight.numel() < _LEAST_WEIGHTS:
+        if rows == 1 or self.weight.dtype is not torch.float32 or self.weight.numel() < _LEAST_WEIGHTS:
             return None
-        is_quicker = onednn_is_quicker_for_one_row() if rows == 1 else onednn_is_quicker()
-        return _onednn if is_quicker else None
+        return _onednn if onednn_is_quicker() else None
 
 
 def can_be_quick(layer: nn.Module) -> bool:

@@ -14,6 +14,7 @@ from ..stack import Stack
 from . import growing_cache, layers, step
 from .attention import FusedAttention, sdpa_attention
 from .experts import TracedExperts
+from .four_bit_row import TracedQuantizedLinear, can_be_in_order
 from .four_bits import PreparedQuantizedLinear
 from .fused import FusedProduct, groups_of
 from .linear import QuickLinear, can_be_quick, is_bare
@@ -26,7 +27,7 @@ _PREPARED = {
     Attention: FusedAttention,
     nn.Linear: QuickLinear,
 }
-_COMPILED = {Experts: TracedExperts, nn.Linear: QuickLinear}
+_COMPILED = {Experts: TracedExperts, QuantizedLinear: TracedQuantizedLinear, nn.Linear: QuickLinear}
 
 
 def prepare_for_inference(model, second_copy: bool = False, compile: bool = False):
@@ -132,8 +133,11 @@ def _check_compiles(model) -> None:
             f"compile=True is for models that write text or have layers that can be compiled; this "
             f"{type(model).__name__} neither writes nor has such layers."
         )
-    if getattr(model.config, "linear_bits", None) is not None:
-        raise ValueError("compile=True does not go with linear_bits=4: prepare the model without it.")
+    if not all(can_be_in_order(module) for module in model.modules() if isinstance(module, QuantizedLinear)):
+        raise ValueError(
+            f"compile=True needs 4-bit weights in groups of a multiple of 8; linear_group_size is "
+            f"{model.config.linear_group_size}: prepare the model without it."
+        )
     if model.config.pruned_heads and (model.config.is_decoder or model.config.position_type in SCORE_TERMS):
         raise ValueError("compile=True goes with pruned_heads in an encoder without relative positions alone.")
     if model.device.type != "cpu":
@@ -169,6 +173,8 @@ def _take_out(model: nn.Module) -> None:
     """Undo `_put_in`."""
     plain = {prepared: plain for classes in (_PREPARED, _COMPILED) for plain, prepared in classes.items()}
     for module in model.modules():
+        if isinstance(module, TracedQuantizedLinear):
+            module.forget_order()
         module.__class__ = plain.get(type(module), type(module))
 
 

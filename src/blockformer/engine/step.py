@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.export import Dim
+from torch.nn import functional as F
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, Seq2SeqLMOutput
 
@@ -21,11 +22,14 @@ from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..positions import rotations_of
 from .compiled import CompiledFunction, Modules
+from .four_bit_row import OrderedWeights
 from .growing_cache import GrowingLayer
 from .measure import is_enabled
+from .one_row import BLOCK
 
 # What `generate` passes along that says nothing of a step.
 _SAYS_NOTHING = {"use_cache": (None, True), "return_dict": (None, True), "logits_to_keep": (0, 1)}
+_WRITTEN = 2 * BLOCK  # places in a buffer that a step writes: the new token's, and zeros
 _ROWS = 3  # in an example; other than any size of the model that could be taken for it
 
 
@@ -37,11 +41,15 @@ class _BufferLayers(Cache):
         self.keys, self.values, self.place, self.length = keys, values, place, length
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        """Write the new token's keys and values [B, K, 1, D]; returns those of all, [B, K, S, D]."""
+        """Write the new token's keys and values [B, K, 1, D]; returns those of all, [B, K, S, D].
+
+        Behind it come zeros, since keys and values are read in whole blocks, and at least two of them.
+        """
         buffers = self.keys[layer_idx], self.values[layer_idx]
+        places = self.place + torch.arange(_WRITTEN)
         for buffer, states in zip(buffers, (key_states, value_states), strict=True):
-            buffer.index_copy_(2, self.place, states)
-        return tuple(buffer[:, :, : self.length] for buffer in buffers)
+            buffer.index_copy_(2, places, F.pad(states, (0, 0, 0, _WRITTEN - 1)))
+        return tuple(buffer.narrow(2, 0, self.length) for buffer in buffers)
 
     def get_mask_sizes(self, query_length, layer_idx=0):
         """Length of the keys, and where they begin."""
@@ -79,13 +87,14 @@ class _Step(nn.Module):
 
         Args:
             input_ids: int64 [B, 1], the new tokens; `position_ids` int64 [B, 1] their positions.
-            mask: bool [B, 1, 1, S], which tokens are seen.
+            mask: bool [B, S / BLOCK, BLOCK], which tokens are seen.
             place: int64 [1], where in the buffers the new token goes: S - 1.
             keys, values: of each layer a buffer [B, K, R, D].
             source_mask: bool [B / n, 1, 1, E], and `source_keys`, `source_values` of each layer [B / n, K, E, D]; None
                 without an encoder.
         """
         stack = self.model.get_decoder()
+        mask = mask.flatten(1)[:, None, None, :]
         cache = _BufferLayers(keys, values, place, mask.shape[-1])
         states = stack._embed(stack._embed_tokens(input_ids, None, None, None), position_ids)
         rotations = rotations_of(stack.rotary_emb, stack.config, states, position_ids)
@@ -101,8 +110,16 @@ class _Step(nn.Module):
         batch = Batch(masks, rotations, place, source_mask)
         source = states if self.has_source else None  # any tensor: its keys and values are cached
         for layer in stack.layers:
-            states = layer.forward(states, source, bias, batch=batch, past_key_values=cache)
+            states = _cut(layer.forward(states, source, bias, batch=batch, past_key_values=cache))
         return self.model.logits_of(states if stack.norm is None else stack.norm(states))
+
+
+def _cut(states):
+    """The same states, by an operator that the compiler calls and fuses with nothing.
+
+    So layers are functions of their own: those that are alike share one, which is compiled once.
+    """
+    return states[None].cumsum(0)[0]
 
 
 class CompiledSteps:
@@ -115,6 +132,7 @@ class CompiledSteps:
     def __init__(self, model):
         self._model = model
         self._parts = Modules(model)
+        self._ordered = OrderedWeights(model)
         self._functions: dict[tuple, CompiledFunction | None] = {}
         self._lock = threading.Lock()
 
@@ -159,13 +177,14 @@ class CompiledSteps:
             return None
         if read is not None and source_mask is not None and source_mask.shape != (read[0], read[2]):
             return None
+        self._ordered.refresh()
         function = self._function(sources == 1, rows // sources)
         if function is None:
             return None
         _, vocab_size = self._stack.config.stack_sizes(True)
         check_inputs(self._stack.config, vocab_size, input_ids, None, attention_mask, own, {})
         mask, positions = self._seen(attention_mask, position_ids, rows, length)
-        buffers = [layer.reserve(1) for layer in own.layers]
+        buffers = [layer.reserve(_WRITTEN) for layer in own.layers]
         keys, values = [pair[0] for pair in buffers], [pair[1] for pair in buffers]
         place = torch.tensor([length - 1])
         source = (None, None, None) if cross is None else self._source(cross, source_mask)
@@ -189,7 +208,7 @@ class CompiledSteps:
         return shape if fits else None
 
     def _seen(self, attention_mask, position_ids, rows: int, length: int):
-        """What is seen, bool [B, 1, 1, S], and where the tokens stand, int64 [B, 1]."""
+        """What is seen, bool [B, S / BLOCK rounded up, BLOCK], and where the tokens stand, int64 [B, 1]."""
         if attention_mask is None:
             mask = torch.ones(rows, 1, 1, length, dtype=torch.bool)
         else:
@@ -199,7 +218,8 @@ class CompiledSteps:
         else:
             positions = (mask.sum(-1)[:, 0] - 1).clamp(min=0)
         check_positions(self._stack.config, positions, (rows, 1), None)
-        return mask, positions
+        blocks = F.pad(mask[:, 0, 0], (0, max(-length % BLOCK, _WRITTEN - length))).unflatten(1, (-1, BLOCK))
+        return blocks, positions
 
     def _source(self, cross, source_mask):
         for layer in cross.layers:
@@ -213,8 +233,9 @@ class CompiledSteps:
 
     def _function(self, is_one: bool, beams: int):
         """The compiled step for one row or several, with so many beams of each source."""
-        if getattr(self._stack.config, "num_experts", 0) and not is_one:
-            return None  # rows that share an expert multiply by it together
+        config = self._stack.config
+        if not is_one and (getattr(config, "num_experts", 0) or getattr(config, "linear_bits", None)):
+            return None  # rows that share an expert, or weights of 4 bits, multiply by them together
         kind = (is_one, beams)
         if kind not in self._functions:
             with self._lock:
@@ -226,7 +247,7 @@ class CompiledSteps:
         """Example arguments of the step, and which of their sizes vary."""
         config, dtype = self._stack.config, self._stack.embed_tokens.weight.dtype
         sources = 1 if is_one else _ROWS
-        rows, length, room, source_length = sources * beams, 37, 101, 53
+        rows, blocks, room, source_length = sources * beams, 11, 101, 53
         source_dim = None if is_one else Dim("sources", min=2)
         row_dim = source_dim if is_one or beams == 1 else beams * source_dim
         own = torch.zeros(rows, config.num_key_value_heads, room, config.head_dim, dtype=dtype)
@@ -236,12 +257,12 @@ class CompiledSteps:
         by_source = {} if is_one else {0: source_dim}
         arguments = (
             torch.zeros(rows, 1, dtype=torch.long),
-            torch.full((rows, 1), length - 1),
-            torch.ones(rows, 1, 1, length, dtype=torch.bool),
-            torch.tensor([length - 1]),
+            torch.full((rows, 1), blocks * BLOCK - 2),
+            torch.ones(rows, blocks, BLOCK, dtype=torch.bool),
+            torch.tensor([blocks * BLOCK - 2]),
             *([own.clone() for _ in range(layers)] for _ in range(2)),
         )
-        varying = (by_row, by_row, {**by_row, 3: Dim.DYNAMIC}, None, *[[{**by_row, 2: Dim.DYNAMIC}] * layers] * 2)
+        varying = (by_row, by_row, {**by_row, 1: Dim.DYNAMIC}, None, *[[{**by_row, 2: Dim.DYNAMIC}] * layers] * 2)
         if not config.is_encoder_decoder:
             return (*arguments, None, None, None), (*varying, None, None, None)
         mask = torch.ones(sources, 1, 1, source_length, dtype=torch.bool)

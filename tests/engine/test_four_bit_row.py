@@ -1,0 +1,91 @@
+"""The 4-bit product of one row as a loop: what plain weights give, from a copy that follows the weights."""
+
+import copy
+
+import pytest
+import torch
+from pairs import assert_close
+from quantized_layers import layer_of, low_of, pair
+
+from blockformer.awq_linear import QuantizedLinear
+from blockformer.engine.four_bit_row import OrderedWeights, TracedQuantizedLinear
+from blockformer.engine.measure import own_trace
+
+ORDERED = ("ordered_words", "ordered_zeros", "ordered_scales")
+
+
+def traced_of(*arguments, **settings):
+    """A layer with its copy, and its plain twin in float32."""
+    layer, plain = layer_of(*arguments, **settings)
+    layer.__class__ = TracedQuantizedLinear
+    layer.put_in_order()
+    return layer, plain
+
+
+def assert_near(found, expected, dtype):
+    assert (found.dtype, found.shape) == (dtype, expected.shape)
+    assert (found - expected).abs().max() <= 4 * torch.finfo(dtype).eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("inputs", "group"), [
+    (384, 128), (384, 64), (384, 32), (384, 16), (384, 8), (384, 48), (384, -1), (512, 256), (192, 32), (192, 64),
+])  # fmt: skip
+@torch.no_grad()
+def test_one_row_is_that_of_plain_weights(inputs, group, dtype, bias):
+    layer, plain = traced_of(48, inputs, group, bias)
+    states = torch.randn(1, 1, inputs).to(dtype)
+    with own_trace():
+        found = layer(states)
+    assert_near(found, plain.double()(states.double()), dtype)
+
+
+@torch.no_grad()
+def test_several_rows_and_calls_outside_of_a_graph_do_not_read_the_copy():
+    layer, plain = traced_of(48, 192, 32)
+    layer.ordered_words.zero_()
+    several, one = torch.randn(2, 192), torch.randn(1, 192)
+    with own_trace():
+        assert_close(layer(several), plain(several))
+    assert_close(layer(one), plain(one))
+
+
+@torch.no_grad()
+def test_the_copies_follow_the_weights():
+    model = pair()[0].prepare_for_inference(compile=True)
+    layers = low_of(model)
+    assert layers
+    assert all(type(layer) is TracedQuantizedLinear for layer in layers)
+    ordered = OrderedWeights(model)
+
+    def words():
+        ordered.refresh()
+        return [layer.ordered_words for layer in layers]
+
+    first = words()
+    assert all(new is old for new, old in zip(words(), first, strict=True))
+    other = copy.deepcopy(model)
+    for layer in low_of(other):
+        layer.qweight.random_(-(2**31), 2**31 - 1)
+    model.load_state_dict(other.state_dict())
+    second = words()
+    assert not any(torch.equal(new, old) for new, old in zip(second, first, strict=True))
+    layers[0].qweight = layers[0].qweight.flip(0)
+    assert not torch.equal(words()[0], second[0])
+    third = words()[0].clone()
+    layers[0].qweight.zero_()
+    assert not torch.equal(words()[0], third)
+    assert words()[0].unique().tolist() == [-0x77777778]  # eight times -8
+
+
+def test_the_copy_is_in_no_state_dict_and_goes_with_the_preparation():
+    model = pair()[0]
+    names = set(model.state_dict())
+    model.prepare_for_inference(compile=True)
+    OrderedWeights(model).refresh()
+    assert set(model.state_dict()) == names
+    assert all(hasattr(layer, name) for layer in low_of(model) for name in ORDERED)
+    model.prepare_for_training()
+    assert {type(layer) for layer in low_of(model)} == {QuantizedLinear}
+    assert not any(hasattr(layer, name) for layer in low_of(model) for name in ORDERED)
