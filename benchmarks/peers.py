@@ -71,7 +71,7 @@ def _llama_rows(size, limits, console: Console, folder: Path) -> Iterator[Row]:
     ours, official = workloads.make_pair(shape, torch.bfloat16)
     config, entries = ours.config, official.config.to_dict()
     gguf_model.write(path, entries, official.state_dict())
-    workloads.prepared((ours, official), second_copy=True)
+    ours.prepare_for_inference(second_copy=True)
     work = _Work(shape, contexts, prefills, size, limits, console)
     yield from work.beside(ours, gguf_model.GgufModel(path, room, threads), "bfloat16", "llama.cpp")
     del ours
@@ -80,8 +80,8 @@ def _llama_rows(size, limits, console: Console, folder: Path) -> Iterator[Row]:
     del official
     gguf_model.write(path, entries, weights)
     del weights
-    ours.prepare_for_inference(second_copy=True)
     for peer, bfloat16_head in (("llama.cpp Q4_0, head bfloat16", True), ("llama.cpp Q4_0", False)):
+        ours.prepare_for_inference(second_copy=True)
         gguf_model.quantize(path, low_path, threads, bfloat16_head)
         yield from work.beside(ours, gguf_model.GgufModel(low_path, room, threads), "int4", peer)
     path.unlink()
@@ -149,9 +149,8 @@ class _Work:
             scores = 2 * shape.layers * shape.heads * shape.head_dim * length**2
             limit = (products + scores) / (self.limits.gemm_gflops["bfloat16"] * 1e9)
             yield make_row(shape.name, "prefill, prepared", dtype, length, 1, times, limit, peer=peer)
-        if dtype == "bfloat16":  # layers of 4 bits are not compiled
-            workloads.compiled((ours, None))
-            yield from self._decoding("decode, compiled", ours, theirs, dtype, peer)
+        workloads.compiled((ours, None))
+        yield from self._decoding("decode, compiled", ours, theirs, dtype, peer)
         theirs.close()
 
     def _decoding(self, work: str, ours, theirs: gguf_model.GgufModel, dtype: str, peer: str) -> Iterator[Row]:

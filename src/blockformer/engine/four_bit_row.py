@@ -24,6 +24,10 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
     Shapes: [..., I] -> [..., O].
     """
 
+    ordered_words: torch.Tensor
+    ordered_zeros: torch.Tensor
+    ordered_scales: torch.Tensor
+
     def forward(self, states):
         if is_own_trace() and states.numel() == self.in_features:
             return self._one_row(states)

@@ -234,7 +234,7 @@ class CompiledSteps:
     def _function(self, is_one: bool, beams: int):
         """The compiled step for one row or several, with so many beams of each source."""
         config = self._stack.config
-        if not is_one and (getattr(config, "num_experts", 0) or getattr(config, "linear_bits", None)):
+        if not is_one and (getattr(config, "num_experts", None) or getattr(config, "linear_bits", None)):
             return None  # rows that share an expert, or weights of 4 bits, multiply by them together
         kind = (is_one, beams)
         if kind not in self._functions:
