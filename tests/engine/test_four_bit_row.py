@@ -11,7 +11,7 @@ from blockformer.awq_linear import QuantizedLinear
 from blockformer.engine.four_bit_row import OrderedWeights, TracedQuantizedLinear
 from blockformer.engine.measure import own_trace
 
-ORDERED = ("ordered_words", "ordered_zeros", "ordered_scales")
+ORDERED = ("ordered_numbers", "ordered_zeros", "ordered_scales")
 
 
 def traced_of(*arguments, **settings):
@@ -24,13 +24,13 @@ def traced_of(*arguments, **settings):
 
 def assert_near(found, expected, dtype):
     assert (found.dtype, found.shape) == (dtype, expected.shape)
-    assert (found - expected).abs().max() <= 4 * torch.finfo(dtype).eps * expected.abs().max()
+    assert (found - expected).abs().max() <= 16 * torch.finfo(dtype).eps * expected.abs().max()
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("inputs", "group"), [
-    (384, 128), (384, 64), (384, 32), (384, 16), (384, 8), (384, 48), (384, -1), (512, 256), (192, 32), (192, 64),
+    (384, 128), (384, 64), (384, 32), (384, 16), (384, 2), (384, 6), (384, 48), (384, -1), (512, 256),
 ])  # fmt: skip
 @torch.no_grad()
 def test_one_row_is_that_of_plain_weights(inputs, group, dtype, bias):
@@ -44,7 +44,7 @@ def test_one_row_is_that_of_plain_weights(inputs, group, dtype, bias):
 @torch.no_grad()
 def test_several_rows_and_calls_outside_of_a_graph_do_not_read_the_copy():
     layer, plain = traced_of(48, 192, 32)
-    layer.ordered_words.zero_()
+    layer.ordered_numbers.zero_()
     several, one = torch.randn(2, 192), torch.randn(1, 192)
     with own_trace():
         assert_close(layer(several), plain(several))
@@ -59,24 +59,24 @@ def test_the_copies_follow_the_weights():
     assert all(type(layer) is TracedQuantizedLinear for layer in layers)
     ordered = OrderedWeights(model)
 
-    def words():
+    def numbers():
         ordered.refresh()
-        return [layer.ordered_words for layer in layers]
+        return [layer.ordered_numbers for layer in layers]
 
-    first = words()
-    assert all(new is old for new, old in zip(words(), first, strict=True))
+    first = numbers()
+    assert all(new is old for new, old in zip(numbers(), first, strict=True))
     other = copy.deepcopy(model)
     for layer in low_of(other):
         layer.qweight.random_(-(2**31), 2**31 - 1)
     model.load_state_dict(other.state_dict())
-    second = words()
+    second = numbers()
     assert not any(torch.equal(new, old) for new, old in zip(second, first, strict=True))
     layers[0].qweight = layers[0].qweight.flip(0)
-    assert not torch.equal(words()[0], second[0])
-    third = words()[0].clone()
+    assert not torch.equal(numbers()[0], second[0])
+    third = numbers()[0].clone()
     layers[0].qweight.zero_()
-    assert not torch.equal(words()[0], third)
-    assert words()[0].unique().tolist() == [-0x77777778]  # eight times -8
+    assert not torch.equal(numbers()[0], third)
+    assert numbers()[0].unique().tolist() == [0]
 
 
 def test_the_copy_is_in_no_state_dict_and_goes_with_the_preparation():

@@ -1,9 +1,10 @@
-"""The product of one row with 4-bit weights, written out for the compiler: a loop over words in the order of inputs.
+"""The product of one row with 4-bit weights, written out for the compiler: a loop over bytes in the order of inputs.
 
-An AWQ word holds 8 outputs, so that a sum over inputs strides through memory. Here it holds 8 inputs of one output: a
-loop reads the words of an output one after the other, and each of the 8 shifts gives a vector of neighbouring inputs.
+An AWQ word holds 8 outputs, so that a sum over inputs strides through memory. Here a byte holds two inputs of one
+output: one of the first half of their group in its lower bits, one of the second half in its upper bits. A loop reads
+the bytes of an output one after the other, and gets vectors of neighbouring inputs of both halves.
 
-I inputs and O outputs of a layer, G inputs of a group, L words of a block, which are the 8 * L inputs of P groups.
+I inputs and O outputs of a layer, G inputs of a group.
 """
 
 import torch
@@ -12,8 +13,7 @@ from .four_bits import PreparedQuantizedLinear, unpack
 from .measure import is_own_trace
 from .one_row import computed_once
 
-_PLACES = 8  # in a word
-_LEAST_BLOCK = 128  # inputs, so that 16 neighbours have one shift and one scale where groups are shorter, too
+_ORDERED = ("ordered_numbers", "ordered_zeros", "ordered_scales")
 
 
 class TracedQuantizedLinear(PreparedQuantizedLinear):
@@ -24,7 +24,7 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
     Shapes: [..., I] -> [..., O].
     """
 
-    ordered_words: torch.Tensor
+    ordered_numbers: torch.Tensor
     ordered_zeros: torch.Tensor
     ordered_scales: torch.Tensor
 
@@ -36,36 +36,27 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
     @torch.no_grad()
     def put_in_order(self) -> None:
         """Make the copy of the current weights, in buffers that no state dict has."""
-        parts = _groups_of_a_block(self.in_features, self.group_size)
-        numbers = unpack(self.qweight).t().to(torch.int32, memory_format=torch.contiguous_format)  # [O, I]
-        numbers ^= 8  # 4 bits of the number less 8, with its sign: sums of such are smaller, and rounded less
-        planes = numbers.view(self.out_features, -1, _PLACES, parts * self.group_size // _PLACES)
-        words = planes[:, :, 0].contiguous()
-        for place in range(1, _PLACES):
-            words |= planes[:, :, place] << (4 * place)
-        self.register_buffer("ordered_words", words, persistent=False)
-        zeros, scales = (unpack(self.qzeros) - 8).to(torch.int8), self.scales.float()
-        for name, tensor in (("ordered_zeros", zeros), ("ordered_scales", scales)):
-            self.register_buffer(name, tensor.t().reshape(*words.shape[:2], parts).contiguous(), persistent=False)
+        numbers, zeros = (unpack(words).t().to(torch.uint8) for words in (self.qweight, self.qzeros))
+        halves = numbers.reshape(self.out_features, -1, 2, self.group_size // 2)
+        bytes_ = halves[:, :, 0] | (halves[:, :, 1] << 4)
+        for name, tensor in zip(_ORDERED, (bytes_, zeros, self.scales.t().float()), strict=True):
+            self.register_buffer(name, tensor.contiguous(), persistent=False)
 
     def forget_order(self) -> None:
         """Free the copy."""
-        for name in ("ordered_words", "ordered_zeros", "ordered_scales"):
+        for name in _ORDERED:
             if name in self._buffers:
                 delattr(self, name)
 
     def _one_row(self, states):
         """[..., I] that are one row -> [..., O]; summed in float32."""
-        words, zeros, scales = self.ordered_words, self.ordered_zeros, self.ordered_scales
-        (_, blocks, parts), lanes = scales.shape, words.shape[2]
-        inputs = computed_once(states.reshape(blocks, parts, _PLACES // parts, lanes))
-        above = (28 - 4 * torch.arange(_PLACES, dtype=torch.int32)).view(parts, -1, 1)  # bits of a word
-        numbers = ((words[:, :, None, None, :] << above) >> 28).float()  # [O, blocks, parts, places of a part, lanes]
+        numbers, zeros, scales = self.ordered_numbers.to(torch.int32), self.ordered_zeros, self.ordered_scales
+        inputs = states.reshape(-1, 2, self.group_size // 2).float()
+        # lower * first + upper * second, without a shift: a byte is lower + 16 * upper.
+        of_bytes, of_lower = (computed_once(each) for each in (inputs[:, 1] / 16, inputs[:, 0] - inputs[:, 1] / 16))
+        output = (((numbers & 15).float() * of_lower + numbers.float() * of_bytes) * scales[..., None]).sum((1, 2))
         # A zero point takes the same away from all inputs of a group.
-        sums = computed_once(inputs.sum((2, 3)))
-        output = (numbers * inputs * scales[..., None, None]).sum((1, 2, 3, 4)) - (zeros.float() * scales * sums).sum(
-            (1, 2)
-        )
+        output = output - (zeros.float() * scales * computed_once(inputs.sum((1, 2)))).sum(1)
         output = output if self.bias is None else output + self.bias.float()
         return output.to(states.dtype).reshape(*states.shape[:-1], -1)
 
@@ -98,12 +89,5 @@ class OrderedWeights:
 
 
 def can_be_in_order(layer) -> bool:
-    """Whether the groups of a 4-bit layer are whole words."""
-    return layer.group_size % _PLACES == 0
-
-
-def _groups_of_a_block(in_features: int, group_size: int) -> int:
-    """Of neighbouring groups how many share the words of a block: 1, or so many that the block is long enough."""
-    parts = _LEAST_BLOCK // group_size
-    fits = parts in (2, 4, 8) and parts * group_size == _LEAST_BLOCK and in_features % _LEAST_BLOCK == 0
-    return parts if fits else 1
+    """Whether the groups of a 4-bit layer have two halves."""
+    return layer.group_size % 2 == 0

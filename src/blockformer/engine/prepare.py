@@ -43,7 +43,7 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
         compile: compile the step that writes one more token, and the layers of an encoder and of a float32 prompt, with
             PyTorch's compiler. This needs a C++ compiler and takes half a minute or more when the model first reads, or
             writes a batch of a new kind (one row or several, and each number of beams); later processes load it from
-            `~/.cache/blockformer`. It pays for small models. Weights stay plain.
+            `~/.cache/blockformer`. Weights stay plain; those of 4 bits are held once more, for a single row.
         second_copy: hold bfloat16 weights twice. The second layout makes steps of up to four tokens faster still. Only
             `prepare_for_training` frees it.
 
@@ -53,7 +53,7 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
         ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has weights of
-            4 bits or (but for an encoder) pruned heads, or is not on the CPU.
+            4 bits in groups of an odd number or (but for an encoder) pruned heads, or is not on the CPU.
     """
     _check_class(model)
     if compile:
@@ -135,7 +135,7 @@ def _check_compiles(model) -> None:
         )
     if not all(can_be_in_order(module) for module in model.modules() if isinstance(module, QuantizedLinear)):
         raise ValueError(
-            f"compile=True needs 4-bit weights in groups of a multiple of 8; linear_group_size is "
+            f"compile=True needs 4-bit weights in groups of an even number of inputs; linear_group_size is "
             f"{model.config.linear_group_size}: prepare the model without it."
         )
     if model.config.pruned_heads and (model.config.is_decoder or model.config.position_type in SCORE_TERMS):
