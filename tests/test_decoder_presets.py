@@ -15,6 +15,7 @@ from transformers import DynamicCache
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
 from blockformer.engine.growing_cache import grow_in_place
+from blockformer.engine.one_row import BLOCK
 from blockformer.engine.step import _Step
 from blockformer.training import chunked_loss
 
@@ -103,11 +104,12 @@ def test_the_function_that_is_compiled_computes_the_next_token(name):
     cache = grow_in_place(DynamicCache(config=model.config), and_windows=True)
     model(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
     buffers = [
-        [torch.cat((states, torch.zeros_like(states[:, :, :3])), dim=2) for states in layer]
+        [torch.cat((states, states.new_zeros(*states.shape[:2], 8, states.shape[3])), dim=2) for states in layer]
         for layer in zip(*((each.keys, each.values) for each in cache.layers), strict=True)
     ]
     positions = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
-    seen, place = mask[:, None, None].bool(), torch.tensor([LENGTH - 1])
+    seen = nn.functional.pad(mask.bool(), (0, -LENGTH % BLOCK)).unflatten(1, (-1, BLOCK))
+    place = torch.tensor([LENGTH - 1])
     logits = _Step(model)(ids[:, -1:], positions, seen, place, *buffers, None, None, None)
     assert_close(logits, model(ids, attention_mask=mask).logits[:, -1:])
 

@@ -125,17 +125,14 @@ def test_the_same_logits_from_packed_weights(name, settings, of_a_layer, product
 def test_the_same_logits_from_four_bits(dtype, name, products):
     model, plain = low(dtype, name)
     exact = copy.deepcopy(plain).float()
-    for shape in ((1, 1), (2, 2), (2, 16)):
+    for shape in ((1, 1), (2, 2), (2, 16), (2, 17)):  # more than 32 rows are multiplied by plain weights
         products.clear()
         found, expected, truth = (each(**inputs(each, shape)).logits for each in (model, plain, exact))
-        assert len(products) == 2 * model.config.num_hidden_layers
+        assert len(products) == (2 * model.config.num_hidden_layers if shape != (2, 17) else 0)
         if dtype is torch.float32:
             near(found, expected, 1e-5)
         else:
             as_near(found, expected, truth)
-    products.clear()
-    near(model(**inputs(model, (2, 17))).logits, plain(**inputs(plain, (2, 17))).logits, 1e-5)
-    assert not products
 
 
 def test_four_bits_are_held_once():

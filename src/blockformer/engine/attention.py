@@ -4,7 +4,6 @@ B batch, T query length, S key length, H heads, K key/value heads, D head size.
 """
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
 from ..attention import Attention
@@ -42,6 +41,8 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
 
 def can_attend_one_token(query, key) -> bool:
     """Whether `attend_one_token` takes these: one query token, and keys in whole blocks."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # half a second, which no other call needs
+
     in_blocks = statically_known_true(key.shape[2] % BLOCK == 0)  # of any number of keys that the graph is for
     return query.shape[2] == 1 and query.dtype is not torch.float64 and in_blocks
 

@@ -7,12 +7,15 @@ the bytes of an output one after the other, and gets vectors of neighbouring inp
 I inputs and O outputs of a layer, G inputs of a group.
 """
 
+import threading
+
 import torch
 
 from .four_bits import PreparedQuantizedLinear, unpack
 from .measure import is_own_trace
 from .one_row import computed_once
 
+_lock = threading.Lock()
 _ORDERED = ("ordered_numbers", "ordered_zeros", "ordered_scales")
 
 
@@ -74,18 +77,28 @@ class OrderedWeights:
 
     def refresh(self) -> None:
         """Make the copies that are missing, or whose weights have changed."""
-        if self._sources is not None and all(
+        if not self._are_current():
+            with _lock:  # a thread that waits for it may find them made
+                if not self._are_current():
+                    self._make()
+
+    def _are_current(self) -> bool:
+        return self._sources is not None and all(
             held.get(name) is tensor and (version is None or tensor._version == version)
             for held, name, tensor, version in self._sources
-        ):
-            return
+        )
+
+    def _make(self) -> None:
         layers = [module for module in self._model.modules() if isinstance(module, TracedQuantizedLinear)]
         for layer in layers:
             layer.put_in_order()
-        held = [(layer._buffers, name) for layer in layers for name in ("qweight", "qzeros", "scales")]
-        tensors = [buffers[name] for buffers, name in held]
-        versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
-        self._sources = [(*place, *rest) for place, *rest in zip(held, tensors, versions, strict=True)]
+        places = [(layer._buffers, name) for layer in layers for name in ("qweight", "qzeros", "scales")]
+        self._sources = [(held, name, held[name], _writes(held[name])) for held, name in places]
+
+
+def _writes(tensor) -> int | None:
+    """How often it was written to; None if it is a tensor of inference mode, which does not count."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def can_be_in_order(layer) -> bool:
