@@ -14,9 +14,10 @@ from transformers import DynamicCache
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
+from blockformer.engine import compiled
+from blockformer.engine.few_rows import BLOCK
 from blockformer.engine.growing_cache import grow_in_place
-from blockformer.engine.one_row import BLOCK
-from blockformer.engine.step import _Step
+from blockformer.engine.step import _Functions
 from blockformer.training import chunked_loss
 
 SIZES = {
@@ -97,7 +98,8 @@ def test_in_bfloat16_a_prepared_model_is_as_near(name):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_the_function_that_is_compiled_computes_the_next_token(name):
+def test_the_functions_that_are_compiled_compute_the_next_token(name, monkeypatch):
+    monkeypatch.setattr(compiled.CompiledFunction, "of", classmethod(lambda cls, module, *_: module))
     model = model_of(name)
     ids, mask = left_padded(3, LENGTH)
     ids = ids % 97
@@ -105,12 +107,13 @@ def test_the_function_that_is_compiled_computes_the_next_token(name):
     model(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
     buffers = [
         [torch.cat((states, states.new_zeros(*states.shape[:2], 8, states.shape[3])), dim=2) for states in layer]
-        for layer in zip(*((each.keys, each.values) for each in cache.layers), strict=True)
+        for layer in ((each.keys, each.values) for each in cache.layers)
     ]
     positions = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
     seen = nn.functional.pad(mask.bool(), (0, -LENGTH % BLOCK)).unflatten(1, (-1, BLOCK))
     place = torch.tensor([LENGTH - 1])
-    logits = _Step(model)(ids[:, -1:], positions, seen, place, *buffers, None, None, None)
+    sources = [(None, None, None)] * len(buffers)
+    logits = _Functions.of(model, "few", 1).run(ids[:, -1:], positions, seen, place, buffers, sources)
     assert_close(logits, model(ids, attention_mask=mask).logits[:, -1:])
 
 

@@ -11,7 +11,7 @@ from test_unpadding import masked
 import blockformer
 from blockformer import preset
 from blockformer.engine import linear, measure
-from blockformer.engine.layers import CompiledLayers, _Layers
+from blockformer.engine.layers import CompiledLayers, _Layer
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -39,7 +39,7 @@ def stack_of(model):
 
 def is_compiled(model) -> bool:
     """Whether the layers were compiled."""
-    return stack_of(model)._compiled_layers.__dict__.get("_function") is not None
+    return stack_of(model)._compiled_layers.__dict__.get("_functions") is not None
 
 
 def assert_same_states(quick, plain, tolerance=1e-5):
@@ -53,10 +53,10 @@ def assert_same_states(quick, plain, tolerance=1e-5):
 @torch.no_grad()
 def test_states_are_the_same_for_every_batch(untraced, monkeypatch):
     plain, quick = pair()
-    calls, call = [], _Layers.forward
-    monkeypatch.setattr(_Layers, "forward", lambda *given: calls.append(1) or call(*given))
+    calls, call = [], _Layer.forward
+    monkeypatch.setattr(_Layer, "forward", lambda *given: calls.append(1) or call(*given))
     assert_same_states(quick, plain)
-    assert len(calls) == len(BATCHES) - 1  # all but the single token
+    assert len(calls) == 2 * (len(BATCHES) - 1)  # both layers, of all but the single token
     for again in (copy.deepcopy(quick), pickled(quick)):
         assert_same_states(again, plain)
 
@@ -99,10 +99,10 @@ DECODERS = [("qwen3", {"num_key_value_heads": 2}), ("gpt2", {}), ("gpt_neox", {}
 @torch.no_grad()
 def test_a_prompt_gives_the_same_logits_and_cache(family, settings, untraced, monkeypatch):
     plain, quick = pair(family, blockformer.BlockformerDecoderForCausalLM, **settings)
-    calls, call = [], _Layers.forward
-    monkeypatch.setattr(_Layers, "forward", lambda *given: calls.append(1) or call(*given))
+    calls, call = [], _Layer.forward
+    monkeypatch.setattr(_Layer, "forward", lambda *given: calls.append(1) or call(*given))
     assert_same_prompts(quick, plain)
-    assert len(calls) == 2
+    assert len(calls) == 4
 
 
 @pytest.mark.exhaustive
@@ -117,12 +117,14 @@ def test_a_compiled_prompt(family, settings):
 @pytest.mark.parametrize(("family", "is_quicker"), [("bert", True), ("t5", False), ("qwen3", True)])
 @torch.no_grad()
 def test_one_graph_takes_any_number_of_tokens_and_sequences(family, is_quicker, monkeypatch):
-    monkeypatch.setattr(linear, "_LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(linear, "_LEAST_WEIGHTS_IN_GRAPHS", 1)
     monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(["onednn", "onednn, one row", "widened"], is_quicker))
     layers: CompiledLayers = stack_of(pair(family)[1])._compiled_layers
-    arguments, varying = layers._example()
+    layer, config = layers._stack.layers[0], layers._stack.config
+    arguments, varying = layers._example(layer)
     with measure.own_trace():
-        program = torch.export.export(_Layers(layers._stack), arguments, dynamic_shapes=varying, strict=False)
+        part = _Layer(layer, config, layers._stack.is_causal)
+        program = torch.export.export(part, arguments, dynamic_shapes=varying, strict=False)
     assert all(each.upper > 1 << 40 for each in program.range_constraints.values())
     assert len(program.range_constraints) >= 2
 

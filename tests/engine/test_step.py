@@ -15,7 +15,8 @@ import blockformer
 from blockformer import preset
 from blockformer.engine import compiled, linear, measure
 from blockformer.engine.experts import TracedExperts
-from blockformer.engine.step import CompiledSteps, _Step
+from blockformer.engine.step import CompiledSteps, _Example
+from blockformer.engine.step_parts import LayerPart
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
@@ -55,7 +56,7 @@ def text(model, rows=3, **settings):
 
 
 def kinds(model):
-    """What was compiled: one row or several, and the beams of each."""
+    """What was compiled: for one source, few or many, and the beams of each."""
     return {kind for kind, function in model._steps._functions.items() if function is not None}
 
 
@@ -66,7 +67,7 @@ def test_the_text_is_the_same_in_every_way_of_generating():
     plain, quick = pair()
     for settings in WAYS:
         assert torch.equal(text(quick, **settings), text(plain, **settings)), settings
-    assert kinds(quick) == {(False, 1)}
+    assert kinds(quick) == {("few", 1), ("many", 1)}
     draft = copy.deepcopy(plain)
     assert torch.equal(text(quick, 1, assistant_model=draft), text(plain, 1, assistant_model=draft))
 
@@ -76,7 +77,7 @@ def test_the_text_is_the_same_in_every_way_of_generating():
         assert text(model, streamer=stream, **ways).shape == (3, 17)
     assert len(streams[0].tokens) == 9  # the prompts, and eight tokens of each row
     assert streams[0].tokens == streams[1].tokens
-    assert kinds(quick) <= {(False, 1), (True, 1)}
+    assert kinds(quick) <= {("one", 1), ("few", 1), ("many", 1)}
 
 
 FAMILIES = ["gpt2", "llama", "mistral", "bert-decoder", "t5-v1.1", "umt5", "marian", "bart", "qwen3_moe", "gpt_oss"]
@@ -154,7 +155,7 @@ def test_assisted_decoding_with_compiled_models_on_both_sides(family):
     quick_draft = copy.deepcopy(draft).prepare_for_inference(compile=True)
     for assistant, other in ((draft, draft), (quick_draft, draft), (quick, plain)):
         assert torch.equal(text(quick, 1, assistant_model=assistant), text(plain, 1, assistant_model=other))
-    assert kinds(quick_draft) == {(True, 1)}
+    assert kinds(quick_draft) == {("one", 1)}
     if family == "qwen3":
         lookup = {"prompt_lookup_num_tokens": 2}
         assert torch.equal(text(quick, 1, **lookup), text(plain, 1, **lookup))
@@ -164,7 +165,7 @@ def test_assisted_decoding_with_compiled_models_on_both_sides(family):
 def test_beams_of_an_encoder_decoder():
     plain, quick = pair("t5", decoder_start_token_id=0)
     assert torch.equal(text(quick, num_beams=3), text(plain, num_beams=3))
-    assert kinds(quick) == {(False, 3)}
+    assert kinds(quick) == {("many", 3)}
 
 
 @pytest.mark.exhaustive
@@ -185,7 +186,7 @@ def test_other_dtypes(dtype):
     plain, quick = pair(dtype=dtype)
     ids = token_ids(3, 9, vocab=97)
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids), tolerance=0.05)
-    assert kinds(quick) == {(False, 1)}
+    assert kinds(quick) == {("few", 1)}
 
 
 def one_more_token(model, ids):
@@ -205,7 +206,7 @@ def test_a_second_process_finds_it_on_the_disk_and_a_broken_file_is_made_anew(fo
     for again in (copy.deepcopy(quick), _pickled(quick), pair()[1]):
         assert isinstance(again._steps, CompiledSteps)
         assert_close(one_more_token(again, ids), one_more_token(plain, ids))
-        assert kinds(again) == {(False, 1)}
+        assert kinds(again) == {("few", 1)}
     assert not made
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -213,21 +214,28 @@ def test_a_second_process_finds_it_on_the_disk_and_a_broken_file_is_made_anew(fo
     for path in compiled.cache_folder().glob("*.pt2"):
         path.write_bytes(path.read_bytes()[:1000])
     assert_close(one_more_token(pair()[1], ids), one_more_token(plain, ids))  # uncompiled: nothing was made here
-    assert len(made) == 2  # the prompt's function and the step's
+    assert [type(module).__name__ for module, *_ in made] == ["_Layer", "FirstPart"]  # of the prompt and the step
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("is_quicker", [True, False])
 @torch.no_grad()
 def test_a_step_takes_any_number_of_rows_whatever_product_is_quicker(dtype, is_quicker, monkeypatch):
-    monkeypatch.setattr(linear, "_LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(linear, "_LEAST_WEIGHTS_IN_GRAPHS", 1)
     monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(["onednn", "onednn, one row", "widened"], is_quicker))
-    arguments, varying = (steps := pair(dtype=dtype)[1]._steps)._example(False, 1)
-    with measure.own_trace():
-        program = torch.export.export(_Step(steps._model), arguments, dynamic_shapes=varying, strict=False)
-    assert all(each.upper > 1 << 40 for each in program.range_constraints.values())
-    products = {str(node.target) for node in program.graph.nodes}
-    assert ("mkldnn._linear_pointwise.default" in products) == (is_quicker and dtype is torch.float32)
+    steps = pair(dtype=dtype)[1]._steps
+    layer = steps._stack.layers[0]
+    for sources, most in (("few", 4), ("many", 1 << 40)):
+        arguments, varying = _Example(steps._stack, sources, 1).layer(layer)
+        part = LayerPart(layer, steps._stack.config)
+        with measure.own_trace():
+            program = torch.export.export(part, arguments, dynamic_shapes=varying, strict=False)
+        uppers = sorted(each.upper for each in program.range_constraints.values())
+        assert (uppers[0] == 4) if sources == "few" else (uppers[0] > most)
+        assert uppers[-1] > 1 << 40
+        products = {str(node.target) for node in program.graph.nodes}
+        is_library_s = is_quicker and dtype is torch.float32 and sources == "many"
+        assert ("mkldnn._linear_pointwise.default" in products) == is_library_s
 
 
 def _pickled(model):
@@ -287,12 +295,19 @@ def test_modules_that_are_replaced_are_seen():
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
 
 
+class Unreached:
+    """Compiled parts that must not run."""
+
+    def run(self, *_):
+        pytest.fail("reached")
+
+
 @torch.no_grad()
 def test_what_does_not_fit_never_reaches_the_compiled_code(untraced):
     """It would read and write beyond the end of a tensor; PyTorch does what it always did, or says what is wrong."""
     plain, quick = pair()
     ids = token_ids(3, 9, vocab=97)
-    quick._steps._functions = dict.fromkeys([(False, 1), (True, 1)], lambda *_: pytest.fail("reached"))
+    quick._steps._functions = dict.fromkeys([("few", 1), ("one", 1), ("many", 1)], Unreached())
     cache = quick(ids, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="holds 3 rows, the input has 2"):
         quick(ids[:2, :1], past_key_values=cache)
@@ -304,7 +319,7 @@ def test_what_does_not_fit_never_reaches_the_compiled_code(untraced):
     assert quick(ids[:, :1], past_key_values=other).logits.shape == (3, 1, 97)
 
     _, quick = pair("t5", decoder_start_token_id=0)
-    quick._steps._functions = dict.fromkeys([(False, 1)], lambda *_: pytest.fail("reached"))
+    quick._steps._functions = {("few", 1): Unreached()}
     states = (quick.get_encoder()(ids).last_hidden_state,)
     cache = quick(encoder_outputs=states, decoder_input_ids=ids[:, :3], use_cache=True).past_key_values
     with pytest.raises(ValueError, match="mask of the source must be"):
@@ -340,7 +355,7 @@ def test_a_text_by_weights_of_4_bits_follows_them(dtype):
     plain = low_model(dtype)
     quick = copy.deepcopy(plain).prepare_for_inference(compile=True)
     assert_same_logits(quick, plain)
-    assert kinds(quick) == {(True, 1)}
+    assert kinds(quick) == {("one", 1)}
     for model in (plain, quick):
         torch.manual_seed(1)
         for layer in low_of(model):
@@ -350,7 +365,8 @@ def test_a_text_by_weights_of_4_bits_follows_them(dtype):
         assert torch.equal(text(quick, 1), text(plain, 1))
         assert torch.equal(text(quick, 1, num_beams=3), text(plain, 1, num_beams=3))
         assert torch.equal(text(quick, 3), text(plain, 3))
-    assert kinds(quick) == {(True, 1)}  # several rows are multiplied by a weight together
+        assert torch.equal(text(quick, 3, num_beams=3), text(plain, 3, num_beams=3))
+        assert kinds(quick) == {("one", 1), ("few", 1)}  # more rows are multiplied by a weight together
 
 
 def low_model(dtype):
@@ -389,7 +405,7 @@ def test_what_lies_behind_the_keys_is_not_read(monkeypatch):
         ids = token_ids(1, length, vocab=SIZES["vocab_size"])
         ways = {"max_new_tokens": 10, "do_sample": False}
         assert torch.equal(quick.generate(ids, **ways), plain.generate(ids, **ways)), length
-    assert kinds(quick) == {(True, 1)}
+    assert kinds(quick) == {("one", 1)}
 
 
 @pytest.mark.parametrize(("make", "message"), [

@@ -11,9 +11,9 @@ from ..attention import sdpa_attention as plain
 from ..normalization import RMSNorm, rms_norm
 from ..positions import rotate
 from ..unpadding import attend_unpadded
+from .few_rows import attend, can_attend
 from .linear import is_bare
 from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix
-from .one_row import BLOCK, attend_one_token
 from .sequences import TracedSequences, attend_sequences, is_short
 
 
@@ -26,8 +26,8 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
         return unpadding.attend(module, query, key, value, attention_mask, scaling, **kwargs), None
     if {"softcap", "s_aux"} & kwargs.keys():
         return plain(module, query, key, value, attention_mask, unpadding, scaling=scaling, dropout=dropout, **kwargs)
-    if is_own_trace() and can_attend_one_token(query, key):
-        return attend_one_token(query, key, value, attention_mask, scaling), None
+    if is_own_trace() and can_attend(query, key):
+        return attend(query, key, value, attention_mask, scaling), None
     if unpadding is not None:
         if can_attend_sequences(unpadding, query, attention_mask, kwargs):
             lengths, is_causal = unpadding.lengths, module.is_causal
@@ -37,14 +37,6 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     if can_attend_grouped(query, key, kwargs) and not _library_is_quicker(query, key, attention_mask):
         return attend_grouped(query, key, value, attention_mask, scaling, dropout), None
     return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
-
-
-def can_attend_one_token(query, key) -> bool:
-    """Whether `attend_one_token` takes these: one query token, and keys in whole blocks."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # half a second, which no other call needs
-
-    in_blocks = statically_known_true(key.shape[2] % BLOCK == 0)  # of any number of keys that the graph is for
-    return query.shape[2] == 1 and query.dtype is not torch.float64 and in_blocks
 
 
 def can_attend_sequences(unpadding, query, attention_mask, kwargs: dict) -> bool:
@@ -96,9 +88,8 @@ def _library_is_quicker(query, key, attention_mask) -> bool:
 def _measure_pairs() -> bool:
     query = random_matrix(16, 128).bfloat16().view(1, 16, 1, 128)
     key, value = (random_matrix(8 * 512, 128).bfloat16().view(1, 8, 512, 128) for _ in range(2))
-    attend = F.scaled_dot_product_attention
     return is_quicker(
-        lambda: attend(query, key, value, enable_gqa=True),
+        lambda: F.scaled_dot_product_attention(query, key, value, enable_gqa=True),
         lambda: attend_grouped(query, key, value, None, 0.1, 0.0),
         rounds=30,
     )

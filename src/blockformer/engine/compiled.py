@@ -18,11 +18,12 @@ from pathlib import Path
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from .few_rows import with_products_as_loops
 from .linear import is_bare, onednn_is_quicker
 from .measure import own_trace
-from .one_row import with_one_row_products
 
 logger = logging.get_logger(__name__)
 
@@ -43,7 +44,7 @@ def has_compiler() -> bool:
 class CompiledFunction:
     """A compiled module, called as the module is.
 
-    Tensors in lists must be contiguous.
+    Tensors that it writes into must be contiguous.
 
     Args:
         runner: the loaded code.
@@ -53,7 +54,8 @@ class CompiledFunction:
 
     def __init__(self, runner, places: list[tuple[str, dict, str]]):
         self._runner = runner
-        self._output = pytree.treespec_loads(runner.loader.get_call_spec()[1])
+        output = pytree.treespec_loads(runner.loader.get_call_spec()[1])
+        self._output = None if output.is_leaf() else output
         self._places = places
         self._addresses: list[int] = []
         self._lock = threading.Lock()
@@ -64,7 +66,7 @@ class CompiledFunction:
         """Load the compiled module from disk, or compile it and put it there; None if there is no way to.
 
         Args:
-            module: whose `forward` takes tensors, lists of tensors and None.
+            module: whose `forward` takes tensors, lists of tensors and None. It has a `config`.
             arguments: an example.
             varying: for each argument which of its dimensions vary, as `torch.export` has it.
         """
@@ -110,11 +112,12 @@ class CompiledFunction:
         flat = []
         for each in arguments:
             if isinstance(each, list):
-                flat += each
+                flat += [tensor.contiguous() for tensor in each]
             elif each is not None:
-                flat.append(each.contiguous())  # the code takes every tensor for such a one; those in lists are
+                flat.append(each.contiguous())  # the code takes every tensor for such a one
         # Calling the runner itself would look the structure of arguments and results up anew: a third of a millisecond.
-        return pytree.tree_unflatten(self._runner.loader.boxed_run(flat), self._output)
+        flat = self._runner.loader.boxed_run(flat)
+        return flat[0] if self._output is None else pytree.tree_unflatten(flat, self._output)
 
 
 class Modules:
@@ -145,6 +148,14 @@ def _kind(tensor) -> tuple:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
+def _settings(part: nn.Module) -> list:
+    """What a module's code may ask its attributes; its place among the layers says nothing."""
+    settings = {} if isinstance(part, PreTrainedModel) else vars(part)
+    kinds = (bool, int, float, str, list, tuple)
+    plain = {key: value for key, value in settings.items() if isinstance(value, kinds) and key != "layer_idx"}
+    return [type(part).__qualname__, plain]
+
+
 def _digest(module, tensors, arguments, varying) -> str:
     """What the code depends on, in one word: versions, sources, sizes and the processor."""
     sources = hashlib.sha256()
@@ -162,8 +173,9 @@ def _digest(module, tensors, arguments, varying) -> str:
         "processor": [platform.machine(), flags],
         "onednn": onednn_is_quicker(),
         "module": type(module).__name__,
+        "parts": [_settings(part) for part in module.modules()],
         "sources": sources.hexdigest(),
-        "config": module.model.config.to_diff_dict(),
+        "config": module.config.to_diff_dict(),
         "tensors": {name: str(_kind(tensor)) for name, tensor in tensors.items()},
         "arguments": [
             [tensor.shape for tensor in each] if isinstance(each, list) else getattr(each, "shape", None)
@@ -191,7 +203,7 @@ def _compile(module, arguments, varying, path: Path) -> None:
         with own_trace(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(module, arguments, dynamic_shapes=varying, strict=False)
-            program = with_one_row_products(program)
+            program = with_products_as_loops(program)
             made = torch._inductor.aoti_compile_and_package(
                 program, package_path=str(Path(folder) / path.name), inductor_configs=_CONFIG
             )
@@ -206,5 +218,5 @@ def _progress():
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task("Compiling the model's step; later runs find it on disk", total=None)
+        progress.add_task("Compiling parts of the model; later runs find them on disk", total=None)
         yield

@@ -1,4 +1,4 @@
-"""All layers of a stack over tokens that see no earlier ones (an encoder's, a prompt's) as a function for the compiler.
+"""The layers of a stack over tokens that see no earlier ones (an encoder's, a prompt's) as functions for the compiler.
 
 Rows are unpadded, so that one graph serves every batch: it knows tokens, and only attention knows sequences.
 
@@ -34,46 +34,41 @@ _POSITION_TYPES = (
 
 
 class _Recorder(Cache):
-    """Keeps the keys and values [1, K, N, D] of all layers."""
+    """Keeps a layer's keys and values [1, K, N, D]."""
 
     def __init__(self):
         super().__init__(layers=[])
-        self.keys, self.values = [], []
+        self.keys_values: tuple = ()
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Keep them; returns them."""
-        self.keys.append(key_states)
-        self.values.append(value_states)
-        return key_states, value_states
+        self.keys_values = (key_states, value_states)
+        return self.keys_values
 
 
-class _Layers(nn.Module):
-    """Embedded tokens [1, N, C] to what the stack makes of them, [1, N, C], and a decoder's keys and values."""
+class _Layer(nn.Module):
+    """One layer over tokens [1, N, C] -> [1, N, C], and a decoder's keys and values."""
 
-    def __init__(self, stack):
+    def __init__(self, layer, config, is_causal):
         super().__init__()
-        self.model = stack
+        self.config, self.layer, self.is_causal = config, layer, is_causal
 
-    def forward(self, hidden_states, lengths, position_bias, rotations):
-        """Run the layers and the final norm.
+    def forward(self, hidden_states, lengths, position_bias, turns):
+        """Run the layer.
 
         Args:
             lengths: int64 [n], of the sequences that stand one after the other in the row.
             position_bias: [1, H, L, L] or None.
-            rotations: what `rotate` turns by, each [1, 1, N, D or less], two for each layer type, or none.
+            turns: what `rotate` turns by, two of [1, 1, N, D or less], or none.
         """
-        stack = self.model
-        pairs = zip(rotations[::2], rotations[1::2], strict=True)
-        by_type = dict(zip(_layer_types(stack), pairs, strict=False))
+        layer = self.layer
         sequences = TracedSequences(lengths, position_bias)
-        masks = dict.fromkeys(stack.config.layer_types)
-        batch = Batch(masks, by_type, torch.arange(hidden_states.shape[1]), unpadding=sequences)
-        cache = _Recorder() if stack.is_causal else None
-        for layer in stack.layers:
-            for _ in range(stack.passes):
-                hidden_states = layer.forward(hidden_states, None, position_bias, batch=batch, past_key_values=cache)
-        hidden_states = hidden_states if stack.norm is None else stack.norm(hidden_states)
-        return hidden_states if cache is None else (hidden_states, cache.keys, cache.values)
+        rotations = {layer.layer_type: tuple(turns)} if turns else {}
+        tokens = torch.arange(hidden_states.shape[1])
+        batch = Batch({layer.layer_type: None}, rotations, tokens, unpadding=sequences)
+        cache = _Recorder() if self.is_causal else None
+        hidden_states = layer.forward(hidden_states, None, position_bias, batch=batch, past_key_values=cache)
+        return hidden_states if cache is None else (hidden_states, *cache.keys_values)
 
 
 def _layer_types(stack) -> list:
@@ -98,8 +93,14 @@ class CompiledLayers:
         self.__init__(stack)  # type: ignore[misc]
 
     @functools.cached_property
-    def _function(self):
-        return CompiledFunction.of(_Layers(self._stack), *self._example())
+    def _functions(self):
+        """Of each layer its function; None if one of them cannot be compiled."""
+        stack, functions = self._stack, []
+        for layer in stack.layers:
+            functions.append(CompiledFunction.of(_Layer(layer, stack.config, stack.is_causal), *self._example(layer)))
+            if functions[-1] is None:
+                return None
+        return functions
 
     def states(self, hidden_states, encoder_hidden_states, position_bias, batch, others: dict):
         """The states after all layers, or None if this call is nothing for a compiled function.
@@ -109,36 +110,35 @@ class CompiledLayers:
         """
         if not self._can_run(hidden_states, encoder_hidden_states, batch, others) or not self._parts.are_untouched():
             return None
-        shape = hidden_states.shape
+        shape, types = hidden_states.shape, _layer_types(self._stack)
+        turns = {name: batch.rotations.get(name, ()) for name in types}
         if batch.unpadding is None:
             lengths = [shape[1]] * shape[0]
-            turns = [turn.expand(shape[0], -1, -1, -1) for turn in self._turns(batch)]
-            turns = [turn.transpose(0, 1).reshape(1, 1, -1, turn.shape[3]) for turn in turns]
+            turns = {name: [_in_a_row(turn, shape[0]) for turn in pair] for name, pair in turns.items()}
         else:
-            lengths, turns = batch.unpadding.lengths, self._turns(batch)
-        if any(turn.shape[:3] != (1, 1, shape[0] * shape[1]) for turn in turns):
+            lengths = batch.unpadding.lengths
+        if any(turn.shape[:3] != (1, 1, shape[0] * shape[1]) for pair in turns.values() for turn in pair):
             return None
-        if self._function is None:
+        if self._functions is None:
             return None
         # A sequence of no tokens more: there are never fewer than the two that a dimension that varies must have.
-        output = self._function(
-            hidden_states.reshape(1, -1, shape[2]),
-            torch.tensor([*lengths, 0]),
-            position_bias,
-            [turn.contiguous() for turn in turns],
-        )
-        if output is None or not self._stack.is_causal:
-            return None if output is None else output.view(shape)
-        states, *keys_values = output
-        cache = others.get("past_key_values")
-        if cache is not None:
-            for layer_idx, pair in enumerate(zip(*keys_values, strict=True)):
+        others_of = (torch.tensor([*lengths, 0]), position_bias)
+        states, keys_values = hidden_states.reshape(1, -1, shape[2]), []
+        for layer, function in zip(self._stack.layers, self._functions, strict=True):
+            for _ in range(self._stack.passes):
+                states = function(states, *others_of, list(turns[layer.layer_type]))
+                if states is None:
+                    return None
+                if self._stack.is_causal:
+                    states, *pair = states
+                    keys_values.append(pair)
+        if others.get("past_key_values") is not None:
+            for layer_idx, pair in enumerate(keys_values):
                 # [1, K, N, D] -> [B, K, T, D]
-                cache.update(*(each[0].unflatten(1, shape[:2]).transpose(0, 1) for each in pair), layer_idx)
+                pair = (each[0].unflatten(1, shape[:2]).transpose(0, 1) for each in pair)
+                others["past_key_values"].update(*pair, layer_idx)
+        states = states if self._stack.norm is None else self._stack.norm(states)
         return states.view(shape)
-
-    def _turns(self, batch) -> list:
-        return [turn for name in _layer_types(self._stack) for turn in batch.rotations.get(name, ())]
 
     def _can_run(self, hidden_states, encoder_hidden_states, batch, others: dict) -> bool:
         stack, weight = self._stack, self._stack.embed_tokens.weight
@@ -158,8 +158,8 @@ class CompiledLayers:
         told = ("position_ids", "past_key_values", "use_cache")
         return all(value is None or value is False or name in told for name, value in others.items())
 
-    def _example(self):
-        """Example arguments, and which of their sizes vary."""
+    def _example(self, layer):
+        """Example arguments for a layer, and which of their sizes vary."""
         config, weight = self._stack.config, self._stack.embed_tokens.weight
         tokens, lengths = 37, torch.tensor([11, 9, 17])
         states = torch.zeros(1, tokens, config.hidden_size, dtype=weight.dtype)
@@ -167,7 +167,7 @@ class CompiledLayers:
         if self._stack.relative_bias is not None:
             bias = self._stack.relative_bias(torch.arange(17), 17)
         rotations = rotations_of(self._stack.rotary_emb, config, states, torch.arange(tokens)[None])
-        turns = [turn.clone() for name in _layer_types(self._stack) for turn in rotations.get(name, ())]
+        turns = [turn.clone() for turn in rotations.get(layer.layer_type, ())]
         varying = (
             {1: Dim.DYNAMIC},
             {0: Dim.DYNAMIC},
@@ -175,6 +175,12 @@ class CompiledLayers:
             [{2: Dim.DYNAMIC}] * len(turns),
         )
         return (states, lengths, bias, turns), varying
+
+
+def _in_a_row(turn, rows: int):
+    """What a batch of rows turns by, [1 or B, 1, T, D], as that of one row [1, 1, B * T, D]."""
+    turn = turn.expand(rows, -1, -1, -1)
+    return turn.transpose(0, 1).reshape(1, 1, -1, turn.shape[3])
 
 
 def can_compile(stack) -> bool:

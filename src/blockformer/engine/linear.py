@@ -10,12 +10,13 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from .few_rows import are_few
 from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix
 
 # Multiplications below which oneDNN's overhead, tens of microseconds a call, costs more than its product gains.
 _LEAST_WORK = 1 << 23
 # Fewer rows than this are a matter of reading the weights; from this size of theirs on, that outweighs the overhead.
-_FEW_ROWS, _LEAST_WEIGHTS = 8, 1 << 19
+_FEW_ROWS, _LEAST_WEIGHTS, _LEAST_WEIGHTS_IN_GRAPHS = 8, 1 << 19, 1 << 18
 # Float16 rows from which converting the weights to float32 pays off, and how many of their elements at a time.
 _MANY_ROWS, _WIDENED = 8, 1 << 24
 
@@ -34,10 +35,9 @@ class QuickLinear(nn.Linear):
         return super().forward(states) if product is None else product(states, self.weight, self.bias)
 
     def _product(self, states) -> Callable | None:
-        weight = self.weight
-        rows = states.numel() // self.in_features
         if is_own_trace():
-            return self._traced_product(rows)
+            return None if are_few(states) else self._traced_product()
+        weight, rows = self.weight, states.numel() // self.in_features
         is_small = rows * weight.numel() < _LEAST_WORK and (rows >= _FEW_ROWS or weight.numel() < _LEAST_WEIGHTS)
         if is_small and weight.dtype is torch.float32:
             return None
@@ -58,9 +58,9 @@ class QuickLinear(nn.Linear):
         is_quicker = onednn_is_quicker() if learns or rows >= _FEW_ROWS else onednn_is_quicker_for_one_row()
         return (_Product.apply if learns else _onednn) if is_quicker else None
 
-    def _traced_product(self, rows) -> Callable | None:
-        """The product for a graph of the engine's own, where `rows` may stand for any number of them from 2 on."""
-        if rows == 1 or self.weight.dtype is not torch.float32 or self.weight.numel() < _LEAST_WEIGHTS:
+    def _traced_product(self) -> Callable | None:
+        """The product for a graph of the engine's own, where the number of rows may vary; that of few is a loop."""
+        if self.weight.dtype is not torch.float32 or self.weight.numel() < _LEAST_WEIGHTS_IN_GRAPHS:
             return None
         return _onednn if onednn_is_quicker() else None
 

@@ -14,7 +14,7 @@ from ..stack import Stack
 from . import growing_cache, layers, step
 from .attention import FusedAttention, sdpa_attention
 from .experts import TracedExperts
-from .four_bit_row import TracedQuantizedLinear, can_be_in_order
+from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
 from .four_bits import PreparedQuantizedLinear
 from .fused import FusedProduct, groups_of
 from .linear import QuickLinear, can_be_quick, is_bare
@@ -41,9 +41,10 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
     Args:
         model: a Blockformer model of this package.
         compile: compile the step that writes one more token, and the layers of an encoder and of a float32 prompt, with
-            PyTorch's compiler. This needs a C++ compiler and takes half a minute or more when the model first reads, or
-            writes a batch of a new kind (one row or several, and each number of beams); later processes load it from
-            `~/.cache/blockformer`. Weights stay plain; those of 4 bits are held once more, for a single row.
+            PyTorch's compiler. This needs a C++ compiler and takes some twenty seconds, however many layers there are,
+            when the model first writes a batch of a new kind (one row, two to four or more, and each number of beams);
+            later processes load it from `~/.cache/blockformer`. Weights stay plain; those of 4 bits are held once more,
+            for up to four rows.
         second_copy: hold bfloat16 weights twice. The second layout makes steps of up to four tokens faster still. Only
             `prepare_for_training` frees it.
 

@@ -1,4 +1,4 @@
-"""A decoder's next token as a function of tensors alone, for the compiler, and what calls it.
+"""A decoder's next token by compiled parts, and what calls them.
 
 B rows, n beams of a source, S tokens with the new one, R room of a cache, E source length, K key/value heads, D head
 size, V vocabulary.
@@ -7,119 +7,27 @@ size, V vocabulary.
 import functools
 import inspect
 import threading
-from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, Seq2SeqLMOutput
 
 from ..input_checks import check_inputs, check_positions
-from ..layer import Batch
 from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..positions import rotations_of
 from .compiled import CompiledFunction, Modules
-from .four_bit_row import OrderedWeights
+from .few_rows import BLOCK, MOST_ROWS
+from .four_bit_rows import OrderedWeights
 from .growing_cache import GrowingLayer
 from .measure import is_enabled
-from .one_row import BLOCK
+from .step_parts import WRITTEN, FirstPart, LastPart, LayerPart, position_bias
 
 # What `generate` passes along that says nothing of a step.
 _SAYS_NOTHING = {"use_cache": (None, True), "return_dict": (None, True), "logits_to_keep": (0, 1)}
-_WRITTEN = 2 * BLOCK  # places in a buffer that a step writes: the new token's, and zeros
 _ROWS = 3  # in an example; other than any size of the model that could be taken for it
-
-
-class _BufferLayers(Cache):
-    """The keys and values of all layers in buffers [B, K, R, D], of which the new token's place is `place`."""
-
-    def __init__(self, keys, values, place, length):
-        super().__init__(layers=[])
-        self.keys, self.values, self.place, self.length = keys, values, place, length
-
-    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        """Write the new token's keys and values [B, K, 1, D]; returns those of all, [B, K, S, D].
-
-        Behind it come zeros, since keys and values are read in whole blocks, and at least two of them.
-        """
-        buffers = self.keys[layer_idx], self.values[layer_idx]
-        places = self.place + torch.arange(_WRITTEN)
-        for buffer, states in zip(buffers, (key_states, value_states), strict=True):
-            buffer.index_copy_(2, places, F.pad(states, (0, 0, 0, _WRITTEN - 1)))
-        return tuple(buffer.narrow(2, 0, self.length) for buffer in buffers)
-
-    def get_mask_sizes(self, query_length, layer_idx=0):
-        """Length of the keys, and where they begin."""
-        return self.length, 0
-
-
-@dataclass
-class _SourceLayer:
-    """One layer's keys and values of the encoder's states, [B / n, K, E, D]."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-
-
-class _Caches(EncoderDecoderCache):
-    """The buffers, and the keys and values of the encoder's states, which are there already."""
-
-    def __init__(self, own, keys, values):
-        self.self_attention_cache = own
-        layers = [_SourceLayer(*pair) for pair in zip(keys, values, strict=True)]
-        self.cross_attention_cache = Cache(layers=layers)
-        self.is_updated = dict.fromkeys(range(len(layers)), True)
-
-
-class _Step(nn.Module):
-    """Tokens [B, 1] to logits [B, 1, V]; writes the new keys and values into the buffers."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-        self.has_source = model.config.is_encoder_decoder
-
-    def forward(self, input_ids, position_ids, mask, place, keys, values, source_mask, source_keys, source_values):
-        """Run the step.
-
-        Args:
-            input_ids: int64 [B, 1], the new tokens; `position_ids` int64 [B, 1] their positions.
-            mask: bool [B, S / BLOCK, BLOCK], which tokens are seen.
-            place: int64 [1], where in the buffers the new token goes: S - 1.
-            keys, values: of each layer a buffer [B, K, R, D].
-            source_mask: bool [B / n, 1, 1, E], and `source_keys`, `source_values` of each layer [B / n, K, E, D]; None
-                without an encoder.
-        """
-        stack = self.model.get_decoder()
-        mask = mask.flatten(1)[:, None, None, :]
-        cache = _BufferLayers(keys, values, place, mask.shape[-1])
-        states = stack._embed(stack._embed_tokens(input_ids, None, None, None), position_ids)
-        rotations = rotations_of(stack.rotary_emb, stack.config, states, position_ids)
-        bias = stack._position_bias(place, cache)
-        if self.has_source:
-            beams = input_ids.shape[0] // source_mask.shape[0]
-            source_mask = source_mask.expand(-1, -1, beams, -1)
-            cache = _Caches(cache, source_keys, source_values)
-        masks = {"full_attention": mask}
-        if stack.config.sliding_window is not None:
-            near = torch.arange(mask.shape[-1]) > place - stack.config.sliding_window
-            masks["sliding_attention"] = mask & near
-        batch = Batch(masks, rotations, place, source_mask)
-        source = states if self.has_source else None  # any tensor: its keys and values are cached
-        for layer in stack.layers:
-            states = _cut(layer.forward(states, source, bias, batch=batch, past_key_values=cache))
-        return self.model.logits_of(states if stack.norm is None else stack.norm(states))
-
-
-def _cut(states):
-    """The same states, by an operator that the compiler calls and fuses with nothing.
-
-    So layers are functions of their own: those that are alike share one, which is compiled once.
-    """
-    return states[None].cumsum(0)[0]
 
 
 class CompiledSteps:
@@ -133,7 +41,7 @@ class CompiledSteps:
         self._model = model
         self._parts = Modules(model)
         self._ordered = OrderedWeights(model)
-        self._functions: dict[tuple, CompiledFunction | None] = {}
+        self._functions: dict[tuple, _Functions | None] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self):
@@ -178,17 +86,16 @@ class CompiledSteps:
         if read is not None and source_mask is not None and source_mask.shape != (read[0], read[2]):
             return None
         self._ordered.refresh()
-        function = self._function(sources == 1, rows // sources)
-        if function is None:
+        functions = self._functions_for(sources, rows // sources)
+        if functions is None:
             return None
         _, vocab_size = self._stack.config.stack_sizes(True)
         check_inputs(self._stack.config, vocab_size, input_ids, None, attention_mask, own, {})
         mask, positions = self._seen(attention_mask, position_ids, rows, length)
-        buffers = [layer.reserve(_WRITTEN) for layer in own.layers]
-        keys, values = [pair[0] for pair in buffers], [pair[1] for pair in buffers]
+        buffers = [layer.reserve(WRITTEN) for layer in own.layers]
         place = torch.tensor([length - 1])
-        source = (None, None, None) if cross is None else self._source(cross, source_mask)
-        logits = function(input_ids.long(), positions, mask, place, keys, values, *source)
+        sources_of = [(None, None, None)] * len(buffers) if cross is None else self._source(cross, source_mask)
+        logits = functions.run(input_ids.long(), positions, mask, place, buffers, sources_of)
         if logits is None:
             return None
         for layer in own.layers:
@@ -218,10 +125,11 @@ class CompiledSteps:
         else:
             positions = (mask.sum(-1)[:, 0] - 1).clamp(min=0)
         check_positions(self._stack.config, positions, (rows, 1), None)
-        blocks = F.pad(mask[:, 0, 0], (0, max(-length % BLOCK, _WRITTEN - length))).unflatten(1, (-1, BLOCK))
+        blocks = F.pad(mask[:, 0, 0], (0, max(-length % BLOCK, WRITTEN - length))).unflatten(1, (-1, BLOCK))
         return blocks, positions
 
-    def _source(self, cross, source_mask):
+    def _source(self, cross, source_mask) -> list[tuple]:
+        """What each layer is told of the source: mask, keys, values."""
         for layer in cross.layers:
             layer.keys, layer.values = layer.keys.contiguous(), layer.values.contiguous()
         rows, _, length, _ = cross.layers[0].keys.shape
@@ -229,46 +137,137 @@ class CompiledSteps:
             mask = torch.ones(rows, 1, 1, length, dtype=torch.bool)
         else:
             mask = source_mask[:, None, None, :] != 0
-        return mask, [layer.keys for layer in cross.layers], [layer.values for layer in cross.layers]
+        return [(mask, layer.keys, layer.values) for layer in cross.layers]
 
-    def _function(self, is_one: bool, beams: int):
-        """The compiled step for one row or several, with so many beams of each source."""
-        config = self._stack.config
-        if not is_one and (getattr(config, "num_experts", None) or getattr(config, "linear_bits", None)):
-            return None  # rows that share an expert, or weights of 4 bits, multiply by them together
-        kind = (is_one, beams)
+    def _functions_for(self, sources: int, beams: int):
+        """The compiled parts for a batch of one source or several, with so many beams each; None if there are none."""
+        config, rows = self._stack.config, sources * beams
+        is_alone = bool(getattr(config, "num_experts", None))  # rows that share an expert multiply by it together
+        if (is_alone and rows > 1) or (getattr(config, "linear_bits", None) and rows > MOST_ROWS):
+            return None
+        kind = ("one" if sources == 1 else "few" if beams == 1 and rows <= MOST_ROWS else "many", beams)
         if kind not in self._functions:
             with self._lock:
                 if kind not in self._functions:
-                    self._functions[kind] = CompiledFunction.of(_Step(self._model), *self._example(is_one, beams))
+                    self._functions[kind] = _Functions.of(self._model, *kind)
         return self._functions[kind]
 
-    def _example(self, is_one: bool, beams: int):
-        """Example arguments of the step, and which of their sizes vary."""
-        config, dtype = self._stack.config, self._stack.embed_tokens.weight.dtype
-        sources = 1 if is_one else _ROWS
-        rows, blocks, room, source_length = sources * beams, 11, 101, 53
-        source_dim = None if is_one else Dim("sources", min=2)
-        row_dim = source_dim if is_one or beams == 1 else beams * source_dim
-        own = torch.zeros(rows, config.num_key_value_heads, room, config.head_dim, dtype=dtype)
-        other = torch.zeros(sources, config.num_key_value_heads, source_length, config.head_dim, dtype=dtype)
-        layers = len(self._stack.layers)
-        by_row = {} if is_one else {0: row_dim}
-        by_source = {} if is_one else {0: source_dim}
-        arguments = (
-            torch.zeros(rows, 1, dtype=torch.long),
-            torch.full((rows, 1), blocks * BLOCK - 2),
-            torch.ones(rows, blocks, BLOCK, dtype=torch.bool),
-            torch.tensor([blocks * BLOCK - 2]),
-            *([own.clone() for _ in range(layers)] for _ in range(2)),
+
+class _Functions:
+    """The compiled parts of a step for one kind of batch.
+
+    Args:
+        layers: of each layer its type and its function.
+        turning: the layer types that rotary positions turn, in order.
+    """
+
+    def __init__(self, first, layers: list[tuple], last, turning: list[str]):
+        self._first, self._layers, self._last, self._turning = first, layers, last, turning
+
+    @classmethod
+    def of(cls, model, sources: str, beams: int):
+        """Load or compile them; None if that fails.
+
+        Args:
+            sources: "one", "few" (2 to `MOST_ROWS`) or "many".
+        """
+        stack = model.get_decoder()
+        example = _Example(stack, sources, beams)
+        parts = [(FirstPart(stack), *example.first()), (LastPart(model, stack.norm), *example.last())]
+        parts += [(LayerPart(layer, stack.config), *example.layer(layer)) for layer in stack.layers]
+        functions = []
+        for part in parts:
+            functions.append(CompiledFunction.of(*part))
+            if functions[-1] is None:
+                return None
+        types = [layer.layer_type for layer in stack.layers]
+        return cls(functions[0], list(zip(types, functions[2:], strict=True)), functions[1], example.turning)
+
+    def run(self, input_ids, positions, mask, place, buffers: list[tuple], sources: list[tuple]):
+        """The logits [B, 1, V]; None once a tensor of the model has another dtype, shape or device.
+
+        Args:
+            buffers: of each layer keys and values; `sources` what `LayerPart` is told of the encoder.
+        """
+        output = self._first(input_ids, positions, mask, place)
+        if output is None:
+            return None
+        states, turns, windows, biases = output
+        masks = {"full_attention": mask, "sliding_attention": windows[0] if windows else None}
+        by_type = dict(zip(self._turning, zip(turns[::2], turns[1::2], strict=True), strict=True))
+        bias = biases[0] if biases else None
+        for (kind, layer), pair, source in zip(self._layers, buffers, sources, strict=True):
+            states = layer(states, masks[kind], place, list(by_type.get(kind, ())), bias, *pair, *source)
+            if states is None:
+                return None
+        return self._last(states)
+
+
+class _Example:
+    """Example arguments of the parts, and which of their sizes vary.
+
+    Args:
+        sources, beams: as `_Functions.of` has them.
+    """
+
+    def __init__(self, stack, sources: str, beams: int):
+        self.stack, self.blocks = stack, 11
+        self.sources = 1 if sources == "one" else _ROWS
+        self.rows = self.sources * beams
+        dim = Dim("sources", min=2, max=MOST_ROWS) if sources == "few" else Dim("sources", min=2)
+        self.by_source = {} if sources == "one" else {0: dim}
+        self.by_row = {} if sources == "one" else {0: dim if beams == 1 else beams * dim}
+        rotations = rotations_of(stack.rotary_emb, stack.config, *self._states_and_positions())
+        self.turning = sorted(rotations)
+        self.turns = {kind: [turn.clone() for turn in turns] for kind, turns in rotations.items()}
+
+    def first(self):
+        """Of a `FirstPart`."""
+        ids = torch.zeros(self.rows, 1, dtype=torch.long)
+        varying = (self.by_row, self.by_row, {**self.by_row, 1: Dim.DYNAMIC}, None)
+        return (ids, self._states_and_positions()[1], self._mask(), self._place()), varying
+
+    def layer(self, layer):
+        """Of a `LayerPart`."""
+        stack, config = self.stack, self.stack.config
+        states, _ = self._states_and_positions()
+        room, length = 101, 53
+        own = torch.zeros(self.rows, config.num_key_value_heads, room, config.head_dim, dtype=states.dtype)
+        turns = self.turns.get(layer.layer_type, [])
+        bias = position_bias(stack, self._place(), self.blocks)
+        arguments = (states, self._mask(), self._place(), turns, bias, own, own.clone())
+        room_varies = {**self.by_row, 2: Dim.DYNAMIC}
+        varying: tuple = (
+            self.by_row,
+            {**self.by_row, 1: Dim.DYNAMIC},
+            None,
+            [self.by_row if turn.shape[0] > 1 else None for turn in turns],
+            None if bias is None else {2: Dim.DYNAMIC},
+            room_varies,
+            room_varies,
         )
-        varying = (by_row, by_row, {**by_row, 1: Dim.DYNAMIC}, None, *[[{**by_row, 2: Dim.DYNAMIC}] * layers] * 2)
         if not config.is_encoder_decoder:
             return (*arguments, None, None, None), (*varying, None, None, None)
-        mask = torch.ones(sources, 1, 1, source_length, dtype=torch.bool)
-        source = (mask, *([other.clone() for _ in range(layers)] for _ in range(2)))
-        varying_source = [[{**by_source, 2: Dim.DYNAMIC}] * layers] * 2
-        return (*arguments, *source), (*varying, {**by_source, 3: Dim.DYNAMIC}, *varying_source)
+        mask = torch.ones(self.sources, 1, 1, length, dtype=torch.bool)
+        other = torch.zeros(self.sources, config.num_key_value_heads, length, config.head_dim, dtype=states.dtype)
+        length_varies = {**self.by_source, 2: Dim.DYNAMIC}
+        varying = (*varying, {**self.by_source, 3: Dim.DYNAMIC}, length_varies, length_varies)
+        return (*arguments, mask, other, other.clone()), varying
+
+    def last(self):
+        """Of a `LastPart`."""
+        return self._states_and_positions()[:1], (self.by_row,)
+
+    def _states_and_positions(self):
+        dtype = self.stack.embed_tokens.weight.dtype
+        states = torch.zeros(self.rows, 1, self.stack.config.hidden_size, dtype=dtype)
+        return states, torch.full((self.rows, 1), self.blocks * BLOCK - 2)
+
+    def _mask(self):
+        return torch.ones(self.rows, self.blocks, BLOCK, dtype=torch.bool)
+
+    def _place(self):
+        return torch.tensor([self.blocks * BLOCK - 2])
 
 
 def _is_step(input_ids, attention_mask, position_ids, cache, others: dict) -> bool:

@@ -1,4 +1,4 @@
-"""The 4-bit product of one row as a loop: what plain weights give, from a copy that follows the weights."""
+"""The 4-bit product of few rows as a loop: what plain weights give, from a copy that follows the weights."""
 
 import copy
 
@@ -8,7 +8,7 @@ from pairs import assert_close
 from quantized_layers import layer_of, low_of, pair
 
 from blockformer.awq_linear import QuantizedLinear
-from blockformer.engine.four_bit_row import OrderedWeights, TracedQuantizedLinear
+from blockformer.engine.four_bit_rows import OrderedWeights, TracedQuantizedLinear
 from blockformer.engine.measure import own_trace
 
 ORDERED = ("ordered_numbers", "ordered_zeros", "ordered_scales")
@@ -33,21 +33,23 @@ def assert_near(found, expected, dtype):
     (384, 128), (384, 64), (384, 32), (384, 16), (384, 2), (384, 6), (384, 48), (384, -1), (512, 256),
 ])  # fmt: skip
 @torch.no_grad()
-def test_one_row_is_that_of_plain_weights(inputs, group, dtype, bias):
+def test_few_rows_are_those_of_plain_weights(inputs, group, dtype, bias):
     layer, plain = traced_of(48, inputs, group, bias)
-    states = torch.randn(1, 1, inputs).to(dtype)
-    with own_trace():
-        found = layer(states)
-    assert_near(found, plain.double()(states.double()), dtype)
+    plain = plain.double()
+    for rows in (1, 3):
+        states = torch.randn(rows, 1, inputs).to(dtype)
+        with own_trace():
+            found = layer(states)
+        assert_near(found, plain(states.double()), dtype)
 
 
 @torch.no_grad()
-def test_several_rows_and_calls_outside_of_a_graph_do_not_read_the_copy():
+def test_many_rows_and_calls_outside_of_a_graph_do_not_read_the_copy():
     layer, plain = traced_of(48, 192, 32)
     layer.ordered_numbers.zero_()
-    several, one = torch.randn(2, 192), torch.randn(1, 192)
+    many, one = torch.randn(5, 192), torch.randn(1, 192)
     with own_trace():
-        assert_close(layer(several), plain(several))
+        assert_close(layer(many), plain(many))
     assert_close(layer(one), plain(one))
 
 

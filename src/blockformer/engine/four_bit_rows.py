@@ -1,4 +1,4 @@
-"""The product of one row with 4-bit weights, written out for the compiler: a loop over bytes in the order of inputs.
+"""The product of few rows with 4-bit weights, written out for the compiler: a loop over bytes in the order of inputs.
 
 An AWQ word holds 8 outputs, so that a sum over inputs strides through memory. Here a byte holds two inputs of one
 output: one of the first half of their group in its lower bits, one of the second half in its upper bits. A loop reads
@@ -11,16 +11,16 @@ import threading
 
 import torch
 
+from .few_rows import are_few, as_rows, computed_once, rows_of
 from .four_bits import PreparedQuantizedLinear, unpack
 from .measure import is_own_trace
-from .one_row import computed_once
 
 _lock = threading.Lock()
 _ORDERED = ("ordered_numbers", "ordered_zeros", "ordered_scales")
 
 
 class TracedQuantizedLinear(PreparedQuantizedLinear):
-    """`PreparedQuantizedLinear` of which the engine's own graphs of one row read a second copy, in a loop's order.
+    """`PreparedQuantizedLinear` of which the engine's own graphs of few rows read a second copy, in a loop's order.
 
     A plain layer becomes one by changing its class, and has the copy from `put_in_order` on.
 
@@ -32,8 +32,8 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
     ordered_scales: torch.Tensor
 
     def forward(self, states):
-        if is_own_trace() and states.numel() == self.in_features:
-            return self._one_row(states)
+        if is_own_trace() and are_few(states):
+            return self._few_rows(states)
         return super().forward(states)
 
     @torch.no_grad()
@@ -51,17 +51,21 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
             if name in self._buffers:
                 delattr(self, name)
 
-    def _one_row(self, states):
-        """[..., I] that are one row -> [..., O]; summed in float32."""
+    def _few_rows(self, states):
+        """[..., I] that are few rows -> [..., O]; summed in float32."""
         numbers, zeros, scales = self.ordered_numbers.to(torch.int32), self.ordered_zeros, self.ordered_scales
-        inputs = states.reshape(-1, 2, self.group_size // 2).float()
+        lower, both = (numbers & 15).float(), numbers.float()
+        inputs = rows_of(states).unflatten(1, (-1, 2, self.group_size // 2))  # [R, I / G, 2, G / 2]
         # lower * first + upper * second, without a shift: a byte is lower + 16 * upper.
-        of_bytes, of_lower = (computed_once(each) for each in (inputs[:, 1] / 16, inputs[:, 0] - inputs[:, 1] / 16))
-        output = (((numbers & 15).float() * of_lower + numbers.float() * of_bytes) * scales[..., None]).sum((1, 2))
-        # A zero point takes the same away from all inputs of a group.
-        output = output - (zeros.float() * scales * computed_once(inputs.sum((1, 2)))).sum(1)
-        output = output if self.bias is None else output + self.bias.float()
-        return output.to(states.dtype).reshape(*states.shape[:-1], -1)
+        of_both = computed_once(inputs[:, :, 1] / 16)
+        of_lower = computed_once(inputs[:, :, 0] - inputs[:, :, 1] / 16)
+        sums = computed_once(inputs.sum((2, 3)))  # a zero point takes the same away from all inputs of a group
+        outputs = [
+            ((lower * of_lower[row] + both * of_both[row]) * scales[..., None]).sum((1, 2))
+            - (zeros.float() * scales * sums[row]).sum(1)
+            for row in range(len(inputs))
+        ]
+        return as_rows(outputs if self.bias is None else [output + self.bias.float() for output in outputs], states)
 
 
 class OrderedWeights:

@@ -1,0 +1,109 @@
+"""The product and the attention of few rows, written out for the compiler.
+
+A call of a library's product costs microseconds, and for few rows a small layer takes no longer than that. Written out,
+products are loops like any other, and the compiler puts them into one kernel with the norms and activations around
+them. Its loops also read large weights as fast as the libraries' products do, or faster.
+
+B rows, T query tokens, S tokens, H heads, K key/value heads, D head size; I inputs and O outputs of a linear layer.
+"""
+
+import math
+
+import torch
+from torch.nn import functional as F
+
+# Rows up to which a product is a loop: it reads each weight once, for all of them.
+MOST_ROWS = 4
+# Tokens whose products are one step of the loop over values: a sum of four takes fewer additions in a row.
+BLOCK = 4
+# Queries that share a key, up to which each has a sum of its own in the loop over the keys.
+_MOST_QUERIES = 16
+
+
+def with_products_as_loops(program):
+    """An exported program (`torch.export`) whose linear layers of few rows are loops."""
+    return program.run_decompositions({torch.ops.aten.linear.default: _product})
+
+
+def are_few(states) -> bool:
+    """Whether states [..., I] are always of so few rows that loops are for them."""
+    return _is_always(_count(states) <= MOST_ROWS)
+
+
+def rows_of(states):
+    """States [..., I] of few rows as float32 [R, I]: R is their number, or if that varies `MOST_ROWS`, filled up."""
+    count = _count(states)
+    states = states.reshape(count, -1).float()
+    return computed_once(states if type(count) is int else F.pad(states, (0, 0, 0, MOST_ROWS - count)))
+
+
+def as_rows(outputs: list, states):
+    """The outputs [O] of all that `rows_of` gave, as those [..., O] of the states."""
+    output = torch.stack(outputs).narrow(0, 0, _count(states)) if len(outputs) > 1 else outputs[0]
+    return output.to(states.dtype).reshape(*states.shape[:-1], -1)
+
+
+def _count(states):
+    return math.prod(states.shape[:-1])  # `Size.numel` would fix a size that varies
+
+
+def _product(states, weight, bias=None):
+    """`F.linear` of states [..., I] that are few rows, weight [O, I]; summed in float32."""
+    if weight.dtype is torch.float64 or not are_few(states):
+        return NotImplemented
+    rows, weight = rows_of(states), weight.float()
+    outputs = [(weight * row).sum(-1) for row in rows]
+    return as_rows(outputs if bias is None else [output + bias.float() for output in outputs], states)
+
+
+def computed_once(states):
+    """States of any shape in float32, which the compiler computes once, and not anew for each output of a product."""
+    states = states.float().contiguous()
+    return states.as_strided(states.shape, states.stride())
+
+
+def can_attend(query, key) -> bool:
+    """Whether `attend` takes these: one query token, or few that see the same keys."""
+    queries = query.shape[2]
+    return query.dtype is not torch.float64 and (
+        _is_always(queries == 1) or _is_always(queries * (query.shape[1] // key.shape[1]) <= _MOST_QUERIES)
+    )
+
+
+def attend(query, key, value, attention_mask, scaling: float):
+    """Scaled dot-product attention of one query token or few, computed in float32; each key and value is read once.
+
+    Args:
+        query: [B, H, T, D].
+        key, value: [B, K, S, D].
+        attention_mask: additive or boolean [1 or B, 1 or H, 1 or T, S].
+
+    Returns:
+        [B, T, H, D].
+    """
+    batch, heads, queries, size = query.shape
+    keys, length = key.shape[1:3]
+    shared = range(heads // keys * queries)
+    folded = computed_once(query.reshape(batch, keys, -1, 1, size) * scaling)  # [B, K, H / K * T, 1, D]
+    scores = torch.stack([(folded[:, :, each] * key.float()).sum(-1) for each in shared], 2)
+    scores = scores.reshape(batch, heads, queries, length)
+    if attention_mask.dtype is torch.bool:
+        weights = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min).softmax(-1)
+        weights = weights.masked_fill(~attention_mask, 0.0)  # where no key is seen, all of them are zero
+    else:
+        weights = (scores + attention_mask.float()).softmax(-1)
+    block = BLOCK if _is_always(length % BLOCK == 0) else 1
+    weights = computed_once(weights).view(batch, keys, -1, length // block, block)
+    values = value.reshape(batch, keys, length // block, block, size).float()
+    products = [
+        sum(weights[:, :, each, :, place, None] * values[:, :, :, place] for place in range(block)).sum(2)
+        for each in shared
+    ]
+    return torch.stack(products, 2).to(query.dtype).reshape(batch, heads, queries, size).transpose(1, 2)
+
+
+def _is_always(condition) -> bool:
+    """Whether a condition on sizes holds for all sizes that a graph is for."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # half a second, which no other call needs
+
+    return statically_known_true(condition)
