@@ -146,5 +146,5 @@ def position_bias(stack, place, blocks):
 def _without(module, *names):
     """The module without some of its parts, sharing all others."""
     rest = copy.copy(module)
-    rest._modules = {name: part for name, part in module._modules.items() if name not in names}
+    vars(rest)["_modules"] = {name: part for name, part in module._modules.items() if name not in names}
     return rest
