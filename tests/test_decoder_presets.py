@@ -112,8 +112,7 @@ def test_the_functions_that_are_compiled_compute_the_next_token(name, monkeypatc
     positions = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
     seen = nn.functional.pad(mask.bool(), (0, -LENGTH % BLOCK)).unflatten(1, (-1, BLOCK))
     place = torch.tensor([LENGTH - 1])
-    sources = [(None, None, None)] * len(buffers)
-    logits = _Functions.of(model, "few", 1).run(ids[:, -1:], positions, seen, place, buffers, sources)
+    logits = _Functions.of(model, "few", 1).run(ids[:, -1:], positions, seen, place, buffers, None, [])
     assert_close(logits, model(ids, attention_mask=mask).logits[:, -1:])
 
 

@@ -13,10 +13,10 @@ from transformers.generation import BaseStreamer
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiled, linear, measure
+from blockformer.engine import compiled, linear, measure, step
 from blockformer.engine.experts import TracedExperts
 from blockformer.engine.step import CompiledSteps, _Example
-from blockformer.engine.step_parts import LayerPart
+from blockformer.engine.step_parts import LayersPart
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
@@ -93,8 +93,10 @@ def family_pair(family):
     return pair(family, **settings)
 
 
+@pytest.mark.parametrize("together", [1, 8])
 @pytest.mark.parametrize("family", ["gpt2", "mistral", "umt5"])
-def test_the_step_is_right_before_it_is_compiled(family, untraced):
+def test_the_step_is_right_before_it_is_compiled(family, together, untraced, monkeypatch):
+    monkeypatch.setattr(step, "_SMALL_LAYERS", together)
     plain, quick = family_pair(family)
     for rows in (1, 3):
         for settings in WAYS[:2]:
@@ -224,10 +226,10 @@ def test_a_step_takes_any_number_of_rows_whatever_product_is_quicker(dtype, is_q
     monkeypatch.setattr(linear, "_LEAST_WEIGHTS_IN_GRAPHS", 1)
     monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(["onednn", "onednn, one row", "widened"], is_quicker))
     steps = pair(dtype=dtype)[1]._steps
-    layer = steps._stack.layers[0]
     for sources, most in (("few", 4), ("many", 1 << 40)):
-        arguments, varying = _Example(steps._stack, sources, 1).layer(layer)
-        part = LayerPart(layer, steps._stack.config)
+        example = _Example(steps._stack, sources, 1)
+        arguments, varying = example.layers(2)
+        part = LayersPart(steps._stack.layers, steps._stack.config, example.turning)
         with measure.own_trace():
             program = torch.export.export(part, arguments, dynamic_shapes=varying, strict=False)
         uppers = sorted(each.upper for each in program.range_constraints.values())

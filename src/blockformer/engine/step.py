@@ -23,10 +23,12 @@ from .few_rows import BLOCK, MOST_ROWS
 from .four_bit_rows import OrderedWeights
 from .growing_cache import GrowingLayer
 from .measure import is_enabled
-from .step_parts import WRITTEN, FirstPart, LastPart, LayerPart, position_bias
+from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, position_bias
 
 # What `generate` passes along that says nothing of a step.
 _SAYS_NOTHING = {"use_cache": (None, True), "return_dict": (None, True), "logits_to_keep": (0, 1)}
+# Bytes of weights up to which a layer takes no longer than calling it, and how many of such are one function.
+_SMALL_LAYER, _SMALL_LAYERS = 1 << 23, 8
 _ROWS = 3  # in an example; other than any size of the model that could be taken for it
 
 
@@ -94,8 +96,8 @@ class CompiledSteps:
         mask, positions = self._seen(attention_mask, position_ids, rows, length)
         buffers = [layer.reserve(WRITTEN) for layer in own.layers]
         place = torch.tensor([length - 1])
-        sources_of = [(None, None, None)] * len(buffers) if cross is None else self._source(cross, source_mask)
-        logits = functions.run(input_ids.long(), positions, mask, place, buffers, sources_of)
+        source = (None, []) if cross is None else self._source(cross, source_mask)
+        logits = functions.run(input_ids.long(), positions, mask, place, buffers, *source)
         if logits is None:
             return None
         for layer in own.layers:
@@ -128,8 +130,8 @@ class CompiledSteps:
         blocks = F.pad(mask[:, 0, 0], (0, max(-length % BLOCK, WRITTEN - length))).unflatten(1, (-1, BLOCK))
         return blocks, positions
 
-    def _source(self, cross, source_mask) -> list[tuple]:
-        """What each layer is told of the source: mask, keys, values."""
+    def _source(self, cross, source_mask) -> tuple:
+        """The mask of the source, and keys and values of each layer."""
         for layer in cross.layers:
             layer.keys, layer.values = layer.keys.contiguous(), layer.values.contiguous()
         rows, _, length, _ = cross.layers[0].keys.shape
@@ -137,7 +139,7 @@ class CompiledSteps:
             mask = torch.ones(rows, 1, 1, length, dtype=torch.bool)
         else:
             mask = source_mask[:, None, None, :] != 0
-        return [(mask, layer.keys, layer.values) for layer in cross.layers]
+        return mask, [(layer.keys, layer.values) for layer in cross.layers]
 
     def _functions_for(self, sources: int, beams: int):
         """The compiled parts for a batch of one source or several, with so many beams each; None if there are none."""
@@ -157,12 +159,11 @@ class _Functions:
     """The compiled parts of a step for one kind of batch.
 
     Args:
-        layers: of each layer its type and its function.
-        turning: the layer types that rotary positions turn, in order.
+        layers: functions of one or more layers each, `sizes` how many.
     """
 
-    def __init__(self, first, layers: list[tuple], last, turning: list[str]):
-        self._first, self._layers, self._last, self._turning = first, layers, last, turning
+    def __init__(self, first, layers: list, sizes: list[int], last):
+        self._first, self._layers, self._sizes, self._last = first, layers, sizes, last
 
     @classmethod
     def of(cls, model, sources: str, beams: int):
@@ -173,34 +174,43 @@ class _Functions:
         """
         stack = model.get_decoder()
         example = _Example(stack, sources, beams)
+        groups = _groups_of(stack.layers)
         parts = [(FirstPart(stack), *example.first()), (LastPart(model, stack.norm), *example.last())]
-        parts += [(LayerPart(layer, stack.config), *example.layer(layer)) for layer in stack.layers]
+        for group in groups:
+            parts.append((LayersPart(group, stack.config, example.turning), *example.layers(len(group))))
         functions = []
         for part in parts:
             functions.append(CompiledFunction.of(*part))
             if functions[-1] is None:
                 return None
-        types = [layer.layer_type for layer in stack.layers]
-        return cls(functions[0], list(zip(types, functions[2:], strict=True)), functions[1], example.turning)
+        return cls(functions[0], functions[2:], [len(group) for group in groups], functions[1])
 
-    def run(self, input_ids, positions, mask, place, buffers: list[tuple], sources: list[tuple]):
+    def run(self, input_ids, positions, mask, place, buffers: list, source_mask, sources: list):
         """The logits [B, 1, V]; None once a tensor of the model has another dtype, shape or device.
 
         Args:
-            buffers: of each layer keys and values; `sources` what `LayerPart` is told of the encoder.
+            buffers: of each layer keys and values; `sources` likewise of the encoder's states, or none.
         """
         output = self._first(input_ids, positions, mask, place)
         if output is None:
             return None
         states, turns, windows, biases = output
-        masks = {"full_attention": mask, "sliding_attention": windows[0] if windows else None}
-        by_type = dict(zip(self._turning, zip(turns[::2], turns[1::2], strict=True), strict=True))
-        bias = biases[0] if biases else None
-        for (kind, layer), pair, source in zip(self._layers, buffers, sources, strict=True):
-            states = layer(states, masks[kind], place, list(by_type.get(kind, ())), bias, *pair, *source)
+        window, bias = windows[0] if windows else None, biases[0] if biases else None
+        start = 0
+        for function, size in zip(self._layers, self._sizes, strict=True):
+            own = [[each for pair in pairs[start : start + size] for each in pair] for pairs in (buffers, sources)]
+            states = function(states, mask, window, place, turns, bias, own[0], source_mask, own[1])
             if states is None:
                 return None
+            start += size
         return self._last(states)
+
+
+def _groups_of(layers) -> list[list]:
+    """The layers that are a function together: each by itself, or some that are small."""
+    sizes = [sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers())) for layer in layers]
+    count = _SMALL_LAYERS if max(sizes) <= _SMALL_LAYER else 1
+    return [list(layers[start : start + count]) for start in range(0, len(layers), count)]
 
 
 class _Example:
@@ -219,7 +229,7 @@ class _Example:
         self.by_row = {} if sources == "one" else {0: dim if beams == 1 else beams * dim}
         rotations = rotations_of(stack.rotary_emb, stack.config, *self._states_and_positions())
         self.turning = sorted(rotations)
-        self.turns = {kind: [turn.clone() for turn in turns] for kind, turns in rotations.items()}
+        self.turns = rotations
 
     def first(self):
         """Of a `FirstPart`."""
@@ -227,32 +237,34 @@ class _Example:
         varying = (self.by_row, self.by_row, {**self.by_row, 1: Dim.DYNAMIC}, None)
         return (ids, self._states_and_positions()[1], self._mask(), self._place()), varying
 
-    def layer(self, layer):
-        """Of a `LayerPart`."""
+    def layers(self, count: int):
+        """Of a `LayersPart` of so many layers."""
         stack, config = self.stack, self.stack.config
         states, _ = self._states_and_positions()
         room, length = 101, 53
-        own = torch.zeros(self.rows, config.num_key_value_heads, room, config.head_dim, dtype=states.dtype)
-        turns = self.turns.get(layer.layer_type, [])
+        shape = (self.rows, config.num_key_value_heads, room, config.head_dim)
+        own = [torch.zeros(shape, dtype=states.dtype) for _ in range(2 * count)]
+        turns = [turn.clone() for kind in self.turning for turn in self.turns[kind]]
+        window = None if config.sliding_window is None else self._mask()
         bias = position_bias(stack, self._place(), self.blocks)
-        arguments = (states, self._mask(), self._place(), turns, bias, own, own.clone())
-        room_varies = {**self.by_row, 2: Dim.DYNAMIC}
+        arguments = (states, self._mask(), window, self._place(), turns, bias, own)
+        mask_varies = {**self.by_row, 1: Dim.DYNAMIC}
         varying: tuple = (
             self.by_row,
-            {**self.by_row, 1: Dim.DYNAMIC},
+            mask_varies,
+            None if window is None else mask_varies,
             None,
             [self.by_row if turn.shape[0] > 1 else None for turn in turns],
             None if bias is None else {2: Dim.DYNAMIC},
-            room_varies,
-            room_varies,
+            [{**self.by_row, 2: Dim.DYNAMIC}] * len(own),
         )
         if not config.is_encoder_decoder:
-            return (*arguments, None, None, None), (*varying, None, None, None)
+            return (*arguments, None, []), (*varying, None, [])
         mask = torch.ones(self.sources, 1, 1, length, dtype=torch.bool)
-        other = torch.zeros(self.sources, config.num_key_value_heads, length, config.head_dim, dtype=states.dtype)
-        length_varies = {**self.by_source, 2: Dim.DYNAMIC}
-        varying = (*varying, {**self.by_source, 3: Dim.DYNAMIC}, length_varies, length_varies)
-        return (*arguments, mask, other, other.clone()), varying
+        shape = (self.sources, config.num_key_value_heads, length, config.head_dim)
+        sources = [torch.zeros(shape, dtype=states.dtype) for _ in range(2 * count)]
+        sources_vary = [{**self.by_source, 2: Dim.DYNAMIC}] * len(sources)
+        return (*arguments, mask, sources), (*varying, {**self.by_source, 3: Dim.DYNAMIC}, sources_vary)
 
     def last(self):
         """Of a `LastPart`."""

@@ -1,6 +1,6 @@
-"""The parts of a decoder's step, as functions of tensors alone, for the compiler: its first, a layer's and its last.
+"""The parts of a decoder's step, as functions of tensors alone, for the compiler: its first, some layers and its last.
 
-A function for each layer is compiled in seconds, and once for all layers that are alike.
+A function of large layers is compiled in seconds, and once for all that are alike.
 
 B rows, n beams of a source, S tokens with the new one, R room of a cache, E source length, H heads, K key/value heads,
 D head size, C hidden size, V vocabulary.
@@ -93,35 +93,51 @@ class FirstPart(nn.Module):
         return states, turns, windows, [] if bias is None else [bias]
 
 
-class LayerPart(nn.Module):
-    """One layer: states [B, 1, C] -> [B, 1, C]. It writes the new token's keys and values into their buffers."""
+class LayersPart(nn.Module):
+    """Some layers: states [B, 1, C] -> [B, 1, C]. They write the new token's keys and values into their buffers.
 
-    def __init__(self, layer, config):
+    Args:
+        turning: the layer types that rotary positions turn, in order.
+    """
+
+    def __init__(self, layers, config, turning):
         super().__init__()
-        self.config, self.layer = config, layer
+        self.config, self.layers, self.turning = config, nn.ModuleList(layers), turning
 
-    def forward(self, states, mask, place, turns, bias, keys, values, source_mask, source_keys, source_values):
-        """Run the layer.
+    def forward(self, states, mask, window, place, turns, bias, buffers, source_mask, sources):
+        """Run the layers.
 
         Args:
-            mask: bool [B, S / BLOCK, BLOCK]; `place` int64 [1], of the new token.
-            turns: what rotary positions turn by, or none; `bias` [1, H, S / BLOCK, BLOCK] or None.
-            keys, values: buffers [B, K, R, D].
-            source_mask: bool [B / n, 1, 1, E], and `source_keys`, `source_values` [B / n, K, E, D]; None without an
-                encoder.
+            mask: bool [B, S / BLOCK, BLOCK], and `window` likewise, or None; `place` int64 [1], of the new token.
+            turns: what rotary positions turn by, two for each of the types, or none.
+            bias: [1, H, S / BLOCK, BLOCK] or None.
+            buffers: keys and values [B, K, R, D] of one layer after the other.
+            source_mask: bool [B / n, 1, 1, E], or None without an encoder.
+            sources: keys and values [B / n, K, E, D] of the encoder's states, of one layer after the other, or none.
         """
-        layer = self.layer
-        mask = mask.flatten(1)[:, None, None, :]
+        given = {"full_attention": mask, "sliding_attention": window}
+        masks = {kind: each.flatten(1)[:, None, None, :] for kind, each in given.items() if each is not None}
+        length = mask.shape[1] * BLOCK
         bias = None if bias is None else bias.flatten(2)[:, :, None]
-        cache: Cache = _Buffers(place, mask.shape[-1], (keys, values))
         if source_mask is not None:
-            beams = states.shape[0] // source_mask.shape[0]
-            source_mask = source_mask.expand(-1, -1, beams, -1)
-            cache = _Caches(cache, source_keys, source_values, layer.layer_idx)
-        rotations = {layer.layer_type: tuple(turns)} if turns else {}
-        batch = Batch({layer.layer_type: mask}, rotations, place, source_mask)
-        source = None if source_mask is None else states  # any tensor: its keys and values are cached
-        return layer.forward(states, source, bias, batch=batch, past_key_values=cache)
+            source_mask = source_mask.expand(-1, -1, states.shape[0] // source_mask.shape[0], -1)
+        rotations = dict(zip(self.turning, zip(turns[::2], turns[1::2], strict=True), strict=True))
+        batch = Batch(masks, rotations, place, source_mask)
+        for index, layer in enumerate(self.layers):
+            own = slice(2 * index, 2 * index + 2)
+            cache: Cache = _Buffers(place, length, buffers[own])
+            if source_mask is not None:
+                keys, values = sources[own]
+                cache = _Caches(cache, keys, values, layer.layer_idx)
+            states = _cut(states) if index else states
+            source = None if source_mask is None else states  # any tensor: its keys and values are cached
+            states = layer.forward(states, source, bias, batch=batch, past_key_values=cache)
+        return states
+
+
+def _cut(states):
+    """The same states, by an operator that the compiler calls and fuses with nothing: what is alike shares its code."""
+    return states[None].cumsum(0)[0]
 
 
 class LastPart(nn.Module):
