@@ -40,11 +40,11 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
 
     Args:
         model: a Blockformer model of this package.
-        compile: compile the step that writes one more token, and the layers of an encoder and of a float32 prompt, with
-            PyTorch's compiler. This needs a C++ compiler and takes some twenty seconds, however many layers there are,
-            when the model first writes a batch of a new kind (one row, two to four or more, and each number of beams);
-            later processes load it from `~/.cache/blockformer`. Weights stay plain; those of 4 bits are held once more,
-            for up to four rows.
+        compile: compile the step that writes one more token, and the layers of an encoder and of a float32 prompt,
+            with PyTorch's compiler. This needs a C++ compiler and takes some twenty seconds, up to a minute for small
+            layers, when the model first writes a batch of a new kind (one row, two to four or more, and each number of
+            beams); later processes load it from `~/.cache/blockformer`. Weights stay plain; those of 4 bits are held
+            once more, for up to four rows.
         second_copy: hold bfloat16 weights twice. The second layout makes steps of up to four tokens faster still. Only
             `prepare_for_training` frees it.
 
