@@ -156,8 +156,9 @@ def _settings(part: nn.Module) -> list:
     return [type(part).__qualname__, plain]
 
 
-def _digest(module, tensors, arguments, varying) -> str:
-    """What the code depends on, in one word: versions, sources, sizes and the processor."""
+@functools.cache
+def _this_process() -> dict:
+    """What all code depends on: versions, sources and the processor, looked up once."""
     sources = hashlib.sha256()
     for path in sorted((*_CODE.glob("*.py"), *_CODE.glob("engine/*.py"))):
         sources.update(path.read_bytes())
@@ -167,14 +168,21 @@ def _digest(module, tensors, arguments, varying) -> str:
         if processor.exists()
         else platform.processor()
     )
-    facts = {
+    return {
         "torch": torch.__version__,
         "capability": torch.backends.cpu.get_cpu_capability(),
         "processor": [platform.machine(), flags],
+        "sources": sources.hexdigest(),
+    }
+
+
+def _digest(module, tensors, arguments, varying) -> str:
+    """What the code depends on, in one word: versions, sources, sizes and the processor."""
+    facts = {
+        **_this_process(),
         "onednn": onednn_is_quicker(),
         "module": type(module).__name__,
         "parts": [_settings(part) for part in module.modules()],
-        "sources": sources.hexdigest(),
         "config": module.config.to_diff_dict(),
         "tensors": {name: str(_kind(tensor)) for name, tensor in tensors.items()},
         "arguments": [

@@ -227,9 +227,8 @@ class _Example:
         dim = Dim("sources", min=2, max=MOST_ROWS) if sources == "few" else Dim("sources", min=2)
         self.by_source = {} if sources == "one" else {0: dim}
         self.by_row = {} if sources == "one" else {0: dim if beams == 1 else beams * dim}
-        rotations = rotations_of(stack.rotary_emb, stack.config, *self._states_and_positions())
-        self.turning = sorted(rotations)
-        self.turns = rotations
+        self.turns = rotations_of(stack.rotary_emb, stack.config, *self._states_and_positions())
+        self.turning = sorted(self.turns)
 
     def first(self):
         """Of a `FirstPart`."""
