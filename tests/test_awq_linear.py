@@ -15,6 +15,7 @@ from quantized_layers import SIZES, layer_of, low_of, pair, prepared_of, prepare
 from safetensors.torch import save_file
 
 import blockformer
+from blockformer import awq_linear
 from blockformer.awq_linear import QuantizedLinear, dequantize
 from blockformer.engine.four_bits import pack, unpack
 
@@ -275,3 +276,17 @@ def test_only_weights_of_4_bits_are_read_from_the_disk_in_their_own_dtypes(tmp_p
 def test_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         pairs.config(**{**SIZES, **settings})
+
+
+@pytest.mark.parametrize("make", [layer_of, prepared_of])
+@pytest.mark.parametrize("rows", [1, 40])
+@torch.no_grad()
+def test_where_a_cpu_has_no_bfloat16_products_are_in_float32(rows, make, monkeypatch):
+    layer, _ = make(48, 512, 128, bias=True)
+    layer, states = layer.bfloat16(), torch.randn(rows, 512).bfloat16()
+    exact = states.double() @ layer.dequantized(torch.bfloat16).double() + layer.bias.double()
+    for slow in ({torch.float16}, {torch.float16, torch.bfloat16}):
+        monkeypatch.setattr(awq_linear, "_SLOW_ON_CPU", slow)
+        found = layer.plain_product(states)
+        assert found.dtype is torch.bfloat16
+        assert (found - exact).abs().max() <= 2**-7 * exact.abs().max()

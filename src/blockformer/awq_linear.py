@@ -17,6 +17,10 @@ SHIFTS = (0, 4, 8, 12)
 _TWO = 0x000F000F
 # With these bits above it, a number q of 4 bits in 16 is a floating-point number: 128 + q, or 1,024 + q.
 ABOVE = {torch.bfloat16: (0x43004300, 128), torch.float16: (0x64006400, 1024)}
+# In these a CPU multiplies by a transposed weight many times as slowly as in float32.
+_SLOW_ON_CPU = {torch.float16}
+if torch.backends.cpu.get_cpu_capability() != "AVX512":
+    _SLOW_ON_CPU.add(torch.bfloat16)
 
 
 @dataclass(eq=False, repr=False)
@@ -111,11 +115,14 @@ class QuantizedLinear(nn.Linear):
 
     def plain_product(self, states):
         """`forward` by plain weights, made for this call. [..., I] -> [..., O]."""
-        if states.dtype is torch.float16 and states.device.type == "cpu":  # many times as slow there as float32
-            bias = None if self.bias is None else self.bias.float()
-            weight = self.dequantized(torch.float16).float()
-            return F.linear(states.float(), weight.t(), bias).to(torch.float16)
-        return F.linear(states, self.dequantized(states.dtype).t(), self.bias)
+        weight = self.dequantized(states.dtype).t()
+        if states.device.type != "cpu" or states.dtype not in _SLOW_ON_CPU:
+            return self._multiply(states, weight, self.bias)
+        bias = None if self.bias is None else self.bias.float()
+        return self._multiply(states.float(), weight.float(), bias).to(states.dtype)
+
+    def _multiply(self, states, weight, bias):
+        return F.linear(states, weight, bias)
 
     def dequantized(self, dtype):
         """The transposed weight, [I, O]."""

@@ -43,14 +43,25 @@ def test_few_rows_are_those_of_plain_weights(inputs, group, dtype, bias):
         assert_near(found, plain(states.double()), dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("inputs", "group"), [(384, 128), (384, 2), (384, 6), (384, -1)])
 @torch.no_grad()
-def test_many_rows_and_calls_outside_of_a_graph_do_not_read_the_copy():
+def test_many_rows_are_those_of_plain_weights(inputs, group, dtype):
+    layer, plain = traced_of(48, inputs, group, bias=True)
+    plain, layer = plain.double(), layer.to(dtype)
+    states = torch.randn(2, 5, inputs).to(dtype)
+    with own_trace():
+        assert_near(layer(states), plain(states.double()), dtype)
+
+
+@torch.no_grad()
+def test_calls_outside_of_a_graph_do_not_read_the_copy():
     layer, plain = traced_of(48, 192, 32)
     layer.ordered_numbers.zero_()
-    many, one = torch.randn(5, 192), torch.randn(1, 192)
+    for states in (torch.randn(40, 192), torch.randn(1, 192)):
+        assert_close(layer(states), plain(states))
     with own_trace():
-        assert_close(layer(many), plain(many))
-    assert_close(layer(one), plain(one))
+        assert not torch.allclose(layer(states), plain(states))
 
 
 @torch.no_grad()
@@ -67,6 +78,9 @@ def test_the_copies_follow_the_weights():
 
     first = numbers()
     assert all(new is old for new, old in zip(numbers(), first, strict=True))
+    again = OrderedWeights(model)  # makes no copy where there is one
+    again.refresh()
+    assert all(layer.ordered_numbers is old for layer, old in zip(layers, first, strict=True))
     other = copy.deepcopy(model)
     for layer in low_of(other):
         layer.qweight.random_(-(2**31), 2**31 - 1)

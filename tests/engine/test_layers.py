@@ -105,6 +105,43 @@ def test_a_prompt_gives_the_same_logits_and_cache(family, settings, untraced, mo
     assert len(calls) == 4
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
+@torch.no_grad()
+def test_a_prompt_by_weights_of_4_bits(dtype, untraced, monkeypatch):
+    """Only in bfloat16, where the processor has it, and for more tokens than have a product of packed weights."""
+    for is_widened in (False, True):
+        monkeypatch.setitem(measure._verdicts, f"widened, {dtype}", is_widened)
+        plain, quick = pair(
+            "qwen3", blockformer.BlockformerDecoderForCausalLM, dtype, linear_bits=4, linear_group_size=16
+        )
+        for model in (plain, quick):
+            for tensor in low_tensors(model):
+                tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) * 2654435761 % 2**31)
+        calls, call = [], _Layer.forward
+        monkeypatch.setattr(_Layer, "forward", lambda *given, calls=calls, call=call: calls.append(1) or call(*given))
+        for tokens, compiled in ((32, False), (33, True)):
+            ids = token_ids(1, tokens, vocab=97)
+            found, expected = (model(ids).logits for model in (quick, plain))
+            error = (found - expected).norm() / expected.norm()
+            assert error <= {torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.1}[dtype]
+            assert bool(calls) == (compiled and dtype is torch.bfloat16 and not is_widened)
+
+
+def low_tensors(model):
+    return [tensor for name, tensor in model.named_buffers() if name.endswith(("qweight", "qzeros"))]
+
+
+@torch.no_grad()
+def test_layers_stay_uncompiled_where_a_half_precision_is_quicker_in_float32(untraced, monkeypatch):
+    for is_widened in (True, False):
+        monkeypatch.setitem(measure._verdicts, "widened, torch.bfloat16", is_widened)
+        plain, quick = pair(dtype=torch.bfloat16)
+        assert hasattr(stack_of(quick), "_compiled_layers") != is_widened
+        ids = token_ids(2, 9, vocab=97)
+        found, expected = (model(ids).last_hidden_state for model in (quick, plain))
+        assert (found - expected).norm() <= 0.1 * expected.norm()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("family", "settings"), DECODERS)
 @torch.no_grad()
@@ -118,7 +155,7 @@ def test_a_compiled_prompt(family, settings):
 @torch.no_grad()
 def test_one_graph_takes_any_number_of_tokens_and_sequences(family, is_quicker, monkeypatch):
     monkeypatch.setattr(linear, "_LEAST_WEIGHTS_IN_GRAPHS", 1)
-    monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(["onednn", "onednn, one row", "widened"], is_quicker))
+    monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(["onednn", "onednn, one row"], is_quicker))
     layers: CompiledLayers = stack_of(pair(family)[1])._compiled_layers
     layer, config = layers._stack.layers[0], layers._stack.config
     arguments, varying = layers._example(layer)

@@ -14,7 +14,7 @@ import blockformer
 from blockformer import attention
 from blockformer.attention import eager_attention_forward
 from blockformer.engine import attention as quick_attention
-from blockformer.engine import four_bits, fused, measure, packed
+from blockformer.engine import blocks, four_bits, fused, measure, packed
 from blockformer.engine import linear as quick_linear
 from blockformer.engine.attention import attend_grouped, can_attend_grouped
 from blockformer.engine.linear import QuickLinear
@@ -228,29 +228,30 @@ def test_models_of_other_code_are_refused():
         blockformer.prepare_for_training(other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("onednn", [True, False])
 @pytest.mark.parametrize(
     ("shape", "is_widened"), [((8, 7), True), ((2, 2, 4, 7), True), ((7, 7), False), ((7,), False)]
 )
 @torch.no_grad()
-def test_many_rows_of_float16(monkeypatch, bias, onednn, shape, is_widened):
-    widened, used = quick_linear._widened, []
+def test_many_rows_of_half_precision(monkeypatch, dtype, bias, onednn, shape, is_widened):
+    widened, used, verdict = quick_linear._widened, [], f"widened, {dtype}"
     monkeypatch.setattr(quick_linear, "_widened", lambda *args: used.append(args) or widened(*args))
-    monkeypatch.setattr(measure, "_verdicts", {"onednn": onednn, "widened": True})
+    monkeypatch.setattr(measure, "_verdicts", {"onednn": onednn, verdict: True})
     monkeypatch.setattr(quick_linear, "_WIDENED", 4 * 7)  # parts of 4, 4 and 3 outputs
-    layer, states = nn.Linear(7, 11, bias=bias).half(), torch.randn(shape).half()
+    layer, states = nn.Linear(7, 11, bias=bias).to(dtype), torch.randn(shape).to(dtype)
     exact = nn.functional.linear(states.double(), layer.weight.double(), layer.bias.double() if bias else None)
     found = linear(layer, states)
-    assert found.dtype is torch.float16
+    assert found.dtype is dtype
     assert bool(used) == is_widened
-    torch.testing.assert_close(found, exact.half(), rtol=2**-9, atol=2**-12)
+    torch.testing.assert_close(found, exact.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=2**-12)
     used.clear()
     with torch.enable_grad():
         assert linear(layer, states).requires_grad
-    monkeypatch.setitem(measure._verdicts, "widened", False)
+    monkeypatch.setitem(measure._verdicts, verdict, False)
     linear(layer, states)
-    monkeypatch.setattr(measure, "_verdicts", {"onednn": onednn, "widened": True})
+    monkeypatch.setattr(measure, "_verdicts", {"onednn": onednn, verdict: True})
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     linear(layer, states)
     assert not used
@@ -283,12 +284,17 @@ def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
 def test_measuring_leaves_the_random_state_alone(monkeypatch):
     monkeypatch.setattr(measure, "_verdicts", {})
     before = torch.get_rng_state()
-    for dtype in (torch.float16, torch.float32):  # the first one asks for the other
+    halves = (torch.float16, torch.bfloat16)
+    for dtype in (*halves, torch.float32):  # the first one asks for the last
         linear(nn.utils.skip_init(nn.Linear, 4, 3, dtype=dtype), torch.ones(8, 4, dtype=dtype))
     quick_linear.onednn_is_quicker_for_one_row()
     for way in ("packed", "copy"):
         packed.is_worth(way)
-    assert measure._verdicts.keys() == {"onednn", "onednn, one row", "widened", "packed", "copy"}
+    states = torch.ones(1, 8, 512, 64, dtype=torch.bfloat16)
+    blocks.can_attend_in_blocks(states, states)
+    widened = {f"widened, {dtype}" for dtype in halves}
+    known = {"onednn", "onednn, one row", "packed", "copy", "attention in blocks, torch.bfloat16", *widened}
+    assert measure._verdicts.keys() == known
     assert torch.equal(torch.get_rng_state(), before)
 
 

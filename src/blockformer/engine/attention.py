@@ -11,6 +11,7 @@ from ..attention import sdpa_attention as plain
 from ..normalization import RMSNorm, rms_norm
 from ..positions import rotate
 from ..unpadding import attend_unpadded
+from .blocks import attend_in_blocks, can_attend_in_blocks
 from .few_rows import attend, can_attend
 from .linear import is_bare
 from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix
@@ -28,14 +29,20 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
         return plain(module, query, key, value, attention_mask, unpadding, scaling=scaling, dropout=dropout, **kwargs)
     if is_own_trace() and can_attend(query, key):
         return attend(query, key, value, attention_mask, scaling), None
+    is_prepared = type(module) is FusedAttention
     if unpadding is not None:
         if can_attend_sequences(unpadding, query, attention_mask, kwargs):
-            lengths, is_causal = unpadding.lengths, module.is_causal
-            return attend_sequences(query, key, value, lengths, scaling, is_causal, dropout=dropout), None
+            given = (query, key, value, unpadding.lengths, scaling, module.is_causal)
+            return attend_sequences(*given, dropout=dropout, in_blocks=is_prepared), None
         parts = (module, query, key, value, attention_mask)
         return attend_unpadded(sdpa_attention, unpadding, *parts, scaling=scaling, dropout=dropout, **kwargs)
     if can_attend_grouped(query, key, kwargs) and not _library_is_quicker(query, key, attention_mask):
         return attend_grouped(query, key, value, attention_mask, scaling, dropout), None
+    is_whole = attention_mask is None and kwargs.get("cache") is None and not dropout
+    is_whole = is_whole and (query.shape[2] == key.shape[2] or not module.is_causal)
+    if is_prepared and is_whole and can_attend_in_blocks(query, key):
+        output = attend_in_blocks(query, key, value, None, scaling, module.is_causal)
+        return output.transpose(1, 2), None
     return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 
 
@@ -96,9 +103,10 @@ def _measure_pairs() -> bool:
 
 
 class FusedAttention(Attention):
-    """`Attention` that norms and rotates queries and keys together when they come from one fused product.
+    """`Attention` of a prepared model: it may attend in blocks, and norms and rotates queries and keys together when
+    they come from one fused product.
 
-    An `Attention` whose projections are `fused` becomes one by changing its class.
+    An `Attention` becomes one by changing its class.
     """
 
     def _split_states(self, query, key, value, position_embeddings):

@@ -1,8 +1,9 @@
-"""The product of few rows with 4-bit weights, written out for the compiler: a loop over bytes in the order of inputs.
+"""Products with 4-bit weights, written out for the compiler: loops over bytes in the order of inputs.
 
 An AWQ word holds 8 outputs, so that a sum over inputs strides through memory. Here a byte holds two inputs of one
 output: one of the first half of their group in its lower bits, one of the second half in its upper bits. A loop reads
-the bytes of an output one after the other, and gets vectors of neighbouring inputs of both halves.
+the bytes of an output one after the other, and gets vectors of neighbouring inputs of both halves. Few rows are
+multiplied by it as it goes; for many it writes the weight out.
 
 I inputs and O outputs of a layer, G inputs of a group.
 """
@@ -10,17 +11,19 @@ I inputs and O outputs of a layer, G inputs of a group.
 import threading
 
 import torch
+from torch.nn import functional as F
 
 from .few_rows import are_few, as_rows, computed_once, rows_of
 from .four_bits import PreparedQuantizedLinear, unpack
 from .measure import is_own_trace
 
 _lock = threading.Lock()
+_SOURCES = ("qweight", "qzeros", "scales")
 _ORDERED = ("ordered_numbers", "ordered_zeros", "ordered_scales")
 
 
 class TracedQuantizedLinear(PreparedQuantizedLinear):
-    """`PreparedQuantizedLinear` of which the engine's own graphs of few rows read a second copy, in a loop's order.
+    """`PreparedQuantizedLinear` of which the engine's own graphs read a second copy, in a loop's order.
 
     A plain layer becomes one by changing its class, and has the copy from `put_in_order` on.
 
@@ -30,26 +33,37 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
     ordered_numbers: torch.Tensor
     ordered_zeros: torch.Tensor
     ordered_scales: torch.Tensor
+    _in_order: list = []  # the tensors that the copy is of, and how often they were written to
 
     def forward(self, states):
-        if is_own_trace() and are_few(states):
-            return self._few_rows(states)
-        return super().forward(states)
+        if not is_own_trace():
+            return super().forward(states)
+        return self._few_rows(states) if are_few(states) else self._many_rows(states)
 
     @torch.no_grad()
     def put_in_order(self) -> None:
-        """Make the copy of the current weights, in buffers that no state dict has."""
+        """Make the copy of the current weights, in buffers that no state dict has, unless there is one."""
+        if self._is_in_order():
+            return
         numbers, zeros = (unpack(words).t().to(torch.uint8) for words in (self.qweight, self.qzeros))
         halves = numbers.reshape(self.out_features, -1, 2, self.group_size // 2)
         bytes_ = halves[:, :, 0] | (halves[:, :, 1] << 4)
         for name, tensor in zip(_ORDERED, (bytes_, zeros, self.scales.t().float()), strict=True):
             self.register_buffer(name, tensor.contiguous(), persistent=False)
+        self._in_order = [(self._buffers[name], _writes(self._buffers[name])) for name in _SOURCES]
 
     def forget_order(self) -> None:
         """Free the copy."""
+        self._in_order = []
         for name in _ORDERED:
             if name in self._buffers:
                 delattr(self, name)
+
+    def _is_in_order(self) -> bool:
+        return bool(self._in_order) and all(
+            self._buffers[name] is tensor and _writes(tensor) == version
+            for name, (tensor, version) in zip(_SOURCES, self._in_order, strict=True)
+        )
 
     def _few_rows(self, states):
         """[..., I] that are few rows -> [..., O]; summed in float32."""
@@ -66,6 +80,14 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
             for row in range(len(inputs))
         ]
         return as_rows(outputs if self.bias is None else [output + self.bias.float() for output in outputs], states)
+
+    def _many_rows(self, states):
+        """[..., I] -> [..., O], by a weight that is written out."""
+        both, zeros = self.ordered_numbers.float(), self.ordered_zeros.float()[..., None]
+        upper = (both / 16).floor()  # a shift takes the compiler's loop six times as long
+        scales, parts = self.ordered_scales[..., None], (both - 16 * upper, upper)
+        weight = torch.stack([((numbers - zeros) * scales).to(states.dtype) for numbers in parts], 2)
+        return F.linear(states, weight.reshape(self.out_features, -1), self.bias)
 
 
 class OrderedWeights:
@@ -96,7 +118,7 @@ class OrderedWeights:
         layers = [module for module in self._model.modules() if isinstance(module, TracedQuantizedLinear)]
         for layer in layers:
             layer.put_in_order()
-        places = [(layer._buffers, name) for layer in layers for name in ("qweight", "qzeros", "scales")]
+        places = [(layer._buffers, name) for layer in layers for name in _SOURCES]
         self._sources = [(held, name, held[name], _writes(held[name])) for held, name in places]
 
 

@@ -8,14 +8,15 @@ import threading
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from ..awq_linear import ABOVE, SHIFTS, QuantizedLinear, raised
 from .gptqmodel_kernels import Kernel, has_kernel
-from .linear import is_transformed
+from .linear import float32_product, is_transformed
 from .measure import is_enabled
 
 # Up to this many rows are multiplied by the packed weights; with more it is faster to unpack them first.
-_MOST_ROWS = 32
+MOST_PACKED_ROWS = 32
 # What PyTorch's 4-bit product takes.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _lock = threading.Lock()
@@ -46,6 +47,11 @@ class PreparedQuantizedLinear(QuantizedLinear):
             return self.plain_product(states)
         return product if self.bias is None else product + self.bias.to(product.dtype)
 
+    def _multiply(self, states, weight, bias):
+        rows = states.numel() // self.in_features
+        is_quick = states.dtype is torch.float32 and states.device.type == "cpu" and rows > MOST_PACKED_ROWS
+        return (float32_product() if is_quick else F.linear)(states, weight, bias)
+
     def _quick_product(self, states):
         """The product with a second copy of the weights, without the bias; None if there is no such copy."""
         kind: tuple
@@ -68,7 +74,7 @@ class PreparedQuantizedLinear(QuantizedLinear):
     def _is_for_packed(self, states) -> bool:
         rows = states.numel() // self.in_features
         is_on_cpu = states.device.type == self.qweight.device.type == "cpu" and states.dtype in _DTYPES
-        return is_on_cpu and 0 < rows <= _MOST_ROWS and _has_product(self.group_size, self.out_features)
+        return is_on_cpu and 0 < rows <= MOST_PACKED_ROWS and _has_product(self.group_size, self.out_features)
 
     def _apply(self, fn, recurse=True):
         self._copy = None
@@ -161,7 +167,7 @@ class JointlyPacked:
 
     def takes(self, states) -> bool:
         """Whether the states have few rows."""
-        is_few = 0 < states.shape[:-1].numel() <= _MOST_ROWS
+        is_few = 0 < states.shape[:-1].numel() <= MOST_PACKED_ROWS
         return is_few and states.device.type == "cpu" and states.dtype in _DTYPES
 
     def product(self, states, bias):

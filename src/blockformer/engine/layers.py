@@ -17,6 +17,9 @@ from ..layer import Batch
 from ..positions import rotations_of
 from ..stack import Stack
 from .compiled import CompiledFunction, Modules
+from .four_bit_rows import OrderedWeights
+from .four_bits import MOST_PACKED_ROWS
+from .linear import HALVES, is_quicker_widened
 from .measure import is_enabled, is_own_trace
 from .sequences import TracedSequences
 
@@ -85,6 +88,7 @@ class CompiledLayers:
     def __init__(self, stack):
         self._stack = stack
         self._parts = Modules(stack)
+        self._ordered = OrderedWeights(stack)
 
     def __reduce__(self):
         return CompiledLayers, (None,), self._stack  # a copy finds its function on the disk
@@ -119,6 +123,7 @@ class CompiledLayers:
             lengths = batch.unpadding.lengths
         if any(turn.shape[:3] != (1, 1, shape[0] * shape[1]) for pair in turns.values() for turn in pair):
             return None
+        self._ordered.refresh()
         if self._functions is None:
             return None
         # A sequence of no tokens more: there are never fewer than the two that a dimension that varies must have.
@@ -146,7 +151,8 @@ class CompiledLayers:
             return False
         if (hidden_states.device.type, hidden_states.dtype) != ("cpu", weight.dtype) or hidden_states.requires_grad:
             return False
-        if hidden_states.shape[2] != stack.config.hidden_size or hidden_states.shape[0] * hidden_states.shape[1] < 2:
+        tokens, has_bits = hidden_states.shape[0] * hidden_states.shape[1], getattr(stack.config, "linear_bits", None)
+        if hidden_states.shape[2] != stack.config.hidden_size or tokens < (MOST_PACKED_ROWS + 1 if has_bits else 2):
             return False
         if encoder_hidden_states is not None or batch.encoder_mask is not None or batch.head_mask is not None:
             return False
@@ -191,10 +197,17 @@ def can_compile(stack) -> bool:
         return False
     if not stack.is_causal:
         return config.attn_logit_softcapping is None
-    # Measured for float32 alone; with experts, many tokens have products of their own.
-    is_plain = stack.dtype is torch.float32 and stack.relative_bias is None
+    # With experts, many tokens have products of their own.
+    is_plain = stack.dtype in (torch.float32, torch.bfloat16) and stack.relative_bias is None
     is_plain = is_plain and config.attn_logit_softcapping is None and not stack.has_cross_attention
     return is_plain and not getattr(config, "num_experts", 0)
+
+
+def gains(stack) -> bool:
+    """Whether compiled layers are faster here: some of the engine's products are none that the compiler would call."""
+    if stack.dtype in HALVES and is_quicker_widened(stack.dtype):
+        return False
+    return stack.dtype is torch.bfloat16 or not getattr(stack.config, "linear_bits", None)
 
 
 def plug_in() -> None:

@@ -1,8 +1,9 @@
-"""Faster products with plain weights: oneDNN's float32 and, for many rows, float16 by way of float32.
+"""Faster products with plain weights: oneDNN's float32 and, for many rows, half precision by way of float32.
 
 I inputs and O outputs of a linear layer.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -17,7 +18,8 @@ from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_m
 _LEAST_WORK = 1 << 23
 # Fewer rows than this are a matter of reading the weights; from this size of theirs on, that outweighs the overhead.
 _FEW_ROWS, _LEAST_WEIGHTS, _LEAST_WEIGHTS_IN_GRAPHS = 8, 1 << 19, 1 << 18
-# Float16 rows from which converting the weights to float32 pays off, and how many of their elements at a time.
+HALVES = (torch.float16, torch.bfloat16)
+# Their rows from which converting the weights to float32 pays off, and how many of the weights' elements at a time.
 _MANY_ROWS, _WIDENED = 8, 1 << 24
 
 
@@ -25,7 +27,7 @@ class QuickLinear(nn.Linear):
     """`nn.Linear` on the CPU by the faster product. A plain layer becomes one by changing its class.
 
     On some processors PyTorch's float32 product reaches about half of the speed of oneDNN's. Both sum in float32, in
-    a different order. Float16 rows are multiplied in float32 where the processor has no float16 product.
+    a different order. Many rows of half precision are multiplied in float32 where the processor has no product for it.
 
     Shapes: [..., I] -> [..., O].
     """
@@ -41,7 +43,7 @@ class QuickLinear(nn.Linear):
         is_small = rows * weight.numel() < _LEAST_WORK and (rows >= _FEW_ROWS or weight.numel() < _LEAST_WEIGHTS)
         if is_small and weight.dtype is torch.float32:
             return None
-        if weight.dtype not in (torch.float32, torch.float16) or states.dtype is not weight.dtype:
+        if weight.dtype not in (torch.float32, *HALVES) or states.dtype is not weight.dtype:
             return None
         if (
             states.device.type != "cpu"
@@ -52,9 +54,8 @@ class QuickLinear(nn.Linear):
         ):
             return None
         learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
-        if weight.dtype is torch.float16:
-            is_slow = not learns and rows >= _MANY_ROWS
-            return _widened if is_slow and is_measured("widened", _measure_widened) else None
+        if weight.dtype in HALVES:
+            return _widened if not learns and rows >= _MANY_ROWS and is_quicker_widened(weight.dtype) else None
         is_quicker = onednn_is_quicker() if learns or rows >= _FEW_ROWS else onednn_is_quicker_for_one_row()
         return (_Product.apply if learns else _onednn) if is_quicker else None
 
@@ -66,12 +67,12 @@ class QuickLinear(nn.Linear):
 
 
 def can_be_quick(layer: nn.Module) -> bool:
-    """Whether a layer is a plain `nn.Linear` of float32 or float16 on the CPU, with a faster product there."""
+    """Whether a layer is a plain `nn.Linear` on the CPU, of a dtype with a faster product there."""
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
         return False
     if layer.weight.dtype is torch.float32:
         return onednn_is_quicker() or onednn_is_quicker_for_one_row()
-    return layer.weight.dtype is torch.float16 and is_measured("widened", _measure_widened)
+    return layer.weight.dtype in HALVES and is_quicker_widened(layer.weight.dtype)
 
 
 def _is_dense(tensor) -> bool:
@@ -122,12 +123,22 @@ class _Product(torch.autograd.Function):
 
 
 def _widened(states, weight, bias):
-    """The float16 product in float32, a few of the outputs at a time."""
-    states, size = states.float(), max(1, _WIDENED // weight.shape[1])
+    """The product of half precision in float32, a few of the outputs at a time."""
+    dtype, states, size = states.dtype, states.float(), max(1, _WIDENED // weight.shape[1])
     parts = zip(weight.split(size), [None] * len(weight) if bias is None else bias.split(size), strict=False)
-    product = _onednn if onednn_is_quicker() else F.linear
-    outputs = [product(states, part.float(), each if each is None else each.float()).half() for part, each in parts]
-    return torch.cat(outputs, dim=-1)
+    product = float32_product()
+    outputs = [product(states, part.float(), each if each is None else each.float()).to(dtype) for part, each in parts]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+
+
+def float32_product() -> Callable:
+    """The faster float32 product of many rows."""
+    return _onednn if onednn_is_quicker() else F.linear
+
+
+def is_quicker_widened(dtype) -> bool:
+    """Whether this processor multiplies many rows of a half precision faster in float32."""
+    return is_measured(f"widened, {dtype}", functools.partial(_measure_widened, dtype))
 
 
 def onednn_is_quicker() -> bool:
@@ -154,6 +165,6 @@ def _measure_onednn(rows: int) -> bool:
 
 
 @torch.no_grad()
-def _measure_widened() -> bool:
-    states, weight = random_matrix(64, 1024).half(), random_matrix(1024, 1024).half()
+def _measure_widened(dtype) -> bool:
+    states, weight = random_matrix(64, 1024).to(dtype), random_matrix(1024, 1024).to(dtype)
     return is_quicker(lambda: _widened(states, weight, None), lambda: F.linear(states, weight), rounds=4)

@@ -27,7 +27,12 @@ _PREPARED = {
     Attention: FusedAttention,
     nn.Linear: QuickLinear,
 }
-_COMPILED = {Experts: TracedExperts, QuantizedLinear: TracedQuantizedLinear, nn.Linear: QuickLinear}
+_COMPILED = {
+    Experts: TracedExperts,
+    QuantizedLinear: TracedQuantizedLinear,
+    Attention: FusedAttention,
+    nn.Linear: QuickLinear,
+}
 
 
 def prepare_for_inference(model, second_copy: bool = False, compile: bool = False):
@@ -40,8 +45,8 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
 
     Args:
         model: a Blockformer model of this package.
-        compile: compile the step that writes one more token, and the layers of an encoder and of a float32 prompt,
-            with PyTorch's compiler. This needs a C++ compiler and takes some twenty seconds, up to a minute for small
+        compile: compile the step that writes one more token, and the layers of an encoder and of a prompt, with
+            PyTorch's compiler. This needs a C++ compiler and takes some twenty seconds, up to a minute for small
             layers, when the model first writes a batch of a new kind (one row, two to four or more, and each number of
             beams); later processes load it from `~/.cache/blockformer`. Weights stay plain; those of 4 bits are held
             once more, for up to four rows.
@@ -67,7 +72,7 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
         _make_plain(model)
         if step.can_compile(model):
             model._steps = step.CompiledSteps(model)
-        for stack in _readers(model):
+        for stack in filter(layers.gains, _readers(model)):
             stack._compiled_layers = layers.CompiledLayers(stack)
             stack.least_saving = 0  # compiled layers take the sequences of a batch, and no mask
         _put_in(model, _COMPILED if is_enabled() else {})

@@ -5,17 +5,18 @@ N tokens of all sequences, n sequences, L tokens of the longest, H heads, K key/
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional as F
+
+from .blocks import attend_in_blocks, can_attend_in_blocks
 
 # Scores of a sequence, times the width of all heads, up to which a product of its own costs more than padding it.
 _SHORT = 1 << 19
 
 
 def attend_sequences(
-    query, key, value, lengths: list, scaling: float, is_causal: bool, position_bias=None, dropout: float = 0.0
+    query, key, value, lengths: list, scaling: float, is_causal: bool, position_bias=None, dropout=0.0, in_blocks=False
 ):
     """Scaled dot-product attention of each sequence to itself.
 
@@ -25,24 +26,31 @@ def attend_sequences(
         lengths: of the sequences, in tokens; together N.
         position_bias: [1, H, L, L], added to the scores, or None. It does not go with `is_causal`.
         dropout: the share of the probabilities that is dropped.
+        in_blocks: whether `attend_in_blocks` may take it, whose bits are not those of PyTorch's attention.
 
     Returns:
         [1, N, H, D], contiguous.
     """
     lengths = [length for length in lengths if length]
-    attend: Any = functools.partial(F.scaled_dot_product_attention, scale=scaling, is_causal=is_causal)
+    settings: dict = {"scale": scaling, "is_causal": is_causal}
     if dropout:
-        attend = functools.partial(attend, dropout_p=dropout)
+        settings["dropout_p"] = dropout
     if query.shape[1] != key.shape[1]:
-        attend = functools.partial(attend, enable_gqa=True)
+        settings["enable_gqa"] = True
+
+    def attend(query, key, value, *, mask=None):
+        if in_blocks and not dropout and can_attend_in_blocks(query, key):
+            return attend_in_blocks(query, key, value, mask, scaling, is_causal)
+        return F.scaled_dot_product_attention(query, key, value, mask, **settings)
+
     longest = max(lengths)
     states = [each[0].transpose(0, 1) for each in (query, key, value)]  # [N, H or K, D]
     if min(lengths) == longest:
         query, key, value = (each.unflatten(0, (-1, longest)).transpose(1, 2) for each in states)
-        return attend(query, key, value, position_bias).transpose(1, 2).flatten(0, 1)[None].contiguous()
+        return attend(query, key, value, mask=position_bias).transpose(1, 2).flatten(0, 1)[None].contiguous()
     if not is_short(lengths, query):
         outputs = [
-            attend(*parts, None if position_bias is None else position_bias[..., :length, :length])
+            attend(*parts, mask=None if position_bias is None else position_bias[..., :length, :length])
             for length, *parts in zip(
                 lengths, *(each.split(lengths, dim=2) for each in (query, key, value)), strict=True
             )
@@ -56,7 +64,7 @@ def attend_sequences(
         mask = real
     else:
         mask = position_bias.masked_fill(~real, torch.finfo(position_bias.dtype).min)
-    return attend(query, key, value, mask).transpose(1, 2).flatten(0, 1)[places][None]
+    return attend(query, key, value, mask=mask).transpose(1, 2).flatten(0, 1)[places][None]
 
 
 def is_short(lengths: list, query) -> bool:
@@ -91,7 +99,7 @@ def _attend_sequences(
     scaling: float,
     is_causal: bool,
 ) -> torch.Tensor:
-    return attend_sequences(query, key, value, lengths.tolist(), scaling, is_causal, position_bias)
+    return attend_sequences(query, key, value, lengths.tolist(), scaling, is_causal, position_bias, in_blocks=True)
 
 
 @_attend_sequences.register_fake

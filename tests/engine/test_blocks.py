@@ -1,0 +1,137 @@
+"""Attention in blocks of queries is PyTorch's own attention, and only prepared models take it."""
+
+import pytest
+import torch
+from pairs import token_ids
+from torch.nn import functional as F
+
+import blockformer
+from blockformer.engine import blocks, measure
+from blockformer.engine.blocks import attend_in_blocks, can_attend_in_blocks
+
+DTYPES = (torch.float32, torch.bfloat16)
+SIZES = {
+    "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
+    "initializer_range": 0.6, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """All sizes are for blocks, which win on every processor; a list of what they were called with."""
+    monkeypatch.setattr(blocks, "_KINDS", {dtype: blocks._Kind(4, 0, 1 << 20) for dtype in DTYPES})
+    won = {f"attention in blocks, {dtype}": True for dtype in DTYPES}
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **won})
+    calls, attend = [], blocks.attend_in_blocks
+
+    def noted(*arguments):
+        calls.append(arguments)
+        return attend(*arguments)
+
+    for module in ("attention", "sequences"):
+        monkeypatch.setattr(f"blockformer.engine.{module}.attend_in_blocks", noted)
+    return calls
+
+
+def states_of(dtype, batch=2, heads=6, keys=2, length=11, others=None, size=16):
+    shapes = ((heads, length), (keys, others or length), (keys, others or length))
+    return [torch.randn(batch, *shape, size).to(dtype) for shape in shapes]
+
+
+def assert_same(found, query, key, value, mask, is_causal, scaling):
+    exact = [each.double() for each in (query, key, value)]
+    mask = mask.double() if mask is not None and mask.is_floating_point() else mask
+    settings = {"is_causal": is_causal, "scale": scaling, "enable_gqa": True}
+    expected = F.scaled_dot_product_attention(*exact, mask, **settings)
+    assert (found.shape, found.dtype) == (query.shape, query.dtype)
+    error = (found.double() - expected).abs().max() / expected.abs().max()
+    assert error <= (1e-5 if query.dtype is torch.float32 else 0.02)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("keys", [1, 2, 6])
+@pytest.mark.parametrize("length", [1, 3, 4, 11, 16])
+def test_a_causal_text(keys, length, dtype, taken):
+    given = states_of(dtype, keys=keys, length=length)
+    assert_same(attend_in_blocks(*given, None, 0.3, True), *given, None, True, 0.3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["none", "hides keys", "hides a triangle", "bias of heads", "bias of a batch"])
+@pytest.mark.parametrize(("length", "others"), [(11, 11), (4, 9), (9, 1)])
+def test_masks_and_biases(kind, length, others, dtype, taken):
+    given = states_of(dtype, length=length, others=others)
+    mask = {
+        "none": None,
+        "hides keys": (torch.arange(others) < torch.tensor([[others], [max(1, others - 3)]]))[:, None, None],
+        "hides a triangle": torch.ones(1, 1, length, others, dtype=torch.bool).tril(),
+        "bias of heads": torch.randn(1, 6, length, others).to(dtype),
+        "bias of a batch": torch.randn(2, 1, 1, others).to(dtype),
+    }[kind]
+    assert_same(attend_in_blocks(*given, mask, 0.3, False), *given, mask, False, 0.3)
+
+
+def test_where_it_is_taken(taken, monkeypatch):
+    query, key, _ = states_of(torch.float32)
+    assert can_attend_in_blocks(query, key)
+    assert not can_attend_in_blocks(query.double(), key.double())
+    assert not can_attend_in_blocks(query.to("meta"), key.to("meta"))
+    assert not can_attend_in_blocks(query[:, :, :1], key)
+    assert not can_attend_in_blocks(query.clone().requires_grad_(), key)
+    assert not can_attend_in_blocks(query, key.clone().requires_grad_())
+    with torch.no_grad():
+        assert can_attend_in_blocks(query.clone().requires_grad_(), key)
+    with monkeypatch.context() as patch:
+        patch.setitem(measure._verdicts, "attention in blocks, torch.float32", False)
+        assert not can_attend_in_blocks(query, key)
+    with monkeypatch.context() as patch:
+        patch.setenv("BLOCKFORMER_FAST", "0")
+        assert not can_attend_in_blocks(query, key)
+    monkeypatch.setattr(blocks, "_MOST_SCORES", 2 * 6 * 4 * 11 - 1)
+    assert not can_attend_in_blocks(query, key)
+
+
+def test_the_sizes_that_gain():
+    states = torch.zeros(1, 16, 512, 128, dtype=torch.bfloat16, device="meta")
+    for dtype, length, keys in ((torch.bfloat16, 16, 16), (torch.float32, 64, 64), (torch.float32, 2048, 2048)):
+        query, key = torch.empty(1, 4, length, 64, dtype=dtype), torch.empty(1, 4, keys, 64, dtype=dtype)
+        assert not can_attend_in_blocks(query, key)
+    assert not can_attend_in_blocks(states, states)
+
+
+def model_of(family, cls, dtype=torch.float32):
+    torch.manual_seed(0)
+    return cls(blockformer.preset(family, **SIZES)).to(dtype).eval()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("family", "cls"), [
+    ("qwen3", blockformer.BlockformerDecoderForCausalLM), ("gpt2", blockformer.BlockformerDecoderForCausalLM),
+    ("bert", blockformer.BlockformerEncoderModel), ("t5", blockformer.BlockformerEncoderDecoderModel),
+])  # fmt: skip
+@torch.no_grad()
+def test_prepared_models_take_it_and_models_as_loaded_do_not(family, cls, dtype, taken):
+    plain, prepared = (model_of(family, cls, dtype) for _ in range(2))
+    prepared.prepare_for_inference()
+    ids = token_ids(2, 13, vocab=97)
+    given = {"input_ids": ids, **({"decoder_input_ids": ids} if family == "t5" else {})}
+    expected = plain(**given)[0]
+    assert not taken
+    found = prepared(**given)[0]
+    assert all(arguments[3] is None for arguments in taken)
+    assert len(taken) == 2  # the layers' own attention; of T5, whose bias is a mask, that to the encoder
+    error = (found - expected).norm() / expected.norm()
+    assert error <= (1e-5 if dtype is torch.float32 else 0.1)
+
+
+@torch.no_grad()
+def test_a_prompt_in_pieces_is_not_cut(taken):
+    prepared = model_of("qwen3", blockformer.BlockformerDecoderForCausalLM).prepare_for_inference()
+    ids = token_ids(1, 16, vocab=97)
+    whole = prepared(ids).logits
+    assert taken
+    taken.clear()
+    cache = prepared(ids[:, :1], use_cache=True).past_key_values
+    rest = prepared(ids[:, 1:], past_key_values=cache).logits
+    assert not taken
+    assert (rest - whole[:, 1:]).abs().max() <= 1e-4 * whole.abs().max()
