@@ -29,7 +29,7 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
         return plain(module, query, key, value, attention_mask, unpadding, scaling=scaling, dropout=dropout, **kwargs)
     if is_own_trace() and can_attend(query, key):
         return attend(query, key, value, attention_mask, scaling), None
-    is_prepared = type(module) is FusedAttention
+    is_prepared = isinstance(module, FusedAttention)
     if unpadding is not None:
         if can_attend_sequences(unpadding, query, attention_mask, kwargs):
             given = (query, key, value, unpadding.lengths, scaling, module.is_causal)
@@ -110,10 +110,9 @@ class FusedAttention(Attention):
     """
 
     def _split_states(self, query, key, value, position_embeddings):
-        fused = getattr(self.q_proj, "fused", None)
+        fused = vars(self._modules["q_proj"]).get("fused")  # asked in each step of a model, most often in vain
         product = None if fused is None else fused.whole(query, key, value)
-        plain = all(type(norm) is RMSNorm and is_bare(norm) for norm in self._norms())
-        if product is None or self.norms_projection or not plain:
+        if product is None or self.norms_projection or not self._has_plain_norms():
             return super()._split_states(query, key, value, position_embeddings)
         counts = [size // self.head_dim for size in fused.sizes]  # H, K, K
         heads = self._split_heads(product)  # [B, H + 2K, T, D]
@@ -124,6 +123,9 @@ class FusedAttention(Attention):
         if position_embeddings is not None:
             turned = rotate(turned, *position_embeddings)
         return turned[:, : counts[0]], turned[:, counts[0] :], values
+
+    def _has_plain_norms(self) -> bool:
+        return all(type(norm) is RMSNorm and is_bare(norm) for norm in self._norms())
 
     def _norms(self) -> list:
         return [] if self.q_norm is None else [self.q_norm, self.k_norm]

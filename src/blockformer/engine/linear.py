@@ -4,6 +4,7 @@ I inputs and O outputs of a linear layer.
 """
 
 import functools
+import math
 from collections.abc import Callable
 
 import torch
@@ -33,15 +34,22 @@ class QuickLinear(nn.Linear):
     """
 
     def forward(self, states):
+        # A token of a small model takes no longer than asking: this is asked first, and nothing else.
+        if states.numel() < self.__dict__.get("_least_states", 0) and not is_own_trace():
+            return F.linear(states, self.weight, self.bias)
         product = self._product(states)
         return super().forward(states) if product is None else product(states, self.weight, self.bias)
+
+    def adopt(self) -> None:
+        """Note how many elements of states there must be for the faster product to be any other than the plain one."""
+        self._least_states = self.in_features * _least_rows(self.weight)
 
     def _product(self, states) -> Callable | None:
         if is_own_trace():
             return None if are_few(states) else self._traced_product()
         weight, rows = self.weight, states.numel() // self.in_features
-        is_small = rows * weight.numel() < _LEAST_WORK and (rows >= _FEW_ROWS or weight.numel() < _LEAST_WEIGHTS)
-        if is_small and weight.dtype is torch.float32:
+        is_float = weight.dtype is torch.float32
+        if rows < _least_rows(weight) or (is_float and rows >= _FEW_ROWS and rows * weight.numel() < _LEAST_WORK):
             return None
         if weight.dtype not in (torch.float32, *HALVES) or states.dtype is not weight.dtype:
             return None
@@ -55,7 +63,7 @@ class QuickLinear(nn.Linear):
             return None
         learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
         if weight.dtype in HALVES:
-            return _widened if not learns and rows >= _MANY_ROWS and is_quicker_widened(weight.dtype) else None
+            return _widened if not learns and is_quicker_widened(weight.dtype) else None
         is_quicker = onednn_is_quicker() if learns or rows >= _FEW_ROWS else onednn_is_quicker_for_one_row()
         return (_Product.apply if learns else _onednn) if is_quicker else None
 
@@ -64,6 +72,13 @@ class QuickLinear(nn.Linear):
         if self.weight.dtype is not torch.float32 or self.weight.numel() < _LEAST_WEIGHTS_IN_GRAPHS:
             return None
         return _onednn if onednn_is_quicker() else None
+
+
+def _least_rows(weight) -> int:
+    """Rows from which another product than PyTorch's own may be faster."""
+    if weight.dtype in HALVES:
+        return _MANY_ROWS
+    return 1 if weight.numel() >= _LEAST_WEIGHTS else math.ceil(_LEAST_WORK / weight.numel())
 
 
 def can_be_quick(layer: nn.Module) -> bool:

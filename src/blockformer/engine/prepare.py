@@ -173,6 +173,8 @@ def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> No
             continue
         if prepared is not QuickLinear or can_be_quick(module):
             module.__class__ = prepared
+            if prepared is QuickLinear:
+                module.adopt()
 
 
 def _take_out(model: nn.Module) -> None:
@@ -181,6 +183,7 @@ def _take_out(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, TracedQuantizedLinear):
             module.forget_order()
+        vars(module).pop("_least_states", None)
         module.__class__ = plain.get(type(module), type(module))
 
 
