@@ -1,12 +1,14 @@
 """Layers that are one product in a prepared model: the same answers, and every reason to call them one by one."""
 
 import copy
+import functools
 import io
 
 import pairs
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from quantized_layers import packed_bits_win
 
 import blockformer
 from blockformer.awq_linear import QuantizedLinear
@@ -26,7 +28,7 @@ def quicker(monkeypatch):
         PackedWeight(weight, second_copy=True).product(weight[:1], None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here, or no FBGEMM")
-    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, "packed": True, "copy": True})
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, "packed": True, "copy": True, **packed_bits_win()})
 
 
 @pytest.fixture
@@ -286,25 +288,26 @@ def test_the_state_dict_knows_nothing_of_it():
 
 
 def test_what_is_not_fused():
+    fuses = functools.partial(can_fuse, dtype=torch.float32)
     some, other = (PreparedQuantizedLinear(64, 64, bias, 32) for bias in (True, False))
-    assert can_fuse((other, copy.deepcopy(other)), False)
-    assert not can_fuse((), True)
-    assert not can_fuse((some, other), True)  # a bias in one of them
-    assert not can_fuse((other, PreparedQuantizedLinear(64, 64, False, 64)), True)  # other groups
-    assert not can_fuse((other, torch.nn.Linear(64, 64, bias=False)), True)
-    assert not can_fuse((torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), True)
-    assert not can_fuse((PreparedQuantizedLinear(48, 8, False, 16),) * 2, True)  # no product for such groups
+    assert fuses((other, copy.deepcopy(other)), False)
+    assert not fuses((), True)
+    assert not fuses((some, other), True)  # a bias in one of them
+    assert not fuses((other, PreparedQuantizedLinear(64, 64, False, 64)), True)  # other groups
+    assert not fuses((other, torch.nn.Linear(64, 64, bias=False)), True)
+    assert not fuses((torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), True)
+    assert not fuses((PreparedQuantizedLinear(48, 8, False, 16),) * 2, True)  # no product for such groups
     meta = copy.deepcopy(other).to("meta")
-    assert not can_fuse((meta, meta), True)
+    assert not fuses((meta, meta), True)
     visited = copy.deepcopy(other)
     visited._is_replica = True
-    assert not can_fuse((visited, visited), True)
+    assert not fuses((visited, visited), True)
     layers = [torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16) for _ in range(2)]
     layers[1].weight.data[0, 0] = torch.inf
     pair = tuple(PackedLinear(each, PackedWeight(each.weight)) for each in layers)
-    assert not can_fuse(pair, True)
-    assert can_fuse(pair[:1] * 2, True)
-    assert not can_fuse(pair[:1] * 2, False)
+    assert not fuses(pair, True)
+    assert fuses(pair[:1] * 2, True)
+    assert not fuses(pair[:1] * 2, False)
 
 
 @torch.no_grad()

@@ -13,10 +13,12 @@ from torch.nn import functional as F
 from ..awq_linear import ABOVE, SHIFTS, QuantizedLinear, raised
 from .gptqmodel_kernels import Kernel, has_kernel
 from .linear import float32_product, is_transformed
-from .measure import is_enabled
+from .measure import is_enabled, is_measured, is_quicker, random_matrix
 
 # Up to this many rows are multiplied by the packed weights; with more it is faster to unpack them first.
 MOST_PACKED_ROWS = 32
+# Weights up to which a layer may be held as a plain one besides: reading it is no part of a token's time.
+_SMALL = 1 << 18
 # What PyTorch's 4-bit product takes.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _lock = threading.Lock()
@@ -25,16 +27,21 @@ _lock = threading.Lock()
 class PreparedQuantizedLinear(QuantizedLinear):
     """`QuantizedLinear` with faster products. A plain layer becomes one by changing its class.
 
-    The first call that can use a second copy of the integers makes it: on a CPU with few rows, in the layout of
-    PyTorch's 4-bit product; on a GPU, in that of a gptqmodel kernel, if that package is installed.
+    The first call that can use a second copy of the weights makes it: on a CPU with few rows, in the layout of
+    PyTorch's 4-bit product, or as plain weights if the layer is small; on a GPU, in that of a gptqmodel kernel, if that
+    package is installed.
 
     Shapes: [..., I] -> [..., O].
     """
 
     fused: Any = None  # with the layers that read the same states, see `fused.FusedProduct`
     _copy: Any = None
+    _plain_copy: Any = None
 
     def forward(self, states):
+        copy = self._plain_copy
+        if copy is not None and copy.takes(self, states):
+            return F.linear(states, copy.weight, self._parameters["bias"])
         if not is_enabled() or is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
             return super().forward(states)
         if torch.is_autocast_enabled(states.device.type):
@@ -59,6 +66,9 @@ class PreparedQuantizedLinear(QuantizedLinear):
             return None
         if has_kernel(self, states):
             kind = (Kernel, states.dtype)
+        elif self._is_for_plain(states):
+            copy = self._plain_copy = _PlainCopy(self, states.dtype)
+            return F.linear(states, copy.weight)
         elif self._is_for_packed(states):
             kind = (_Packed,)
         else:
@@ -71,20 +81,27 @@ class PreparedQuantizedLinear(QuantizedLinear):
                 copy = self._copy
         return copy.made.product(states)
 
+    def _is_for_plain(self, states) -> bool:
+        rows, is_small = states.numel() // self.in_features, self.in_features * self.out_features <= _SMALL
+        return is_small and self._has_few(states) and is_plain_quicker(states.dtype, rows)
+
     def _is_for_packed(self, states) -> bool:
-        rows = states.numel() // self.in_features
+        is_there = self._has_few(states) and _has_product(self.group_size, self.out_features)
+        return is_there and is_packed_quicker(states.dtype)
+
+    def _has_few(self, states) -> bool:
         is_on_cpu = states.device.type == self.qweight.device.type == "cpu" and states.dtype in _DTYPES
-        return is_on_cpu and 0 < rows <= MOST_PACKED_ROWS and _has_product(self.group_size, self.out_features)
+        return is_on_cpu and 0 < states.numel() // self.in_features <= MOST_PACKED_ROWS
 
     def _apply(self, fn, recurse=True):
-        self._copy = None
+        self._copy = self._plain_copy = None
         super()._apply(fn, recurse)
         if self.fused is not None and not self.fused.is_current():
             self.fused = None
         return self
 
     def __getstate__(self):
-        return {**self.__dict__, "_copy": None}
+        return {**self.__dict__, "_copy": None, "_plain_copy": None}
 
 
 class _Copy:
@@ -121,6 +138,33 @@ def _is_visiting(layer) -> bool:
     return "_is_replica" in own or any(getattr(each, "offload", False) for each in getattr(hook, "hooks", [hook]))
 
 
+class _PlainCopy:
+    """The weight of a small layer as a plain one, [O, I], for few rows."""
+
+    def __init__(self, layer, dtype):
+        self.weight = layer.dequantized(dtype).t().contiguous()
+        tensors = [(name, layer._buffers[name]) for name in ("qweight", "qzeros", "scales")]
+        self._sources = [(name, each, None if each.is_inference() else each._version) for name, each in tensors]
+
+    def takes(self, layer, states) -> bool:
+        """Whether it is of the layer's current weights, and these states are such that it is for them."""
+        if states.dtype is not self.weight.dtype or not is_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+        count, held = states.numel(), layer._buffers
+        if count != layer.in_features:
+            rows = count // layer.in_features
+            if not (0 < rows <= MOST_PACKED_ROWS and is_plain_quicker(states.dtype, rows)):
+                return False
+        for (
+            name,
+            tensor,
+            version,
+        ) in self._sources:  # `all` of a generator takes twice as long, and this is each token's
+            if held.get(name) is not tensor or (version is not None and tensor._version != version):
+                return False
+        return True
+
+
 class _Packed:
     """The weights of layers, one after the other, as PyTorch's 4-bit product on a CPU reads them."""
 
@@ -154,8 +198,11 @@ class JointlyPacked:
             layer._copy = None
 
     @staticmethod
-    def is_there_for(layers) -> bool:
-        """Whether PyTorch's 4-bit product takes these layers together."""
+    def is_there_for(layers, dtype) -> bool:
+        """Whether PyTorch's 4-bit product takes these layers together, and gains with states of this dtype."""
+        are_small = all(layer.in_features * layer.out_features <= _SMALL for layer in layers)
+        if dtype not in _DTYPES or not is_packed_quicker(dtype) or (are_small and is_plain_quicker(dtype, 1)):
+            return False
         kinds = {(layer.in_features, layer.group_size, layer.qweight.device.type) for layer in layers}
         if len(kinds) != 1 or any(map(_is_visiting, layers)) or layers[0].qweight.device.type != "cpu":
             return False
@@ -168,7 +215,8 @@ class JointlyPacked:
     def takes(self, states) -> bool:
         """Whether the states have few rows."""
         is_few = 0 < states.shape[:-1].numel() <= MOST_PACKED_ROWS
-        return is_few and states.device.type == "cpu" and states.dtype in _DTYPES
+        is_known = states.device.type == "cpu" and states.dtype in _DTYPES
+        return is_few and is_known and is_packed_quicker(states.dtype)
 
     def product(self, states, bias):
         """[..., I] -> [..., O of all layers]."""
@@ -193,6 +241,40 @@ def _has_product(group_size: int, out_features: int) -> bool:
             return torch.allclose(_Packed(layer).product(states), states @ layer.dequantized(torch.float32), atol=1e-2)
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
+
+
+def is_packed_quicker(dtype) -> bool:
+    """Whether PyTorch's 4-bit product of few rows is faster than plain weights made for the call."""
+    return is_measured(f"packed 4 bits, {dtype}", functools.partial(_measure_packed, dtype))
+
+
+def is_plain_quicker(dtype, rows: int) -> bool:
+    """Whether the plain product of a small layer is faster than PyTorch's 4-bit product, for one row or for few."""
+    rows = min(rows, 4)
+    return is_measured(f"plain 4 bits, {dtype}, {rows} rows", functools.partial(_measure_plain, dtype, rows))
+
+
+@torch.no_grad()
+def _measure_packed(dtype) -> bool:
+    layer, packed, states = _sample(1024, 1024, dtype, 4)
+    return packed is not None and is_quicker(lambda: packed.product(states), lambda: layer.plain_product(states), 6)
+
+
+@torch.no_grad()
+def _measure_plain(dtype, rows: int) -> bool:
+    layer, packed, states = _sample(1024, 256, dtype, rows)
+    copy = _PlainCopy(layer, dtype)
+    if packed is None:
+        return True
+    return is_quicker(lambda: F.linear(states, copy.weight), lambda: packed.product(states), 30)
+
+
+def _sample(inputs: int, outputs: int, dtype, rows: int) -> tuple:
+    """A layer on the CPU, its packed weights or None, and states of so many rows."""
+    with torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        layer = PreparedQuantizedLinear(inputs, outputs, False, 128)
+        packed = _Packed(layer) if _has_product(128, outputs) else None
+        return layer, packed, random_matrix(rows, inputs).to(dtype)
 
 
 def unpack(words):

@@ -31,10 +31,11 @@ class FusedProduct:
 
     Args:
         layers: packed layers or 4-bit layers, with the same inputs, either all with a bias or all without.
+        dtype: of the model.
     """
 
-    def __init__(self, layers: tuple[Any, ...]):
-        self.layers = layers
+    def __init__(self, layers: tuple[Any, ...], dtype):
+        self.layers, self.dtype = layers, dtype
         self.sizes = [layer.out_features for layer in layers]
         self._starts = [sum(self.sizes[:index]) for index in range(len(layers))]
         self._reset()
@@ -49,7 +50,7 @@ class FusedProduct:
             if self._copy is not None:
                 return True
             if not isinstance(self.layers[0], PackedLinear):
-                self._copy = JointlyPacked(self.layers) if JointlyPacked.is_there_for(self.layers) else None
+                self._copy = JointlyPacked(self.layers) if JointlyPacked.is_there_for(self.layers, self.dtype) else None
             elif HalfCopy.is_there():
                 self._copy = HalfCopy(torch.cat([layer.packed.dense() for layer in self.layers]))
         return self._copy is not None
@@ -123,15 +124,15 @@ def groups_of(model: nn.Module, has_copies: bool) -> list[tuple[Any, ...]]:
         names = next((names for kind, names in _GROUPS.items() if isinstance(module, kind)), ())
         layers = tuple(layer for layer in (module._modules.get(name) for name in names) if layer is not None)
         if len(layers) == len(names) > 0 and not getattr(module, "is_cross_attention", False):
-            groups += [layers] if can_fuse(layers, has_copies) else []
+            groups += [layers] if can_fuse(layers, has_copies, model.dtype) else []
     return groups
 
 
-def can_fuse(layers, has_copies: bool) -> bool:
+def can_fuse(layers, has_copies: bool, dtype) -> bool:
     """Whether these layers can be fused: they are of one kind and nothing wraps them."""
     kinds = {type(layer) for layer in layers}
     if len(kinds) != 1 or len({layer.bias is None for layer in layers}) != 1 or not all(map(is_bare, layers)):
         return False
     if kinds == {PackedLinear}:
         return has_copies and HalfCopy.is_there() and all(HalfCopy.holds(layer.packed.dense()) for layer in layers)
-    return kinds == {PreparedQuantizedLinear} and JointlyPacked.is_there_for(layers)
+    return kinds == {PreparedQuantizedLinear} and JointlyPacked.is_there_for(layers, dtype)

@@ -35,7 +35,7 @@ class QuickLinear(nn.Linear):
 
     def forward(self, states):
         # A token of a small model takes no longer than asking: this is asked first, and nothing else.
-        if states.numel() < self.__dict__.get("_least_states", 0) and not is_own_trace():
+        if not is_own_trace() and states.numel() < self.__dict__.get("_least_states", 0):
             return F.linear(states, self.weight, self.bias)
         product = self._product(states)
         return super().forward(states) if product is None else product(states, self.weight, self.bias)

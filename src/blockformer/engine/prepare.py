@@ -198,7 +198,7 @@ def _fuse(model: nn.Module, second_copy: bool) -> None:
     single = packed - {layer.packed for layer in fused if isinstance(layer, PackedLinear)}
 
     def fuse(layers):
-        product = FusedProduct(layers)
+        product = FusedProduct(layers, model.dtype)
         product.build()
         for layer in layers:
             layer.fused = product
