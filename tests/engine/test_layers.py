@@ -132,11 +132,12 @@ def low_tensors(model):
 
 
 @torch.no_grad()
-def test_layers_stay_uncompiled_where_a_half_precision_is_quicker_in_float32(untraced, monkeypatch):
-    for is_widened in (True, False):
+def test_layers_stay_uncompiled_where_a_half_precision_is_quicker_in_float32_or_packed(untraced, monkeypatch):
+    for is_widened, is_packed in ((True, False), (False, True), (False, False)):
         monkeypatch.setitem(measure._verdicts, "widened, torch.bfloat16", is_widened)
+        monkeypatch.setitem(measure._verdicts, "packed", is_packed)
         plain, quick = pair(dtype=torch.bfloat16)
-        assert hasattr(stack_of(quick), "_compiled_layers") != is_widened
+        assert hasattr(stack_of(quick), "_compiled_layers") != (is_widened or is_packed)
         ids = token_ids(2, 9, vocab=97)
         found, expected = (model(ids).last_hidden_state for model in (quick, plain))
         assert (found - expected).norm() <= 0.1 * expected.norm()

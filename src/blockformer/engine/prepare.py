@@ -49,7 +49,7 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
             PyTorch's compiler. This needs a C++ compiler and takes some twenty seconds, up to a minute for small
             layers, when the model first writes a batch of a new kind (one row, two to four or more, and each number of
             beams); later processes load it from `~/.cache/blockformer`. Weights stay plain; those of 4 bits are held
-            once more, for up to four rows.
+            once more. An encoder that is faster uncompiled on this processor is prepared as without `compile`.
         second_copy: hold bfloat16 weights twice. The second layout makes steps of up to four tokens faster still. Only
             `prepare_for_training` frees it.
 
@@ -68,11 +68,12 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
     if not hasattr(model, "_trainable"):
         model._trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     model.requires_grad_(False)
-    if compile:
+    stacks = [stack for stack in _readers(model) if layers.gains(stack)] if compile else []
+    if compile and (step.can_compile(model) or (stacks and not _is_faster_packed(model))):
         _make_plain(model)
         if step.can_compile(model):
             model._steps = step.CompiledSteps(model)
-        for stack in filter(layers.gains, _readers(model)):
+        for stack in stacks:
             stack._compiled_layers = layers.CompiledLayers(stack)
             stack.least_saving = 0  # compiled layers take the sequences of a batch, and no mask
         _put_in(model, _COMPILED if is_enabled() else {})
@@ -156,6 +157,11 @@ def _check_compiles(model) -> None:
 def _readers(model) -> list:
     """The stacks whose layers can be compiled."""
     return [module for module in model.modules() if isinstance(module, Stack) and layers.can_compile(module)]
+
+
+def _is_faster_packed(model) -> bool:
+    """Whether packed weights make a model faster than compiled layers, whose weights are plain."""
+    return model.dtype is torch.bfloat16 and is_worth("packed")
 
 
 def _forget_compiled(model) -> None:
