@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import machine
+import prompts
 import report
 import seq2seq
 import torch
@@ -39,7 +40,8 @@ PARTS = [
     "load",
     "convert",
 ]
-OPTIONAL_PARTS = ["peers"]
+OPTIONAL_PARTS = ["prompts", "peers"]
+PROMPTS = [8, 64]
 GPT2 = workloads.Shape(
     "GPT-2", layers=12, vocab_size=50257, hidden_size=768, heads=12, kv_heads=12, head_dim=64, family="gpt2"
 )
@@ -197,7 +199,11 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the whole 0.6B shape, longer contexts, batch 8")
     parser.add_argument("--tiny", action="store_true", help="shapes of no interest, to try the code")
     parser.add_argument(
-        "--only", nargs="+", choices=PARTS + OPTIONAL_PARTS, default=PARTS, help="parts to run (default: all but peers)"
+        "--only",
+        nargs="+",
+        choices=PARTS + OPTIONAL_PARTS,
+        default=PARTS,
+        help="parts to run (default: all but these two: prompts, peers)",
     )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
@@ -243,6 +249,8 @@ def main() -> None:
         pair = seq2seq.make_marian(size.marian_vocab_size)
         for state in states(pair):
             rows += written(pair, "Marian, Transformer-base width", state, size, limits, console)
+    if "prompts" in options.only:
+        rows += prompts.rows(size.prefill, DTYPES, [*PROMPTS, *size.prefills], size.rounds, limits, console)
     if "compiled" in options.only:
         rows += compiled_rows(size, limits, console)
     options.output.mkdir(parents=True, exist_ok=True)

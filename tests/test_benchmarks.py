@@ -23,6 +23,7 @@ WRITTEN = {
     ("gpt2",): {"decode"},
     ("gemma", "experts"): {"decode", "prefill"},
     ("compiled",): {"decode, compiled", "greedy, compiled", "beam 4, compiled"},
+    ("prompts",): {f"prompt{bits}{way}" for bits in ("", ", 4 bits") for way in ("", ", compiled")},
     ("encoder",): {f"encoder, {fill}% full" for fill in (41, 71, 100)},
     ("encoders",): {f"encoder, {fill}% full" for fill in (41, 71, 100)},
     ("encoder-decoder", "translator"): {f"encoder, {fill}% full" for fill in (41, 71, 100)} | {"greedy", "beam 4"},

@@ -10,7 +10,7 @@ from test_unpadding import masked
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import linear, measure
+from blockformer.engine import compiled, linear, measure, step
 from blockformer.engine.layers import CompiledLayers, _Layer
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -119,12 +119,40 @@ def test_a_prompt_by_weights_of_4_bits(dtype, untraced, monkeypatch):
                 tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) * 2654435761 % 2**31)
         calls, call = [], _Layer.forward
         monkeypatch.setattr(_Layer, "forward", lambda *given, calls=calls, call=call: calls.append(1) or call(*given))
-        for tokens, compiled in ((32, False), (33, True)):
+        for tokens, takes in ((32, False), (33, True)):
             ids = token_ids(1, tokens, vocab=97)
             found, expected = (model(ids).logits for model in (quick, plain))
             error = (found - expected).norm() / expected.norm()
             assert error <= {torch.float32: 1e-5, torch.float16: 0.02, torch.bfloat16: 0.1}[dtype]
-            assert bool(calls) == (compiled and dtype is torch.bfloat16 and not is_widened)
+            assert bool(calls) == (takes and dtype is torch.bfloat16 and not is_widened)
+
+
+@pytest.mark.parametrize("settings", [{}, {"linear_bits": 4, "linear_group_size": 16}], ids=["plain", "4 bits"])
+@torch.no_grad()
+def test_layers_that_are_alike_are_compiled_once(settings, monkeypatch):
+    """Also after a call, which leaves notes in modules."""
+    made, digest = [], compiled._digest
+
+    def of(cls, module, *arguments):
+        made.append(digest(module, dict(module.named_parameters()) | dict(module.named_buffers()), *arguments))
+        return module
+
+    monkeypatch.setattr(compiled.CompiledFunction, "of", classmethod(of))
+    monkeypatch.setattr(step, "_SMALL_LAYERS", 1)
+    monkeypatch.setitem(measure._verdicts, "widened, torch.bfloat16", False)
+    kinds = []
+    for _ in range(2):
+        sizes = {"num_hidden_layers": 4, **settings}
+        _, quick = pair("qwen3", blockformer.BlockformerDecoderForCausalLM, torch.bfloat16, **sizes)
+        for tensor in low_tensors(quick):
+            tensor.random_()
+        quick(token_ids(1, 40, vocab=97), attention_mask=torch.tensor([[0] + [1] * 39]))  # uncompiled
+        made.clear()
+        quick.generate(token_ids(1, 40, vocab=97), max_new_tokens=3, do_sample=False)
+        assert len(made) == 4 + 2 + 4  # of the prompt, and the step's first, last and layers
+        kinds.append(set(made))
+    assert len(kinds[0]) == 4
+    assert kinds[0] == kinds[1]
 
 
 def low_tensors(model):

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from torch import nn
 from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
@@ -87,8 +88,7 @@ class CompiledFunction:
                 )
                 return None
             try:
-                _compile(module, arguments, varying, path)
-                runner = _load(path)
+                runner = _compile(module, arguments, varying, path)
             except Exception as error:  # the compiler's, or of a disk that is full
                 reason = " ".join(str(error).split())[:300]
                 logger.warning_once(f"the model runs uncompiled, for compiling it failed: {reason}")
@@ -205,8 +205,17 @@ def _load(path: Path):
         return None
 
 
-def _compile(module, arguments, varying, path: Path) -> None:
+def _compile(module, arguments, varying, path: Path):
+    """The code of the module, which lies on the disk then. Of processes that want the same code one makes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.stem}.lock")):
+        if not (runner := _load(path)):
+            _make(module, arguments, varying, path)
+            runner = _load(path)
+        return runner
+
+
+def _make(module, arguments, varying, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as folder, _progress(), torch.no_grad():
         with own_trace(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

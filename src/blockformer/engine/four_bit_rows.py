@@ -33,7 +33,7 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
     ordered_numbers: torch.Tensor
     ordered_zeros: torch.Tensor
     ordered_scales: torch.Tensor
-    _in_order: list = []  # the tensors that the copy is of, and how often they were written to
+    _in_order: dict = {}  # by name the tensors that the copy is of, and how often they were written to
 
     def forward(self, states):
         if not is_own_trace():
@@ -50,11 +50,11 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
         bytes_ = halves[:, :, 0] | (halves[:, :, 1] << 4)
         for name, tensor in zip(_ORDERED, (bytes_, zeros, self.scales.t().float()), strict=True):
             self.register_buffer(name, tensor.contiguous(), persistent=False)
-        self._in_order = [(self._buffers[name], _writes(self._buffers[name])) for name in _SOURCES]
+        self._in_order = {name: (self._buffers[name], _writes(self._buffers[name])) for name in _SOURCES}
 
     def forget_order(self) -> None:
         """Free the copy."""
-        self._in_order = []
+        self._in_order = {}
         for name in _ORDERED:
             if name in self._buffers:
                 delattr(self, name)
@@ -62,7 +62,7 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
     def _is_in_order(self) -> bool:
         return bool(self._in_order) and all(
             self._buffers[name] is tensor and _writes(tensor) == version
-            for name, (tensor, version) in zip(_SOURCES, self._in_order, strict=True)
+            for name, (tensor, version) in self._in_order.items()
         )
 
     def _few_rows(self, states):
