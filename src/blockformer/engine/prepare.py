@@ -39,7 +39,8 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
     """Make a model faster at inference.
 
     On a CPU, bfloat16 and 4-bit weights are packed for the processor, layers that read the same states are fused for a
-    few tokens, and float32 products use oneDNN where it is faster. On a GPU, 4-bit weights use gptqmodel's kernels if
+    few tokens, float32 products use oneDNN, half precision is multiplied in float32 and attention cut into blocks: each
+    where it is faster. On a GPU, 4-bit weights use gptqmodel's kernels if
     that package is installed. Results agree within the rounding of the dtype, and saving still writes plain tensors.
     Until `prepare_for_training`, the model takes no gradients, adapters, casts or moves.
 
