@@ -28,7 +28,7 @@ class _Kind:
     most_keys: int
 
 
-# Scores of bfloat16 are half as large, and its products many times as fast as PyTorch's attention in one operator.
+# Measured with heads of 64 and 128 channels: the work from which blocks win, and the length from which they lose again.
 _KINDS = {torch.bfloat16: _Kind(128, 1 << 23, 1 << 13), torch.float32: _Kind(64, 1 << 25, 1 << 10)}
 # Scores of a block, in elements: more would not stay in a processor's cache.
 _MOST_SCORES = 1 << 24
@@ -67,7 +67,7 @@ def attend_in_blocks(query, key, value, attention_mask, scaling: float, is_causa
     batch, heads, length, size = query.shape
     rows, count = batch * key.shape[1], _KINDS[query.dtype].block  # B * K; the H / K heads of a key are more queries
     keys, values = key.reshape(rows, -1, size).transpose(1, 2), value.reshape(rows, -1, size)
-    future = torch.ones(count, count, dtype=torch.bool).triu(1) if is_causal else None
+    future = torch.ones(count, count, dtype=torch.bool, device=query.device).triu(1) if is_causal else None
     output, zero = query.new_empty(batch, length, heads, size), query.new_zeros(())
     for start in range(0, length, count):
         stop = min(start + count, length)

@@ -55,8 +55,9 @@ class PreparedQuantizedLinear(QuantizedLinear):
         return product if self.bias is None else product + self.bias.to(product.dtype)
 
     def _multiply(self, states, weight, bias):
-        rows = states.numel() // self.in_features
-        is_quick = states.dtype is torch.float32 and states.device.type == "cpu" and rows > MOST_PACKED_ROWS
+        is_float = type(states) is torch.Tensor and states.dtype is torch.float32 and states.device.type == "cpu"
+        has_many = states.numel() // self.in_features > MOST_PACKED_ROWS
+        is_quick = is_float and has_many and is_enabled() and not is_transformed()
         return (float32_product() if is_quick else F.linear)(states, weight, bias)
 
     def _quick_product(self, states):
@@ -155,11 +156,8 @@ class _PlainCopy:
             rows = count // layer.in_features
             if not (0 < rows <= MOST_PACKED_ROWS and is_plain_quicker(states.dtype, rows)):
                 return False
-        for (
-            name,
-            tensor,
-            version,
-        ) in self._sources:  # `all` of a generator takes twice as long, and this is each token's
+        # `all` of a generator takes twice as long, and this is asked for each token.
+        for name, tensor, version in self._sources:
             if held.get(name) is not tensor or (version is not None and tensor._version != version):
                 return False
         return True

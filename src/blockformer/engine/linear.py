@@ -78,7 +78,7 @@ def _least_rows(weight) -> int:
     """Rows from which another product than PyTorch's own may be faster."""
     if weight.dtype in HALVES:
         return _MANY_ROWS
-    return 1 if weight.numel() >= _LEAST_WEIGHTS else math.ceil(_LEAST_WORK / weight.numel())
+    return 1 if weight.numel() >= _LEAST_WEIGHTS else math.ceil(_LEAST_WORK / max(1, weight.numel()))
 
 
 def can_be_quick(layer: nn.Module) -> bool:
