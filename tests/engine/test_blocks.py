@@ -9,6 +9,7 @@ import blockformer
 from blockformer.engine import blocks, measure
 from blockformer.engine.blocks import attend_in_blocks, can_attend_in_blocks
 
+pytestmark = pytest.mark.portable
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
