@@ -206,8 +206,8 @@ def test_a_model_with_terms_that_the_graph_is_not_told_of_is_refused_or_runs_unc
 @pytest.mark.parametrize("family", ["bert", "roberta", "albert", "t5", "t5-v1.1", "marian", "bart", "mbart"])
 @torch.no_grad()
 def test_every_family(family):
-    plain, quick = pair(family)
-    assert_same_states(quick, plain)
+    plain, quick = pair(family, **({"decoder_start_token_id": 0} if family == "marian" else {}))
+    assert_same_states(quick, plain, 2e-5)
     assert is_compiled(quick)
 
 
@@ -218,7 +218,9 @@ def test_every_family(family):
     {"dtype": torch.bfloat16}, {"dtype": torch.float16},
 ], ids=str)  # fmt: skip
 @torch.no_grad()
-def test_other_settings_and_dtypes(settings):
+def test_other_settings_and_dtypes(settings, monkeypatch):
+    slow = dict.fromkeys(["packed", "widened, torch.float16", "widened, torch.bfloat16"], False)
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **slow})
     plain, quick = pair(**settings)
     assert_same_states(quick, plain, 1e-5 if plain.dtype is torch.float32 else 0.05)
     assert is_compiled(quick)

@@ -57,3 +57,13 @@ def test_the_operator_of_compiled_code_says_what_it_returns():
     for bias in (None, torch.randn(1, 4, 5, 5)):
         arguments = (query, key, key + 1, torch.tensor([5, 4, 0]), bias, 0.3, False)
         torch.library.opcheck(torch.ops.blockformer.attend_sequences, arguments)
+
+
+@pytest.mark.parametrize("lengths", [[3, 2], [3, 3], [3, 0, 1]])
+def test_a_bias_of_a_batch_that_is_wider_than_its_longest_sequence(lengths):
+    query, key, value = (torch.randn(1, 4, sum(lengths), 8) for _ in range(3))
+    bias = torch.randn(1, 4, 5, 5)
+    found, expected = (
+        attend_sequences(query, key, value, lengths, 0.3, False, each) for each in (bias, bias[..., :3, :3])
+    )
+    assert torch.equal(found, expected)

@@ -24,7 +24,7 @@ def attend_sequences(
         query: [1, H, N, D].
         key, value: [1, K, N, D].
         lengths: of the sequences, in tokens; together N.
-        position_bias: [1, H, L, L], added to the scores, or None. It does not go with `is_causal`.
+        position_bias: [1, H, L or more, L or more], added to the scores, or None. It does not go with `is_causal`.
         dropout: the share of the probabilities that is dropped.
         in_blocks: whether `attend_in_blocks` may take it, whose bits are not those of PyTorch's attention.
 
@@ -44,6 +44,8 @@ def attend_sequences(
         return F.scaled_dot_product_attention(query, key, value, mask, **settings)
 
     longest = max(lengths)
+    if position_bias is not None:
+        position_bias = position_bias[..., :longest, :longest]  # a batch may be wider than its longest sequence
     states = [each[0].transpose(0, 1) for each in (query, key, value)]  # [N, H or K, D]
     if min(lengths) == longest:
         query, key, value = (each.unflatten(0, (-1, longest)).transpose(1, 2) for each in states)
