@@ -207,7 +207,8 @@ def test_a_model_with_terms_that_the_graph_is_not_told_of_is_refused_or_runs_unc
 @torch.no_grad()
 def test_every_family(family):
     plain, quick = pair(family, **({"decoder_start_token_id": 0} if family == "marian" else {}))
-    assert_same_states(quick, plain, 2e-5)
+    # T5's scores are not scaled: with weights as large as these, rounding moves its states further.
+    assert_same_states(quick, plain, 1e-4 if "t5" in family else 1e-5)
     assert is_compiled(quick)
 
 
