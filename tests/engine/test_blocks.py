@@ -92,12 +92,16 @@ def test_where_it_is_taken(taken, monkeypatch):
     assert not can_attend_in_blocks(query, key)
 
 
-def test_the_sizes_that_gain():
-    states = torch.zeros(1, 16, 512, 128, dtype=torch.bfloat16, device="meta")
-    for dtype, length, keys in ((torch.bfloat16, 16, 16), (torch.float32, 64, 64), (torch.float32, 2048, 2048)):
-        query, key = torch.empty(1, 4, length, 64, dtype=dtype), torch.empty(1, 4, keys, 64, dtype=dtype)
-        assert not can_attend_in_blocks(query, key)
-    assert not can_attend_in_blocks(states, states)
+@pytest.mark.parametrize(("dtype", "heads", "size", "lengths"), [
+    (torch.bfloat16, 4, 64, {16: False, 128: False, 256: True, 4096: True}),
+    (torch.bfloat16, 16, 128, {64: True, 8192: True, 8193: False}),
+    (torch.float32, 12, 64, {64: False, 256: True, 1024: True, 1025: False}),
+])  # fmt: skip
+def test_the_sizes_that_gain(dtype, heads, size, lengths, monkeypatch):
+    monkeypatch.setitem(measure._verdicts, f"attention in blocks, {dtype}", True)
+    for length, gains in lengths.items():
+        states = torch.empty(1, heads, 1, size, dtype=dtype).expand(-1, -1, length, -1)
+        assert can_attend_in_blocks(states, states) == gains, length
 
 
 def model_of(family, cls, dtype=torch.float32):

@@ -152,6 +152,10 @@ def test_the_plain_copy_follows_the_weights(plain_wins):
     layer.scales = layer.scales * 2
     assert_close(layer(states), 2 * plain(states))
     assert copy.deepcopy(layer)._plain_copy is None
+    layer._plain_copy = None
+    with torch.inference_mode():
+        layer(states)
+    assert layer._plain_copy.weight.is_inference()
     with torch.enable_grad():
         learning = states.clone().requires_grad_()
         layer(learning).sum().backward()

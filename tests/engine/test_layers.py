@@ -206,9 +206,11 @@ def test_a_model_with_terms_that_the_graph_is_not_told_of_is_refused_or_runs_unc
 @pytest.mark.parametrize("family", ["bert", "roberta", "albert", "t5", "t5-v1.1", "marian", "bart", "mbart"])
 @torch.no_grad()
 def test_every_family(family):
-    plain, quick = pair(family, **({"decoder_start_token_id": 0} if family == "marian" else {}))
-    # T5's scores are not scaled: with weights as large as these, rounding moves its states further.
-    assert_same_states(quick, plain, 1e-4 if "t5" in family else 1e-5)
+    settings = {"decoder_start_token_id": 0} if family == "marian" else {}
+    if "t5" in family:  # its scores are not scaled: with weights as large as the others', they are all rounding
+        settings["initializer_range"] = 0.2
+    plain, quick = pair(family, **settings)
+    assert_same_states(quick, plain)
     assert is_compiled(quick)
 
 

@@ -38,11 +38,11 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
         return attend_unpadded(sdpa_attention, unpadding, *parts, scaling=scaling, dropout=dropout, **kwargs)
     if can_attend_grouped(query, key, kwargs) and not _library_is_quicker(query, key, attention_mask):
         return attend_grouped(query, key, value, attention_mask, scaling, dropout), None
-    is_whole = attention_mask is None and kwargs.get("cache") is None and not dropout
-    is_whole = is_whole and (query.shape[2] == key.shape[2] or not module.is_causal)
-    if is_prepared and is_whole and can_attend_in_blocks(query, key):
-        output = attend_in_blocks(query, key, value, None, scaling, module.is_causal)
-        return output.transpose(1, 2), None
+    if is_prepared and attention_mask is None and not dropout and kwargs.get("cache") is None:
+        is_whole = query.shape[2] == key.shape[2] or not module.is_causal
+        if is_whole and can_attend_in_blocks(query, key):
+            output = attend_in_blocks(query, key, value, None, scaling, module.is_causal)
+            return output.transpose(1, 2), None
     return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 
 

@@ -201,7 +201,7 @@ def _load(path: Path):
     try:
         return torch._inductor.aoti_load_package(str(path))
     except Exception as error:  # of a file that somebody cut off: compiled again
-        logger.warning(f"{path} cannot be loaded and is made anew: {error}")
+        logger.warning_once(f"{path} cannot be loaded and is made anew: {error}")
         return None
 
 

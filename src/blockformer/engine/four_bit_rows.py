@@ -14,11 +14,10 @@ import torch
 from torch.nn import functional as F
 
 from .few_rows import are_few, as_rows, computed_once, rows_of
-from .four_bits import PreparedQuantizedLinear, unpack
+from .four_bits import Origin, PreparedQuantizedLinear, unpack
 from .measure import is_own_trace
 
 _lock = threading.Lock()
-_SOURCES = ("qweight", "qzeros", "scales")
 _ORDERED = ("ordered_numbers", "ordered_zeros", "ordered_scales")
 
 
@@ -33,7 +32,7 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
     ordered_numbers: torch.Tensor
     ordered_zeros: torch.Tensor
     ordered_scales: torch.Tensor
-    _in_order: dict = {}  # by name the tensors that the copy is of, and how often they were written to
+    _origin: Origin | None = None  # of the copy
 
     def forward(self, states):
         if not is_own_trace():
@@ -43,27 +42,21 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
     @torch.no_grad()
     def put_in_order(self) -> None:
         """Make the copy of the current weights, in buffers that no state dict has, unless there is one."""
-        if self._is_in_order():
+        if self._origin is not None and self._origin.is_of(self):
             return
         numbers, zeros = (unpack(words).t().to(torch.uint8) for words in (self.qweight, self.qzeros))
         halves = numbers.reshape(self.out_features, -1, 2, self.group_size // 2)
         bytes_ = halves[:, :, 0] | (halves[:, :, 1] << 4)
         for name, tensor in zip(_ORDERED, (bytes_, zeros, self.scales.t().float()), strict=True):
             self.register_buffer(name, tensor.contiguous(), persistent=False)
-        self._in_order = {name: (self._buffers[name], _writes(self._buffers[name])) for name in _SOURCES}
+        self._origin = Origin(self)
 
     def forget_order(self) -> None:
         """Free the copy."""
-        self._in_order = {}
+        self._origin = None
         for name in _ORDERED:
             if name in self._buffers:
                 delattr(self, name)
-
-    def _is_in_order(self) -> bool:
-        return bool(self._in_order) and all(
-            self._buffers[name] is tensor and _writes(tensor) == version
-            for name, (tensor, version) in self._in_order.items()
-        )
 
     def _few_rows(self, states):
         """[..., I] that are few rows -> [..., O]; summed in float32."""
@@ -99,7 +92,8 @@ class OrderedWeights:
 
     def __init__(self, model):
         self._model = model
-        self._sources: list[tuple] | None = None
+        self._layers: list[TracedQuantizedLinear] = []
+        self._origin: Origin | None = None
 
     def refresh(self) -> None:
         """Make the copies that are missing, or whose weights have changed."""
@@ -109,22 +103,13 @@ class OrderedWeights:
                     self._make()
 
     def _are_current(self) -> bool:
-        return self._sources is not None and all(
-            held.get(name) is tensor and (version is None or tensor._version == version)
-            for held, name, tensor, version in self._sources
-        )
+        return self._origin is not None and self._origin.is_of(*self._layers)
 
     def _make(self) -> None:
-        layers = [module for module in self._model.modules() if isinstance(module, TracedQuantizedLinear)]
-        for layer in layers:
+        self._layers = [module for module in self._model.modules() if isinstance(module, TracedQuantizedLinear)]
+        for layer in self._layers:
             layer.put_in_order()
-        places = [(layer._buffers, name) for layer in layers for name in _SOURCES]
-        self._sources = [(held, name, held[name], _writes(held[name])) for held, name in places]
-
-
-def _writes(tensor) -> int | None:
-    """How often it was written to; None if it is a tensor of inference mode, which does not count."""
-    return None if tensor.is_inference() else tensor._version
+        self._origin = Origin(*self._layers)
 
 
 def can_be_in_order(layer) -> bool:

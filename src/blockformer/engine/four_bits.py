@@ -19,6 +19,7 @@ from .measure import is_enabled, is_measured, is_quicker, random_matrix
 MOST_PACKED_ROWS = 32
 # Weights up to which a layer may be held as a plain one besides: reading it is no part of a token's time.
 _SMALL = 1 << 18
+_NAMES = ("qweight", "qzeros", "scales")
 # What PyTorch's 4-bit product takes.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _lock = threading.Lock()
@@ -39,11 +40,11 @@ class PreparedQuantizedLinear(QuantizedLinear):
     _plain_copy: Any = None
 
     def forward(self, states):
+        if not is_enabled() or is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
+            return super().forward(states)
         copy = self._plain_copy
         if copy is not None and copy.takes(self, states):
             return F.linear(states, copy.weight, self._parameters["bias"])
-        if not is_enabled() or is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
-            return super().forward(states)
         if torch.is_autocast_enabled(states.device.type):
             states = states.to(torch.get_autocast_dtype(states.device.type))
         product = None if self.fused is None else self.fused.part(self, states)
@@ -105,6 +106,31 @@ class PreparedQuantizedLinear(QuantizedLinear):
         return {**self.__dict__, "_copy": None, "_plain_copy": None}
 
 
+class Origin:
+    """The tensors of some layers that a copy of their weights was made of.
+
+    They are held, so that no other tensor can come to be in their place.
+    """
+
+    def __init__(self, *layers: QuantizedLinear):
+        held = [[(name, layer._buffers[name]) for name in _NAMES] for layer in layers]
+        self._tensors = [[(name, tensor, _writes(tensor)) for name, tensor in each] for each in held]
+
+    def is_of(self, *layers: QuantizedLinear) -> bool:
+        """Whether these layers still have them, and nobody wrote to them."""
+        for layer, tensors in zip(layers, self._tensors, strict=True):
+            held = layer._buffers
+            for name, tensor, writes in tensors:  # `all` of a generator takes twice as long; each token asks this
+                if held.get(name) is not tensor or _writes(tensor) != writes:
+                    return False
+        return True
+
+
+def _writes(tensor) -> int | None:
+    """How often it was written to; None if it is a tensor of inference mode, which does not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
 class _Copy:
     """A second copy of some layers' weights, in the layout of a faster product.
 
@@ -114,19 +140,12 @@ class _Copy:
     """
 
     def __init__(self, layers: tuple[QuantizedLinear, ...], kind: tuple):
-        self.kind, self.identities = kind, [_identity(layer) for layer in layers]
-        # Held, so that no other tensor can get their addresses.
-        self.sources = [(layer.qweight, layer.qzeros, layer.scales) for layer in layers]
+        self.kind, self._origin = kind, Origin(*layers)
         self.made = kind[0](*layers, *kind[1:])
 
     def is_of(self, layers: tuple[QuantizedLinear, ...], kind: tuple) -> bool:
         """Whether it is of this kind, and the layers still have the integers that it was made from."""
-        return self.kind == kind and self.identities == [_identity(layer) for layer in layers]
-
-
-def _identity(layer) -> list:
-    tensors = (layer.qweight, layer.qzeros, layer.scales)
-    return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
+        return self.kind == kind and self._origin.is_of(*layers)
 
 
 def _is_visiting(layer) -> bool:
@@ -144,23 +163,16 @@ class _PlainCopy:
 
     def __init__(self, layer, dtype):
         self.weight = layer.dequantized(dtype).t().contiguous()
-        tensors = [(name, layer._buffers[name]) for name in ("qweight", "qzeros", "scales")]
-        self._sources = [(name, each, None if each.is_inference() else each._version) for name, each in tensors]
+        self._origin = Origin(layer)
 
     def takes(self, layer, states) -> bool:
-        """Whether it is of the layer's current weights, and these states are such that it is for them."""
-        if states.dtype is not self.weight.dtype or not is_enabled() or torch.is_autocast_enabled("cpu"):
+        """Whether it is of the layer's current weights, and for such states [..., I]."""
+        if states.dtype is not self.weight.dtype or torch.is_autocast_enabled("cpu"):
             return False
-        count, held = states.numel(), layer._buffers
-        if count != layer.in_features:
-            rows = count // layer.in_features
-            if not (0 < rows <= MOST_PACKED_ROWS and is_plain_quicker(states.dtype, rows)):
-                return False
-        # `all` of a generator takes twice as long, and this is asked for each token.
-        for name, tensor, version in self._sources:
-            if held.get(name) is not tensor or (version is not None and tensor._version != version):
-                return False
-        return True
+        rows = states.numel() // layer.in_features
+        if rows != 1 and not (0 < rows <= MOST_PACKED_ROWS and is_plain_quicker(states.dtype, rows)):
+            return False
+        return self._origin.is_of(layer)
 
 
 class _Packed:

@@ -40,9 +40,9 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
 
     On a CPU, bfloat16 and 4-bit weights are packed for the processor, layers that read the same states are fused for a
     few tokens, float32 products use oneDNN, half precision is multiplied in float32 and attention cut into blocks: each
-    where it is faster. On a GPU, 4-bit weights use gptqmodel's kernels if
-    that package is installed. Results agree within the rounding of the dtype, and saving still writes plain tensors.
-    Until `prepare_for_training`, the model takes no gradients, adapters, casts or moves.
+    where it is faster. On a GPU, 4-bit weights use gptqmodel's kernels if that package is installed. Results agree
+    within the rounding of the dtype, and saving still writes plain tensors. Until `prepare_for_training`, the model
+    takes no gradients, adapters, casts or moves.
 
     Args:
         model: a Blockformer model of this package.
