@@ -17,6 +17,7 @@ from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
 from blockformer.engine import compiled
 from blockformer.engine.few_rows import BLOCK
 from blockformer.engine.growing_cache import grow_in_place
+from blockformer.engine.onednn import PackedCopies
 from blockformer.engine.step import _Functions
 from blockformer.training import chunked_loss
 
@@ -112,7 +113,7 @@ def test_the_functions_that_are_compiled_compute_the_next_token(name, monkeypatc
     positions = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
     seen = nn.functional.pad(mask.bool(), (0, -LENGTH % BLOCK)).unflatten(1, (-1, BLOCK))
     place = torch.tensor([LENGTH - 1])
-    logits = _Functions.of(model, "few", 1).run(ids[:, -1:], positions, seen, place, buffers, None, [])
+    logits = _Functions.of(model, "few", 1, PackedCopies()).run(ids[:, -1:], positions, seen, place, buffers, None, [])
     assert_close(logits, model(ids, attention_mask=mask).logits[:, -1:])
 
 

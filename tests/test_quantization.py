@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig,
 import blockformer
 from blockformer.demo.elsewhere import run_elsewhere
 from blockformer.engine import linear as quick_linear
-from blockformer.engine import measure
+from blockformer.engine import measure, onednn, packed
 from blockformer.engine.packed import PackedLinear, PackedWeight
 
 # Multiples of 32 rows and of 64 columns, as bitsandbytes' 4-bit product for AVX-512 wants them.
@@ -219,7 +219,7 @@ def test_the_quicker_product_of_float32_is_for_the_head_alone(saved, method, mon
 
     monkeypatch.setattr(measure, "_verdicts", {"onednn": True, "onednn, one row": True})
     monkeypatch.setattr(quick_linear, "_LEAST_WORK", 0)
-    monkeypatch.setattr(quick_linear, "_onednn", spy)
+    monkeypatch.setattr(onednn, "product", spy)
     quantized = load(saved.folder, method).prepare_for_inference()
     expected = logits_of(quantized)
     assert [weight is quantized.lm_head.weight for weight in seen] == [True]
@@ -232,7 +232,8 @@ def test_preparing_for_inference_packs_an_untied_head_alone(method, monkeypatch,
         PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16)).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
-    monkeypatch.setattr(measure, "_verdicts", {"packed": True})
+    monkeypatch.setattr(measure, "_verdicts", {"packed, torch.bfloat16": True})
+    monkeypatch.setattr(packed, "_LEAST_WEIGHTS", {torch.bfloat16: 0})
     pair(tie_word_embeddings=False, **SIZES)[0].save_pretrained(tmp_path / "untied")
     quantized = load(tmp_path / "untied", method, torch.bfloat16)
     before, expected = linears(quantized), logits_of(quantized)

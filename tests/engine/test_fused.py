@@ -28,7 +28,9 @@ def quicker(monkeypatch):
         PackedWeight(weight, second_copy=True).product(weight[:1], None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here, or no FBGEMM")
-    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, "packed": True, "copy": True, **packed_bits_win()})
+    verdicts = {"packed, torch.bfloat16": True, "copy": True, **packed_bits_win()}
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
+    monkeypatch.setattr("blockformer.engine.packed._LEAST_WEIGHTS", {torch.bfloat16: 0})
 
 
 @pytest.fixture

@@ -100,6 +100,35 @@ def test_the_buffer_grows_geometrically():
     assert layer._buffers["keys"].shape[-2] < 1.5 * 2000 + 64
 
 
+@pytest.mark.parametrize("inference", [True, False])
+def test_beams_take_turns_between_two_buffers_unless_somebody_reads_one(inference, monkeypatch):
+    layer, other_way = GrowingLayer(), torch.tensor([1, 0])
+    with torch.inference_mode(inference):
+        layer.update(*states(10))
+        layer.update(*states(1))
+        addresses = []
+        for _ in range(6):
+            layer.reorder_cache(other_way)
+            layer.update(*states(1))
+            addresses.append(layer.keys.data_ptr())
+        assert len(set(addresses)) == 2
+        assert addresses[:2] == addresses[2:4] == addresses[4:]
+        held = layer.keys[:, 0]  # a view of it, as somebody might keep one
+        kept = held.clone()
+        layer.reorder_cache(other_way)
+        layer.reorder_cache(other_way)
+        assert layer.keys.data_ptr() != held.data_ptr()
+        assert torch.equal(held, kept)
+        monkeypatch.delattr(torch._C, "_storage_Use_Count")
+        growing_cache._uses_of_one.cache_clear()
+        held = layer.keys
+        layer.reorder_cache(other_way)
+        layer.reorder_cache(other_way)
+        assert layer.keys.data_ptr() != held.data_ptr()
+        assert torch.equal(layer.keys, held)
+        growing_cache._uses_of_one.cache_clear()
+
+
 def test_a_buffer_made_in_inference_mode_is_left_behind_outside_of_it():
     ours, theirs = GrowingLayer(), DynamicLayer()
     with torch.inference_mode():

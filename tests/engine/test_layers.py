@@ -133,8 +133,8 @@ def test_layers_that_are_alike_are_compiled_once(settings, monkeypatch):
     """Also after a call, which leaves notes in modules."""
     made, digest = [], compiled._digest
 
-    def of(cls, module, *arguments):
-        made.append(digest(module, dict(module.named_parameters()) | dict(module.named_buffers()), *arguments))
+    def of(cls, module, arguments, varying, copies):
+        made.append(digest(module, dict(module.named_parameters()) | dict(module.named_buffers()), arguments, varying))
         return module
 
     monkeypatch.setattr(compiled.CompiledFunction, "of", classmethod(of))
@@ -164,7 +164,7 @@ def test_layers_stay_uncompiled_where_a_half_precision_is_quicker_in_float32_or_
     monkeypatch.setattr(prepare, "pack_weights", lambda *_: 0)  # not every processor can
     for is_widened, is_packed in ((True, False), (False, True), (False, False)):
         monkeypatch.setitem(measure._verdicts, "widened, torch.bfloat16", is_widened)
-        monkeypatch.setitem(measure._verdicts, "packed", is_packed)
+        monkeypatch.setitem(measure._verdicts, "packed, torch.bfloat16", is_packed)
         plain, quick = pair(dtype=torch.bfloat16)
         assert hasattr(stack_of(quick), "_compiled_layers") != (is_widened or is_packed)
         ids = token_ids(2, 9, vocab=97)
@@ -222,7 +222,7 @@ def test_every_family(family):
 ], ids=str)  # fmt: skip
 @torch.no_grad()
 def test_other_settings_and_dtypes(settings, monkeypatch):
-    slow = dict.fromkeys(["packed", "widened, torch.float16", "widened, torch.bfloat16"], False)
+    slow = dict.fromkeys(["packed, torch.bfloat16", "widened, torch.float16", "widened, torch.bfloat16"], False)
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **slow})
     plain, quick = pair(**settings)
     assert_same_states(quick, plain, 1e-5 if plain.dtype is torch.float32 else 0.05)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import blockformer
-from blockformer.engine import measure, packed
+from blockformer.engine import measure, onednn, packed
 from blockformer.engine.packed import HalfCopy, PackedEmbedding, PackedLinear, PackedWeight
 
 SIZES = {
@@ -25,6 +25,11 @@ SIZES = {
     "num_attention_heads": 4,
 }
 
+DTYPES = (torch.bfloat16, torch.float32)
+TOLERANCES = {torch.bfloat16: 0.05, torch.float32: 1e-5}
+WAYS = [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, False)]
+"""Dtypes, and whether weights are held twice."""
+
 
 @pytest.fixture(autouse=True)
 def quicker(monkeypatch):
@@ -33,7 +38,9 @@ def quicker(monkeypatch):
         PackedWeight(torch.ones(8, 8, dtype=torch.bfloat16)).product(torch.ones(1, 8, dtype=torch.bfloat16), None)
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no packed bfloat16 product here")
-    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, "packed": True, "copy": True})
+    verdicts = {"packed, torch.bfloat16": True, "packed, torch.float32": True, "copy": True}
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
+    monkeypatch.setattr(packed, "_LEAST_WEIGHTS", dict.fromkeys(packed._LEAST_WEIGHTS, 0))
 
 
 def make(name="qwen3", dtype=torch.bfloat16, **settings):
@@ -57,17 +64,18 @@ def are_copied(model):
 @pytest.mark.parametrize("shape", [(7,), (1, 1, 7), (3, 5, 7)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("strided", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @torch.no_grad()
-def test_one_layer(shape, bias, strided):
-    layer = nn.Linear(7, 11, bias=bias, dtype=torch.bfloat16)
+def test_one_layer(shape, bias, strided, dtype):
+    layer = nn.Linear(7, 11, bias=bias, dtype=dtype)
     states = torch.randn(*shape[:-1], 14)[..., ::2] if strided else torch.randn(*shape)
-    states, expected, before = states.bfloat16(), None, copy.deepcopy(layer.state_dict())
+    states, expected, before = states.to(dtype), None, copy.deepcopy(layer.state_dict())
     expected = layer(states)
     for is_table in (False, True):
         weight = nn.Parameter(before["weight"].clone())
         layer.weight = weight
         packed = PackedLinear(layer, PackedWeight(weight, is_table))
-        assert_close(packed(states), expected, 0.02)
+        assert_close(packed(states), expected, TOLERANCES[dtype])
         assert packed.state_dict().keys() == before.keys()
         assert all(torch.equal(value, before[name]) for name, value in packed.state_dict().items())
         assert packed.unpack(nn.Parameter(packed.packed.dense())) is layer
@@ -143,10 +151,10 @@ def test_rows_of_a_table():
         ("t5", {"tie_word_embeddings": False}),
     ],
 )
-@pytest.mark.parametrize("second_copy", [False, True], ids=["once", "twice"])
+@pytest.mark.parametrize(("dtype", "second_copy"), WAYS, ids=str)
 @torch.no_grad()
-def test_answers_files_and_the_way_back(name, settings, second_copy, tmp_path):
-    model = make(name, **settings)
+def test_answers_files_and_the_way_back(name, settings, dtype, second_copy, tmp_path):
+    model = make(name, dtype, **settings)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     trainable = {key for key, parameter in model.named_parameters() if parameter.requires_grad}
     ids = torch.randint(2, 101, (1, 4) if second_copy else (2, 9))
@@ -161,11 +169,11 @@ def test_answers_files_and_the_way_back(name, settings, second_copy, tmp_path):
     assert linears == ([model.get_output_embeddings()] if is_tied and not second_copy else [])
     assert isinstance(model.get_input_embeddings(), PackedEmbedding) == (is_tied and second_copy)
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert_close(model(**inputs).logits, expected, 0.05)
+    assert_close(model(**inputs).logits, expected, TOLERANCES[dtype])
 
     assert model.state_dict().keys() == before.keys()
     model.save_pretrained(tmp_path / "packed")
-    again = type(model).from_pretrained(tmp_path / "packed", dtype=torch.bfloat16)
+    again = type(model).from_pretrained(tmp_path / "packed", dtype=dtype)
     assert all(torch.equal(value, before[key]) for key, value in again.state_dict().items())
     blockformer.export_model(model, tmp_path / "repo")
     assert all(
@@ -203,9 +211,9 @@ def test_from_each_kind_of_preparation_to_each_other():
         assert_close(model(ids).logits, expected, 0.02)
 
 
-@pytest.mark.parametrize("second_copy", [False, True], ids=["once", "twice"])
-def test_text_of_every_kind(second_copy):
-    model, plain = make(), make()
+@pytest.mark.parametrize(("dtype", "second_copy"), WAYS, ids=str)
+def test_text_of_every_kind(dtype, second_copy):
+    model, plain = make(dtype=dtype), make(dtype=dtype)
     model.prepare_for_inference(second_copy=second_copy)
     ids = torch.randint(2, 101, (2, 9))
     for settings in ({}, {"num_beams": 3}, {"cache_implementation": "static"}):
@@ -226,9 +234,9 @@ def test_no_second_copy(name):
     assert packed + sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
-@pytest.mark.parametrize("second_copy", [False, True], ids=["once", "twice"])
-def test_a_copy_and_a_pickle(second_copy):
-    model = make(tie_word_embeddings=True).prepare_for_inference(second_copy=second_copy)
+@pytest.mark.parametrize(("dtype", "second_copy"), WAYS, ids=str)
+def test_a_copy_and_a_pickle(dtype, second_copy):
+    model = make(dtype=dtype, tie_word_embeddings=True).prepare_for_inference(second_copy=second_copy)
     ids = torch.randint(2, 101, (1, 4))
     buffer = io.BytesIO()
     torch.save(model, buffer)
@@ -246,27 +254,28 @@ def test_a_copy_and_a_pickle(second_copy):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda model: model.float(),
+        lambda model: model.double(),
         lambda model: model.to("meta"),
-        lambda model: model.load_state_dict(make().state_dict()),
+        lambda model: model.load_state_dict(make(dtype=model.dtype).state_dict()),
     ],
     ids=["cast", "move", "load"],
 )
-def test_what_it_cannot_do_says_the_way_back_and_changes_nothing(change):
-    model = make().prepare_for_inference()
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_it_cannot_do_says_the_way_back_and_changes_nothing(change, dtype):
+    model = make(dtype=dtype).prepare_for_inference()
     ids = torch.randint(2, 101, (1, 6))
     expected = model(ids).logits
     with pytest.raises(RuntimeError, match="prepare_for_training"):
         change(model)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-    assert model.to("cpu").to(torch.bfloat16) is model  # no change is no harm
+    assert model.to("cpu").to(dtype) is model  # no change is no harm
     assert packed_of(model)
     assert torch.equal(model(ids).logits, expected)
 
 
 def test_what_is_left_as_it_is(monkeypatch):
-    assert not packed_of(make(dtype=torch.float32).prepare_for_inference())
+    assert not packed_of(make(dtype=torch.float16).prepare_for_inference())
     hooked = make()
     hooked.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: None)
     hooked.prepare_for_inference()
@@ -280,8 +289,62 @@ def test_what_is_left_as_it_is(monkeypatch):
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     assert not packed_of(make().prepare_for_inference())
     monkeypatch.delenv("BLOCKFORMER_FAST")
-    monkeypatch.setattr(measure, "_verdicts", {"packed": False})
+    monkeypatch.setattr(measure, "_verdicts", {"packed, torch.bfloat16": False})
     assert not packed_of(make().prepare_for_inference())
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 1 << 14), (torch.float32, 1 << 16)], ids=str)
+def test_small_layers_stay_plain(dtype, least, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(measure, "_verdicts", {f"packed, {dtype}": True, "onednn": False, "onednn, one row": False})
+    model = make(dtype=dtype, hidden_size=128, intermediate_size=least // 128, tie_word_embeddings=True)
+    found = packed_of(model.prepare_for_inference())
+    assert found
+    assert {layer.packed.held.numel() >= least for layer in found} == {True}
+    assert all(
+        isinstance(layer, PackedLinear) == (layer.in_features * layer.out_features >= least)
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear)
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_and_vmap_are_those_of_the_plain_layer(dtype):
+    layer = nn.Linear(7, 11, dtype=dtype).requires_grad_(False)
+    plain, tolerance = copy.deepcopy(layer), TOLERANCES[dtype]
+    packed = PackedLinear(layer, PackedWeight(layer.weight))
+    states = torch.randn(3, 7).to(dtype)
+    gradients = []
+    for each in (packed, plain):
+        inputs = states.clone().requires_grad_()
+        each(inputs).square().sum().backward()
+        gradients.append(inputs.grad)
+    assert_close(*gradients, tolerance)
+    assert_close(torch.func.vmap(packed)(states), plain(states), tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.no_grad()
+def test_under_autocast(dtype):
+    model, plain = make(dtype=dtype).prepare_for_inference(), make(dtype=dtype)
+    ids = torch.randint(2, 101, (2, 9))
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = model(ids).logits, plain(ids).logits
+    assert found.dtype is expected.dtype
+    assert_close(found, expected, 0.1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.no_grad()
+def test_in_somebody_else_s_graph(dtype):
+    layer = nn.Linear(7, 11, dtype=dtype).requires_grad_(False)
+    states = torch.randn(3, 7).to(dtype)
+    expected = layer(states).relu()
+    model = nn.Sequential(PackedLinear(layer, PackedWeight(layer.weight)), nn.ReLU())
+    assert_close(torch.compile(model, backend="aot_eager")(states), expected, TOLERANCES[dtype])
+    for trace in (torch.export.export, torch.jit.trace):
+        with pytest.raises(RuntimeError, match="prepare_for_training"):
+            trace(model, (states,))
 
 
 def test_a_packed_vocabulary_is_not_resized():
@@ -293,7 +356,7 @@ def test_a_packed_vocabulary_is_not_resized():
 
 def test_where_nothing_is_to_be_packed_nothing_is_measured(monkeypatch):
     monkeypatch.setattr(measure, "_verdicts", {})
-    assert packed.pack_weights(make(dtype=torch.float32)) == 0
+    assert packed.pack_weights(make(dtype=torch.float16)) == 0
     assert measure._verdicts == {}
 
 
@@ -326,11 +389,12 @@ def test_what_is_measured(monkeypatch):
 
     monkeypatch.setattr(measure, "_verdicts", {})
     monkeypatch.setattr(packed, "is_quicker", take)
+    monkeypatch.setattr(onednn, "is_quicker", take)
     for _ in range(2):
         make().prepare_for_inference(second_copy=True)
     assert len(ways) == 3  # the copy beside plain weights and packed ones
-    assert measure._verdicts == {"packed": True, "copy": True}
-    monkeypatch.setattr(measure, "_verdicts", {"packed": True})
+    assert measure._verdicts == {"packed, torch.bfloat16": True, "copy": True}
+    monkeypatch.setattr(measure, "_verdicts", {"packed, torch.bfloat16": True})
     monkeypatch.setattr(HalfCopy, "product", lambda self, states, bias: 1.1 * torch.ones(1, 3072).bfloat16())
     make().prepare_for_inference(second_copy=True)
     assert measure._verdicts["copy"] is False
@@ -338,7 +402,7 @@ def test_what_is_measured(monkeypatch):
 
 @pytest.mark.usefixtures("copies")
 def test_a_second_copy_may_pay_where_packing_alone_does_not(monkeypatch):
-    monkeypatch.setattr(measure, "_verdicts", {"packed": False, "copy": True})
+    monkeypatch.setattr(measure, "_verdicts", {"packed, torch.bfloat16": False, "copy": True})
     assert packed.pack_weights(make()) == 0
     assert packed.pack_weights(make(), second_copy=True) > 0
 
@@ -348,9 +412,11 @@ def test_without_the_private_op_nothing_is_packed(monkeypatch):
         raise AttributeError("no such op")
 
     monkeypatch.setattr(measure, "_verdicts", {})
-    monkeypatch.setattr(PackedWeight, "__init__", missing)
-    assert packed.pack_weights(make()) == 0
-    assert measure._verdicts == {"packed": False}
+    monkeypatch.setattr(onednn, "packed", missing)
+    for dtype in DTYPES:
+        monkeypatch.setattr(measure, "_verdicts", {})
+        assert packed.pack_weights(make(dtype=dtype)) == 0
+        assert measure._verdicts == {f"packed, {dtype}": False}
 
 
 @pytest.mark.usefixtures("copies")
@@ -367,23 +433,22 @@ def test_a_lack_of_memory_is_no_missing_layout(monkeypatch):
         HalfCopy.of(torch.ones(8, 8, dtype=torch.bfloat16))
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
         make().prepare_for_inference(second_copy=True)
-    monkeypatch.setattr(measure, "_verdicts", {"packed": True})
+    monkeypatch.setattr(measure, "_verdicts", {"packed, torch.bfloat16": True})
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
-        packed.is_worth("copy")
-    assert measure._verdicts == {"packed": True}
+        packed.is_quicker_copied()
+    assert measure._verdicts == {"packed, torch.bfloat16": True}
 
 
 def test_threads_measure_once(monkeypatch):
     seen = []
 
-    def verdict(way):
-        seen.append(way)
+    def verdict(dtype):
+        seen.append(dtype)
         time.sleep(0.05)
         return True
 
     monkeypatch.setattr(measure, "_verdicts", {})
-    monkeypatch.setattr(packed, "_can_pack", lambda: True)
-    monkeypatch.setattr(packed, "_measure", verdict)
+    monkeypatch.setattr(onednn, "_measure_packed", verdict)
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(packed.is_worth, ["packed"] * 4))
-    assert seen == ["packed"]
+        assert all(pool.map(onednn.is_quicker_packed, [torch.bfloat16] * 4))
+    assert seen == [torch.bfloat16]

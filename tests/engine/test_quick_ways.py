@@ -14,7 +14,7 @@ import blockformer
 from blockformer import attention
 from blockformer.attention import eager_attention_forward
 from blockformer.engine import attention as quick_attention
-from blockformer.engine import blocks, four_bits, fused, measure, packed
+from blockformer.engine import blocks, four_bits, fused, measure, onednn, packed
 from blockformer.engine import linear as quick_linear
 from blockformer.engine.attention import attend_grouped, can_attend_grouped
 from blockformer.engine.linear import QuickLinear
@@ -273,7 +273,7 @@ def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
         raise AttributeError("no such op")
 
     monkeypatch.setattr(measure, "_verdicts", {})
-    monkeypatch.setattr(quick_linear, "_onednn", missing)
+    monkeypatch.setattr(onednn, "product", missing)
     layer, states = nn.Linear(4, 3), torch.randn(2, 4)
     monkeypatch.setattr(quick_linear, "_LEAST_WORK", 0)
     assert torch.equal(linear(layer, states), layer(states))
@@ -287,13 +287,15 @@ def test_measuring_leaves_the_random_state_alone(monkeypatch):
     halves = (torch.float16, torch.bfloat16)
     for dtype in (*halves, torch.float32):  # the first one asks for the last
         linear(nn.utils.skip_init(nn.Linear, 4, 3, dtype=dtype), torch.ones(8, 4, dtype=dtype))
-    quick_linear.onednn_is_quicker_for_one_row()
-    for way in ("packed", "copy"):
-        packed.is_worth(way)
+    onednn.is_quicker_for_one_row()
+    for dtype in (torch.bfloat16, torch.float32):
+        onednn.is_quicker_packed(dtype)
+    packed.is_quicker_copied()
     states = torch.ones(1, 8, 512, 64, dtype=torch.bfloat16)
     blocks.can_attend_in_blocks(states, states)
     widened = {f"widened, {dtype}" for dtype in halves}
-    known = {"onednn", "onednn, one row", "packed", "copy", "attention in blocks, torch.bfloat16", *widened}
+    ways = {"packed, torch.bfloat16", "packed, torch.float32", "copy"}
+    known = {"onednn", "onednn, one row", *ways, "attention in blocks, torch.bfloat16", *widened}
     assert measure._verdicts.keys() == known
     assert torch.equal(torch.get_rng_state(), before)
 

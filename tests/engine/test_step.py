@@ -171,8 +171,12 @@ def test_beams_of_an_encoder_decoder():
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("is_packed", [False, True], ids=["loops", "packed"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_and_kind_of_batch(family):
+def test_every_family_and_kind_of_batch(family, is_packed, monkeypatch, tmp_path):
+    if is_packed:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        take_onednn(monkeypatch, is_packed)
     plain, quick = family_pair(family)
     for rows in (1, 3):
         for settings in WAYS:
@@ -220,12 +224,12 @@ def test_a_second_process_finds_it_on_the_disk_and_a_broken_file_is_made_anew(fo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("is_quicker", [True, False])
+@pytest.mark.parametrize(("is_quicker", "is_packed"), [(True, True), (True, False), (False, False)])
 @torch.no_grad()
-def test_a_step_takes_any_number_of_rows_whatever_product_is_quicker(dtype, is_quicker, monkeypatch):
-    monkeypatch.setattr(linear, "_LEAST_WEIGHTS_IN_GRAPHS", 1)
-    verdicts = dict.fromkeys(["onednn", "onednn, one row"], is_quicker)
-    monkeypatch.setattr(measure, "_verdicts", {**verdicts, "widened, torch.float16": is_quicker})
+def test_a_step_takes_any_number_of_rows_whatever_product_is_quicker(dtype, is_quicker, is_packed, monkeypatch):
+    take_onednn(monkeypatch, is_packed)
+    verdicts = dict.fromkeys(["onednn", "onednn, one row", "widened, torch.float16"], is_quicker)
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
     steps = pair(dtype=dtype)[1]._steps
     for sources, most in (("few", 4), ("many", 1 << 40)):
         example = _Example(steps._stack, sources, 1)
@@ -237,8 +241,16 @@ def test_a_step_takes_any_number_of_rows_whatever_product_is_quicker(dtype, is_q
         assert (uppers[0] == 4) if sources == "few" else (uppers[0] > most)
         assert uppers[-1] > 1 << 40
         products = {str(node.target) for node in program.graph.nodes}
-        is_library_s = is_quicker and dtype is torch.float32 and sources == "many"
+        is_library_s = is_quicker and dtype is torch.float32 and (sources == "many" or is_packed)
         assert ("mkldnn._linear_pointwise.default" in products) == is_library_s
+
+
+def take_onednn(monkeypatch, is_packed, least=1):
+    """Have layers of so many weights and more multiply by oneDNN, packed or not, whatever this machine says of it."""
+    verdicts = {"onednn": True, "onednn, one row": True, "packed, torch.float32": is_packed}
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
+    monkeypatch.setattr(linear, "_LEAST_WEIGHTS_IN_GRAPHS", least)
+    monkeypatch.setattr(linear, "_LEAST_PACKED_WEIGHTS", least)
 
 
 def _pickled(model):
@@ -248,15 +260,36 @@ def _pickled(model):
     return torch.load(buffer, weights_only=False)
 
 
+def _write(model):
+    model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+    model.model.layers[1].self_attn.q_proj.weight.mul_(1.5)
+
+
+def _replace(model):
+    model.model.norm.weight.data = model.model.norm.weight.data * 2
+    model.model.layers[1].mlp.gate_proj.weight = torch.nn.Parameter(model.model.layers[1].mlp.gate_proj.weight * 2)
+    model.model.layers[1].mlp.down_proj.weight.data = model.model.layers[1].mlp.down_proj.weight.data * 2
+
+
+def _other_weights():
+    torch.manual_seed(5)
+    config = preset("qwen3", **SIZES)
+    return blockformer.BlockformerDecoderForCausalLM(config).state_dict()
+
+
 @torch.no_grad()
-def test_weights_that_change_or_move_are_seen():
+def test_weights_that_change_or_move_are_seen(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the code is of other products than elsewhere in this file
+    take_onednn(monkeypatch, is_packed=True, least=32 * 48)
     plain, quick = pair()
     ids = token_ids(3, 9, vocab=97)
-    one_more_token(quick, ids)
-    for each in (plain, quick):
-        each.model.layers[0].mlp.up_proj.weight.mul_(1.5)
-        each.model.norm.weight.data = each.model.norm.weight.data * 2
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
+    copies = quick._steps._copies._copies
+    assert len(copies) == 2 * 3 + 1  # the three of each feed-forward, and the head; attention is smaller
+    for change in (_write, _replace, lambda model: model.load_state_dict(_other_weights())):
+        change(plain), change(quick)
+        assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
+        assert len(copies) == 2 * 3 + 1
     plain, quick = plain.to(torch.bfloat16), quick.to(torch.bfloat16)
     assert one_more_token(quick, ids).dtype is torch.bfloat16
     quick.prepare_for_training()

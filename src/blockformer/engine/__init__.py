@@ -16,6 +16,7 @@ Private names that only the package uses, besides those in `compat.py`, and what
 - `_from_config` (PreTrainedModel): `AutoModelForPreTraining.from_config` does not know ELECTRA's class.
 - `_remove_final_layer_norm` (OPTConfig of transformers): OPT converts no more.
 - `_parameters` (torch.nn.Module): AttributeError in a model with compiled steps.
+- `_storage_Use_Count` (torch._C), `_cdata` (of a storage): beams are reordered into fresh memory each time.
 - `_is_replica` (set on DataParallel's copies): every copy packs the weights again.
 """
 

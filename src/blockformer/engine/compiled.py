@@ -22,13 +22,15 @@ from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from . import onednn
 from .few_rows import with_products_as_loops
-from .linear import is_bare, onednn_is_quicker
+from .linear import is_bare
 from .measure import own_trace
 
 logger = logging.get_logger(__name__)
 
 _CONFIG = {"aot_inductor.package_constants_in_so": False}
+_PACKABLE = "packable"  # under this name a package lists the weights that may be packed ones
 _CODE = Path(__file__).parents[1]
 
 
@@ -51,25 +53,29 @@ class CompiledFunction:
         runner: the loaded code.
         places: each parameter and buffer that it reads: its full name, the dict of its module that holds it, and its
             name there. What stands there later is read, too.
+        copies: packed copies of the weights, which it reads where oneDNN multiplies by them; None for plain ones.
     """
 
-    def __init__(self, runner, places: list[tuple[str, dict, str]]):
-        self._runner = runner
+    def __init__(self, runner, places: list[tuple[str, dict, str]], copies: onednn.PackedCopies | None):
+        self._runner, self._copies = runner, copies
+        packable = () if copies is None else json.loads(runner.get_metadata()[_PACKABLE])
+        self._packed = [place for place in places if place[0] in packable]
         output = pytree.treespec_loads(runner.loader.get_call_spec()[1])
         self._output = None if output.is_leaf() else output
         self._places = places
-        self._addresses: list[int] = []
+        self._state: list = []
         self._lock = threading.Lock()
         self._kinds = [_kind(held[name]) for _, held, name in places]
 
     @classmethod
-    def of(cls, module: nn.Module, arguments: tuple, varying: tuple):
+    def of(cls, module: nn.Module, arguments: tuple, varying: tuple, copies: onednn.PackedCopies | None = None):
         """Load the compiled module from disk, or compile it and put it there; None if there is no way to.
 
         Args:
             module: whose `forward` takes tensors, lists of tensors and None. It has a `config`.
             arguments: an example.
             varying: for each argument which of its dimensions vary, as `torch.export` has it.
+            copies: where packed copies of float32 weights are kept; without, it reads the plain ones.
         """
         places = {
             f"{prefix}.{name}": (held, name)
@@ -97,18 +103,15 @@ class CompiledFunction:
         if runner is None or not set(names) <= set(places):
             logger.warning_once(f"{type(module).__name__} could not be compiled, so the model runs uncompiled.")
             return None
-        return cls(runner, [(name, *places[name]) for name in names])
+        copies = copies if onednn.is_quicker_packed(torch.float32) else None
+        return cls(runner, [(name, *places[name]) for name in names], copies)
 
     def __call__(self, *arguments):
         """The result, or None once the module's tensors have another dtype, shape or device."""
-        addresses = [held[name].data_ptr() for _, held, name in self._places]
-        if addresses != self._addresses:
-            tensors = {full_name: held[name] for full_name, held, name in self._places}
-            if [_kind(tensor) for tensor in tensors.values()] != self._kinds:
-                return None
-            with self._lock:
-                self._runner.load_constants(tensors, check_full_update=True, user_managed=True)
-                self._addresses = addresses
+        state = [held[name].data_ptr() for _, held, name in self._places]
+        state += [onednn.writes_to(held[name]) for _, held, name in self._packed]
+        if state != self._state and not self._read(state):
+            return None
         flat = []
         for each in arguments:
             if isinstance(each, list):
@@ -118,6 +121,17 @@ class CompiledFunction:
         # Calling the runner itself would look the structure of arguments and results up anew: a third of a millisecond.
         flat = self._runner.loader.boxed_run(flat)
         return flat[0] if self._output is None else pytree.tree_unflatten(flat, self._output)
+
+    def _read(self, state: list) -> bool:
+        """Give the code the module's current tensors; False if it is not for such."""
+        tensors = {full_name: held[name] for full_name, held, name in self._places}
+        if [_kind(tensor) for tensor in tensors.values()] != self._kinds:
+            return False
+        with self._lock:
+            tensors |= {full_name: self._copies.of(held, name) for full_name, held, name in self._packed}
+            self._runner.load_constants(tensors, check_full_update=True, user_managed=True)
+            self._state = state
+        return True
 
 
 class Modules:
@@ -180,7 +194,7 @@ def _digest(module, tensors, arguments, varying) -> str:
     """What the code depends on, in one word: versions, sources, sizes and the processor."""
     facts = {
         **_this_process(),
-        "onednn": onednn_is_quicker(),
+        "onednn": [onednn.is_quicker_in_float32(), onednn.is_quicker_packed(torch.float32)],
         "module": type(module).__name__,
         "parts": [_settings(part) for part in module.modules()],
         "config": module.config.to_diff_dict(),
@@ -221,10 +235,22 @@ def _make(module, arguments, varying, path: Path) -> None:
             warnings.simplefilter("ignore")
             program = torch.export.export(module, arguments, dynamic_shapes=varying, strict=False)
             program = with_products_as_loops(program)
+            settings = {**_CONFIG, "aot_inductor.metadata": {_PACKABLE: json.dumps(_packable(program))}}
             made = torch._inductor.aoti_compile_and_package(
-                program, package_path=str(Path(folder) / path.name), inductor_configs=_CONFIG
+                program, package_path=str(Path(folder) / path.name), inductor_configs=settings
             )
         os.replace(made, path)
+
+
+def _packable(program) -> list[str]:
+    """The parameters of a program that oneDNN multiplies by, and that are used for nothing else."""
+    product = torch.ops.mkldnn._linear_pointwise.default
+    return [
+        program.graph_signature.inputs_to_parameters[node.name]
+        for node in program.graph.nodes
+        if node.name in program.graph_signature.inputs_to_parameters
+        and all(user.target is product and list(user.args).index(node) == 1 for user in node.users)
+    ]
 
 
 @contextmanager

@@ -25,9 +25,9 @@ def with_products_as_loops(program):
     return program.run_decompositions({torch.ops.aten.linear.default: _product})
 
 
-def are_few(states) -> bool:
-    """Whether states [..., I] are always of so few rows that loops are for them."""
-    return _is_always(_count(states) <= MOST_ROWS)
+def are_few(states, most: int = MOST_ROWS) -> bool:
+    """Whether states [..., I] always have so few rows; by default so few that loops are for them."""
+    return _is_always(_count(states) <= most)
 
 
 def rows_of(states):

@@ -14,6 +14,7 @@ from ..awq_linear import ABOVE, SHIFTS, QuantizedLinear, raised
 from .gptqmodel_kernels import Kernel, has_kernel
 from .linear import float32_product, is_transformed
 from .measure import is_enabled, is_measured, is_quicker, random_matrix
+from .onednn import writes_to
 
 # Up to this many rows are multiplied by the packed weights; with more it is faster to unpack them first.
 MOST_PACKED_ROWS = 32
@@ -114,21 +115,16 @@ class Origin:
 
     def __init__(self, *layers: QuantizedLinear):
         held = [[(name, layer._buffers[name]) for name in _NAMES] for layer in layers]
-        self._tensors = [[(name, tensor, _writes(tensor)) for name, tensor in each] for each in held]
+        self._tensors = [[(name, tensor, writes_to(tensor)) for name, tensor in each] for each in held]
 
     def is_of(self, *layers: QuantizedLinear) -> bool:
         """Whether these layers still have them, and nobody wrote to them."""
         for layer, tensors in zip(layers, self._tensors, strict=True):
             held = layer._buffers
             for name, tensor, writes in tensors:  # `all` of a generator takes twice as long; each token asks this
-                if held.get(name) is not tensor or _writes(tensor) != writes:
+                if held.get(name) is not tensor or writes_to(tensor) != writes:
                     return False
         return True
-
-
-def _writes(tensor) -> int | None:
-    """How often it was written to; None if it is a tensor of inference mode, which does not count."""
-    return None if tensor.is_inference() else tensor._version
 
 
 class _Copy:

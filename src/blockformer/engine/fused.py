@@ -134,5 +134,6 @@ def can_fuse(layers, has_copies: bool, dtype) -> bool:
     if len(kinds) != 1 or len({layer.bias is None for layer in layers}) != 1 or not all(map(is_bare, layers)):
         return False
     if kinds == {PackedLinear}:
+        has_copies = has_copies and all(layer.packed.dtype is torch.bfloat16 for layer in layers)
         return has_copies and HalfCopy.is_there() and all(HalfCopy.holds(layer.packed.dense()) for layer in layers)
     return kinds == {PreparedQuantizedLinear} and JointlyPacked.is_there_for(layers, dtype)

@@ -100,8 +100,20 @@ class GrowingLayer(_Buffers, DynamicLayer):
                 self._buffers.pop(name, None)
                 setattr(self, name, held.index_select(0, beam_idx.to(held.device)))
             else:
-                self._buffers[name] = buffer.index_select(0, beam_idx.to(buffer.device))
-                setattr(self, name, self._buffers[name][..., :length, :])
+                room = self._other_buffer(name, buffer, len(beam_idx))
+                torch.index_select(held, 0, beam_idx.to(buffer.device), out=room[..., :length, :])
+                self._buffers |= {name: room, f"former {name}": buffer}
+                setattr(self, name, room[..., :length, :])
+
+    def _other_buffer(self, name, buffer, rows: int):
+        """A buffer like this one, of so many rows: the former one if nobody reads it any more, or else a fresh one.
+
+        The pages of a fresh one are made when they are first written to, which may take longer than all else in a step.
+        """
+        former, shape = self._buffers.pop(f"former {name}", None), (rows, *buffer.shape[1:])
+        if former is not None and former.shape == shape and _is_writable(former) and _uses(former) == _uses_of_one():
+            return former
+        return buffer.new_empty(shape)
 
     def reset(self):
         """Forget everything and give the memory back."""
@@ -123,6 +135,18 @@ def _is_head_of(view, buffer) -> bool:
 def _is_writable(buffer) -> bool:
     """A buffer made in inference mode cannot be written outside of it."""
     return torch.is_inference_mode_enabled() or not buffer.is_inference()
+
+
+def _uses(buffer) -> int:
+    """How many tensors there are on this memory; 0 if that is not to be known."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return 0 if count is None else count(buffer.untyped_storage()._cdata)
+
+
+@functools.cache
+def _uses_of_one() -> int:
+    """What `_uses` says of memory with one tensor; -1 if it says nothing."""
+    return _uses(torch.empty(1)) or -1
 
 
 def grow_in_place(cache, and_windows: bool = False):

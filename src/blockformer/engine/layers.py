@@ -21,6 +21,7 @@ from .four_bit_rows import OrderedWeights
 from .four_bits import MOST_PACKED_ROWS
 from .linear import HALVES, is_quicker_widened
 from .measure import is_enabled, is_own_trace
+from .onednn import PackedCopies
 from .sequences import TracedSequences
 
 # Where the stack makes all position terms itself; a relative bias of all layers is one of its tensors.
@@ -100,8 +101,12 @@ class CompiledLayers:
     def _functions(self):
         """Of each layer its function; None if one of them cannot be compiled."""
         stack, functions = self._stack, []
+        # What a prompt gains by packed weights is little beside holding those of a decoder twice.
+        copies = None if stack.is_causal else PackedCopies()
         for layer in stack.layers:
-            functions.append(CompiledFunction.of(_Layer(layer, stack.config, stack.is_causal), *self._example(layer)))
+            part = _Layer(layer, stack.config, stack.is_causal)
+            arguments, varying = self._example(layer)
+            functions.append(CompiledFunction.of(part, arguments, varying, copies))
             if functions[-1] is None:
                 return None
         return functions

@@ -12,13 +12,16 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from . import onednn
 from .few_rows import are_few
 from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix
 
 # Multiplications below which oneDNN's overhead, tens of microseconds a call, costs more than its product gains.
 _LEAST_WORK = 1 << 23
 # Fewer rows than this are a matter of reading the weights; from this size of theirs on, that outweighs the overhead.
-_FEW_ROWS, _LEAST_WEIGHTS, _LEAST_WEIGHTS_IN_GRAPHS = 8, 1 << 19, 1 << 18
+_FEW_ROWS, _LEAST_WEIGHTS = 8, 1 << 19
+# The same in graphs, where few rows have loops; and if weights are packed, with more than few.
+_LEAST_WEIGHTS_IN_GRAPHS, _LEAST_PACKED_WEIGHTS = 1 << 18, 1 << 16
 HALVES = (torch.float16, torch.bfloat16)
 # Their rows from which converting the weights to float32 pays off, and how many of the weights' elements at a time.
 _MANY_ROWS, _WIDENED = 8, 1 << 24
@@ -46,7 +49,7 @@ class QuickLinear(nn.Linear):
 
     def _product(self, states) -> Callable | None:
         if is_own_trace():
-            return None if are_few(states) else self._traced_product()
+            return self._traced_product(states)
         weight, rows = self.weight, states.numel() // self.in_features
         is_float = weight.dtype is torch.float32
         if rows < _least_rows(weight) or (is_float and rows >= _FEW_ROWS and rows * weight.numel() < _LEAST_WORK):
@@ -64,14 +67,18 @@ class QuickLinear(nn.Linear):
         learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
         if weight.dtype in HALVES:
             return _widened if not learns and is_quicker_widened(weight.dtype) else None
-        is_quicker = onednn_is_quicker() if learns or rows >= _FEW_ROWS else onednn_is_quicker_for_one_row()
-        return (_Product.apply if learns else _onednn) if is_quicker else None
+        is_quicker = onednn.is_quicker_in_float32() if learns or rows >= _FEW_ROWS else onednn.is_quicker_for_one_row()
+        return (_Product.apply if learns else onednn.product) if is_quicker else None
 
-    def _traced_product(self) -> Callable | None:
-        """The product for a graph of the engine's own, where the number of rows may vary; that of few is a loop."""
-        if self.weight.dtype is not torch.float32 or self.weight.numel() < _LEAST_WEIGHTS_IN_GRAPHS:
+    def _traced_product(self, states) -> Callable | None:
+        """The product for a graph of the engine's own, where the number of rows may vary; that of one is a loop."""
+        if self.weight.dtype is not torch.float32 or not onednn.is_quicker_in_float32():
             return None
-        return _onednn if onednn_is_quicker() else None
+        is_packed = onednn.is_quicker_packed(torch.float32)
+        if are_few(states) and (are_few(states, 1) or not is_packed):
+            return None
+        least = _LEAST_PACKED_WEIGHTS if is_packed and not are_few(states) else _LEAST_WEIGHTS_IN_GRAPHS
+        return onednn.product if self.weight.numel() >= least else None
 
 
 def _least_rows(weight) -> int:
@@ -86,7 +93,7 @@ def can_be_quick(layer: nn.Module) -> bool:
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
         return False
     if layer.weight.dtype is torch.float32:
-        return onednn_is_quicker() or onednn_is_quicker_for_one_row()
+        return onednn.is_quicker_in_float32() or onednn.is_quicker_for_one_row()
     return layer.weight.dtype in HALVES and is_quicker_widened(layer.weight.dtype)
 
 
@@ -112,10 +119,6 @@ def is_bare(module) -> bool:
     return not (hooked or own["_backward_hooks"] or own["_backward_pre_hooks"])
 
 
-def _onednn(states, weight, bias=None):
-    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
-
-
 class _Product(torch.autograd.Function):
     """y = x W^T + b with all three products of forward and backward by oneDNN."""
 
@@ -123,13 +126,13 @@ class _Product(torch.autograd.Function):
     def forward(ctx, states, weight, bias):
         ctx.save_for_backward(states, weight)
         ctx.has_bias = bias is not None
-        return _onednn(states, weight, bias)
+        return onednn.product(states, weight, bias)
 
     @staticmethod
     def backward(ctx, grad):
         states, weight = ctx.saved_tensors
         # For second derivatives the products must be differentiable themselves.
-        product = F.linear if torch.is_grad_enabled() else _onednn
+        product = F.linear if torch.is_grad_enabled() else onednn.product
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
         rows, inputs = grad.reshape(-1, grad.shape[-1]), states.reshape(-1, states.shape[-1])
         grad_states = product(grad, weight.t(), None) if needs_states else None
@@ -148,35 +151,12 @@ def _widened(states, weight, bias):
 
 def float32_product() -> Callable:
     """The faster float32 product of many rows."""
-    return _onednn if onednn_is_quicker() else F.linear
+    return onednn.product if onednn.is_quicker_in_float32() else F.linear
 
 
 def is_quicker_widened(dtype) -> bool:
     """Whether this processor multiplies many rows of a half precision faster in float32."""
     return is_measured(f"widened, {dtype}", functools.partial(_measure_widened, dtype))
-
-
-def onednn_is_quicker() -> bool:
-    """Whether oneDNN's float32 product exists, is correct, and is faster than PyTorch's own."""
-    return is_measured("onednn", lambda: _measure_onednn(64))
-
-
-def onednn_is_quicker_for_one_row() -> bool:
-    """The same for a product that reads the weights for one row."""
-    return is_measured("onednn, one row", lambda: _measure_onednn(1))
-
-
-@torch.no_grad()
-def _measure_onednn(rows: int) -> bool:
-    """This takes about a tenth of a second."""
-    states, weight = random_matrix(rows, 1024), random_matrix(3072, 1024)
-    try:
-        fast, plain = _onednn(states, weight, None), F.linear(states, weight)
-        if not torch.allclose(fast, plain, rtol=1e-4, atol=1e-3):
-            return False
-        return is_quicker(lambda: _onednn(states, weight, None), lambda: F.linear(states, weight), 12, share=0.8)
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return False
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
-"""Bfloat16 weights in the layout that oneDNN multiplies fastest, for inference only.
+"""Bfloat16 and float32 weights in the layout that oneDNN multiplies fastest, for inference only.
 
 A weight that is also an embedding stays plain: each look-up would have to unpack rows of it. Only the second copy,
-which is for few tokens, is made of it too.
+which is for few tokens in bfloat16, is made of it too.
 
 I inputs and O outputs of a linear layer; if it is tied to an embedding, O is the vocabulary.
 """
@@ -14,21 +14,24 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .linear import is_plain_linear
+from . import onednn
+from .linear import is_plain_linear, is_transformed
 from .measure import is_enabled, is_measured, is_quicker, random_matrix
 
 # The second copy, if there is one, serves up to this many tokens.
 _FEW_TOKENS = 4
 # Rows of the second copy that are made at a time, by way of float32.
 _COPY_ROWS = 1 << 14
+# Weights below which a call of oneDNN takes longer than the product.
+_LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}
 
 
 class PackedWeight:
-    """A bfloat16 matrix [O, I] in oneDNN's own layout; there is no plain copy. That of a table stays plain."""
+    """A matrix [O, I] in oneDNN's own layout; there is no plain copy. That of a table stays plain."""
 
     def __init__(self, weight, is_table: bool = False, second_copy: bool = False):
-        self.num_rows, self.is_table = len(weight), is_table
-        self.held = weight.detach() if is_table else torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1)
+        self.num_rows, self.dtype, self.is_table = len(weight), weight.dtype, is_table
+        self.held = weight.detach() if is_table else onednn.packed(weight)
         self.copy = HalfCopy.of(weight) if second_copy else None
         self._dense: weakref.ref | None = None
 
@@ -38,7 +41,16 @@ class PackedWeight:
             return self.copy.product(states, bias)
         if self.is_table:
             return F.linear(states, self.held, bias)
-        return torch.ops.mkldnn._linear_pointwise(states, self.held, bias, "none", [], "")
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            raise RuntimeError(
+                "packed weights cannot be traced: call prepare_for_training() before, or do not prepare."
+            )
+        if is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
+            return F.linear(states, self.dense(), bias)
+        if torch.is_autocast_enabled("cpu"):
+            product = onednn.product(states.to(self.dtype), self.held, bias)
+            return product.to(torch.get_autocast_dtype("cpu"))
+        return onednn.product(states, self.held, bias)
 
     def dense(self):
         """The plain matrix, bit for bit: the same tensor for every caller as long as one of them holds it."""
@@ -168,16 +180,13 @@ class PackedEmbedding(PackedModule):
 
 
 def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
-    """Pack the weights of the plain bfloat16 linear layers on the CPU, one after the other; returns how many.
+    """Pack the weights of the plain linear layers on the CPU, one after the other; returns how many.
 
-    Layers with a wrapper or a hook stay as they are; so do all layers if packing gains nothing on this processor, nor a
-    `second_copy` of packed weights.
+    Layers with a wrapper or a hook stay as they are; so do those of a dtype that gains nothing by packing on this
+    processor, nor by a `second_copy` of packed weights.
     """
     places = [owners for owners in _owners_of_weights(model) if _are_packable([module for _, _, module in owners])]
-    if not places or not is_enabled() or not (is_worth("packed") or (second_copy and is_worth("copy"))):
-        return 0
-    if not (second_copy and is_worth("copy")):
-        places = [owners for owners in places if not _has_table(owners)]
+    places = [owners for owners in places if is_enabled() and _gains(owners, second_copy)]
     for owners in places:
         modules = {module for _, _, module in owners}
         weight = owners[0][2].weight
@@ -223,11 +232,19 @@ def _has_table(owners) -> bool:
     return any(isinstance(module, nn.Embedding) for _, _, module in owners)
 
 
+def _gains(owners, second_copy: bool) -> bool:
+    """Whether the weight of these modules is multiplied faster when it is packed, or held twice."""
+    dtype = owners[0][2].weight.dtype
+    if second_copy and dtype is torch.bfloat16 and is_quicker_copied():
+        return True
+    return not _has_table(owners) and onednn.is_quicker_packed(dtype)
+
+
 def _are_packable(modules) -> bool:
-    """Whether the modules of one weight are all plain, in bfloat16 on the CPU, and one of them is a linear layer."""
+    """Whether the modules of one weight are all plain, on the CPU, of a dtype and size for it, one a linear layer."""
     weight = modules[0].weight
     is_dense = weight.layout is torch.strided and weight.is_contiguous()
-    if not is_dense or weight.dtype is not torch.bfloat16 or weight.device.type != "cpu":
+    if not is_dense or weight.device.type != "cpu" or weight.numel() < _LEAST_WEIGHTS.get(weight.dtype, math.inf):
         return False
     are_plain = all(
         is_plain_linear(module) or (type(module) is nn.Embedding and not module._forward_hooks) for module in modules
@@ -235,41 +252,27 @@ def _are_packable(modules) -> bool:
     return are_plain and any(isinstance(module, nn.Linear) for module in modules)
 
 
-def is_worth(way: str) -> bool:
-    """Whether "packed" is faster than plain weights, or a second "copy" faster than both.
+def is_quicker_copied() -> bool:
+    """Whether the second copy of bfloat16 weights is multiplied faster than plain weights and packed ones.
 
     Measured once per process, in a few tenths of a second: one row times matrices too large for any cache.
     """
-    return is_measured(way, lambda: _can_pack() and (way == "packed" or HalfCopy.is_there()) and _measure(way))
+    return is_measured("copy", lambda: HalfCopy.is_there() and _measure_copy())
 
 
 @torch.no_grad()
-def _can_pack() -> bool:
-    """Whether this PyTorch has oneDNN's layout, tried with a small matrix."""
-    try:
-        weight = torch.ones(8, 8, dtype=torch.bfloat16, device="cpu")
-        PackedWeight(weight).product(weight, None)
-    except (AttributeError, RuntimeError, NotImplementedError):
-        return False
-    return True
-
-
-@torch.no_grad()
-def _measure(way: str) -> bool:
+def _measure_copy() -> bool:
     weight, states = random_matrix(3072, 1024).bfloat16(), random_matrix(1, 1024).bfloat16()
     weights = [weight.clone() for _ in range(16)]  # 96 MiB
+
+    def by(kind):
+        kept = [kind(weight) for weight in weights]
+        return lambda: [each.product(states, None) for each in kept]
 
     def plain():
         return [F.linear(states, weight) for weight in weights]
 
-    def by(kept):
-        return [each.product(states, None) for each in kept]
-
-    packed = functools.partial(by, [PackedWeight(weight) for weight in weights])
-    copied = functools.partial(by, [HalfCopy(weight) for weight in weights] if way == "copy" else [])
-    work = packed if way == "packed" else copied
+    work = by(HalfCopy)
+    others = [plain, by(PackedWeight)] if onednn.is_quicker_packed(torch.bfloat16) else [plain]
     agrees = torch.allclose(work()[0], plain()[0], rtol=0.02, atol=0.02)
-    # Where the layout helps, it takes two thirds of the time; what is nearer may be slower for other sizes.
-    return agrees and all(
-        is_quicker(work, other, rounds=12, share=0.85) for other in (plain, packed)[: 1 + (way == "copy")]
-    )
+    return agrees and all(is_quicker(work, other, rounds=12, share=0.85) for other in others)

@@ -11,7 +11,7 @@ from ..experts import Experts
 from ..positions import SCORE_TERMS
 from ..pretrained_model import BlockformerPreTrainedModel
 from ..stack import Stack
-from . import growing_cache, layers, step
+from . import growing_cache, layers, onednn, step
 from .attention import FusedAttention, sdpa_attention
 from .experts import TracedExperts
 from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
@@ -19,7 +19,7 @@ from .four_bits import PreparedQuantizedLinear
 from .fused import FusedProduct, groups_of
 from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled
-from .packed import HalfCopy, PackedLinear, PackedModule, is_worth, pack_weights, packed_weights, unpack_weights
+from .packed import HalfCopy, PackedLinear, is_quicker_copied, pack_weights, packed_weights, unpack_weights
 
 # Each plain class and its replacement of the same parameters in a prepared model, and in one with compiled steps.
 _PREPARED = {
@@ -38,19 +38,20 @@ _COMPILED = {
 def prepare_for_inference(model, second_copy: bool = False, compile: bool = False):
     """Make a model faster at inference.
 
-    On a CPU, bfloat16 and 4-bit weights are packed for the processor, layers that read the same states are fused for a
-    few tokens, float32 products use oneDNN, half precision is multiplied in float32 and attention cut into blocks: each
-    where it is faster. On a GPU, 4-bit weights use gptqmodel's kernels if that package is installed. Results agree
-    within the rounding of the dtype, and saving still writes plain tensors. Until `prepare_for_training`, the model
-    takes no gradients, adapters, casts or moves.
+    On a CPU, weights are packed for the processor, layers that read the same states are fused for a few tokens, half
+    precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a GPU, 4-bit weights
+    use gptqmodel's kernels if that package is installed. Results agree within the rounding of the dtype, and saving
+    still writes plain tensors. Until `prepare_for_training`, the model takes no gradients, adapters, casts or moves.
 
     Args:
         model: a Blockformer model of this package.
         compile: compile the step that writes one more token, and the layers of an encoder and of a prompt, with
             PyTorch's compiler. This needs a C++ compiler and takes some twenty seconds, up to a minute for small
             layers, when the model first writes a batch of a new kind (one row, two to four or more, and each number of
-            beams); later processes load it from `~/.cache/blockformer`. Weights stay plain; those of 4 bits are held
-            once more. An encoder that is faster uncompiled on this processor is prepared as without `compile`.
+            beams); later processes load it from `~/.cache/blockformer`. Weights stay plain. Those of 4 bits are held
+            once more, and so are float32 ones that an encoder or a step of several rows multiplies faster in another
+            layout: change them by `load_state_dict` or in place, but not through `.data`, which nobody notices. An
+            encoder that is faster uncompiled on this processor is prepared as without `compile`.
         second_copy: hold bfloat16 weights twice. The second layout makes steps of up to four tokens faster still. Only
             `prepare_for_training` frees it.
 
@@ -162,7 +163,7 @@ def _readers(model) -> list:
 
 def _is_faster_packed(model) -> bool:
     """Whether packed weights make a model faster than compiled layers, whose weights are plain."""
-    return model.dtype is torch.bfloat16 and is_worth("packed")
+    return model.dtype is torch.bfloat16 and onednn.is_quicker_packed(torch.bfloat16)
 
 
 def _forget_compiled(model) -> None:
@@ -196,8 +197,8 @@ def _take_out(model: nn.Module) -> None:
 
 def _fuse(model: nn.Module, second_copy: bool) -> None:
     """Fuse layers that read the same states, and hold the weights of the others twice if asked to."""
-    packed = packed_weights(model)
-    has_copies = bool(second_copy and packed and is_worth("copy"))
+    packed = {weight for weight in packed_weights(model) if weight.dtype is torch.bfloat16}
+    has_copies = bool(second_copy and packed and is_quicker_copied())
     groups = [layers for layers in groups_of(model, has_copies) if not _is_fused(layers)]
     fused = {layer for layers in groups for layer in layers} | {
         layer for layer in model.modules() if getattr(layer, "fused", None) is not None
@@ -237,12 +238,12 @@ def check_stays(model: nn.Module, fn) -> None:
     Raises:
         RuntimeError: `fn` changes the dtype or the device.
     """
-    if any(isinstance(module, PackedModule) for module in model.modules()):
-        changed = fn(torch.empty(0, dtype=torch.bfloat16, device="cpu"))
-        if changed.dtype is not torch.bfloat16 or changed.device.type != "cpu":
+    for dtype in {weight.dtype for weight in packed_weights(model)}:
+        changed = fn(torch.empty(0, dtype=dtype, device="cpu"))
+        if changed.dtype is not dtype or changed.device.type != "cpu":
             raise RuntimeError(
-                "the model is prepared for inference in bfloat16 on the CPU: call prepare_for_training() before it is "
-                "moved or cast."
+                f"the model is prepared for inference in {str(dtype).removeprefix('torch.')} on the CPU: call "
+                "prepare_for_training() before it is moved or cast."
             )
 
 

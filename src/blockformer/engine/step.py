@@ -23,6 +23,7 @@ from .few_rows import BLOCK, MOST_ROWS
 from .four_bit_rows import OrderedWeights
 from .growing_cache import GrowingLayer
 from .measure import is_enabled
+from .onednn import PackedCopies
 from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, position_bias
 
 # What `generate` passes along that says nothing of a step.
@@ -42,7 +43,7 @@ class CompiledSteps:
     def __init__(self, model):
         self._model = model
         self._parts = Modules(model)
-        self._ordered = OrderedWeights(model)
+        self._ordered, self._copies = OrderedWeights(model), PackedCopies()
         self._functions: dict[tuple, _Functions | None] = {}
         self._lock = threading.Lock()
 
@@ -151,7 +152,7 @@ class CompiledSteps:
         if kind not in self._functions:
             with self._lock:
                 if kind not in self._functions:
-                    self._functions[kind] = _Functions.of(self._model, *kind)
+                    self._functions[kind] = _Functions.of(self._model, *kind, self._copies)
         return self._functions[kind]
 
 
@@ -166,21 +167,22 @@ class _Functions:
         self._first, self._layers, self._sizes, self._last = first, layers, sizes, last
 
     @classmethod
-    def of(cls, model, sources: str, beams: int):
+    def of(cls, model, sources: str, beams: int, copies: PackedCopies):
         """Load or compile them; None if that fails.
 
         Args:
             sources: "one", "few" (2 to `MOST_ROWS`) or "many".
+            copies: of the weights, for oneDNN's products.
         """
         stack = model.get_decoder()
         example = _Example(stack, sources, beams)
         groups = _groups_of(stack.layers)
         parts = [(FirstPart(stack), *example.first()), (LastPart(model, stack.norm), *example.last())]
         for group in groups:
-            parts.append((LayersPart(group, stack.config, example.turning), *example.layers(len(group))))
+            parts.append((LayersPart(group, stack.config, example.turning, beams), *example.layers(len(group))))
         functions = []
-        for part in parts:
-            functions.append(CompiledFunction.of(*part))
+        for part, arguments, varying in parts:
+            functions.append(CompiledFunction.of(part, arguments, varying, copies))
             if functions[-1] is None:
                 return None
         return cls(functions[0], functions[2:], [len(group) for group in groups], functions[1])

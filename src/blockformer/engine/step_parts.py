@@ -98,11 +98,12 @@ class LayersPart(nn.Module):
 
     Args:
         turning: the layer types that rotary positions turn, in order.
+        beams: rows of a source.
     """
 
-    def __init__(self, layers, config, turning):
+    def __init__(self, layers, config, turning, beams: int = 1):
         super().__init__()
-        self.config, self.layers, self.turning = config, nn.ModuleList(layers), turning
+        self.config, self.layers, self.turning, self.beams = config, nn.ModuleList(layers), turning, beams
 
     def forward(self, states, mask, window, place, turns, bias, buffers, source_mask, sources):
         """Run the layers.
@@ -120,7 +121,12 @@ class LayersPart(nn.Module):
         length = mask.shape[1] * BLOCK
         bias = None if bias is None else bias.flatten(2)[:, :, None]
         if source_mask is not None:
-            source_mask = source_mask.expand(-1, -1, states.shape[0] // source_mask.shape[0], -1)
+            # By these two lines the compiler knows how few queries a source has.
+            torch._check(states.shape[0] == self.beams * source_mask.shape[0])
+            source_mask, *sources = (
+                each.narrow(0, 0, states.shape[0] // self.beams) for each in (source_mask, *sources)
+            )
+            source_mask = source_mask.expand(-1, -1, self.beams, -1)
         rotations = dict(zip(self.turning, zip(turns[::2], turns[1::2], strict=True), strict=True))
         batch = Batch(masks, rotations, place, source_mask)
         for index, layer in enumerate(self.layers):

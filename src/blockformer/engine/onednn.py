@@ -1,0 +1,98 @@
+"""oneDNN's products, and the layout in which it multiplies a weight fastest: each used where it is measured quicker.
+
+I inputs and O outputs of a linear layer.
+"""
+
+import functools
+import threading
+
+import torch
+from torch.nn import functional as F
+
+from .measure import is_measured, is_quicker, random_matrix
+
+# The number of rows that a layout is for. In float32 the one for a single row is slower than this one, with any number.
+_ROWS = {torch.bfloat16: 1, torch.float32: 16}
+_TOLERANCES = {torch.bfloat16: (0.02, 0.02), torch.float32: (1e-4, 1e-3)}  # of its products, relative and absolute
+
+
+def product(states, weight, bias=None):
+    """`F.linear` [..., I] -> [..., O] of a plain weight [O, I], or of a packed one."""
+    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+
+
+def packed(weight):
+    """A matrix [O, I], bfloat16 or float32, in oneDNN's own layout; `to_dense` gives it back bit for bit."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS[weight.dtype])
+
+
+def is_quicker_in_float32() -> bool:
+    """Whether oneDNN's float32 product exists, is correct, and is faster than PyTorch's own."""
+    return is_measured("onednn", lambda: _measure_plain(64))
+
+
+def is_quicker_for_one_row() -> bool:
+    """The same for a product that reads the weights for one row."""
+    return is_measured("onednn, one row", lambda: _measure_plain(1))
+
+
+def is_quicker_packed(dtype) -> bool:
+    """Whether packed weights of this dtype are multiplied faster than plain ones."""
+    return dtype in _ROWS and is_measured(f"packed, {dtype}", functools.partial(_measure_packed, dtype))
+
+
+class PackedCopies:
+    """Weights in oneDNN's layout beside the plain ones, each made when first asked for and anew after a change."""
+
+    def __init__(self):
+        self._copies: dict[tuple, tuple] = {}
+        self._lock = threading.Lock()
+
+    def of(self, held: dict, name: str):
+        """The copy of the weight that a module holds by this name."""
+        weight, place = held[name], (id(held), name)
+        facts = (id(weight), weight.data_ptr(), writes_to(weight))
+        with self._lock:
+            if self._copies.get(place, ((),))[0] != facts:
+                self._copies[place] = (facts, packed(weight), weight)  # held, so that no other can get its id or place
+            return self._copies[place][1]
+
+
+def writes_to(tensor) -> int | None:
+    """How often a tensor was written to; None if it is one of inference mode, which does not count."""
+    return None if tensor.is_inference() else tensor._version
+
+
+@torch.no_grad()
+def _measure_plain(rows: int) -> bool:
+    """This takes about a tenth of a second."""
+    states, weight = random_matrix(rows, 1024), random_matrix(3072, 1024)
+    try:
+        if not torch.allclose(product(states, weight), F.linear(states, weight), *_TOLERANCES[torch.float32]):
+            return False
+        return is_quicker(lambda: product(states, weight), lambda: F.linear(states, weight), rounds=12, share=0.8)
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+
+
+@torch.no_grad()
+def _measure_packed(dtype) -> bool:
+    """Few rows times matrices too large for any cache; this takes a few tenths of a second."""
+    try:
+        packed(torch.ones(8, 8, dtype=dtype, device="cpu"))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    is_float = dtype is torch.float32
+    weight, states = random_matrix(3072, 1024).to(dtype), random_matrix(4 if is_float else 1, 1024).to(dtype)
+    weights = [weight.clone() for _ in range(8 if is_float else 16)]  # 96 MiB
+
+    def by(multiply, kept):
+        return lambda: [multiply(states, each) for each in kept]
+
+    work, others = by(product, [packed(each) for each in weights]), [by(F.linear, weights)]
+    if is_float and is_quicker_in_float32():
+        others.append(by(product, weights))
+    if not torch.allclose(work()[0], others[0]()[0], *_TOLERANCES[dtype]):
+        return False
+    # Where the layout helps, it takes two thirds of the time; what is nearer may be slower for other sizes.
+    return all(is_quicker(work, other, rounds=12, share=0.85) for other in others)
