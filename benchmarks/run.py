@@ -338,8 +338,10 @@ def written(pair, name: str, state: str, size: Size, limits: machine.Machine, co
 
 
 def compiled_rows(size: Size, limits: machine.Machine, console: Console) -> list[workloads.Row]:
-    """Decoding and the text of encoder-decoders, in float32, by steps that are compiled first if need be."""
-    rows = []
+    """An encoder, decoding and the text of encoder-decoders in float32, by what is compiled before, if need be."""
+    pair = seq2seq.make_bert(size.layers)
+    workloads.compiled(pair)
+    rows = encoded(pair, "BERT-base width", ", compiled", size, limits, console)
     for shape in (size.small, size.gpt2):
         pair = workloads.make_pair(shape, torch.float32)
         workloads.compiled(pair)

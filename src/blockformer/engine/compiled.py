@@ -139,15 +139,17 @@ class Modules:
 
     Args:
         top: the module that holds them all.
+        but: a module among them that it was not compiled of, with all within.
     """
 
-    def __init__(self, top: nn.Module):
-        self._top = top
+    def __init__(self, top: nn.Module, but: nn.Module | None = None):
+        self._top, self._but = top, but
 
     @functools.cached_property
     def _places(self) -> list[tuple]:
         """Each module below the top: the dict of its parent that holds it, its name there, and itself."""
-        parents = [parent._modules for parent in self._top.modules()]
+        others = set() if self._but is None else set(self._but.modules())
+        parents = [parent._modules for parent in self._top.modules() if parent not in others]
         return [(parent, name, child) for parent in parents for name, child in parent.items() if child is not None]
 
     def are_untouched(self) -> bool:

@@ -42,7 +42,6 @@ class CompiledSteps:
 
     def __init__(self, model):
         self._model = model
-        self._parts = Modules(model)
         self._ordered, self._copies = OrderedWeights(model), PackedCopies()
         self._functions: dict[tuple, _Functions | None] = {}
         self._lock = threading.Lock()
@@ -56,6 +55,10 @@ class CompiledSteps:
     @functools.cached_property
     def _stack(self):
         return self._model.get_decoder()
+
+    @functools.cached_property
+    def _parts(self):
+        return Modules(self._model, but=self._model.get_encoder() if self._model.config.is_encoder_decoder else None)
 
     def logits(self, input_ids, attention_mask, position_ids, cache, source_mask, others):
         """The logits [B, 1, V] of one more token a row, or None if this call is nothing for a compiled step.
