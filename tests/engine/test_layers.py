@@ -134,7 +134,9 @@ def test_layers_that_are_alike_are_compiled_once(settings, monkeypatch):
     made, digest = [], compiled._digest
 
     def of(cls, module, arguments, varying, copies):
-        made.append(digest(module, dict(module.named_parameters()) | dict(module.named_buffers()), arguments, varying))
+        made.append(
+            digest(module, dict(module.named_parameters()) | dict(module.named_buffers()), arguments, varying, False)
+        )
         return module
 
     monkeypatch.setattr(compiled.CompiledFunction, "of", classmethod(of))

@@ -85,7 +85,9 @@ class CompiledFunction:
             if tensor is not None
         }
         tensors = {full_name: held[name] for full_name, (held, name) in places.items()}
-        path = cache_folder() / f"{_digest(module, tensors, arguments, varying)}.pt2"
+        is_float = any(tensor.dtype is torch.float32 for tensor in tensors.values())
+        copies = copies if is_float and onednn.is_quicker_packed(torch.float32) else None
+        path = cache_folder() / f"{_digest(module, tensors, arguments, varying, copies is not None)}.pt2"
         runner = _load(path)
         if runner is None:
             if not has_compiler():
@@ -94,7 +96,7 @@ class CompiledFunction:
                 )
                 return None
             try:
-                runner = _compile(module, arguments, varying, path)
+                runner = _compile(module, arguments, varying, copies is not None, path)
             except Exception as error:  # the compiler's, or of a disk that is full
                 reason = " ".join(str(error).split())[:300]
                 logger.warning_once(f"the model runs uncompiled, for compiling it failed: {reason}")
@@ -103,7 +105,6 @@ class CompiledFunction:
         if runner is None or not set(names) <= set(places):
             logger.warning_once(f"{type(module).__name__} could not be compiled, so the model runs uncompiled.")
             return None
-        copies = copies if onednn.is_quicker_packed(torch.float32) else None
         return cls(runner, [(name, *places[name]) for name in names], copies)
 
     def __call__(self, *arguments):
@@ -192,11 +193,11 @@ def _this_process() -> dict:
     }
 
 
-def _digest(module, tensors, arguments, varying) -> str:
+def _digest(module, tensors, arguments, varying, may_be_packed: bool) -> str:
     """What the code depends on, in one word: versions, sources, sizes and the processor."""
     facts = {
         **_this_process(),
-        "onednn": [onednn.is_quicker_in_float32(), onednn.is_quicker_packed(torch.float32)],
+        "onednn": [onednn.is_quicker_in_float32(), may_be_packed],
         "module": type(module).__name__,
         "parts": [_settings(part) for part in module.modules()],
         "config": module.config.to_diff_dict(),
@@ -221,19 +222,19 @@ def _load(path: Path):
         return None
 
 
-def _compile(module, arguments, varying, path: Path):
+def _compile(module, arguments, varying, may_be_packed: bool, path: Path):
     """The code of the module, which lies on the disk then. Of processes that want the same code one makes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.stem}.lock")):
         if not (runner := _load(path)):
-            _make(module, arguments, varying, path)
+            _make(module, arguments, varying, may_be_packed, path)
             runner = _load(path)
         return runner
 
 
-def _make(module, arguments, varying, path: Path) -> None:
+def _make(module, arguments, varying, may_be_packed: bool, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as folder, _progress(), torch.no_grad():
-        with own_trace(), warnings.catch_warnings():
+        with own_trace(may_be_packed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(module, arguments, dynamic_shapes=varying, strict=False)
             program = with_products_as_loops(program)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from . import onednn
 from .few_rows import are_few
-from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix
+from .measure import is_enabled, is_measured, is_own_trace, is_quicker, may_be_packed, random_matrix
 
 # Multiplications below which oneDNN's overhead, tens of microseconds a call, costs more than its product gains.
 _LEAST_WORK = 1 << 23
@@ -72,10 +72,10 @@ class QuickLinear(nn.Linear):
 
     def _traced_product(self, states) -> Callable | None:
         """The product for a graph of the engine's own, where the number of rows may vary; that of one is a loop."""
-        if self.weight.dtype is not torch.float32 or not onednn.is_quicker_in_float32():
+        if self.weight.dtype is not torch.float32:
             return None
-        is_packed = onednn.is_quicker_packed(torch.float32)
-        if are_few(states) and (are_few(states, 1) or not is_packed):
+        is_packed = may_be_packed() and onednn.is_quicker_packed(torch.float32)
+        if not (is_packed or (onednn.is_quicker_in_float32() and not are_few(states))) or are_few(states, 1):
             return None
         least = _LEAST_PACKED_WEIGHTS if is_packed and not are_few(states) else _LEAST_WEIGHTS_IN_GRAPHS
         return onednn.product if self.weight.numel() >= least else None
@@ -93,7 +93,8 @@ def can_be_quick(layer: nn.Module) -> bool:
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
         return False
     if layer.weight.dtype is torch.float32:
-        return onednn.is_quicker_in_float32() or onednn.is_quicker_for_one_row()
+        is_quicker = onednn.is_quicker_in_float32() or onednn.is_quicker_for_one_row()
+        return is_quicker or onednn.is_quicker_packed(torch.float32)  # in a graph that reads packed copies
     return layer.weight.dtype in HALVES and is_quicker_widened(layer.weight.dtype)
 
 

@@ -23,10 +23,19 @@ def is_own_trace() -> bool:
     return hasattr(_own, "trace")
 
 
+def may_be_packed() -> bool:
+    """Whether the graph of the engine's own that this thread traces will read packed copies of weights."""
+    return getattr(_own, "trace", False)
+
+
 @contextmanager
-def own_trace():
-    """While it lasts, this thread traces a graph of the engine's own, which the fast paths go into."""
-    _own.trace = True
+def own_trace(may_be_packed: bool = False):
+    """While it lasts, this thread traces a graph of the engine's own, which the fast paths go into.
+
+    Args:
+        may_be_packed: the graph will read packed copies of the weights that oneDNN multiplies.
+    """
+    _own.trace = may_be_packed
     try:
         yield
     finally:

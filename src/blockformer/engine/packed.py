@@ -30,7 +30,7 @@ class PackedWeight:
     """A matrix [O, I] in oneDNN's own layout; there is no plain copy. That of a table stays plain."""
 
     def __init__(self, weight, is_table: bool = False, second_copy: bool = False):
-        self.num_rows, self.dtype, self.is_table = len(weight), weight.dtype, is_table
+        self.dtype, self.is_table = weight.dtype, is_table
         self.held = weight.detach() if is_table else onednn.packed(weight)
         self.copy = HalfCopy.of(weight) if second_copy else None
         self._dense: weakref.ref | None = None
@@ -163,9 +163,14 @@ class PackedLinear(PackedModule):
         self.fused = None  # with the layers that read the same states, see `fused.FusedProduct`
 
     @property
+    def in_features(self) -> int:
+        """I."""
+        return self._plain[0].in_features
+
+    @property
     def out_features(self) -> int:
         """O."""
-        return self.packed.num_rows
+        return self._plain[0].out_features
 
     def forward(self, states):
         product = self.fused.part(self, states) if self.fused is not None and is_enabled() else None
