@@ -308,11 +308,14 @@ def test_small_layers_stay_plain(dtype, least, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gradients_and_vmap_are_those_of_the_plain_layer(dtype):
+@pytest.mark.parametrize(("dtype", "second_copy"), WAYS, ids=str)
+def test_gradients_and_vmap_are_those_of_the_plain_layer(dtype, second_copy):
     layer = nn.Linear(7, 11, dtype=dtype).requires_grad_(False)
     plain, tolerance = copy.deepcopy(layer), TOLERANCES[dtype]
-    packed = PackedLinear(layer, PackedWeight(layer.weight))
+    packed = PackedLinear(layer, PackedWeight(layer.weight, second_copy=second_copy))
+    with torch.inference_mode():
+        kept = packed.packed.dense()  # whoever holds it shares it
+    assert not kept.is_inference()
     states = torch.randn(3, 7).to(dtype)
     gradients = []
     for each in (packed, plain):
@@ -323,15 +326,48 @@ def test_gradients_and_vmap_are_those_of_the_plain_layer(dtype):
     assert_close(torch.func.vmap(packed)(states), plain(states), tolerance)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "second_copy", "lower"),
+    [*((*way, torch.bfloat16) for way in WAYS), (torch.float32, False, torch.float16)],
+    ids=str,
+)
 @torch.no_grad()
-def test_under_autocast(dtype):
-    model, plain = make(dtype=dtype).prepare_for_inference(), make(dtype=dtype)
-    ids = torch.randint(2, 101, (2, 9))
-    with torch.autocast("cpu", torch.bfloat16):
+def test_under_autocast(dtype, second_copy, lower, monkeypatch):
+    monkeypatch.setattr(measure, "_verdicts", {})
+    model, plain = make(dtype=dtype), make(dtype=dtype)
+    ids = torch.randint(2, 101, (1, 4))
+    with torch.autocast("cpu", lower):
+        model.prepare_for_inference()  # measures
+        monkeypatch.setattr(measure, "_verdicts", {f"packed, {dtype}": True, "copy": True})
+        model.prepare_for_inference(second_copy=second_copy)
         found, expected = model(ids).logits, plain(ids).logits
+    assert packed_of(model)
     assert found.dtype is expected.dtype
     assert_close(found, expected, 0.1)
+
+
+@torch.no_grad()
+def test_layers_of_another_dtype_than_the_model_stay_plain(tmp_path):
+    """As T5's down projections, which are float32 in float16."""
+    make("t5", torch.float32).save_pretrained(tmp_path)
+    plain = blockformer.BlockformerEncoderDecoderForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float16)
+    ids = torch.randint(2, 101, (2, 9))
+    expected = plain(ids, decoder_input_ids=ids).logits
+    assert_close(plain.prepare_for_inference()(ids, decoder_input_ids=ids).logits, expected, 0.01)
+    assert not packed_of(plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.no_grad()
+def test_states_that_do_not_fit(dtype):
+    layer = nn.Linear(7, 11, dtype=dtype)
+    packed = PackedLinear(copy.deepcopy(layer), PackedWeight(layer.weight))
+    for states in (torch.ones(2, 8, dtype=dtype), torch.ones(2, 7, dtype=torch.float64)):
+        with pytest.raises(RuntimeError) as expected:
+            layer(states)
+        with pytest.raises(RuntimeError) as found:
+            packed(states)
+        assert str(found.value) == str(expected.value)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -411,12 +447,13 @@ def test_without_the_private_op_nothing_is_packed(monkeypatch):
     def missing(*_):
         raise AttributeError("no such op")
 
-    monkeypatch.setattr(measure, "_verdicts", {})
-    monkeypatch.setattr(onednn, "packed", missing)
-    for dtype in DTYPES:
-        monkeypatch.setattr(measure, "_verdicts", {})
+    for name, dtype in itertools.product(("packed", "product"), DTYPES):
+        monkeypatch.undo()
+        monkeypatch.setattr(onednn, name, missing)
+        monkeypatch.setattr(packed, "_LEAST_WEIGHTS", dict.fromkeys(DTYPES, 0))
+        monkeypatch.setattr(measure, "_verdicts", {"onednn": False})
         assert packed.pack_weights(make(dtype=dtype)) == 0
-        assert measure._verdicts == {f"packed, {dtype}": False}
+        assert measure._verdicts == {"onednn": False, f"packed, {dtype}": False}
 
 
 @pytest.mark.usefixtures("copies")

@@ -1,6 +1,7 @@
 """Compiled steps write the text of the uncompiled model, are kept on disk, and step aside where they do not fit."""
 
 import copy
+import gc
 import io
 import itertools
 import shutil
@@ -16,6 +17,7 @@ import blockformer
 from blockformer import preset
 from blockformer.engine import compiled, linear, measure, step
 from blockformer.engine.experts import TracedExperts
+from blockformer.engine.onednn import PackedCopies
 from blockformer.engine.step import CompiledSteps, _Example
 from blockformer.engine.step_parts import LayersPart
 
@@ -291,10 +293,20 @@ def test_weights_that_change_or_move_are_seen(monkeypatch, tmp_path):
         change(plain), change(quick)
         assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
         assert len(copies) == 2 * 3 + 1
+    for each in (plain, quick):
+        each.to(torch.bfloat16).to(torch.float32)  # the old memory may be another tensor's afterwards
+    assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
+    packed = [kept[2] for kept in copies.values()]
+    functions = [quick._steps._functions["few", 1]._first, *quick._steps._functions["few", 1]._layers]
+    given = [tensor for function in functions for tensor in function._given]
     plain, quick = plain.to(torch.bfloat16), quick.to(torch.bfloat16)
     assert one_more_token(quick, ids).dtype is torch.bfloat16
+    del copies, functions
     quick.prepare_for_training()
     assert not hasattr(quick, "_steps")
+    gc.collect()
+    assert {tensor.numel() for tensor in given} == {0}  # the compiled code, which never lets go of them, holds nothing
+    assert {tensor.to_dense().numel() for tensor in packed} == {1}
     assert torch.equal(one_more_token(quick, ids), one_more_token(plain, ids))
 
 
@@ -457,3 +469,25 @@ def test_what_cannot_be_compiled_is_refused(make, message):
         model = blockformer.BlockformerDecoderForCausalLM(preset("qwen3", **SIZES))
     with pytest.raises(ValueError, match="for the CPU"):
         model.prepare_for_inference(compile=True)
+
+
+@torch.no_grad()
+def test_copies_are_of_what_a_module_holds():
+    copies = PackedCopies()
+    weight = torch.randn(16, 16)
+    held = {"weight": weight}
+    first = copies.of(held, "weight")
+    assert first.is_mkldnn
+    changes = [
+        lambda: weight.mul_(2),
+        lambda: setattr(weight, "data", weight.data * 2),
+        lambda: [setattr(weight, "data", weight.data.clone() * 2) for _ in range(5)],
+        lambda: held.update(weight=weight * 2),
+    ]
+    for change in changes:
+        change()
+        assert copies.of(held, "weight") is first
+        assert torch.equal(first.to_dense(), held["weight"])
+    with torch.inference_mode():
+        held["weight"] = torch.randn(16, 16)
+    assert copies.of(held, "weight") is held["weight"]  # nobody counts what is written to it

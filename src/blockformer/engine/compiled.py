@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import threading
 import warnings
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,10 +61,12 @@ class CompiledFunction:
         self._runner, self._copies = runner, copies
         packable = () if copies is None else json.loads(runner.get_metadata()[_PACKABLE])
         self._packed = [place for place in places if place[0] in packable]
+        self._given: list[torch.Tensor] = []
+        weakref.finalize(self, _empty, self._given).atexit = False
         output = pytree.treespec_loads(runner.loader.get_call_spec()[1])
         self._output = None if output.is_leaf() else output
         self._places = places
-        self._state: list = []
+        self._state: tuple[list, list] = ([], [])
         self._lock = threading.Lock()
         self._kinds = [_kind(held[name]) for _, held, name in places]
 
@@ -109,9 +112,9 @@ class CompiledFunction:
 
     def __call__(self, *arguments):
         """The result, or None once the module's tensors have another dtype, shape or device."""
-        state = [held[name].data_ptr() for _, held, name in self._places]
-        state += [onednn.writes_to(held[name]) for _, held, name in self._packed]
-        if state != self._state and not self._read(state):
+        addresses = [held[name].data_ptr() for _, held, name in self._places]
+        writes = [onednn.writes_to(held[name]) for _, held, name in self._packed]
+        if (addresses, writes) != self._state and not self._read(addresses, writes):
             return None
         flat = []
         for each in arguments:
@@ -123,16 +126,26 @@ class CompiledFunction:
         flat = self._runner.loader.boxed_run(flat)
         return flat[0] if self._output is None else pytree.tree_unflatten(flat, self._output)
 
-    def _read(self, state: list) -> bool:
+    def _read(self, addresses: list, writes: list) -> bool:
         """Give the code the module's current tensors; False if it is not for such."""
         tensors = {full_name: held[name] for full_name, held, name in self._places}
         if [_kind(tensor) for tensor in tensors.values()] != self._kinds:
             return False
         with self._lock:
-            tensors |= {full_name: self._copies.of(held, name) for full_name, held, name in self._packed}
-            self._runner.load_constants(tensors, check_full_update=True, user_managed=True)
-            self._state = state
+            copies = {full_name: self._copies.of(held, name) for full_name, held, name in self._packed}
+            if addresses != self._state[0]:
+                # The code never lets go of a tensor: it gets others on the same memory, which are emptied in the end.
+                tensors = {full_name: tensor.detach() for full_name, tensor in tensors.items()}
+                self._given += tensors.values()
+                self._runner.load_constants({**tensors, **copies}, check_full_update=True, user_managed=True)
+            self._state = (addresses, writes)
         return True
+
+
+def _empty(tensors: list) -> None:
+    for tensor in tensors:
+        with torch.inference_mode(tensor.is_inference()):
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device="cpu")
 
 
 class Modules:
@@ -140,16 +153,16 @@ class Modules:
 
     Args:
         top: the module that holds them all.
-        but: a module among them that it was not compiled of, with all within.
+        without: a part of it that the function does not include.
     """
 
-    def __init__(self, top: nn.Module, but: nn.Module | None = None):
-        self._top, self._but = top, but
+    def __init__(self, top: nn.Module, without: nn.Module | None = None):
+        self._top, self._without = top, without
 
     @functools.cached_property
     def _places(self) -> list[tuple]:
         """Each module below the top: the dict of its parent that holds it, its name there, and itself."""
-        others = set() if self._but is None else set(self._but.modules())
+        others = set() if self._without is None else set(self._without.modules())
         parents = [parent._modules for parent in self._top.modules() if parent not in others]
         return [(parent, name, child) for parent in parents for name, child in parent.items() if child is not None]
 
@@ -193,11 +206,11 @@ def _this_process() -> dict:
     }
 
 
-def _digest(module, tensors, arguments, varying, may_be_packed: bool) -> str:
+def _digest(module, tensors, arguments, varying, packed_copies: bool) -> str:
     """What the code depends on, in one word: versions, sources, sizes and the processor."""
     facts = {
         **_this_process(),
-        "onednn": [onednn.is_quicker_in_float32(), may_be_packed],
+        "onednn": [onednn.is_quicker_in_float32(), packed_copies],
         "module": type(module).__name__,
         "parts": [_settings(part) for part in module.modules()],
         "config": module.config.to_diff_dict(),
@@ -222,19 +235,19 @@ def _load(path: Path):
         return None
 
 
-def _compile(module, arguments, varying, may_be_packed: bool, path: Path):
+def _compile(module, arguments, varying, packed_copies: bool, path: Path):
     """The code of the module, which lies on the disk then. Of processes that want the same code one makes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.stem}.lock")):
         if not (runner := _load(path)):
-            _make(module, arguments, varying, may_be_packed, path)
+            _make(module, arguments, varying, packed_copies, path)
             runner = _load(path)
         return runner
 
 
-def _make(module, arguments, varying, may_be_packed: bool, path: Path) -> None:
+def _make(module, arguments, varying, packed_copies: bool, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".compiling-") as folder, _progress(), torch.no_grad():
-        with own_trace(may_be_packed), warnings.catch_warnings():
+        with own_trace(packed_copies), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(module, arguments, dynamic_shapes=varying, strict=False)
             program = with_products_as_loops(program)
@@ -251,7 +264,8 @@ def _packable(program) -> list[str]:
     return [
         program.graph_signature.inputs_to_parameters[node.name]
         for node in program.graph.nodes
-        if node.name in program.graph_signature.inputs_to_parameters
+        if node.users
+        and node.name in program.graph_signature.inputs_to_parameters
         and all(user.target is product and list(user.args).index(node) == 1 for user in node.users)
     ]
 

@@ -44,12 +44,13 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
         """Make the copy of the current weights, in buffers that no state dict has, unless there is one."""
         if self._origin is not None and self._origin.is_of(self):
             return
+        origin = Origin(self)  # before the copy: a write meanwhile makes it anew
         numbers, zeros = (unpack(words).t().to(torch.uint8) for words in (self.qweight, self.qzeros))
         halves = numbers.reshape(self.out_features, -1, 2, self.group_size // 2)
         bytes_ = halves[:, :, 0] | (halves[:, :, 1] << 4)
         for name, tensor in zip(_ORDERED, (bytes_, zeros, self.scales.t().float()), strict=True):
             self.register_buffer(name, tensor.contiguous(), persistent=False)
-        self._origin = Origin(self)
+        self._origin = origin
 
     def forget_order(self) -> None:
         """Free the copy."""
@@ -107,9 +108,10 @@ class OrderedWeights:
 
     def _make(self) -> None:
         self._layers = [module for module in self._model.modules() if isinstance(module, TracedQuantizedLinear)]
+        origin = Origin(*self._layers)
         for layer in self._layers:
             layer.put_in_order()
-        self._origin = Origin(*self._layers)
+        self._origin = origin
 
 
 def can_be_in_order(layer) -> bool:

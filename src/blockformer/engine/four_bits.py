@@ -158,8 +158,8 @@ class _PlainCopy:
     """The weight of a small layer as a plain one, [O, I], for few rows."""
 
     def __init__(self, layer, dtype):
-        self.weight = layer.dequantized(dtype).t().contiguous()
         self._origin = Origin(layer)
+        self.weight = layer.dequantized(dtype).t().contiguous()
 
     def takes(self, layer, states) -> bool:
         """Whether it is of the layer's current weights, and for such states [..., I]."""

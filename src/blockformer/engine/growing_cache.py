@@ -138,7 +138,7 @@ def _is_writable(buffer) -> bool:
 
 
 def _uses(buffer) -> int:
-    """How many tensors there are on this memory; 0 if that is not to be known."""
+    """How many tensors have this memory; 0 if that is not to be known."""
     count = getattr(torch._C, "_storage_Use_Count", None)
     return 0 if count is None else count(buffer.untyped_storage()._cdata)
 
@@ -146,7 +146,7 @@ def _uses(buffer) -> int:
 @functools.cache
 def _uses_of_one() -> int:
     """What `_uses` says of memory with one tensor; -1 if it says nothing."""
-    return _uses(torch.empty(1)) or -1
+    return _uses(torch.empty(1, device="cpu")) or -1
 
 
 def grow_in_place(cache, and_windows: bool = False):

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from . import onednn
 from .few_rows import are_few
-from .measure import is_enabled, is_measured, is_own_trace, is_quicker, may_be_packed, random_matrix
+from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix, reads_packed_copies
 
 # Multiplications below which oneDNN's overhead, tens of microseconds a call, costs more than its product gains.
 _LEAST_WORK = 1 << 23
 # Fewer rows than this are a matter of reading the weights; from this size of theirs on, that outweighs the overhead.
 _FEW_ROWS, _LEAST_WEIGHTS = 8, 1 << 19
-# The same in graphs, where few rows have loops; and if weights are packed, with more than few.
+# Weights from which oneDNN's product is faster in a graph, and those from which it is with many rows of packed ones.
 _LEAST_WEIGHTS_IN_GRAPHS, _LEAST_PACKED_WEIGHTS = 1 << 18, 1 << 16
 HALVES = (torch.float16, torch.bfloat16)
 # Their rows from which converting the weights to float32 pays off, and how many of the weights' elements at a time.
@@ -72,12 +72,14 @@ class QuickLinear(nn.Linear):
 
     def _traced_product(self, states) -> Callable | None:
         """The product for a graph of the engine's own, where the number of rows may vary; that of one is a loop."""
-        if self.weight.dtype is not torch.float32:
+        if self.weight.dtype is not torch.float32 or are_few(states, 1):
             return None
-        is_packed = may_be_packed() and onednn.is_quicker_packed(torch.float32)
-        if not (is_packed or (onednn.is_quicker_in_float32() and not are_few(states))) or are_few(states, 1):
+        if reads_packed_copies() and onednn.is_quicker_packed(torch.float32):
+            least = _LEAST_WEIGHTS_IN_GRAPHS if are_few(states) else _LEAST_PACKED_WEIGHTS
+        elif onednn.is_quicker_in_float32() and not are_few(states):
+            least = _LEAST_WEIGHTS_IN_GRAPHS
+        else:
             return None
-        least = _LEAST_PACKED_WEIGHTS if is_packed and not are_few(states) else _LEAST_WEIGHTS_IN_GRAPHS
         return onednn.product if self.weight.numel() >= least else None
 
 

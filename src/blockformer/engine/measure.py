@@ -23,23 +23,23 @@ def is_own_trace() -> bool:
     return hasattr(_own, "trace")
 
 
-def may_be_packed() -> bool:
-    """Whether the graph of the engine's own that this thread traces will read packed copies of weights."""
-    return getattr(_own, "trace", False)
+def reads_packed_copies() -> bool:
+    """Whether this thread traces a graph of the engine's own that will read packed copies of weights."""
+    return getattr(_own, "packed_copies", False)
 
 
 @contextmanager
-def own_trace(may_be_packed: bool = False):
+def own_trace(packed_copies: bool = False):
     """While it lasts, this thread traces a graph of the engine's own, which the fast paths go into.
 
     Args:
-        may_be_packed: the graph will read packed copies of the weights that oneDNN multiplies.
+        packed_copies: the graph will read packed copies of the weights that oneDNN multiplies by.
     """
-    _own.trace = may_be_packed
+    _own.trace, _own.packed_copies = True, packed_copies
     try:
         yield
     finally:
-        del _own.trace
+        del _own.trace, _own.packed_copies
 
 
 _lock = threading.RLock()  # one measurement may ask for another
@@ -51,7 +51,8 @@ def is_measured(name: str, measure: Callable[[], bool]) -> bool:
     if name not in _verdicts:
         with _lock:
             if name not in _verdicts:
-                _verdicts[name] = measure()
+                with torch.autocast("cpu", enabled=False):
+                    _verdicts[name] = measure()
     return _verdicts[name]
 
 
@@ -72,4 +73,4 @@ def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9)
 def random_matrix(*shape: int):
     """A seeded float32 matrix on the CPU, without touching the user's random state."""
     with torch.device("cpu"):
-        return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+        return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32)

@@ -5,6 +5,7 @@ I inputs and O outputs of a linear layer.
 
 import functools
 import threading
+import weakref
 
 import torch
 from torch.nn import functional as F
@@ -42,20 +43,39 @@ def is_quicker_packed(dtype) -> bool:
 
 
 class PackedCopies:
-    """Weights in oneDNN's layout beside the plain ones, each made when first asked for and anew after a change."""
+    """Weights in oneDNN's layout beside the plain ones, each made when first asked for and again once it has changed.
+
+    Every weight has one copy, whose contents change: compiled code never lets go of a tensor that it was given.
+    """
 
     def __init__(self):
-        self._copies: dict[tuple, tuple] = {}
+        self._copies: dict[tuple, list] = {}
         self._lock = threading.Lock()
+        weakref.finalize(self, _empty, self._copies).atexit = False
 
     def of(self, held: dict, name: str):
-        """The copy of the weight that a module holds by this name."""
+        """The copy of the weight that a module holds by this name; the weight itself if its changes are not counted."""
         weight, place = held[name], (id(held), name)
-        facts = (id(weight), weight.data_ptr(), writes_to(weight))
-        with self._lock:
-            if self._copies.get(place, ((),))[0] != facts:
-                self._copies[place] = (facts, packed(weight), weight)  # held, so that no other can get its id or place
-            return self._copies[place][1]
+        if weight.is_inference():
+            return weight
+        with self._lock, torch.inference_mode(False):
+            # Both are held, so that no other tensor and no other memory can come to be in their place.
+            facts, source = (id(weight), weight.data_ptr(), weight._version), (weight, weight.detach())
+            kept = self._copies.setdefault(place, [None, None, None])
+            if kept[0] != facts:
+                copy = packed(weight)
+                if kept[2] is None:
+                    kept[2] = copy
+                kept[2].data = copy
+                kept[:2] = facts, source
+            return kept[2]
+
+
+def _empty(copies: dict) -> None:
+    with torch.inference_mode(False):
+        for _, _, copy in copies.values():
+            if copy is not None:
+                copy.data = packed(torch.zeros(1, 1, dtype=copy.dtype, device="cpu"))
 
 
 def writes_to(tensor) -> int | None:
@@ -79,7 +99,8 @@ def _measure_plain(rows: int) -> bool:
 def _measure_packed(dtype) -> bool:
     """Few rows times matrices too large for any cache; this takes a few tenths of a second."""
     try:
-        packed(torch.ones(8, 8, dtype=dtype, device="cpu"))
+        small = torch.ones(8, 8, dtype=dtype, device="cpu")
+        product(small, packed(small))
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
     is_float = dtype is torch.float32

@@ -1,6 +1,6 @@
 """Bfloat16 and float32 weights in the layout that oneDNN multiplies fastest, for inference only.
 
-A weight that is also an embedding stays plain: each look-up would have to unpack rows of it. Only the second copy,
+A weight that is also an embedding stays plain here: each look-up would have to unpack rows of it. Only the second copy,
 which is for few tokens in bfloat16, is made of it too.
 
 I inputs and O outputs of a linear layer; if it is tied to an embedding, O is the vocabulary.
@@ -37,20 +37,23 @@ class PackedWeight:
 
     def product(self, states, bias):
         """[..., I] -> [..., O]."""
+        if not self.is_table and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+            raise RuntimeError("packed weights cannot be traced: call prepare_for_training() before.")
+        if is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
+            return F.linear(states, self.dense(), bias)
+        if torch.is_autocast_enabled("cpu"):
+            return self._product(states.to(self.dtype), bias).to(torch.get_autocast_dtype("cpu"))
+        return self._product(states, bias)
+
+    def _product(self, states, bias):
         if self.copy is not None and self.copy.takes(states) and is_enabled():
             return self.copy.product(states, bias)
         if self.is_table:
             return F.linear(states, self.held, bias)
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            raise RuntimeError(
-                "packed weights cannot be traced: call prepare_for_training() before, or do not prepare."
-            )
-        if is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
+        try:
+            return onednn.product(states, self.held, bias)
+        except RuntimeError:  # of states that do not fit: PyTorch's own words say why
             return F.linear(states, self.dense(), bias)
-        if torch.is_autocast_enabled("cpu"):
-            product = onednn.product(states.to(self.dtype), self.held, bias)
-            return product.to(torch.get_autocast_dtype("cpu"))
-        return onednn.product(states, self.held, bias)
 
     def dense(self):
         """The plain matrix, bit for bit: the same tensor for every caller as long as one of them holds it."""
@@ -58,7 +61,8 @@ class PackedWeight:
             return self.held
         weight = None if self._dense is None else self._dense()
         if weight is None:
-            weight = self.held.to_dense()
+            with torch.inference_mode(False):  # whoever gets it may want gradients
+                weight = self.held.to_dense()
             self._dense = weakref.ref(weight)
         return weight
 
@@ -191,6 +195,8 @@ def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
     processor, nor by a `second_copy` of packed weights.
     """
     places = [owners for owners in _owners_of_weights(model) if _are_packable([module for _, _, module in owners])]
+    # T5 in float16 has layers in float32, whose dtype the model looks up.
+    places = [owners for owners in places if owners[0][2].weight.dtype is model.dtype]
     places = [owners for owners in places if is_enabled() and _gains(owners, second_copy)]
     for owners in places:
         modules = {module for _, _, module in owners}

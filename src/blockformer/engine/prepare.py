@@ -48,10 +48,10 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
         compile: compile the step that writes one more token, and the layers of an encoder and of a prompt, with
             PyTorch's compiler. This needs a C++ compiler and takes some twenty seconds, up to a minute for small
             layers, when the model first writes a batch of a new kind (one row, two to four or more, and each number of
-            beams); later processes load it from `~/.cache/blockformer`. Weights stay plain. Those of 4 bits are held
-            once more, and so are float32 ones that an encoder or a step of several rows multiplies faster in another
-            layout: change them by `load_state_dict` or in place, but not through `.data`, which nobody notices. An
-            encoder that is faster uncompiled on this processor is prepared as without `compile`.
+            beams); later processes load it from `~/.cache/blockformer`. Weights stay plain, but those of 4 bits are
+            held once more, and so are float32 weights that an encoder or a step of several rows multiplies faster in
+            another layout. A change of weights is seen, unless it is made through `.data` in place. An encoder that
+            is faster uncompiled on this processor is prepared as without `compile`.
         second_copy: hold bfloat16 weights twice. The second layout makes steps of up to four tokens faster still. Only
             `prepare_for_training` frees it.
 

@@ -58,7 +58,8 @@ class CompiledSteps:
 
     @functools.cached_property
     def _parts(self):
-        return Modules(self._model, but=self._model.get_encoder() if self._model.config.is_encoder_decoder else None)
+        encoder = self._model.get_encoder() if self._model.config.is_encoder_decoder else None
+        return Modules(self._model, without=encoder)
 
     def logits(self, input_ids, attention_mask, position_ids, cache, source_mask, others):
         """The logits [B, 1, V] of one more token a row, or None if this call is nothing for a compiled step.
