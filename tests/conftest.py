@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import random
 import shutil
@@ -36,6 +37,15 @@ import pytest
 if TYPE_CHECKING:
     from fork_server import ForkServer
     from transformers import PreTrainedTokenizerFast
+
+
+def pytest_configure() -> None:
+    """Draw the same examples in every run, so that a failure is of the change and not of the draw."""
+    if importlib.util.find_spec("hypothesis") is not None:  # not in every environment that runs some of the tests
+        from hypothesis import settings
+
+        settings.register_profile("seeded", derandomize=True)
+        settings.load_profile("seeded")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -114,8 +114,9 @@ def test_loss_and_gradients_of_all_logits(
         leaves = [leaf for leaf in leaves if leaf.requires_grad]
         results.append([loss, *torch.autograd.grad(loss * 3, leaves)] if leaves else [loss])
     assert_close(results[0][0], results[1][0], 1e-6)
+    term = 3 / max(1, tokens if items is None else int(items))  # of a gradient, in which they may cancel
     for found, expected in zip(results[0][1:], results[1][1:], strict=True):
-        assert_close(found, expected)
+        assert_close(found, expected, at_least=term)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
