@@ -454,6 +454,7 @@ def test_without_the_private_op_nothing_is_packed(monkeypatch):
         monkeypatch.setattr(measure, "_verdicts", {"onednn": False})
         assert packed.pack_weights(make(dtype=dtype)) == 0
         assert measure._verdicts == {"onednn": False, f"packed, {dtype}": False}
+        assert packed.pack_weights(make(dtype=dtype), second_copy=True) == 0
 
 
 @pytest.mark.usefixtures("copies")

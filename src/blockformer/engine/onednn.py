@@ -37,6 +37,17 @@ def is_quicker_for_one_row() -> bool:
     return is_measured("onednn, one row", lambda: _measure_plain(1))
 
 
+@torch.no_grad()
+def can_pack(dtype) -> bool:
+    """Whether this PyTorch has oneDNN's layout for the dtype, tried with a small matrix."""
+    try:
+        small = torch.ones(8, 8, dtype=dtype, device="cpu")
+        product(small, packed(small))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
 def is_quicker_packed(dtype) -> bool:
     """Whether packed weights of this dtype are multiplied faster than plain ones."""
     return dtype in _ROWS and is_measured(f"packed, {dtype}", functools.partial(_measure_packed, dtype))
@@ -98,10 +109,7 @@ def _measure_plain(rows: int) -> bool:
 @torch.no_grad()
 def _measure_packed(dtype) -> bool:
     """Few rows times matrices too large for any cache; this takes a few tenths of a second."""
-    try:
-        small = torch.ones(8, 8, dtype=dtype, device="cpu")
-        product(small, packed(small))
-    except (AttributeError, RuntimeError, NotImplementedError):
+    if not can_pack(dtype):
         return False
     is_float = dtype is torch.float32
     weight, states = random_matrix(3072, 1024).to(dtype), random_matrix(4 if is_float else 1, 1024).to(dtype)

@@ -246,9 +246,9 @@ def _has_table(owners) -> bool:
 def _gains(owners, second_copy: bool) -> bool:
     """Whether the weight of these modules is multiplied faster when it is packed, or held twice."""
     dtype = owners[0][2].weight.dtype
-    if second_copy and dtype is torch.bfloat16 and is_quicker_copied():
+    if not _has_table(owners) and onednn.is_quicker_packed(dtype):
         return True
-    return not _has_table(owners) and onednn.is_quicker_packed(dtype)
+    return second_copy and dtype is torch.bfloat16 and is_quicker_copied()
 
 
 def _are_packable(modules) -> bool:
@@ -268,7 +268,7 @@ def is_quicker_copied() -> bool:
 
     Measured once per process, in a few tenths of a second: one row times matrices too large for any cache.
     """
-    return is_measured("copy", lambda: HalfCopy.is_there() and _measure_copy())
+    return is_measured("copy", lambda: onednn.can_pack(torch.bfloat16) and HalfCopy.is_there() and _measure_copy())
 
 
 @torch.no_grad()
@@ -284,6 +284,6 @@ def _measure_copy() -> bool:
         return [F.linear(states, weight) for weight in weights]
 
     work = by(HalfCopy)
-    others = [plain, by(PackedWeight)] if onednn.is_quicker_packed(torch.bfloat16) else [plain]
+    others = (plain, by(PackedWeight))
     agrees = torch.allclose(work()[0], plain()[0], rtol=0.02, atol=0.02)
     return agrees and all(is_quicker(work, other, rounds=12, share=0.85) for other in others)
