@@ -397,7 +397,7 @@ def test_layers_that_an_engine_has_put_together_are_not_looked_for():
             for name in names:
                 delattr(module, name)
     blockformer.prepare_for_inference(model, second_copy=True)
-    assert groups_of(model, has_copies=True) == []
+    assert groups_of(model) == []
 
 
 @pytest.mark.parametrize("name", scale_steps.MODELS)

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.integrations import use_experts_implementation
 
 from .axes import Part, axis, flag
 from .compat import OutputRecorder
-from .feed_forward import FEED_FORWARDS, OUTPUTS_WITH_LOSS, FeedForward
+from .feed_forward import FEED_FORWARDS, OUTPUTS_WITH_LOSS, FeedForward, make_activation
 from .losses import divisor_of
 
 # What goes with no experts: nothing tests it.
@@ -142,7 +141,7 @@ class Experts(DrawnModule):
         self.down_proj = nn.Parameter(torch.empty(count, width, inner))
         self.gate_up_proj_bias = nn.Parameter(torch.empty(count, 2 * inner)) if config.expert_bias else None
         self.down_proj_bias = nn.Parameter(torch.empty(count, width)) if config.expert_bias else None
-        self.act_fn, self.limit = ACT2FN[config.hidden_act], config.expert_gate_limit
+        self.act_fn, self.limit = make_activation(config.hidden_act), config.expert_gate_limit
 
     def forward(self, tokens, experts, weights):
         output = torch.zeros_like(tokens)

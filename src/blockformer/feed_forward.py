@@ -10,6 +10,11 @@ from transformers.activations import ACT2FN
 from .axes import Part, axis, flag
 
 
+def make_activation(name: str) -> nn.Module:
+    """The activation of that name in transformers' ACT2FN; the tanh form of GELU as one operator in place of eight."""
+    return ACT2FN["gelu_pytorch_tanh" if name in ("gelu_new", "gelu_fast", "gelu_accurate") else name]
+
+
 @dataclass(eq=False, repr=False)
 class FeedForwardFields(Part):
     """The fields of the feed-forward network."""
@@ -44,7 +49,7 @@ class FeedForward(nn.Module):
         self.gate_proj = nn.Linear(width, inner, bias=bias) if config.gated_mlp else None
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bool(config.mlp_bias))
-        self.act_fn = ACT2FN[config.hidden_act]
+        self.act_fn = make_activation(config.hidden_act)
         self.dropout = config.activation_dropout
         self.float32_down_proj = config.float32_down_proj
         self.chunk_size = config.chunk_size_feed_forward

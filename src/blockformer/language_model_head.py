@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 
+from .feed_forward import make_activation
 from .losses import token_cross_entropy
 from .normalization import make_norm
 from .pretrained_model import BlockformerPreTrainedModel
@@ -16,7 +16,7 @@ class HeadTransform(nn.Module):
     def __init__(self, config, width: int):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, width, bias=config.head_transform_bias)
-        self.act_fn = ACT2FN[config.hidden_act]
+        self.act_fn = make_activation(config.hidden_act)
         self.norm = make_norm(config, width)
 
     def forward(self, hidden_states):

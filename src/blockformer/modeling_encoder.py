@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import modeling_outputs
-from transformers.activations import ACT2FN
 from transformers.utils import can_return_tuple
 
 from .attention import Attention  # noqa: F401
@@ -18,7 +17,7 @@ from .compat import causal_masks  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder import BlockformerEncoderConfig
 from .disentangled import Distances  # noqa: F401
-from .feed_forward import FeedForward  # noqa: F401
+from .feed_forward import make_activation
 from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
@@ -44,7 +43,7 @@ class Pooler(nn.Module):
         super().__init__()
         self.pooling = config.pooling
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.act_fn = ACT2FN[config.pooler_act]
+        self.act_fn = make_activation(config.pooler_act)
 
     def forward(self, hidden_states, attention_mask=None):
         if self.pooling == "mean_of_pooled":
@@ -263,7 +262,7 @@ class BlockformerEncoderForReplacedTokenDetection(Classification, BlockformerEnc
     def __init__(self, config):
         super().__init__(config)
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.act_fn = ACT2FN[config.hidden_act]
+        self.act_fn = make_activation(config.hidden_act)
         self.score = nn.Linear(config.hidden_size, 1)
         self.post_init()
 

@@ -39,8 +39,7 @@ class NormFields(Part):
 class RMSNorm(nn.Module):
     """Root mean square norm (Zhang and Sennrich, 2019), computed in float32: x / sqrt(mean(x^2) + eps) * weight.
 
-    Shapes: [..., size] -> [..., size], in the weight's dtype: a residual stream kept wider than the weights is narrowed
-    here.
+    Shapes: [..., size] -> [..., size], in the weight's dtype: a residual stream may be kept wider than the weights.
     """
 
     def __init__(self, size: int, eps: float):
@@ -49,18 +48,13 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden_states):
-        return rms_norm(hidden_states, self.weight, self.eps)
+        weight = self.weight
+        if hidden_states.dtype is weight.dtype:
+            return F.rms_norm(hidden_states, weight.shape, weight, self.eps)
+        return weight * F.rms_norm(hidden_states.float(), weight.shape, eps=self.eps).to(weight.dtype)
 
     def extra_repr(self):
         return f"{self.weight.numel()}, eps={self.eps}"
-
-
-def rms_norm(hidden_states, weight, eps: float):
-    """`RMSNorm`'s definition. hidden_states [..., size], a weight that fits [..., size] -> [..., size]."""
-    size = hidden_states.shape[-1:]
-    if hidden_states.dtype is weight.dtype is torch.float32 and weight.dim() == 1:
-        return F.rms_norm(hidden_states, size, weight, eps)
-    return weight * F.rms_norm(hidden_states.float(), size, eps=eps).to(weight.dtype)
 
 
 class ScaledNorm(nn.Module):

@@ -14,8 +14,8 @@ import blockformer
 from blockformer.awq_linear import QuantizedLinear
 from blockformer.engine import measure
 from blockformer.engine.four_bits import PreparedQuantizedLinear
-from blockformer.engine.fused import FusedProduct, can_fuse
-from blockformer.engine.packed import HalfCopy, PackedLinear, PackedWeight
+from blockformer.engine.fused import FusedFourBits, FusedProduct, can_fuse
+from blockformer.engine.packed import HalfCopy, PackedLinear, PackedRows, PackedWeight
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
@@ -37,15 +37,20 @@ def quicker(monkeypatch):
 def products(monkeypatch):
     """The layers of each fused product that is computed."""
     made: list[tuple] = []
-    multiply = FusedProduct._multiply
 
-    def counted(self, states):
-        found = multiply(self, states)
-        if found is not None:
-            made.append(self.layers)
-        return found
+    def count(kind):
+        multiply = kind._multiply
 
-    monkeypatch.setattr(FusedProduct, "_multiply", counted)
+        def counted(self, states):
+            found = multiply(self, states)
+            if found is not None:
+                made.append(self.layers)
+            return found
+
+        monkeypatch.setattr(kind, "_multiply", counted)
+
+    count(FusedProduct)
+    count(FusedFourBits)
     return made
 
 
@@ -155,19 +160,24 @@ def test_packed_weights_are_held_twice_at_most():
     joined = {layer for each in fused_of(model) for layer in each.layers}
     for module in model.modules():
         if isinstance(module, PackedLinear):
-            assert (module.packed.copy is None) == (module in joined)
+            assert isinstance(module.packed, PackedRows) == (module in joined)
+            assert module.packed.whole.copy is not None
+    for each in fused_of(model):
+        assert len({layer.packed.whole for layer in each.layers}) == 1
 
 
 def test_text(products):
     model, plain = packed()
+    exact = copy.deepcopy(plain).float()
     ids = inputs(model, (1, 9))["input_ids"]
     for settings in ({}, {"num_beams": 3}, {"cache_implementation": "static"}):
         products.clear()
-        found, expected = (
-            each.generate(ids, max_new_tokens=8, do_sample=False, **settings)[0, 9:] for each in (model, plain)
+        found, *expected = (
+            each.generate(ids, max_new_tokens=8, do_sample=False, **settings)[0, 9:13].tolist()
+            for each in (model, plain, exact)
         )
         assert products
-        assert found[:4].tolist() == expected[:4].tolist()  # later a rounding of bfloat16 may decide
+        assert found in expected  # a rounding of bfloat16 may decide, later more often
 
 
 def with_grad(model):
@@ -292,24 +302,72 @@ def test_the_state_dict_knows_nothing_of_it():
 def test_what_is_not_fused():
     fuses = functools.partial(can_fuse, dtype=torch.float32)
     some, other = (PreparedQuantizedLinear(64, 64, bias, 32) for bias in (True, False))
-    assert fuses((other, copy.deepcopy(other)), False)
-    assert not fuses((), True)
-    assert not fuses((some, other), True)  # a bias in one of them
-    assert not fuses((other, PreparedQuantizedLinear(64, 64, False, 64)), True)  # other groups
-    assert not fuses((other, torch.nn.Linear(64, 64, bias=False)), True)
-    assert not fuses((torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), True)
-    assert not fuses((PreparedQuantizedLinear(48, 8, False, 16),) * 2, True)  # no product for such groups
+    assert fuses((other, copy.deepcopy(other)))
+    assert not fuses(())
+    assert not fuses((some, other))  # a bias in one of them
+    assert not fuses((other, PreparedQuantizedLinear(64, 64, False, 64)))  # other groups
+    assert not fuses((other, torch.nn.Linear(64, 64, bias=False)))
+    assert not fuses((PreparedQuantizedLinear(48, 8, False, 16),) * 2)  # no product for such groups
     meta = copy.deepcopy(other).to("meta")
-    assert not fuses((meta, meta), True)
+    assert not fuses((meta, meta))
     visited = copy.deepcopy(other)
     visited._is_replica = True
-    assert not fuses((visited, visited), True)
-    layers = [torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16) for _ in range(2)]
-    layers[1].weight.data[0, 0] = torch.inf
-    pair = tuple(PackedLinear(each, PackedWeight(each.weight)) for each in layers)
-    assert not fuses(pair, True)
-    assert fuses(pair[:1] * 2, True)
-    assert not fuses(pair[:1] * 2, False)
+    assert not fuses((visited, visited))
+
+
+def one_has_a_bias(attention):
+    attention.k_proj.bias = torch.nn.Parameter(torch.zeros(attention.k_proj.out_features, dtype=torch.bfloat16))
+
+
+def one_is_of_another_dtype(attention):
+    attention.k_proj.float()
+
+
+def two_share_a_weight(attention):
+    attention.k_proj.weight = attention.v_proj.weight
+
+
+def one_is_not_dense(attention):
+    attention.k_proj.weight.data = attention.k_proj.weight.data.t().contiguous().t()
+
+
+@pytest.mark.parametrize("change", [one_has_a_bias, one_is_of_another_dtype, two_share_a_weight, one_is_not_dense])
+def test_what_is_not_packed_together(change):
+    _, model = packed()
+    attention = model.model.layers[0].self_attn
+    change(attention)
+    model.prepare_for_inference()
+    assert not any(isinstance(layer, PackedLinear) and layer.fused for layer in attention.children())
+    assert len(fused_of(model)) == 2 * model.config.num_hidden_layers - 1
+
+
+def test_layers_that_are_called_with_other_states_too_are_not_packed_together():
+    torch.manual_seed(0)
+    config = blockformer.preset("deberta-v2", **{**pairs.SIZES, "num_key_value_heads": None}, type_vocab_size=0)
+    model = blockformer.BlockformerEncoderModel(config).bfloat16().prepare_for_inference()
+    assert isinstance(model.layers[0].self_attn.q_proj, PackedLinear)
+    assert not fused_of(model)
+
+
+@torch.no_grad()
+def test_a_packed_layer_called_by_itself():
+    model, plain = packed("qwen2")
+    states = torch.randn(1, 2, model.config.hidden_size).bfloat16()
+    for name in ("v_proj", "q_proj", "k_proj"):
+        layer, other = (getattr(each.model.layers[0].self_attn, name) for each in (model, plain))
+        near(layer(states), other(states), 0.02)
+        near(layer(2 * states), other(2 * states), 0.02)
+        assert torch.equal(layer.state_dict()["weight"], other.weight)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 40)], ids=str)
+@torch.no_grad()
+def test_nothing_is_held_after_a_step(shape):
+    """Of many tokens that would be as much memory as the layers' states."""
+    model, _ = packed()
+    model(**inputs(model, shape))
+    for each in fused_of(model):
+        assert {name for name, value in vars(each._last).items() if value is not None} == set()
 
 
 @torch.no_grad()
@@ -337,7 +395,7 @@ def test_weights_are_held_twice_at_most_after_a_hook_too():
     handle.remove()
     model.prepare_for_inference(second_copy=True)
     assert fused_of(attention)
-    assert attention.k_proj.packed.copy is None
+    assert attention.k_proj.packed.whole is attention.q_proj.packed.whole
 
 
 def test_moved_weights_leave_nothing_behind():
@@ -359,7 +417,7 @@ def test_a_copy_where_the_layout_is_not_there(monkeypatch):
     model, _ = packed()
     monkeypatch.setattr(HalfCopy, "is_there", lambda: False)
     other = copy.deepcopy(model)
-    assert not any(each.build() for each in fused_of(other))
+    assert other.model.layers[0].self_attn.q_proj.packed.whole.copy is None
     assert other.lm_head.packed.copy is None
     with torch.no_grad():
         near(other(**inputs(other)).logits, model(**inputs(model)).logits, 0.05)

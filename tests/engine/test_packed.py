@@ -58,7 +58,7 @@ def packed_of(model):
 
 def are_copied(model):
     """Of each packed layer, whether its weight is held twice, by itself or beside others."""
-    return [layer.fused is not None or layer.packed.copy is not None for layer in packed_of(model)]
+    return [layer.packed.whole.copy is not None for layer in packed_of(model)]
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 1, 7), (3, 5, 7)])
@@ -230,8 +230,8 @@ def test_no_second_copy(name):
     model = make(name, hidden_size=64, tie_word_embeddings=True, **tokens)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     model.prepare_for_inference()
-    packed = sum(weight.held.numel() for weight in {layer.packed for layer in packed_of(model)})
-    assert packed + sum(parameter.numel() for parameter in model.parameters()) == parameters
+    held = sum(weight.held.numel() for weight in packed.packed_weights(model))
+    assert held + sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 @pytest.mark.parametrize(("dtype", "second_copy"), WAYS, ids=str)
@@ -300,12 +300,10 @@ def test_small_layers_stay_plain(dtype, least, monkeypatch):
     model = make(dtype=dtype, hidden_size=128, intermediate_size=least // 128, tie_word_embeddings=True)
     found = packed_of(model.prepare_for_inference())
     assert found
-    assert {layer.packed.held.numel() >= least for layer in found} == {True}
-    assert all(
-        isinstance(layer, PackedLinear) == (layer.in_features * layer.out_features >= least)
-        for layer in model.modules()
-        if isinstance(layer, nn.Linear)
-    )
+    assert {layer.packed.whole.held.numel() >= least for layer in found} == {True}
+    # Layers that are packed together count together.
+    linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    assert all(layer.in_features * layer.out_features < least for layer in linears)
 
 
 @pytest.mark.parametrize(("dtype", "second_copy"), WAYS, ids=str)
@@ -403,10 +401,10 @@ def test_a_second_copy_later(monkeypatch):
     model.prepare_for_inference(second_copy=True)
     assert all(are_copied(model))
     attention = model.model.layers[0].self_attn
-    copies = attention.q_proj.fused, attention.o_proj.packed.copy
+    copies = attention.q_proj.packed.whole.copy, attention.o_proj.packed.copy
     for second_copy in (True, False):  # makes none anew, gives none back: that is what prepare_for_training does
         model.prepare_for_inference(second_copy=second_copy)
-        assert (attention.q_proj.fused, attention.o_proj.packed.copy) == copies
+        assert (attention.q_proj.packed.whole.copy, attention.o_proj.packed.copy) == copies
         assert all(are_copied(model))
     monkeypatch.setitem(measure._verdicts, "copy", False)
     again = make().prepare_for_inference(second_copy=True)

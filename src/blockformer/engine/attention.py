@@ -8,13 +8,13 @@ from torch.nn import functional as F
 
 from ..attention import Attention
 from ..attention import sdpa_attention as plain
-from ..normalization import RMSNorm, rms_norm
 from ..positions import rotate
 from ..unpadding import attend_unpadded
 from .blocks import attend_in_blocks, can_attend_in_blocks
 from .few_rows import attend, can_attend
 from .linear import is_bare
 from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix
+from .normalization import QuickRMSNorm, normed
 from .sequences import TracedSequences, attend_sequences, is_short
 
 
@@ -119,13 +119,13 @@ class FusedAttention(Attention):
         turned, values = heads[:, : -counts[2]], heads[:, -counts[2] :]
         if self.q_norm is not None:
             weights = [norm.weight.expand(count, 1, -1) for norm, count in zip(self._norms(), counts, strict=False)]
-            turned = rms_norm(turned, torch.cat(weights), self.config.norm_eps)
+            turned = normed(turned, self.config.norm_eps) * torch.cat(weights)
         if position_embeddings is not None:
             turned = rotate(turned, *position_embeddings)
         return turned[:, : counts[0]], turned[:, counts[0] :], values
 
     def _has_plain_norms(self) -> bool:
-        return all(type(norm) is RMSNorm and is_bare(norm) for norm in self._norms())
+        return all(type(norm) is QuickRMSNorm and is_bare(norm) for norm in self._norms())
 
     def _norms(self) -> list:
         return [] if self.q_norm is None else [self.q_norm, self.k_norm]

@@ -17,9 +17,15 @@ _ROWS = {torch.bfloat16: 1, torch.float32: 16}
 _TOLERANCES = {torch.bfloat16: (0.02, 0.02), torch.float32: (1e-4, 1e-3)}  # of its products, relative and absolute
 
 
-def product(states, weight, bias=None):
-    """`F.linear` [..., I] -> [..., O] of a plain weight [O, I], or of a packed one."""
-    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+Activation = tuple[str, str]
+"""oneDNN's name of an activation, and that of its form."""
+_NO_ACTIVATION = ("none", "")
+
+
+def product(states, weight, bias=None, activation: Activation = _NO_ACTIVATION):
+    """`F.linear` [..., I] -> [..., O] of a plain weight [O, I], or of a packed one, and then an activation."""
+    name, form = activation
+    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, name, [], form)
 
 
 def packed(weight):

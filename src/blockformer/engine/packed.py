@@ -9,6 +9,7 @@ I inputs and O outputs of a linear layer; if it is tied to an embedding, O is th
 import functools
 import math
 import weakref
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,6 +36,11 @@ class PackedWeight:
         self.copy = HalfCopy.of(weight) if second_copy else None
         self._dense: weakref.ref | None = None
 
+    @property
+    def whole(self) -> "PackedWeight":
+        """The packed weight itself."""
+        return self
+
     def product(self, states, bias):
         """[..., I] -> [..., O]."""
         if not self.is_table and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
@@ -44,6 +50,19 @@ class PackedWeight:
         if torch.is_autocast_enabled("cpu"):
             return self._product(states.to(self.dtype), bias).to(torch.get_autocast_dtype("cpu"))
         return self._product(states, bias)
+
+    def activated(self, states, bias, activation: onednn.Activation):
+        """The product and its activation as one operator, or None where they are two: see `product`."""
+        if self.is_table or torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed():
+            return None
+        if (torch.is_grad_enabled() and states.requires_grad) or torch.is_autocast_enabled("cpu"):
+            return None
+        if self.copy is not None and self.copy.takes(states):
+            return None
+        try:
+            return onednn.product(states, self.held, bias, activation)
+        except RuntimeError:  # `product` says why
+            return None
 
     def _product(self, states, bias):
         if self.copy is not None and self.copy.takes(states) and is_enabled():
@@ -69,6 +88,38 @@ class PackedWeight:
     def __reduce__(self):
         # Copied and pickled as the plain matrix: the layout belongs to the processor.
         return type(self), (self.dense(), self.is_table, self.copy is not None)
+
+
+class PackedRows:
+    """Some rows of a packed weight: those of one layer, where layers that read the same states share it.
+
+    Args:
+        whole: the weight of all these layers.
+        rows: which of its outputs are this layer's.
+    """
+
+    is_table = False
+
+    def __init__(self, whole: PackedWeight, rows: slice):
+        self.whole, self.rows, self.dtype = whole, rows, whole.dtype
+        self._dense: weakref.ref | None = None
+
+    def product(self, states, bias):
+        """[..., I] -> [..., O of this layer]."""
+        product = self.whole.product(states, None)[..., self.rows]
+        return product if bias is None else product + bias.to(product.dtype)
+
+    def dense(self):
+        """As `PackedWeight.dense`; memory of its own, since files do not take tensors that share theirs."""
+        weight = None if self._dense is None else self._dense()
+        if weight is None:
+            with torch.inference_mode(False):
+                weight = self.whole.dense()[self.rows].clone()
+            self._dense = weakref.ref(weight)
+        return weight
+
+    def __reduce__(self):
+        return type(self), (self.whole, self.rows)
 
 
 class HalfCopy:
@@ -129,7 +180,7 @@ class HalfCopy:
 class PackedModule(nn.Module):
     """Stands in for a module while its weight is packed. No gradients; a state dict holds the plain weight."""
 
-    def __init__(self, module, packed: PackedWeight):
+    def __init__(self, module, packed: PackedWeight | PackedRows):
         super().__init__()
         self.packed = packed
         self.bias = getattr(module, "bias", None)
@@ -162,9 +213,9 @@ class PackedModule(nn.Module):
 class PackedLinear(PackedModule):
     """`nn.Linear` with a packed weight. [..., I] -> [..., O]."""
 
-    def __init__(self, module, packed: PackedWeight):
+    def __init__(self, module, packed: PackedWeight | PackedRows):
         super().__init__(module, packed)
-        self.fused = None  # with the layers that read the same states, see `fused.FusedProduct`
+        self.fused: Any = None  # with the layers that read the same states, see `fused.FusedProduct`
 
     @property
     def in_features(self) -> int:
@@ -177,7 +228,7 @@ class PackedLinear(PackedModule):
         return self._plain[0].out_features
 
     def forward(self, states):
-        product = self.fused.part(self, states) if self.fused is not None and is_enabled() else None
+        product = None if self.fused is None else self.fused.part(self, states)
         return self.packed.product(states, self.bias) if product is None else product
 
 
@@ -194,10 +245,11 @@ def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
     Layers with a wrapper or a hook stay as they are; so do those of a dtype that gains nothing by packing on this
     processor, nor by a `second_copy` of packed weights.
     """
-    places = [owners for owners in _owners_of_weights(model) if _are_packable([module for _, _, module in owners])]
+    places = [owners for owners in owners_of_weights(model) if are_packable([module for _, _, module in owners])]
     # T5 in float16 has layers in float32, whose dtype the model looks up.
     places = [owners for owners in places if owners[0][2].weight.dtype is model.dtype]
     places = [owners for owners in places if is_enabled() and _gains(owners, second_copy)]
+    places = [owners for owners in places if is_large(owners[0][2].weight)]
     for owners in places:
         modules = {module for _, _, module in owners}
         weight = owners[0][2].weight
@@ -213,13 +265,13 @@ def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
 
 
 def packed_weights(model: nn.Module) -> set[PackedWeight]:
-    """The weights of all packed layers."""
-    return {module.packed for module in model.modules() if isinstance(module, PackedModule)}
+    """The weights of all packed layers, each once."""
+    return {module.packed.whole for module in model.modules() if isinstance(module, PackedModule)}
 
 
 def unpack_weights(model: nn.Module) -> None:
     """Put the plain modules back."""
-    weights: dict[PackedWeight, nn.Parameter] = {}
+    weights: dict[PackedWeight | PackedRows, nn.Parameter] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedModule):
@@ -228,7 +280,7 @@ def unpack_weights(model: nn.Module) -> None:
                 setattr(parent, name, child.unpack(weights[child.packed]))
 
 
-def _owners_of_weights(model: nn.Module) -> list:
+def owners_of_weights(model: nn.Module) -> list:
     """The modules of each weight, each module with its parent and its name there."""
     owners: dict[int, list] = {}
     for parent in model.modules():
@@ -251,11 +303,16 @@ def _gains(owners, second_copy: bool) -> bool:
     return second_copy and dtype is torch.bfloat16 and is_quicker_copied()
 
 
-def _are_packable(modules) -> bool:
-    """Whether the modules of one weight are all plain, on the CPU, of a dtype and size for it, one a linear layer."""
+def is_large(*weights) -> bool:
+    """Whether weights of one dtype, side by side, are large enough for oneDNN's calls."""
+    return sum(weight.numel() for weight in weights) >= _LEAST_WEIGHTS.get(weights[0].dtype, math.inf)
+
+
+def are_packable(modules) -> bool:
+    """Whether the modules of one weight are all plain, on the CPU and dense, one of them a linear layer."""
     weight = modules[0].weight
     is_dense = weight.layout is torch.strided and weight.is_contiguous()
-    if not is_dense or weight.device.type != "cpu" or weight.numel() < _LEAST_WEIGHTS.get(weight.dtype, math.inf):
+    if not is_dense or weight.device.type != "cpu":
         return False
     are_plain = all(
         is_plain_linear(module) or (type(module) is nn.Embedding and not module._forward_hooks) for module in modules

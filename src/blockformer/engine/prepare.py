@@ -8,29 +8,36 @@ from torch import nn
 from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..awq_linear import QuantizedLinear
 from ..experts import Experts
+from ..feed_forward import FeedForward
+from ..normalization import RMSNorm
 from ..positions import SCORE_TERMS
 from ..pretrained_model import BlockformerPreTrainedModel
 from ..stack import Stack
 from . import growing_cache, layers, onednn, step
 from .attention import FusedAttention, sdpa_attention
 from .experts import TracedExperts
+from .feed_forward import FusedFeedForward
 from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
 from .four_bits import PreparedQuantizedLinear
-from .fused import FusedProduct, groups_of
+from .fused import fuse_four_bits, pack_together
 from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled
-from .packed import HalfCopy, PackedLinear, is_quicker_copied, pack_weights, packed_weights, unpack_weights
+from .normalization import QuickRMSNorm
+from .packed import HalfCopy, is_quicker_copied, pack_weights, packed_weights, unpack_weights
 
 # Each plain class and its replacement of the same parameters in a prepared model, and in one with compiled steps.
 _PREPARED = {
     QuantizedLinear: PreparedQuantizedLinear,
     Attention: FusedAttention,
+    FeedForward: FusedFeedForward,
+    RMSNorm: QuickRMSNorm,
     nn.Linear: QuickLinear,
 }
 _COMPILED = {
     Experts: TracedExperts,
     QuantizedLinear: TracedQuantizedLinear,
     Attention: FusedAttention,
+    FeedForward: FusedFeedForward,
     nn.Linear: QuickLinear,
 }
 
@@ -38,8 +45,8 @@ _COMPILED = {
 def prepare_for_inference(model, second_copy: bool = False, compile: bool = False):
     """Make a model faster at inference.
 
-    On a CPU, weights are packed for the processor, layers that read the same states are fused for a few tokens, half
-    precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a GPU, 4-bit weights
+    On a CPU, weights are packed for the processor, layers that read the same states are one product, which may end in
+    its activation, half precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a GPU, 4-bit weights
     use gptqmodel's kernels if that package is installed. Results agree within the rounding of the dtype, and saving
     still writes plain tensors. Until `prepare_for_training`, the model takes no gradients, adapters, casts or moves.
 
@@ -82,10 +89,13 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
         return model
     _forget_compiled(model)
     _take_out(model)
+    pack_together(model, second_copy)
     pack_weights(model, second_copy)
     if is_enabled():
         _put_in(model, _PREPARED)
-        _fuse(model, second_copy)
+        fuse_four_bits(model)
+        if second_copy and is_quicker_copied():
+            _hold_twice(model)
     return model
 
 
@@ -195,38 +205,15 @@ def _take_out(model: nn.Module) -> None:
         module.__class__ = plain.get(type(module), type(module))
 
 
-def _fuse(model: nn.Module, second_copy: bool) -> None:
-    """Fuse layers that read the same states, and hold the weights of the others twice if asked to."""
-    packed = {weight for weight in packed_weights(model) if weight.dtype is torch.bfloat16}
-    has_copies = bool(second_copy and packed and is_quicker_copied())
-    groups = [layers for layers in groups_of(model, has_copies) if not _is_fused(layers)]
-    fused = {layer for layers in groups for layer in layers} | {
-        layer for layer in model.modules() if getattr(layer, "fused", None) is not None
-    }
-    single = packed - {layer.packed for layer in fused if isinstance(layer, PackedLinear)}
-
-    def fuse(layers):
-        product = FusedProduct(layers, model.dtype)
-        product.build()
-        for layer in layers:
-            layer.fused = product
-            if isinstance(layer, PackedLinear):
-                layer.packed.copy = None
+def _hold_twice(model: nn.Module) -> None:
+    """Make the second copy of each packed bfloat16 weight that has none yet."""
 
     def copy(weight):
         weight.copy = weight.copy or HalfCopy.of(weight.dense())
 
     # One thread copies 30 million weights per second; more than two would use much memory at a time.
-    with ThreadPoolExecutor(2 if has_copies else 1) as pool:
-        list(pool.map(fuse, groups))
-        list(pool.map(copy, single if has_copies else ()))
-
-
-def _is_fused(layers) -> bool:
-    """Whether they are fused already, with their current weights."""
-    products = {layer.fused for layer in layers}
-    (product, *others) = products
-    return not others and product is not None and product.layers == layers and product.is_current()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(copy, (weight for weight in packed_weights(model) if weight.dtype is torch.bfloat16)))
 
 
 def check_stays(model: nn.Module, fn) -> None:

@@ -1,0 +1,177 @@
+"""Norms and activations of a prepared model, which are fewer operators there."""
+
+import copy
+
+import pytest
+import torch
+from pairs import assert_close
+from torch import nn
+from transformers.activations import ACT2FN
+
+import blockformer
+from blockformer.engine import feed_forward, measure, normalization, onednn, packed
+from blockformer.engine.feed_forward import FusedFeedForward
+from blockformer.engine.normalization import QuickRMSNorm
+from blockformer.engine.packed import PackedLinear
+from blockformer.feed_forward import make_activation
+from blockformer.normalization import RMSNorm
+
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+FUSED = ("relu", "silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+
+
+@pytest.fixture
+def packs(monkeypatch):
+    """Float32 and bfloat16 weights of any size packed, whatever this machine says of it."""
+    for dtype in (torch.bfloat16, torch.float32):
+        if not onednn.can_pack(dtype):
+            pytest.skip("this PyTorch has no packed product here")
+    verdicts = {"packed, torch.bfloat16": True, "packed, torch.float32": True, "copy": False}
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
+    monkeypatch.setattr(packed, "_LEAST_WEIGHTS", dict.fromkeys(packed._LEAST_WEIGHTS, 0))
+
+
+@pytest.fixture
+def activated(monkeypatch):
+    """The activations that a product ended in."""
+    seen = []
+    product = onednn.product
+
+    def counted(states, weight, bias=None, activation=("none", "")):
+        seen.append(activation[0])
+        return product(states, weight, bias, activation)
+
+    feed_forward._activations()  # which asks too
+    monkeypatch.setattr(onednn, "product", counted)
+    return seen
+
+
+def make(hidden_act, dtype=torch.float32, **settings):
+    torch.manual_seed(0)
+    sizes = {**SIZES, "initializer_range": 0.3, "hidden_act": hidden_act, "vocab_size": 40, **settings}
+    return blockformer.BlockformerEncoderModel(blockformer.preset("bert", **sizes)).to(dtype).eval()
+
+
+@pytest.mark.parametrize("name", sorted(ACT2FN))
+def test_every_activation_is_that_of_its_name(name):
+    states = torch.linspace(-9, 9, 1001)
+    torch.manual_seed(0)
+    ours = make_activation(name)(states)
+    torch.manual_seed(0)
+    assert_close(ours, ACT2FN[name](states), 1e-6)
+
+
+@pytest.mark.usefixtures("packs")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [*FUSED, "quick_gelu", "tanh"])
+@torch.no_grad()
+def test_a_product_ends_in_its_activation(name, dtype, activated):
+    model, plain = make(name, dtype), make(name, dtype)
+    model.prepare_for_inference()
+    network = model.layers[0].mlp
+    assert type(network) is FusedFeedForward
+    for shape in ((1, 1, 32), (2, 9, 32)):
+        activated.clear()
+        states = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+        assert_close(network(states), plain.layers[0].mlp(states), 1e-5 if dtype is torch.float32 else 0.03)
+        assert len(set(activated) - {"none"}) == (name in FUSED)
+    assert type(model.prepare_for_training().layers[0].mlp) is type(plain.layers[0].mlp)
+
+
+@pytest.mark.usefixtures("packs")
+@pytest.mark.parametrize("place", ["up_proj", "act_fn"])
+@torch.no_grad()
+def test_a_hook_is_asked(place, activated):
+    model, plain = make("gelu"), make("gelu")
+    model.prepare_for_inference()
+    networks, states = [each.layers[0].mlp for each in (model, plain)], torch.randn(1, 3, 32)
+    for network in networks:
+        getattr(network, place).register_forward_hook(lambda module, args, output: 2 * output)
+    activated.clear()
+    assert_close(*(network(states) for network in networks))
+    assert set(activated) == {"none"}
+
+
+@pytest.mark.usefixtures("packs")
+def test_gradients_autocast_and_transforms_are_those_of_two_operators():
+    model, plain = make("gelu"), make("gelu")
+    model.prepare_for_inference()
+    networks, states = [each.layers[0].mlp for each in (model, plain)], torch.randn(1, 3, 32)
+    gradients = []
+    for network in networks:
+        inputs = states.clone().requires_grad_()
+        network(inputs).square().sum().backward()
+        gradients.append(inputs.grad)
+    assert_close(*gradients)
+    assert_close(*(torch.func.vmap(network)(states) for network in networks))
+    with torch.no_grad(), torch.autocast("cpu"):
+        found, expected = (network(states) for network in networks)
+    assert found.dtype is expected.dtype
+    assert_close(found, expected, 0.03)
+
+
+@pytest.mark.usefixtures("packs")
+@torch.no_grad()
+def test_where_onednn_does_not_end_a_product_in_an_activation(monkeypatch):
+    def wrong(states, weight, bias=None, activation=("none", "")):
+        if activation[0] == "gelu":
+            raise RuntimeError("no such activation")
+        return product(states, weight, bias) if activation[0] == "none" else torch.zeros(1)
+
+    product = onednn.product
+    model, plain, states = make("gelu").prepare_for_inference(), make("gelu"), torch.randn(1, 3, 32)
+    monkeypatch.setattr(onednn, "product", wrong)
+    monkeypatch.setattr(feed_forward, "_activations", feed_forward._activations.__wrapped__)
+    assert feed_forward._activations() == {}
+    assert_close(model.layers[0].mlp(states), plain.layers[0].mlp(states))
+
+
+@pytest.mark.usefixtures("packs")
+@torch.no_grad()
+def test_states_that_do_not_fit_are_refused_in_pytorch_s_words():
+    model, plain = make("gelu").prepare_for_inference(), make("gelu")
+    assert isinstance(model.layers[0].mlp.up_proj, PackedLinear)
+    for states in (torch.ones(2, 31), torch.ones(2, 32, dtype=torch.float64)):
+        with pytest.raises(RuntimeError) as expected:
+            plain.layers[0].mlp(states)
+        with pytest.raises(RuntimeError) as found:
+            model.layers[0].mlp(states)
+        assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 32), (2, 3, 5, 32), (1, 200, 32), (0, 32)], ids=str)
+@torch.no_grad()
+def test_norms_of_few_tokens(shape, dtype, monkeypatch):
+    norms = []
+    layer_norm = nn.functional.layer_norm
+    monkeypatch.setattr(nn.functional, "layer_norm", lambda *args, **more: norms.append(1) or layer_norm(*args, **more))
+    torch.manual_seed(0)
+    norm = RMSNorm(32, 1e-6).to(dtype)
+    norm.weight.normal_(1, 0.3)
+    quick = copy.deepcopy(norm)
+    quick.__class__ = QuickRMSNorm
+    states = torch.randn(shape).add(3).to(dtype)  # whose mean is not 0
+    exact = copy.deepcopy(norm).double()(states.double())
+    bound = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    torch.testing.assert_close(quick(states).double(), exact, rtol=bound, atol=1e-6)
+    torch.testing.assert_close(norm(states).double(), exact, rtol=bound, atol=1e-6)
+    is_few = states.numel() <= normalization._FEW
+    assert len(norms) == (is_few and dtype is not torch.float32)
+    exact = nn.functional.rms_norm(states.double(), (32,), eps=1e-6)
+    torch.testing.assert_close(normalization.normed(states, 1e-6).double(), exact, rtol=bound, atol=1e-6)
+    assert torch.isfinite(quick(states * 0 + 6e4)).all()  # whose square is no number of float16
+
+
+def test_norms_of_states_in_another_dtype_and_with_gradients():
+    norm = RMSNorm(8, 1e-6).bfloat16()
+    quick = copy.deepcopy(norm)
+    quick.__class__ = QuickRMSNorm
+    states, factors = torch.randn(2, 2, 8)
+    assert torch.equal(quick(states), norm(states))
+    gradients = []
+    for each in (quick, norm):
+        inputs = states.bfloat16().requires_grad_()
+        (each(inputs) * factors).sum().backward()
+        gradients.append(inputs.grad)
+    assert_close(*gradients, 0.02)
