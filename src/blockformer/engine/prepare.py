@@ -45,10 +45,11 @@ _COMPILED = {
 def prepare_for_inference(model, second_copy: bool = False, compile: bool = False):
     """Make a model faster at inference.
 
-    On a CPU, weights are packed for the processor, layers that read the same states are one product, which may end in
-    its activation, half precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a GPU, 4-bit weights
-    use gptqmodel's kernels if that package is installed. Results agree within the rounding of the dtype, and saving
-    still writes plain tensors. Until `prepare_for_training`, the model takes no gradients, adapters, casts or moves.
+    On a CPU, weights are packed for the processor, layers that read the same states are one product, a product ends in
+    its activation, half precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a
+    GPU, 4-bit weights use gptqmodel's kernels if that package is installed. Results agree within the rounding of the
+    dtype, and saving still writes plain tensors. Until `prepare_for_training`, the model takes no gradients, adapters,
+    casts or moves.
 
     Args:
         model: a Blockformer model of this package.
