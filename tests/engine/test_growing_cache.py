@@ -100,33 +100,102 @@ def test_the_buffer_grows_geometrically():
     assert layer._buffers["keys"].shape[-2] < 1.5 * 2000 + 64
 
 
+@pytest.fixture
+def copied(monkeypatch):
+    """From which token on each layer's rows were copied."""
+    firsts = []
+    reordered = growing_cache._reordered
+
+    def watched(shared, beam_idx, length):
+        answer = reordered(shared, beam_idx, length)
+        firsts.append(answer[0])
+        return answer
+
+    monkeypatch.setattr(growing_cache, "_reordered", watched)
+    return firsts
+
+
 @pytest.mark.parametrize("inference", [True, False])
-def test_beams_take_turns_between_two_buffers_unless_somebody_reads_one(inference, monkeypatch):
+def test_beams_copy_what_they_do_not_share(inference, copied):
+    """Of two sources with three beams each; random beams have one ancestor after a few steps."""
+    ours, theirs = GrowingLayer(), DynamicLayer()
+    draw = torch.Generator().manual_seed(0)
+    with torch.inference_mode(inference):
+        for tokens in (10, 1):
+            new = states(tokens, batch=6)
+            for layer in (ours, theirs):
+                layer.update(*new)
+        address = ours.keys.data_ptr()
+        for step in range(40):
+            beams = torch.randint(0, 3, (6,), generator=draw) + torch.tensor([0, 0, 0, 3, 3, 3])
+            beams = beams // 3 * 3 if step == 0 else torch.arange(6) if step == 20 else beams
+            for layer in (ours, theirs):
+                layer.reorder_cache(beams)
+            assert_same(ours, theirs)
+            new = states(1, batch=6)
+            for layer in (ours, theirs):
+                layer.update(*new)
+    assert ours.keys.data_ptr() == address
+    assert copied[0] == 0
+    assert copied[20] == 11 + 20  # no beam moved
+    assert all(11 <= first <= 11 + step for step, first in enumerate(copied[1:], 1))
+    assert sum(11 + step - first for step, first in enumerate(copied[1:], 1)) < 39 * 8
+
+
+@pytest.mark.parametrize("inference", [True, False])
+@pytest.mark.parametrize("knows", [True, False])
+def test_rows_that_somebody_reads_are_not_written_over(inference, knows, monkeypatch):
     layer, other_way = GrowingLayer(), torch.tensor([1, 0])
+    if not knows:
+        monkeypatch.delattr(torch._C, "_storage_Use_Count")
+    growing_cache._uses_of_two.cache_clear()
     with torch.inference_mode(inference):
         layer.update(*states(10))
         layer.update(*states(1))
-        addresses = []
-        for _ in range(6):
-            layer.reorder_cache(other_way)
-            layer.update(*states(1))
-            addresses.append(layer.keys.data_ptr())
-        assert len(set(addresses)) == 2
-        assert addresses[:2] == addresses[2:4] == addresses[4:]
         held = layer.keys[:, 0]  # a view of it, as somebody might keep one
         kept = held.clone()
         layer.reorder_cache(other_way)
+        layer.update(*states(1))
         layer.reorder_cache(other_way)
-        assert layer.keys.data_ptr() != held.data_ptr()
         assert torch.equal(held, kept)
-        monkeypatch.delattr(torch._C, "_storage_Use_Count")
-        growing_cache._uses_of_one.cache_clear()
-        held = layer.keys
-        layer.reorder_cache(other_way)
-        layer.reorder_cache(other_way)
-        assert layer.keys.data_ptr() != held.data_ptr()
-        assert torch.equal(layer.keys, held)
-        growing_cache._uses_of_one.cache_clear()
+        assert torch.equal(layer.keys[:, 0, :11], kept)
+    growing_cache._uses_of_two.cache_clear()
+
+
+def written_by_hand(layer):
+    layer.keys[1, :, 3] += 1
+
+
+def cropped_and_filled(layer):
+    layer.crop(-6)
+    layer.update(*states(9))
+
+
+def replaced(layer):
+    layer.batch_select_indices(torch.tensor([0, 1]))
+    layer.values = torch.cat((layer.values[:1], layer.values[1:] + 1))
+
+
+def reserved_and_left(layer):
+    keys, _ = layer.reserve(8)
+    keys[:, :, 5:] += torch.randn(2, 1, 1, 1)
+
+
+@pytest.mark.parametrize("change", [written_by_hand, cropped_and_filled, replaced, reserved_and_left])
+@torch.no_grad()
+def test_rows_that_somebody_has_changed_share_nothing(change):
+    layer = GrowingLayer()
+    layer.update(*states(10))
+    layer.update(*states(1))
+    layer.reorder_cache(torch.tensor([0, 0]))
+    layer.update(*states(1))
+    layer.reorder_cache(torch.tensor([1, 0]))
+    layer.update(*states(1))
+    change(layer)
+    expected = layer.keys[[1, 0]].clone(), layer.values[[1, 0]].clone()
+    layer.reorder_cache(torch.tensor([1, 0]))
+    assert torch.equal(layer.keys, expected[0])
+    assert torch.equal(layer.values, expected[1])
 
 
 def test_a_buffer_made_in_inference_mode_is_left_behind_outside_of_it():

@@ -5,6 +5,7 @@ buffer with room to spare, then into one half as large again: it copies a consta
 """
 
 import functools
+import threading
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
@@ -12,6 +13,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingW
 from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..stack import Stack
+from .onednn import writes_to
 
 _GROWTH = 1.5
 _LEAST_ROOM = 64
@@ -22,7 +24,9 @@ _FEW = 1 << 15
 class _Buffers:
     """A place outside of `__dict__`: exporters take every tensor in there for a part of the cache."""
 
-    __slots__ = ("_buffers",)
+    __slots__ = ("_buffers", "_shared")
+    _buffers: dict[str, torch.Tensor]
+    _shared: tuple[torch.Tensor, int, list | None] | None  # how many tokens rows share, of how many, writes until then
 
 
 class GrowingLayer(_Buffers, DynamicLayer):
@@ -31,11 +35,14 @@ class GrowingLayer(_Buffers, DynamicLayer):
     Whatever replaces the views (beam reordering, cropping, offloading) stays correct: an update looks whether they
     still are the head of the buffer, and moves to a fresh one if not. Where an in-place write is not allowed (autograd
     needs the past values, a graph is being traced), and as long as the keys are few, the library concatenates.
+
+    Beams that come from the same one hold the same tokens: a layer on the CPU knows how many any two rows share, and
+    copies only what comes behind.
     """
 
     def __new__(cls, *args, **kwargs):
         layer = super().__new__(cls)
-        layer._buffers = {}
+        layer._buffers, layer._shared = {}, None
         return layer
 
     def update(self, key_states, value_states, *args, **kwargs):
@@ -51,8 +58,10 @@ class GrowingLayer(_Buffers, DynamicLayer):
             self.keys, self.values = key_states, value_states
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         else:
+            shared = self._take_shared()
             self.keys = self._append("keys", self.keys, key_states)
             self.values = self._append("values", self.values, value_states)
+            self._keep_shared(shared)
         return self.keys, self.values
 
     def _can_append(self, states) -> bool:
@@ -81,45 +90,89 @@ class GrowingLayer(_Buffers, DynamicLayer):
 
         Whoever writes into them calls `advance` afterwards.
         """
-        length = self.keys.shape[-2] + tokens
-        return self._with_room("keys", self.keys, length), self._with_room("values", self.values, length)
+        past, shared = self.keys.shape[-2], self._take_shared()
+        buffers = (self._with_room(name, getattr(self, name), past + tokens) for name in ("keys", "values"))
+        self._shared = None if shared is None else (shared, past, None)
+        return tuple(buffers)
 
     def advance(self, tokens: int) -> None:
         """Take the next tokens of the buffers, which somebody has written, for held ones."""
-        length = self.keys.shape[-2] + tokens
-        self.keys, self.values = (self._buffers[name][..., :length, :] for name in ("keys", "values"))
+        past, shared = self.keys.shape[-2], self._shared
+        self.keys, self.values = (self._buffers[name][..., : past + tokens, :] for name in ("keys", "values"))
+        self._keep_shared(shared[0] if shared is not None and shared[1:] == (past, None) else None)
 
     def reorder_cache(self, beam_idx):
-        """Keep the beams `beam_idx` [B], together with the room behind them."""
+        """Keep the beams `beam_idx` [B]."""
         length = self.get_seq_length()
         if length == 0:
             return
-        for name in ("keys", "values"):
-            held, buffer = getattr(self, name), self._buffers.get(name)
-            if buffer is None or not _is_head_of(held, buffer):
-                self._buffers.pop(name, None)
-                setattr(self, name, held.index_select(0, beam_idx.to(held.device)))
-            else:
-                room = self._other_buffer(name, buffer, len(beam_idx))
-                torch.index_select(held, 0, beam_idx.to(buffer.device), out=room[..., :length, :])
-                self._buffers |= {name: room, f"former {name}": buffer}
-                setattr(self, name, room[..., :length, :])
+        if not self._can_reorder(beam_idx):
+            self._buffers.clear()
+            super().reorder_cache(beam_idx)
+            return
+        shared = self._take_shared()
+        first, shared = _reordered(_none_shared(len(beam_idx)) if shared is None else shared, beam_idx, length)
+        for states in (self.keys, self.values) if first < length else ():
+            rest = states[..., first:, :]
+            rest.copy_(rest.index_select(0, beam_idx))
+        self._keep_shared(shared)
 
-    def _other_buffer(self, name, buffer, rows: int):
-        """A buffer like this one, of so many rows: the former one if nobody reads it any more, or else a fresh one.
+    def _can_reorder(self, beam_idx) -> bool:
+        """Whether the rows can be written over: nobody else reads this memory."""
+        held = [(self._buffers.get(name), getattr(self, name)) for name in ("keys", "values")]
+        if beam_idx.device.type != "cpu" or len(beam_idx) != len(self.keys):
+            return False
+        return all(
+            buffer is not None
+            and _is_head_of(states, buffer)
+            and _is_writable(buffer)
+            and not _is_read_by_others(buffer)
+            for buffer, states in held
+        )
 
-        The pages of a fresh one are made when they are first written to, which may take longer than all else in a step.
-        """
-        former, shape = self._buffers.pop(f"former {name}", None), (rows, *buffer.shape[1:])
-        if former is not None and former.shape == shape and _is_writable(former) and _uses(former) == _uses_of_one():
-            return former
-        return buffer.new_empty(shape)
+    def _take_shared(self):
+        """How many first tokens any two rows share, [B, B], as `_keep_shared` left it; None if that is not known."""
+        shared, self._shared = self._shared, None
+        return shared[0] if shared and shared[1:] == (self.get_seq_length(), self._writes()) else None
+
+    def _keep_shared(self, shared) -> None:
+        self._shared = None if shared is None else (shared, self.get_seq_length(), self._writes())
+
+    def _writes(self) -> list:
+        return [writes_to(self._buffers[name]) if name in self._buffers else None for name in ("keys", "values")]
 
     def reset(self):
         """Forget everything and give the memory back."""
         self._buffers.clear()
-        self.keys = self.values = None
+        self._shared = self.keys = self.values = None
         self.is_initialized = False
+
+
+@functools.cache
+def _none_shared(rows: int):
+    return torch.zeros(rows, rows, dtype=torch.long, device="cpu")
+
+
+_last = threading.local()
+
+
+def _reordered(shared, beam_idx, length: int) -> tuple:
+    """From which token on rows change when they become the rows `beam_idx` [B], and what rows share then.
+
+    Args:
+        shared: how many first tokens, of `length`, any two rows are known to share, int64 [B, B].
+
+    Returns:
+        The first token that may change, and the like of `shared`, [B, B].
+    """
+    # The layers of a cache ask the same, one after the other.
+    last = getattr(_last, "asked", None)
+    if last is None or last[0] is not shared or last[1] is not beam_idx or last[2] != length:
+        whole = shared.clone().fill_diagonal_(length)
+        first = int(whole.gather(1, beam_idx[:, None]).min())
+        _last.asked = (shared, beam_idx, length)
+        _last.answer = first, whole.index_select(0, beam_idx).index_select(1, beam_idx)
+    return _last.answer
 
 
 def _is_head_of(view, buffer) -> bool:
@@ -137,16 +190,21 @@ def _is_writable(buffer) -> bool:
     return torch.is_inference_mode_enabled() or not buffer.is_inference()
 
 
-def _uses(buffer) -> int:
-    """How many tensors have this memory; 0 if that is not to be known."""
+def _is_read_by_others(buffer) -> bool:
+    """Whether more tensors than a buffer and one view have its memory; yes if that is not to be known."""
+    return (uses := _uses(buffer)) is None or uses > _uses_of_two()
+
+
+def _uses(buffer) -> int | None:
     count = getattr(torch._C, "_storage_Use_Count", None)
-    return 0 if count is None else count(buffer.untyped_storage()._cdata)
+    return None if count is None else count(buffer.untyped_storage()._cdata)
 
 
 @functools.cache
-def _uses_of_one() -> int:
-    """What `_uses` says of memory with one tensor; -1 if it says nothing."""
-    return _uses(torch.empty(1, device="cpu")) or -1
+def _uses_of_two() -> int:
+    buffer = torch.empty(1, device="cpu")
+    view = buffer[:]  # noqa: F841 - held while they are counted
+    return _uses(buffer) or 0
 
 
 def grow_in_place(cache, and_windows: bool = False):

@@ -47,10 +47,6 @@ class QuickLinear(nn.Linear):
         """Note how many elements of states there must be for the faster product to be any other than the plain one."""
         self._least_states = self.in_features * _least_rows(self.weight)
 
-    def takes_onednn(self, states) -> bool:
-        """Whether oneDNN multiplies these states by the plain weight."""
-        return self._product(states) is onednn.product
-
     def _product(self, states) -> Callable | None:
         if is_own_trace():
             return self._traced_product(states)

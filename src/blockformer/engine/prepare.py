@@ -16,7 +16,7 @@ from ..stack import Stack
 from . import growing_cache, layers, onednn, step
 from .attention import FusedAttention, sdpa_attention
 from .experts import TracedExperts
-from .feed_forward import FusedFeedForward
+from .feed_forward import FusedFeedForward, can_be_fused
 from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
 from .four_bits import PreparedQuantizedLinear
 from .fused import fuse_four_bits, pack_together
@@ -37,9 +37,10 @@ _COMPILED = {
     Experts: TracedExperts,
     QuantizedLinear: TracedQuantizedLinear,
     Attention: FusedAttention,
-    FeedForward: FusedFeedForward,
     nn.Linear: QuickLinear,
 }
+# What a module must be like besides, for these.
+_CONDITIONS = {QuickLinear: can_be_quick, FusedFeedForward: can_be_fused}
 
 
 def prepare_for_inference(model, second_copy: bool = False, compile: bool = False):
@@ -190,10 +191,11 @@ def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> No
         prepared = classes.get(type(module))
         if prepared is None or module is but or not is_bare(module):
             continue
-        if prepared is not QuickLinear or can_be_quick(module):
-            module.__class__ = prepared
-            if prepared is QuickLinear:
-                module.adopt()
+        if not _CONDITIONS.get(prepared, is_bare)(module):
+            continue
+        module.__class__ = prepared
+        if prepared is QuickLinear:
+            module.adopt()
 
 
 def _take_out(model: nn.Module) -> None:
