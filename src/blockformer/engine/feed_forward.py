@@ -36,9 +36,9 @@ _ACTIVATIONS: dict[type, onednn.Activation] = {
 
 def can_be_fused(network: nn.Module) -> bool:
     """Whether oneDNN can end a product in this network's activation here."""
-    own = network._modules  # a tool that fuses layers takes some out
-    is_plain = own.get("up_proj") is not None and own.get("gate_proj") is None
-    return is_plain and _is_right(type(own.get("act_fn")))
+    if not hasattr(network, "up_proj") or getattr(network, "gate_proj", None) is not None:
+        return False  # without an `up_proj`, some tool has put its layers together
+    return _is_right(type(network.act_fn))  # type: ignore[arg-type]  # classes are hashable
 
 
 @functools.cache
