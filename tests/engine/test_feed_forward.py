@@ -163,6 +163,9 @@ def test_norms_of_few_tokens(shape, dtype, monkeypatch):
     torch.testing.assert_close(norm(states).double(), exact, rtol=bound, atol=1e-6)
     is_few = states.numel() <= normalization._FEW
     assert len(norms) == (is_few and dtype is not torch.float32)
+    norms.clear()
+    copy.deepcopy(quick).to("meta")(states.to("meta"))
+    assert not norms  # another device has a kernel for an RMS norm
     exact = nn.functional.rms_norm(states.double(), (32,), eps=1e-6)
     torch.testing.assert_close(normalization.normed(states, 1e-6).double(), exact, rtol=bound, atol=1e-6)
     assert torch.isfinite(quick(states * 0 + 6e4)).all()  # whose square is no number of float16

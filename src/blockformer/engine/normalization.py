@@ -34,4 +34,5 @@ def normed(hidden_states, eps: float):
 
 
 def _are_few(hidden_states) -> bool:
-    return hidden_states.dtype in HALVES and hidden_states.numel() <= _FEW
+    is_on_cpu = hidden_states.device.type == "cpu"  # a GPU has a kernel for an RMS norm
+    return is_on_cpu and hidden_states.dtype in HALVES and hidden_states.numel() <= _FEW
