@@ -362,10 +362,11 @@ def test_a_packed_layer_called_by_itself():
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 40)], ids=str)
 @torch.no_grad()
-def test_nothing_is_held_after_a_step(shape):
+def test_nothing_is_held_after_a_step(shape, products):
     """Of many tokens that would be as much memory as the layers' states."""
     model, _ = packed()
     model(**inputs(model, shape))
+    assert len(products) == len(fused_of(model)) > 0
     for each in fused_of(model):
         assert {name for name, value in vars(each._last).items() if value is not None} == set()
 

@@ -15,11 +15,9 @@ from torch import nn
 
 from ..attention import Attention
 from ..feed_forward import FeedForward
-from . import onednn
 from .four_bits import JointlyPacked, PreparedQuantizedLinear
 from .linear import is_bare, is_plain_linear, is_transformed
-from .measure import is_enabled
-from .packed import PackedLinear, PackedRows, PackedWeight, are_packable, is_large, is_quicker_copied, owners_of_weights
+from .packed import PackedLinear, PackedRows, PackedWeight, are_packable, gains, owners_of_weights
 
 # The sub-modules that read the same states, by the class of their parent.
 _GROUPS = {Attention: ("q_proj", "k_proj", "v_proj"), FeedForward: ("gate_proj", "up_proj")}
@@ -151,18 +149,11 @@ def pack_together(model: nn.Module, second_copy: bool = False) -> None:
         are_alone = type(parent) in _GROUPS and all(map(is_plain_linear, layers))
         if not are_alone or any(len(owners[id(layer.weight)]) > 1 or not are_packable([layer]) for layer in layers):
             continue
-        if len({(layer.weight.dtype, layer.bias is None) for layer in layers}) == 1 and _gains(
-            layers, model.dtype, second_copy
-        ):
+        weights = [layer.weight for layer in layers]
+        are_alike = {weight.dtype for weight in weights} == {model.dtype} and len({x.bias is None for x in layers}) == 1
+        if are_alike and gains(weights, second_copy):
+            del weights  # the layers hold the last references, and let go of them
             _pack_group(parent, names, layers)
-
-
-def _gains(layers, dtype, second_copy: bool) -> bool:
-    """Whether these layers of a model of that dtype are multiplied faster when they are packed, or held twice."""
-    weights = [layer.weight for layer in layers]
-    if weights[0].dtype is not dtype or not is_enabled() or not is_large(*weights):
-        return False
-    return onednn.is_quicker_packed(dtype) or (second_copy and dtype is torch.bfloat16 and is_quicker_copied())
 
 
 def _pack_group(parent, names, layers) -> None:

@@ -120,7 +120,7 @@ class GrowingLayer(_Buffers, DynamicLayer):
     def _can_reorder(self, beam_idx) -> bool:
         """Whether the rows can be written over: nobody else reads this memory."""
         held = [(self._buffers.get(name), getattr(self, name)) for name in ("keys", "values")]
-        if beam_idx.device.type != "cpu" or len(beam_idx) != len(self.keys):
+        if {beam_idx.device.type, self.keys.device.type} != {"cpu"} or len(beam_idx) != len(self.keys):
             return False
         return all(
             buffer is not None
@@ -169,7 +169,7 @@ def _reordered(shared, beam_idx, length: int) -> tuple:
     last = getattr(_last, "asked", None)
     if last is None or last[0] is not shared or last[1] is not beam_idx or last[2] != length:
         whole = shared.clone().fill_diagonal_(length)
-        first = int(whole.gather(1, beam_idx[:, None]).min())
+        first = int(whole.gather(1, beam_idx[:, None].long()).min())
         _last.asked = (shared, beam_idx, length)
         _last.answer = first, whole.index_select(0, beam_idx).index_select(1, beam_idx)
     return _last.answer

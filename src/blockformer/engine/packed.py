@@ -98,10 +98,8 @@ class PackedRows:
         rows: which of its outputs are this layer's.
     """
 
-    is_table = False
-
     def __init__(self, whole: PackedWeight, rows: slice):
-        self.whole, self.rows, self.dtype = whole, rows, whole.dtype
+        self.whole, self.rows = whole, rows
         self._dense: weakref.ref | None = None
 
     def product(self, states, bias):
@@ -159,10 +157,6 @@ class HalfCopy:
     def holds(weight) -> bool:
         """Whether all numbers are finite, and none so large that states would have to be scaled up."""
         return weight.abs().max().item() < 2.0**15
-
-    def is_current(self) -> bool:
-        """Whether the matrix is still what it was: packed weights do not change."""
-        return True
 
     def takes(self, states) -> bool:
         """Whether the states are of a few tokens only."""
@@ -248,8 +242,7 @@ def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
     places = [owners for owners in owners_of_weights(model) if are_packable([module for _, _, module in owners])]
     # T5 in float16 has layers in float32, whose dtype the model looks up.
     places = [owners for owners in places if owners[0][2].weight.dtype is model.dtype]
-    places = [owners for owners in places if is_enabled() and _gains(owners, second_copy)]
-    places = [owners for owners in places if is_large(owners[0][2].weight)]
+    places = [owners for owners in places if gains([owners[0][2].weight], second_copy, _has_table(owners))]
     for owners in places:
         modules = {module for _, _, module in owners}
         weight = owners[0][2].weight
@@ -295,17 +288,19 @@ def _has_table(owners) -> bool:
     return any(isinstance(module, nn.Embedding) for _, _, module in owners)
 
 
-def _gains(owners, second_copy: bool) -> bool:
-    """Whether the weight of these modules is multiplied faster when it is packed, or held twice."""
-    dtype = owners[0][2].weight.dtype
-    if not _has_table(owners) and onednn.is_quicker_packed(dtype):
+def gains(weights: list, second_copy: bool, is_table: bool = False) -> bool:
+    """Whether weights of one dtype, side by side, are multiplied faster when they are packed, or held twice.
+
+    Args:
+        weights: each [O, I].
+        is_table: whether they are those of an embedding, too.
+    """
+    dtype = weights[0].dtype
+    if not is_enabled() or sum(weight.numel() for weight in weights) < _LEAST_WEIGHTS.get(dtype, math.inf):
+        return False
+    if not is_table and onednn.is_quicker_packed(dtype):
         return True
     return second_copy and dtype is torch.bfloat16 and is_quicker_copied()
-
-
-def is_large(*weights) -> bool:
-    """Whether weights of one dtype, side by side, are large enough for oneDNN's calls."""
-    return sum(weight.numel() for weight in weights) >= _LEAST_WEIGHTS.get(weights[0].dtype, math.inf)
 
 
 def are_packable(modules) -> bool:

@@ -191,7 +191,7 @@ def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> No
         prepared = classes.get(type(module))
         if prepared is None or module is but or not is_bare(module):
             continue
-        if not _CONDITIONS.get(prepared, is_bare)(module):
+        if prepared in _CONDITIONS and not _CONDITIONS[prepared](module):
             continue
         module.__class__ = prepared
         if prepared is QuickLinear:
