@@ -151,6 +151,8 @@ class _Work:
             yield make_row(shape.name, "prefill, prepared", dtype, length, 1, times, limit, peer=peer)
         workloads.compiled((ours, None))
         yield from self._decoding("decode, compiled", ours, theirs, dtype, peer)
+        ours.prepare_for_inference(compile=True, head_bits=8)
+        yield from self._decoding("decode, compiled, head in 8 bits", ours, theirs, dtype, peer)
         theirs.close()
 
     def _decoding(self, work: str, ours, theirs: gguf_model.GgufModel, dtype: str, peer: str) -> Iterator[Row]:

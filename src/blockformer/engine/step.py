@@ -19,6 +19,7 @@ from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..positions import rotations_of
 from .compiled import CompiledFunction, Modules
+from .eight_bit_head import EightBitHead
 from .few_rows import BLOCK, MOST_ROWS
 from .four_bit_rows import OrderedWeights
 from .growing_cache import GrowingLayer
@@ -93,6 +94,8 @@ class CompiledSteps:
         if read is not None and source_mask is not None and source_mask.shape != (read[0], read[2]):
             return None
         self._ordered.refresh()
+        if isinstance(self._model.lm_head, EightBitHead):
+            self._model.lm_head.refresh()
         functions = self._functions_for(sources, rows // sources)
         if functions is None:
             return None
