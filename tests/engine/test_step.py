@@ -4,7 +4,9 @@ import copy
 import gc
 import io
 import itertools
+import os
 import shutil
+import time
 
 import pytest
 import torch
@@ -226,6 +228,18 @@ def test_a_second_process_finds_it_on_the_disk_and_a_broken_file_is_made_anew(fo
     assert [type(module).__name__ for module, *_ in made] == ["_Layer", "FirstPart"]  # of the prompt and the step
 
 
+def test_code_that_nobody_loads_is_removed_in_time(tmp_path):
+    now = time.time()
+    for days in (10, 90):
+        for name in (f"{days}.pt2", f".{days}.lock", f"{days}.txt"):
+            (tmp_path / name).touch()
+            os.utime(tmp_path / name, (now, now - days * 86400))
+        (tmp_path / f".compiling-{days}" / "inner").mkdir(parents=True)
+        os.utime(tmp_path / f".compiling-{days}", (now, now - days * 86400))
+    compiled._forget_unused(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"10.pt2", ".10.lock", "10.txt", ".compiling-10", "90.txt"}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("is_quicker", "is_packed"), itertools.product([True, False], repeat=2))
 @torch.no_grad()
@@ -378,6 +392,34 @@ def test_what_does_not_fit_never_reaches_the_compiled_code(untraced):
             past_key_values=cache,
             attention_mask=torch.ones(3, 5, dtype=torch.long),
         )
+
+
+@pytest.mark.parametrize("rows", [3, 6])
+@torch.no_grad()
+def test_the_first_token_of_an_encoder_decoder_is_a_step(rows, untraced, monkeypatch):
+    plain, quick = family_pair("marian")
+    ids = token_ids(3, 9, vocab=97)
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    source = quick.get_encoder()(ids, attention_mask=mask)[0]
+    given = {"encoder_outputs": (source,), "attention_mask": mask, "use_cache": True}
+    one = token_ids(rows, 1, vocab=97, seed=1)
+
+    cache = quick.get_decoder().new_cache(for_cross_attention=True)
+    wrong = [({"attention_mask": mask[:, :4]}, "mask of the source"), ({"decoder_input_ids": one + 97}, "vocabulary")]
+    for change, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            quick(**{**given, "decoder_input_ids": one, "past_key_values": cache, **change})
+        assert not any(cache.is_updated.values())
+
+    monkeypatch.setattr(type(quick.get_decoder()), "_run_layers", None)  # nobody runs the layers but a step
+    first = quick(**given, decoder_input_ids=one, past_key_values=cache)
+    assert first.past_key_values is cache
+    assert cache.get_seq_length() == 1
+    second = quick(**given, decoder_input_ids=one, past_key_values=cache)
+    monkeypatch.undo()
+    expected = plain(**given, decoder_input_ids=torch.cat([one, one], 1)).logits
+    assert_close(torch.cat([first.logits, second.logits], 1), expected)
 
 
 def test_without_a_compiler_it_runs_uncompiled(monkeypatch, tmp_path, caplog):

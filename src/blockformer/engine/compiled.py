@@ -11,9 +11,10 @@ import platform
 import shutil
 import tempfile
 import threading
+import time
 import warnings
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ logger = logging.get_logger(__name__)
 _CONFIG = {"aot_inductor.package_constants_in_so": False}
 _PACKABLE = "packable"  # under this name a package lists the weights that may be packed ones
 _CODE = Path(__file__).parents[1]
+_KEPT_DAYS = 60  # for which code stays on the disk after a process has last loaded it
 
 
 def cache_folder() -> Path:
@@ -229,7 +231,10 @@ def _load(path: Path):
     if not path.exists():
         return None
     try:
-        return torch._inductor.aoti_load_package(str(path))
+        runner = torch._inductor.aoti_load_package(str(path))
+        with suppress(OSError):  # of a folder that cannot be written to
+            path.touch()
+        return runner
     except Exception as error:  # of a file that somebody cut off: compiled again
         logger.warning_once(f"{path} cannot be loaded and is made anew: {error}")
         return None
@@ -242,7 +247,17 @@ def _compile(module, arguments, varying, packed_copies: bool, path: Path):
         if not (runner := _load(path)):
             _make(module, arguments, varying, packed_copies, path)
             runner = _load(path)
+            _forget_unused(path.parent)
         return runner
+
+
+def _forget_unused(folder: Path) -> None:
+    """Remove code that no process has loaded for long, of older versions above all, and what killed compilers left."""
+    oldest = time.time() - _KEPT_DAYS * 86400
+    for path in [*folder.glob("*.pt2"), *folder.glob(".*.lock"), *folder.glob(".compiling-*")]:
+        with suppress(OSError):  # another process may have removed it
+            if path.stat().st_mtime < oldest:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _make(module, arguments, varying, packed_copies: bool, path: Path) -> None:

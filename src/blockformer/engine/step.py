@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, Seq2SeqLMOutput
 
-from ..input_checks import check_inputs, check_positions
+from ..input_checks import check_inputs, check_positions, check_source
 from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..positions import rotations_of
@@ -62,7 +62,7 @@ class CompiledSteps:
         encoder = self._model.get_encoder() if self._model.config.is_encoder_decoder else None
         return Modules(self._model, without=encoder)
 
-    def logits(self, input_ids, attention_mask, position_ids, cache, source_mask, others):
+    def logits(self, input_ids, attention_mask, position_ids, cache, source_mask, others, source=None):
         """The logits [B, 1, V] of one more token a row, or None if this call is nothing for a compiled step.
 
         Args:
@@ -71,6 +71,7 @@ class CompiledSteps:
             position_ids: int [B, 1] or None.
             cache: a growing cache that holds S - 1 tokens; it holds S afterwards.
             others: what else `forward` was given, by name.
+            source: the encoder's states [B / n, E, C], for a cache that has no keys and values of them yet.
         """
         if not _is_step(input_ids, attention_mask, position_ids, cache, others) or self._model.training:
             return None
@@ -78,14 +79,18 @@ class CompiledSteps:
             return None
         own, cross = cache, None
         if self._model.config.is_encoder_decoder:
-            if not isinstance(cache, EncoderDecoderCache) or not all(cache.is_updated.values()):
+            if not isinstance(cache, EncoderDecoderCache):
+                return None
+            if not any(cache.is_updated.values()):
+                self._begin(cache, input_ids, attention_mask, source, source_mask)
+            if not (cache.is_updated and all(cache.is_updated.values())):
                 return None
             own, cross = cache.self_attention_cache, cache.cross_attention_cache
         if type(own) is not DynamicCache or not all(type(layer) is GrowingLayer for layer in own.layers):
             return None
         # The compiled code reads and writes as many bytes as the sizes say, whatever there is: all of them are checked.
         held, read = self._shape(own), None if cross is None else self._shape(cross)
-        if held is None or (cross is not None and read is None):
+        if held is None or (cross is not None and not (read and read[2])):
             return None
         rows, length = input_ids.shape[0], held[2] + 1
         sources = rows if read is None else read[0]
@@ -112,6 +117,28 @@ class CompiledSteps:
             layer.advance(1)
         return logits
 
+    def _begin(self, cache, input_ids, attention_mask, source, source_mask) -> None:
+        """Make the first token a step like all others: an empty cache gets keys and values of the encoder's states.
+
+        Nothing happens to a cache that is of no use to a compiled step.
+        """
+        stack, own, rows = self._stack, cache.self_attention_cache, input_ids.shape[0]
+        if type(own) is not DynamicCache or len(own.layers) != len(stack.layers) or own.get_seq_length():
+            return
+        if not all(type(layer) is GrowingLayer for layer in own.layers) or not isinstance(source, torch.Tensor):
+            return
+        if source.dtype is not stack.embed_tokens.weight.dtype or source.device.type != "cpu" or source.requires_grad:
+            return
+        check_inputs(stack.config, stack.config.stack_sizes(True)[1], input_ids, None, attention_mask, own, {})
+        check_source(stack, source, source_mask, rows, None)
+        if self._functions_for(source.shape[0], rows // source.shape[0]) is None:
+            return
+        for layer in stack.layers:
+            layer.cross_attn._cross_keys_values(source, cache)
+        empty = source.new_empty(rows, stack.config.num_key_value_heads, 0, stack.config.head_dim)
+        for layer in own.layers:
+            layer.update(empty, empty)
+
     def _shape(self, cache):
         """[B, K, S, D] of the keys and values of all layers; None if there are none, or they are not this model's."""
         config, dtype = self._stack.config, self._stack.embed_tokens.weight.dtype
@@ -119,7 +146,7 @@ class CompiledSteps:
         if len(states) != 2 * len(self._stack.layers):
             return None
         shape = states[0].shape
-        if shape.numel() == 0 or (shape[1], shape[3]) != (config.num_key_value_heads, config.head_dim):
+        if shape[0] == 0 or (shape[1], shape[3]) != (config.num_key_value_heads, config.head_dim):
             return None
         fits = all(each.shape == shape and each.dtype is dtype and each.device.type == "cpu" for each in states)
         return shape if fits else None
@@ -345,8 +372,10 @@ def _encoder_decoder_step(
     **others,
 ):
     given = (decoder_input_ids, decoder_attention_mask, decoder_position_ids, past_key_values, attention_mask, others)
-    logits = None if encoder_outputs is None else steps.logits(*given)
+    if encoder_outputs is None:
+        return None
+    states = encoder_outputs["last_hidden_state"] if isinstance(encoder_outputs, dict) else encoder_outputs[0]
+    logits = steps.logits(*given, states)
     if logits is None:
         return None
-    states = encoder_outputs[0]
     return Seq2SeqLMOutput(logits=logits, past_key_values=past_key_values, encoder_last_hidden_state=states)
