@@ -12,6 +12,7 @@ import pytest
 import torch
 from pairs import assert_close, token_ids
 from quantized_layers import low_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import BaseStreamer
 
@@ -533,3 +534,18 @@ def test_copies_are_of_what_a_module_holds():
     with torch.inference_mode():
         held["weight"] = torch.randn(16, 16)
     assert copies.of(held, "weight") is held["weight"]  # nobody counts what is written to it
+
+
+@torch.no_grad()
+def test_memory_is_let_go_of_while_another_graph_is_traced():
+    copies, weight = PackedCopies(), torch.randn(16, 16)
+    packed = copies.of({"weight": weight}, "weight")
+    given = [weight.detach(), torch.ones(3, dtype=torch.bfloat16)]
+    with torch.inference_mode():
+        given.append(torch.ones(3))
+    with FakeTensorMode():
+        del copies
+        gc.collect()
+        compiled._empty(given)
+    assert packed.to_dense().numel() == 1
+    assert [tensor.numel() for tensor in given] == [0, 0, 0]

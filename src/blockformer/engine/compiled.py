@@ -146,7 +146,7 @@ class CompiledFunction:
 
 def _empty(tensors: list) -> None:
     for tensor in tensors:
-        with torch.inference_mode(tensor.is_inference()):
+        with torch.inference_mode(tensor.is_inference()), onednn.untraced():
             tensor.data = torch.empty(0, dtype=tensor.dtype, device="cpu")
 
 

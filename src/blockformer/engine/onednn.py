@@ -6,9 +6,11 @@ I inputs and O outputs of a linear layer.
 import functools
 import threading
 import weakref
+from contextlib import nullcontext
 
 import torch
 from torch.nn import functional as F
+from torch.utils import _python_dispatch
 
 from .measure import is_measured, is_quicker, random_matrix
 
@@ -89,10 +91,15 @@ class PackedCopies:
 
 
 def _empty(copies: dict) -> None:
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), untraced():
         for _, _, copy in copies.values():
             if copy is not None:
                 copy.data = packed(torch.zeros(1, 1, dtype=copy.dtype, device="cpu"))
+
+
+def untraced():
+    """A context for finalizers, which may be called while this thread traces a graph: tensors in it are real."""
+    return getattr(_python_dispatch, "_disable_current_modes", nullcontext)()
 
 
 def writes_to(tensor) -> int | None:
