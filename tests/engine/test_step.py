@@ -407,7 +407,11 @@ def test_the_first_token_of_an_encoder_decoder_is_a_step(rows, untraced, monkeyp
     one = token_ids(rows, 1, vocab=97, seed=1)
 
     cache = quick.get_decoder().new_cache(for_cross_attention=True)
-    wrong = [({"attention_mask": mask[:, :4]}, "mask of the source"), ({"decoder_input_ids": one + 97}, "vocabulary")]
+    wrong = [
+        ({"attention_mask": mask[:, :4]}, "mask of the source"),
+        ({"decoder_input_ids": one + 97}, "vocabulary"),
+        ({"decoder_position_ids": torch.zeros(2, 1, dtype=torch.long)}, "position_ids must be"),
+    ]
     for change, message in wrong:
         with pytest.raises(ValueError, match=message):
             quick(**{**given, "decoder_input_ids": one, "past_key_values": cache, **change})

@@ -233,7 +233,7 @@ def _load(path: Path):
     try:
         runner = torch._inductor.aoti_load_package(str(path))
         with suppress(OSError):  # of a folder that cannot be written to
-            path.touch()
+            os.utime(path)
         return runner
     except Exception as error:  # of a file that somebody cut off: compiled again
         logger.warning_once(f"{path} cannot be loaded and is made anew: {error}")

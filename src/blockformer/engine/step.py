@@ -82,7 +82,7 @@ class CompiledSteps:
             if not isinstance(cache, EncoderDecoderCache):
                 return None
             if not any(cache.is_updated.values()):
-                self._begin(cache, input_ids, attention_mask, source, source_mask)
+                self._begin(cache, input_ids, attention_mask, position_ids, source, source_mask)
             if not (cache.is_updated and all(cache.is_updated.values())):
                 return None
             own, cross = cache.self_attention_cache, cache.cross_attention_cache
@@ -117,7 +117,7 @@ class CompiledSteps:
             layer.advance(1)
         return logits
 
-    def _begin(self, cache, input_ids, attention_mask, source, source_mask) -> None:
+    def _begin(self, cache, input_ids, attention_mask, position_ids, source, source_mask) -> None:
         """Make the first token a step like all others: an empty cache gets keys and values of the encoder's states.
 
         Nothing happens to a cache that is of no use to a compiled step.
@@ -131,6 +131,8 @@ class CompiledSteps:
             return
         check_inputs(stack.config, stack.config.stack_sizes(True)[1], input_ids, None, attention_mask, own, {})
         check_source(stack, source, source_mask, rows, None)
+        if position_ids is not None:
+            check_positions(stack.config, position_ids, (rows, 1), None)
         if self._functions_for(source.shape[0], rows // source.shape[0]) is None:
             return
         for layer in stack.layers:
