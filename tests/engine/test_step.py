@@ -19,6 +19,7 @@ from transformers.generation import BaseStreamer
 import blockformer
 from blockformer import preset
 from blockformer.engine import compiled, linear, measure, step
+from blockformer.engine.attention import FusedAttention
 from blockformer.engine.experts import TracedExperts
 from blockformer.engine.onednn import PackedCopies
 from blockformer.engine.step import CompiledSteps, _Example
@@ -342,6 +343,34 @@ def test_it_steps_aside_where_more_is_asked_for():
     with pytest.raises(ValueError, match="the vocabulary has 0 to 96"):
         quick(torch.full((3, 1), 97), past_key_values=quick(ids, use_cache=True).past_key_values)
     assert not kinds(quick)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "marian"])
+@torch.no_grad()
+def test_a_call_that_asks_for_more_does_not_end_the_steps(family, untraced):
+    plain, quick = family_pair(family)
+    steps = []
+    run = step._Functions.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step._Functions, "run", lambda *given: steps.append(1) or run(*given))
+        everything = {"output_hidden_states": True, "return_dict_in_generate": True}
+        asked = [text(model, **everything) for model in (plain, quick)]
+        assert not steps
+        assert torch.equal(asked[0].sequences, asked[1].sequences)
+        name = "decoder_hidden_states" if quick.config.is_encoder_decoder else "hidden_states"
+        for theirs, ours in zip(asked[0][name], asked[1][name], strict=True):
+            assert len(ours) == 3
+            for expected, found in zip(theirs, ours, strict=True):
+                assert_close(found, expected)
+        assert torch.equal(text(quick), text(plain))
+        count = len(steps)
+        assert count > 5
+        quick.get_decoder().config.output_hidden_states = True  # as a config may have it
+        assert torch.equal(text(quick), text(plain))
+        assert len(steps) == count
+    later = copy.deepcopy(plain).prepare_for_inference(compile=True)  # prepared after it was asked
+    assert later._steps._parts.are_untouched()
+    assert type(later.get_decoder().layers[0].self_attn) is FusedAttention
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ I inputs and O outputs of a linear layer.
 
 import functools
 import math
+import sys
 from collections.abc import Callable
 
 import torch
@@ -116,10 +117,23 @@ def is_plain_linear(module) -> bool:
 
 
 def is_bare(module) -> bool:
-    """Whether calling the module is calling its class's `forward` and nothing else: no wrapper, no hook."""
+    """Whether calling the module is calling its class's `forward` and nothing else: no wrapper, no hook.
+
+    A call that asks for hidden states or attentions leaves transformers' hooks behind: they count while a call asks.
+    """
     own = module.__dict__  # a compiled step asks this of all modules: an attribute takes longer to look up
-    hooked = "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]
-    return not (hooked or own["_backward_hooks"] or own["_backward_pre_hooks"])
+    if "forward" in own or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
+        return False
+    return not own["_forward_hooks"] or all(map(_is_idle, own["_forward_hooks"].values()))
+
+
+def _is_idle(hook) -> bool:
+    """Whether a hook is transformers' own that collects outputs, and no call asks for any."""
+    source = sys.modules.get(getattr(hook, "__module__", None) or "")
+    if source is None or not source.__name__.startswith("transformers.") or hook.__name__ != "output_capturing_hook":
+        return False
+    collector = getattr(source, "_active_collector", None)
+    return collector is not None and not collector.get()
 
 
 class _Product(torch.autograd.Function):

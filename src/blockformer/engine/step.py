@@ -29,6 +29,8 @@ from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, position_bias
 
 # What `generate` passes along that says nothing of a step.
 _SAYS_NOTHING = {"use_cache": (None, True), "return_dict": (None, True), "logits_to_keep": (0, 1)}
+# Fields of a config that have every call give more.
+_COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
 # Bytes of weights up to which a layer takes no longer than calling it, and how many of such are one function.
 _SMALL_LAYER, _SMALL_LAYERS = 1 << 23, 8
 _ROWS = 3  # in an example; other than any size of the model that could be taken for it
@@ -75,7 +77,7 @@ class CompiledSteps:
         """
         if not _is_step(input_ids, attention_mask, position_ids, cache, others) or self._model.training:
             return None
-        if not self._parts.are_untouched() or getattr(self._model.config, "output_router_logits", False):
+        if not self._parts.are_untouched() or any(getattr(self._stack.config, name, False) for name in _COLLECTED):
             return None
         own, cross = cache, None
         if self._model.config.is_encoder_decoder:
@@ -98,14 +100,14 @@ class CompiledSteps:
             return None
         if read is not None and source_mask is not None and source_mask.shape != (read[0], read[2]):
             return None
+        _, vocab_size = self._stack.config.stack_sizes(True)
+        check_inputs(self._stack.config, vocab_size, input_ids, None, attention_mask, own, {})
         self._ordered.refresh()
         if isinstance(self._model.lm_head, EightBitHead):
             self._model.lm_head.refresh()
         functions = self._functions_for(sources, rows // sources)
         if functions is None:
             return None
-        _, vocab_size = self._stack.config.stack_sizes(True)
-        check_inputs(self._stack.config, vocab_size, input_ids, None, attention_mask, own, {})
         mask, positions = self._seen(attention_mask, position_ids, rows, length)
         buffers = [layer.reserve(WRITTEN) for layer in own.layers]
         place = torch.tensor([length - 1])
