@@ -61,11 +61,16 @@ def measure(dtypes: list[torch.dtype], size: int = 2048, read_bytes: int = 2**29
     )  # fmt: skip
 
 
+# 10^9 operations a second with which the large product would take seconds, as bfloat16's does with AVX2 alone.
+_SLOW = 20
+
+
 def product_gflops(dtype: torch.dtype, size: int) -> float:
-    """Of a square matrix product; of a smaller one where that would take seconds, as bfloat16 does with AVX2."""
-    speed = 0.0
-    for each in sorted({min(size, 256), size}):
-        if speed == 0.0 or speed > 20:
-            left, right = torch.randn(each, each, dtype=dtype), torch.randn(each, each, dtype=dtype)
-            speed = 2 * each**3 / best(lambda a=left, b=right: a @ b) / 1e9
-    return speed
+    """Speed of a square matrix product in 10^9 operations a second; of a small one where large ones are slow."""
+    speed = _gflops(dtype, min(size, 256))
+    return _gflops(dtype, size) if speed > _SLOW and size > 256 else speed
+
+
+def _gflops(dtype: torch.dtype, size: int) -> float:
+    left, right = torch.randn(size, size, dtype=dtype), torch.randn(size, size, dtype=dtype)
+    return 2 * size**3 / best(lambda: left @ right) / 1e9

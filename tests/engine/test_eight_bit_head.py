@@ -9,9 +9,11 @@ from torch import nn
 
 import blockformer
 from blockformer import preset
+from blockformer.engine import compiled, origin
 from blockformer.engine.eight_bit_head import EightBitHead
 from blockformer.engine.linear import QuickLinear
 from blockformer.engine.measure import own_trace
+from blockformer.engine.step_parts import LastPart
 
 SIZES = {
     "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 1003,
@@ -82,18 +84,27 @@ def test_rows_of_zeros_and_of_what_is_not_finite():
 @torch.no_grad()
 def test_the_copy_follows_the_weight_and_is_in_no_file():
     head, plain = head_of(False, torch.float32)
-    kept = head.rounded_weight
+    kept, made = head.rounded_weight, origin.last_made()
     head.refresh()
-    assert head.rounded_weight is kept
+    assert origin.last_made() is made
     states = torch.randn(1, 1, 256)
     for change in (
         lambda layer: layer.weight.mul_(torch.linspace(1, 2, 256)),
         lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight.flip(0))),
+        lambda layer: setattr(layer.weight, "data", layer.weight.flip(1)),
     ):
         change(head), change(plain)
         head.refresh()
         with own_trace():
             assert_within_tolerance(head(states), plain(states))
+        assert head.rounded_weight is kept  # compiled code has read this one
+    other = copy.deepcopy(head)
+    assert other._origin is None
+    for _ in range(head.weight._version):  # its writes are counted anew
+        other.weight.mul_(-1.01)
+    other.refresh()
+    with own_trace():
+        assert_within_tolerance(other(states), nn.functional.linear(states, other.weight))
     assert set(head.state_dict()) == {"weight"}
     head.forget()
     assert not list(head.buffers())
@@ -111,11 +122,12 @@ def logits(model, rows=1):
 def test_a_compiled_step_reads_it():
     plain = make(tie_word_embeddings=True)
     quick = copy.deepcopy(plain).prepare_for_inference(compile=True, head_bits=8)
-    for rows in (1, 1):
-        (first, step), (right_first, right_step) = logits(quick, rows), logits(plain, rows)
+    for _ in range(2):
+        (first, step), (right_first, right_step) = logits(quick), logits(plain)
         torch.testing.assert_close(first, right_first)
         assert_within_tolerance(step, right_step)
         for each in (plain, quick):
+            each.lm_head._apply(torch.clone)  # all its tensors are in other places
             each.lm_head.weight.mul_(torch.linspace(-1, 2, 64))  # seen by the next step, as is its embedding
     files = {name: tensor.shape for name, tensor in plain.state_dict().items()}
     assert {name: tensor.shape for name, tensor in quick.state_dict().items()} == files
@@ -128,9 +140,77 @@ def test_a_compiled_step_reads_it():
     assert torch.equal(logits(quick)[1], logits(plain)[1])
 
 
+@pytest.fixture
+def traced(monkeypatch):
+    """Run the functions that would be compiled as they are traced."""
+
+    def of(cls, module, *_):
+        def run(*arguments):
+            with own_trace():
+                return module(*arguments)
+
+        return run
+
+    monkeypatch.setattr(compiled.CompiledFunction, "of", classmethod(of))
+
+
+@pytest.mark.parametrize(("family", "cls"), [
+    ("qwen3", blockformer.BlockformerDecoderForCausalLM),
+    ("marian", blockformer.BlockformerEncoderDecoderForConditionalGeneration),
+])  # fmt: skip
+@pytest.mark.parametrize(("rows", "beams", "is_read"), [(1, 1, True), (4, 1, True), (5, 1, False), (1, 4, True)])
+@torch.no_grad()
+def test_which_batches_read_it(family, cls, rows, beams, is_read, traced, monkeypatch):
+    is_decoder, calls = family == "qwen3", []
+    model = make(family, cls=cls, **({} if is_decoder else {"decoder_start_token_id": 3}))
+    model.prepare_for_inference(compile=True, head_bits=8)
+    multiply = EightBitHead.forward
+
+    def forward(self, states):
+        found = multiply(self, states)
+        calls.append(not torch.equal(found, nn.functional.linear(states, self.weight, self.bias)))
+        return found
+
+    monkeypatch.setattr(EightBitHead, "forward", forward)
+    ids = token_ids(rows, 7, vocab=SIZES["vocab_size"])
+    model.generate(ids, num_beams=beams, do_sample=False, min_new_tokens=3, max_new_tokens=3)
+    # A decoder's first token is its prompt's. Beams of it are rows like any others.
+    assert calls == [is_read and not is_decoder, is_read, is_read]
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("second_copy", [True, False])
+@torch.no_grad()
+def test_a_model_that_is_prepared_already(is_tied, second_copy, traced):
+    plain = make(dtype=torch.bfloat16, tie_word_embeddings=is_tied)
+    model = copy.deepcopy(plain).prepare_for_inference(second_copy=second_copy)
+    model.prepare_for_inference(compile=True, head_bits=8)
+    assert type(model.lm_head) is EightBitHead
+    assert_within_tolerance(logits(model)[1].float(), logits(plain)[1].float())
+
+
+def test_the_compiled_code_is_for_any_weights():
+    digests = set()
+    for factor in (1, 2):
+        model = make().prepare_for_inference(compile=True, head_bits=8)
+        model.lm_head.weight.mul_(factor)
+        model.lm_head.refresh()
+        digests.add(compiled._digest(LastPart(model, model.get_decoder().norm), {}, (), (), False))
+    assert len(digests) == 1
+
+
 def _hooked():
     model = make()
     model.lm_head.register_forward_hook(lambda *_: None)
+    return model
+
+
+def _with_a_head_of_its_own():
+    class Head(nn.Linear):
+        pass
+
+    model = make()
+    model.lm_head.__class__ = Head
     return model
 
 
@@ -142,6 +222,7 @@ def _hooked():
      "a model that writes text"),
     (lambda: make(dtype=torch.float64), {"compile": True, "head_bits": 8}, "float64"),
     (_hooked, {"compile": True, "head_bits": 8}, "plain head"),
+    (_with_a_head_of_its_own, {"compile": True, "head_bits": 8}, "plain head; this one is a Head"),
 ])  # fmt: skip
 def test_what_it_is_not_for_is_refused(model, settings, message):
     model = model().train()

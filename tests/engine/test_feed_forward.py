@@ -135,6 +135,14 @@ def test_where_onednn_does_not_end_a_product_in_an_activation(answer, monkeypatc
 
 
 @pytest.mark.usefixtures("packs")
+def test_a_network_whose_layers_a_tool_has_put_together_stays_as_it_is():
+    network = make("relu").layers[0].mlp
+    assert feed_forward.can_be_fused(network)
+    del network.up_proj
+    assert not feed_forward.can_be_fused(network)
+
+
+@pytest.mark.usefixtures("packs")
 @torch.no_grad()
 def test_states_that_do_not_fit_are_refused_in_pytorch_s_words():
     model, plain = make("gelu").prepare_for_inference(), make("gelu")

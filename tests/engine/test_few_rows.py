@@ -43,6 +43,28 @@ def test_many_rows_stay_a_product_of_any_number_of_rows():
     assert torch.equal(program.module()(rows), layer(rows))
 
 
+class Repeats(nn.Module):
+    """Computes some things twice: two that are alike, two that are drawn, and two that are its results."""
+
+    def forward(self, states):
+        alike = (2 * states).sin() * (2 * states).sin().cos()
+        return alike, torch.rand(3) - torch.rand(3), 2 * states, 2 * states, torch.zeros(2 * states.shape[0])
+
+
+def test_what_is_computed_twice_alike_is_computed_once():
+    program = export(Repeats(), (torch.randn(5),), dynamic_shapes=({0: Dim.DYNAMIC},))
+    program = few_rows.without_repeats(program.run_decompositions({}))
+    targets = [node.target for node in program.graph.nodes]
+    assert targets.count(torch.ops.aten.sin.default) == 1
+    assert targets.count(torch.ops.aten.rand.default) == 2
+    assert {node.name for node in program.graph.nodes} >= set(program.graph_signature.user_outputs)
+    states = torch.randn(7)
+    alike, drawn, *others = program.module()(states)
+    torch.testing.assert_close(alike, (2 * states).sin() * (2 * states).sin().cos())
+    assert drawn.all()
+    assert [len(other) for other in others] == [7, 7, 14]
+
+
 def test_in_64_bits_it_stays_a_product():
     for dtype, count in ((torch.float32, 0), (torch.bfloat16, 0), (torch.float64, 1)):
         program = export(nn.Linear(8, 4).to(dtype), (torch.randn(1, 8).to(dtype),))

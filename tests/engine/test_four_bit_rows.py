@@ -8,10 +8,9 @@ from pairs import assert_close
 from quantized_layers import layer_of, low_of, pair
 
 from blockformer.awq_linear import QuantizedLinear
-from blockformer.engine.four_bit_rows import OrderedWeights, TracedQuantizedLinear
+from blockformer.engine import origin
+from blockformer.engine.four_bit_rows import ORDERED, OrderedWeights, TracedQuantizedLinear
 from blockformer.engine.measure import own_trace
-
-ORDERED = ("ordered_numbers", "ordered_zeros", "ordered_scales")
 
 
 def traced_of(*arguments, **settings):
@@ -74,13 +73,13 @@ def test_the_copies_follow_the_weights():
 
     def numbers():
         ordered.refresh()
-        return [layer.ordered_numbers for layer in layers]
+        return [layer.ordered_numbers.clone() for layer in layers]
 
-    first = numbers()
-    assert all(new is old for new, old in zip(numbers(), first, strict=True))
-    again = OrderedWeights(model)  # makes no copy where there is one
-    again.refresh()
-    assert all(layer.ordered_numbers is old for layer, old in zip(layers, first, strict=True))
+    first, made = numbers(), origin.last_made()
+    OrderedWeights(model).refresh()
+    assert all(map(torch.equal, numbers(), first))
+    assert origin.last_made() is made  # no copy where there is one
+    held = [layer.ordered_numbers for layer in layers]
     other = copy.deepcopy(model)
     for layer in low_of(other):
         layer.qweight.random_(-(2**31), 2**31 - 1)
@@ -93,6 +92,22 @@ def test_the_copies_follow_the_weights():
     layers[0].qweight.zero_()
     assert not torch.equal(numbers()[0], third)
     assert numbers()[0].unique().tolist() == [0]
+    layers[0].qweight.data = torch.full_like(layers[0].qweight, -1)
+    assert numbers()[0].unique().tolist() == [255]
+    assert all(layer.ordered_numbers is old for layer, old in zip(layers, held, strict=True))  # code has read these
+
+
+def test_a_copied_layer_counts_its_writes_anew():
+    layer, _ = traced_of(48, 192, 32)
+    for _ in range(3):
+        layer.scales.mul_(1)
+    layer._origin = None
+    layer.put_in_order()
+    other = copy.deepcopy(layer)
+    for _ in range(3):  # as often as those of the first one
+        other.scales.mul_(2)
+    other.put_in_order()
+    torch.testing.assert_close(other.ordered_scales, 8 * layer.ordered_scales)
 
 
 def test_the_copy_is_in_no_state_dict_and_goes_with_the_preparation():

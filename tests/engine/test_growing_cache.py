@@ -162,6 +162,15 @@ def test_rows_that_somebody_reads_are_not_written_over(inference, knows, monkeyp
     growing_cache._uses_of_two.cache_clear()
 
 
+def test_keys_on_another_device_are_reordered_by_the_library(monkeypatch):
+    layer, reordered = GrowingLayer(), []
+    for length in (10, 1):
+        layer.update(*(each.to("meta") for each in states(length)))
+    monkeypatch.setattr(DynamicLayer, "reorder_cache", lambda self, beams: reordered.append(beams))
+    layer.reorder_cache(torch.tensor([1, 0]))
+    assert len(reordered) == 1
+
+
 def written_by_hand(layer):
     layer.keys[1, :, 3] += 1
 

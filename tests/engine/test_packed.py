@@ -102,7 +102,7 @@ def exactly(states, weight, bias):
 @pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
 def test_the_second_copy_has_the_same_numbers(size, bias, monkeypatch):
-    monkeypatch.setattr(packed, "_COPY_ROWS", 4)  # three parts
+    monkeypatch.setattr(packed, "COPY_ROWS", 4)  # three parts
     torch.manual_seed(0)
     # From the largest number down to a 2^31th of it, all of them exactly; one row without any
     weight = (torch.randn(11, 7) * 2.0 ** torch.randint(-31, 1, (11, 7)) * size).bfloat16()

@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 import shutil
+import sys
 import time
 
 import pytest
@@ -240,6 +241,51 @@ def test_code_that_nobody_loads_is_removed_in_time(tmp_path):
         os.utime(tmp_path / f".compiling-{days}", (now, now - days * 86400))
     compiled._forget_unused(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"10.pt2", ".10.lock", "10.txt", ".compiling-10", "90.txt"}
+
+
+def test_whether_modules_are_untouched_is_asked_each_time():
+    model = pair()[0]
+    parts, mlp = compiled.Modules(model), model.model.layers[0].mlp
+    assert parts.are_untouched()
+    for module in (model, mlp):
+        handle = module.register_forward_hook(lambda *_: None)
+        assert not parts.are_untouched()
+        handle.remove()
+        assert parts.are_untouched()
+        module.forward = module.forward
+        assert not parts.are_untouched()
+        del module.forward
+        assert parts.are_untouched()
+    model.model.layers[0].mlp = copy.copy(mlp)
+    assert not parts.are_untouched()
+    model.model.layers[0].mlp = mlp
+    assert parts.are_untouched()
+    model(torch.ones(1, 2, dtype=torch.long), output_hidden_states=True)  # leaves hooks behind, which are idle
+    assert parts.are_untouched()
+    with_hooks = [module for module in model.modules() if module._forward_hooks]
+    assert with_hooks
+    collector = sys.modules["transformers.utils.output_capturing"]._active_collector
+    token = collector.set({})
+    collector.set({"hidden_states": []})
+    assert not parts.are_untouched()
+    collector.reset(token)
+    assert parts.are_untouched()
+
+
+def test_loading_code_keeps_it_and_making_it_removes_what_is_old(monkeypatch, tmp_path):
+    path, old = tmp_path / "new.pt2", tmp_path / "old.pt2"
+    old.touch()
+    os.utime(old, (0, 0))
+
+    def make(*arguments):
+        path.touch()
+        os.utime(path, (0, 0))
+
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path: "code")
+    monkeypatch.setattr(compiled, "_make", make)
+    assert compiled._compile(None, (), (), False, path) == "code"
+    assert path.stat().st_mtime > time.time() - 60
+    assert not old.exists()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

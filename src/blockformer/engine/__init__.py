@@ -17,8 +17,8 @@ Private names that only the package uses, besides those in `compat.py`, and what
 - `_remove_final_layer_norm` (OPTConfig of transformers): OPT converts no more.
 - `_parameters` (torch.nn.Module): AttributeError in a model with compiled steps.
 - `_storage_Use_Count` (torch._C), `_cdata` (of a storage): beams are reordered into fresh memory each time.
-- `_active_collector` (output_capturing of transformers): a model that was once asked for hidden states or attentions
-  has no fast paths any more.
+- `_active_collector`, and the name `output_capturing_hook` (output_capturing of transformers): a model that was once
+  asked for hidden states or attentions has no fast paths any more.
 - `_python_dispatch` (torch.utils): ImportError.
 - `_disable_current_modes` (in it): a model that is deleted while another one is compiled keeps its memory.
 - `_is_replica` (set on DataParallel's copies): every copy packs the weights again.

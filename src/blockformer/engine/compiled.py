@@ -15,19 +15,24 @@ import time
 import warnings
 import weakref
 from contextlib import contextmanager, suppress
+from operator import is_
 from pathlib import Path
 
 import torch
 from filelock import FileLock
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from . import onednn
-from .few_rows import with_products_as_loops
+from .eight_bit_head import ROUNDED
+from .few_rows import with_products_as_loops, without_repeats
+from .four_bit_rows import ORDERED
 from .linear import is_bare
 from .measure import own_trace
+from .origin import last_made
 
 logger = logging.get_logger(__name__)
 
@@ -68,7 +73,10 @@ class CompiledFunction:
         output = pytree.treespec_loads(runner.loader.get_call_spec()[1])
         self._output = None if output.is_leaf() else output
         self._places = places
-        self._state: tuple[list, list] = ([], [])
+        # The engine's own copies are where they were as long as none is made.
+        self._foreign = [(held, name) for _, held, name in places if name not in (*ORDERED, *ROUNDED)]
+        self._state: tuple[object, list, list] = (None, [], [])
+        self._addresses: list = []
         self._lock = threading.Lock()
         self._kinds = [_kind(held[name]) for _, held, name in places]
 
@@ -114,9 +122,10 @@ class CompiledFunction:
 
     def __call__(self, *arguments):
         """The result, or None once the module's tensors have another dtype, shape or device."""
-        addresses = [held[name].data_ptr() for _, held, name in self._places]
+        addresses = [held[name].data_ptr() for held, name in self._foreign]
         writes = [onednn.writes_to(held[name]) for _, held, name in self._packed]
-        if (addresses, writes) != self._state and not self._read(addresses, writes):
+        state = (last_made(), addresses, writes)
+        if state != self._state and not self._read(state):
             return None
         flat = []
         for each in arguments:
@@ -128,26 +137,29 @@ class CompiledFunction:
         flat = self._runner.loader.boxed_run(flat)
         return flat[0] if self._output is None else pytree.tree_unflatten(flat, self._output)
 
-    def _read(self, addresses: list, writes: list) -> bool:
+    def _read(self, state: tuple[object, list, list]) -> bool:
         """Give the code the module's current tensors; False if it is not for such."""
         tensors = {full_name: held[name] for full_name, held, name in self._places}
         if [_kind(tensor) for tensor in tensors.values()] != self._kinds:
             return False
         with self._lock:
             copies = {full_name: self._copies.of(held, name) for full_name, held, name in self._packed}
-            if addresses != self._state[0]:
+            addresses = [tensor.data_ptr() for tensor in tensors.values()]
+            if addresses != self._addresses:
                 # The code never lets go of a tensor: it gets others on the same memory, which are emptied in the end.
                 tensors = {full_name: tensor.detach() for full_name, tensor in tensors.items()}
                 self._given += tensors.values()
                 self._runner.load_constants({**tensors, **copies}, check_full_update=True, user_managed=True)
-            self._state = (addresses, writes)
+                self._addresses = addresses
+            self._state = state
         return True
 
 
 def _empty(tensors: list) -> None:
-    for tensor in tensors:
-        with torch.inference_mode(tensor.is_inference()), onednn.untraced():
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    with onednn.untraced():
+        for tensor in tensors:
+            with torch.inference_mode(tensor.is_inference()):
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device="cpu")
 
 
 class Modules:
@@ -160,19 +172,31 @@ class Modules:
 
     def __init__(self, top: nn.Module, without: nn.Module | None = None):
         self._top, self._without = top, without
+        self._registered: int | None = None  # hooks of the whole process when none of these modules had any
 
     @functools.cached_property
-    def _places(self) -> list[tuple]:
-        """Each module below the top: the dict of its parent that holds it, its name there, and itself."""
+    def _places(self) -> tuple[list, list, list, list]:
+        """For each module below the top: the dict of its parent that holds it, its name there, itself, its own dict."""
         others = set() if self._without is None else set(self._without.modules())
         parents = [parent._modules for parent in self._top.modules() if parent not in others]
-        return [(parent, name, child) for parent in parents for name, child in parent.items() if child is not None]
+        held = [(parent, name, child) for parent in parents for name, child in parent.items() if child is not None]
+        columns = [list(column) for column in zip(*held, strict=True)] or [[], [], []]
+        return columns[0], columns[1], columns[2], [vars(child) for child in columns[2]]
 
     def are_untouched(self) -> bool:
         """Whether every module is still the one that it was, and calling it nothing but its own `forward`."""
-        return is_bare(self._top) and all(
-            parent.get(name) is child and is_bare(child) for parent, name, child in self._places
-        )
+        parents, names, children, own = self._places
+        if not all(map(is_, map(dict.get, parents, names), children)):
+            return False
+        # Each step asks this of all modules: as long as nobody registers a hook, half of it need not be asked again.
+        registered = RemovableHandle.next_id
+        if registered == self._registered:
+            return "forward" not in vars(self._top) and not any("forward" in each for each in own)
+        if not all(map(is_bare, (self._top, *children))):
+            return False
+        has_hooks = any(each["_forward_hooks"] for each in (vars(self._top), *own))  # idle ones, for now
+        self._registered = None if has_hooks else registered
+        return True
 
 
 def _kind(tensor) -> tuple:
@@ -265,7 +289,7 @@ def _make(module, arguments, varying, packed_copies: bool, path: Path) -> None:
         with own_trace(packed_copies), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(module, arguments, dynamic_shapes=varying, strict=False)
-            program = with_products_as_loops(program)
+            program = without_repeats(with_products_as_loops(program))
             settings = {**_CONFIG, "aot_inductor.metadata": {_PACKABLE: json.dumps(_packable(program))}}
             made = torch._inductor.aoti_compile_and_package(
                 program, package_path=str(Path(folder) / path.name), inductor_configs=settings

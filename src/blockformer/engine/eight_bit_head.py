@@ -5,16 +5,19 @@ Each token reads the whole head, a quarter of Qwen3-0.6B's weights and more than
 C hidden size, V vocabulary.
 """
 
+import threading
+
 import torch
 from torch import nn
 
 from .few_rows import are_few, as_rows, rows_of
 from .linear import QuickLinear, is_bare
 from .measure import is_own_trace
-from .onednn import writes_to
+from .origin import Origin, put_copy
+from .packed import COPY_ROWS, PackedLinear
 
-_COPY_ROWS = 1 << 14  # rows of the copy that are made at a time, by way of float32
-_BUFFERS = ("rounded_weight", "row_scales")
+_lock = threading.Lock()
+ROUNDED = ("rounded_weight", "row_scales")  # the buffers of the copy
 
 
 class EightBitHead(QuickLinear):
@@ -28,31 +31,36 @@ class EightBitHead(QuickLinear):
 
     rounded_weight: torch.Tensor  # int8 [V, C]
     row_scales: torch.Tensor  # float32 [V]
-    _origin: tuple | None = None  # the weight that the copy was made of, and how often it had been written to
+    _origin: Origin | None = None  # of the copy
 
     def forward(self, states):
         if not is_own_trace() or not are_few(states):
             return super().forward(states)
         weight = self.rounded_weight.to(torch.int32).float()  # without the step between, the loop is four times as slow
         outputs = [(weight * row).sum(-1) * self.row_scales for row in rows_of(states)]
-        return as_rows(outputs if self.bias is None else [output + self.bias.float() for output in outputs], states)
+        return as_rows(outputs, states, self.bias)
 
-    @torch.no_grad()
     def refresh(self) -> None:
         """Make the copy, or make it anew if the weight has changed."""
-        weight = self.weight
-        if self._origin is not None and self._origin[0] is weight and self._origin[1] == writes_to(weight):
-            return
-        origin = (weight, writes_to(weight))  # before the copy: a write meanwhile makes it anew
-        copies = zip(*map(_rounded, weight.detach().split(_COPY_ROWS)), strict=True)
-        for name, parts in zip(_BUFFERS, copies, strict=True):
-            self.register_buffer(name, torch.cat(parts), persistent=False)
+        if not self._is_current():
+            with _lock, torch.inference_mode(False), torch.no_grad():
+                if not self._is_current():  # a thread that waits for it may find it made
+                    self._make()
+
+    def _is_current(self) -> bool:
+        return self._origin is not None and self._origin.is_of([(self._parameters, "weight")])
+
+    def _make(self) -> None:
+        origin = Origin([(self._parameters, "weight")])  # before the copy: a write meanwhile makes it anew
+        copies = zip(*map(_rounded, self.weight.detach().split(COPY_ROWS)), strict=True)
+        for name, parts in zip(ROUNDED, copies, strict=True):
+            put_copy(self, name, torch.cat(parts))
         self._origin = origin
 
     def forget(self) -> None:
         """Free the copy."""
-        self._origin = None
-        for name in _BUFFERS:
+        vars(self).pop("_origin", None)
+        for name in ROUNDED:
             self._buffers.pop(name, None)
 
 
@@ -70,15 +78,14 @@ def check_head(model) -> None:
         ValueError: it is in float64, or something wraps its head.
     """
     head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear) or not is_bare(head):
+    if type(head) not in (nn.Linear, QuickLinear, EightBitHead, PackedLinear) or not is_bare(head):
         raise ValueError(f"head_bits=8 is for a plain head; this one is a {type(head).__name__}, or has hooks.")
-    if head.weight.dtype is torch.float64:
+    if model.dtype is torch.float64:
         raise ValueError("head_bits=8 is for float32 and half precision; this model is in float64.")
 
 
 def put_in(model) -> None:
     """Have the model's graphs read its head in 8 bits."""
     head = model.get_output_embeddings()
-    if type(head) in (nn.Linear, QuickLinear):
-        head.__class__ = EightBitHead
-        head.refresh()
+    head.__class__ = EightBitHead
+    head.refresh()

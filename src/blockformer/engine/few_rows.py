@@ -25,6 +25,25 @@ def with_products_as_loops(program):
     return program.run_decompositions({torch.ops.aten.linear.default: _product})
 
 
+def without_repeats(program):
+    """An exported program in which what would be computed twice is computed once.
+
+    Layers that read the same states get the same rows, and the compiler makes one loop of those that are of a size.
+    """
+    graph = program.graph_module.graph
+    kept = set(graph.output_node().all_input_nodes)  # the program knows them by name
+    known: dict[tuple, torch.fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node in kept or node.is_impure():
+            continue
+        first = known.setdefault((node.target, repr((node.args, node.kwargs))), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+    program.graph_module.recompile()
+    return program
+
+
 def are_few(states, most: int = MOST_ROWS) -> bool:
     """Whether states [..., I] always have so few rows; by default so few that loops are for them."""
     return _is_always(_count(states) <= most)
@@ -37,8 +56,10 @@ def rows_of(states):
     return computed_once(states if type(count) is int else F.pad(states, (0, 0, 0, MOST_ROWS - count)))
 
 
-def as_rows(outputs: list, states):
-    """The outputs [O] of all that `rows_of` gave, as those [..., O] of the states."""
+def as_rows(outputs: list, states, bias=None):
+    """The outputs [O] of all that `rows_of` gave, and a bias [O] or None, as those [..., O] of the states."""
+    if bias is not None:
+        outputs = [output + bias.float() for output in outputs]
     output = torch.stack(outputs).narrow(0, 0, _count(states)) if len(outputs) > 1 else outputs[0]
     return output.to(states.dtype).reshape(*states.shape[:-1], -1)
 
@@ -53,7 +74,7 @@ def _product(states, weight, bias=None):
         return NotImplemented
     rows, weight = rows_of(states), weight.float()
     outputs = [(weight * row).sum(-1) for row in rows]
-    return as_rows(outputs if bias is None else [output + bias.float() for output in outputs], states)
+    return as_rows(outputs, states, bias)
 
 
 def computed_once(states):

@@ -14,11 +14,12 @@ import torch
 from torch.nn import functional as F
 
 from .few_rows import are_few, as_rows, computed_once, rows_of
-from .four_bits import Origin, PreparedQuantizedLinear, unpack
+from .four_bits import PreparedQuantizedLinear, places_of, unpack
 from .measure import is_own_trace
+from .origin import Origin, put_copy
 
 _lock = threading.Lock()
-_ORDERED = ("ordered_numbers", "ordered_zeros", "ordered_scales")
+ORDERED = ("ordered_numbers", "ordered_zeros", "ordered_scales")  # the buffers of the copy
 
 
 class TracedQuantizedLinear(PreparedQuantizedLinear):
@@ -42,20 +43,21 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
     @torch.no_grad()
     def put_in_order(self) -> None:
         """Make the copy of the current weights, in buffers that no state dict has, unless there is one."""
-        if self._origin is not None and self._origin.is_of(self):
+        places = places_of(self)
+        if self._origin is not None and self._origin.is_of(places):
             return
-        origin = Origin(self)  # before the copy: a write meanwhile makes it anew
+        origin = Origin(places)  # before the copy: a write meanwhile makes it anew
         numbers, zeros = (unpack(words).t().to(torch.uint8) for words in (self.qweight, self.qzeros))
         halves = numbers.reshape(self.out_features, -1, 2, self.group_size // 2)
         bytes_ = halves[:, :, 0] | (halves[:, :, 1] << 4)
-        for name, tensor in zip(_ORDERED, (bytes_, zeros, self.scales.t().float()), strict=True):
-            self.register_buffer(name, tensor.contiguous(), persistent=False)
+        for name, tensor in zip(ORDERED, (bytes_, zeros, self.scales.t().float()), strict=True):
+            put_copy(self, name, tensor.contiguous())
         self._origin = origin
 
     def forget_order(self) -> None:
         """Free the copy."""
         self._origin = None
-        for name in _ORDERED:
+        for name in ORDERED:
             if name in self._buffers:
                 delattr(self, name)
 
@@ -73,7 +75,7 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
             - (zeros.float() * scales * sums[row]).sum(1)
             for row in range(len(inputs))
         ]
-        return as_rows(outputs if self.bias is None else [output + self.bias.float() for output in outputs], states)
+        return as_rows(outputs, states, self.bias)
 
     def _many_rows(self, states):
         """[..., I] -> [..., O], by a weight that is written out."""
@@ -93,23 +95,24 @@ class OrderedWeights:
 
     def __init__(self, model):
         self._model = model
-        self._layers: list[TracedQuantizedLinear] = []
+        self._places: list[tuple[dict, str]] = []
         self._origin: Origin | None = None
 
     def refresh(self) -> None:
         """Make the copies that are missing, or whose weights have changed."""
         if not self._are_current():
-            with _lock:  # a thread that waits for it may find them made
+            with _lock, torch.inference_mode(False):  # a thread that waits for it may find them made
                 if not self._are_current():
                     self._make()
 
     def _are_current(self) -> bool:
-        return self._origin is not None and self._origin.is_of(*self._layers)
+        return self._origin is not None and self._origin.is_of(self._places)
 
     def _make(self) -> None:
-        self._layers = [module for module in self._model.modules() if isinstance(module, TracedQuantizedLinear)]
-        origin = Origin(*self._layers)
-        for layer in self._layers:
+        layers = [module for module in self._model.modules() if isinstance(module, TracedQuantizedLinear)]
+        self._places = places_of(*layers)
+        origin = Origin(self._places)
+        for layer in layers:
             layer.put_in_order()
         self._origin = origin
 

@@ -14,7 +14,7 @@ from ..awq_linear import ABOVE, SHIFTS, QuantizedLinear, raised
 from .gptqmodel_kernels import Kernel, has_kernel
 from .linear import float32_product, is_transformed
 from .measure import is_enabled, is_measured, is_quicker, random_matrix
-from .onednn import writes_to
+from .origin import Origin
 
 # Up to this many rows are multiplied by the packed weights; with more it is faster to unpack them first.
 MOST_PACKED_ROWS = 32
@@ -107,24 +107,9 @@ class PreparedQuantizedLinear(QuantizedLinear):
         return {**self.__dict__, "_copy": None, "_plain_copy": None}
 
 
-class Origin:
-    """The tensors of some layers that a copy of their weights was made of.
-
-    They are held, so that no other tensor can come to be in their place.
-    """
-
-    def __init__(self, *layers: QuantizedLinear):
-        held = [[(name, layer._buffers[name]) for name in _NAMES] for layer in layers]
-        self._tensors = [[(name, tensor, writes_to(tensor)) for name, tensor in each] for each in held]
-
-    def is_of(self, *layers: QuantizedLinear) -> bool:
-        """Whether these layers still have them, and nobody wrote to them."""
-        for layer, tensors in zip(layers, self._tensors, strict=True):
-            held = layer._buffers
-            for name, tensor, writes in tensors:  # `all` of a generator takes twice as long; each token asks this
-                if held.get(name) is not tensor or writes_to(tensor) != writes:
-                    return False
-        return True
+def places_of(*layers: QuantizedLinear) -> list[tuple[dict, str]]:
+    """Where the layers hold their 4-bit weights, see `Origin`."""
+    return [(layer._buffers, name) for layer in layers for name in _NAMES]
 
 
 class _Copy:
@@ -136,12 +121,12 @@ class _Copy:
     """
 
     def __init__(self, layers: tuple[QuantizedLinear, ...], kind: tuple):
-        self.kind, self._origin = kind, Origin(*layers)
+        self.kind, self._origin = kind, Origin(places_of(*layers))
         self.made = kind[0](*layers, *kind[1:])
 
     def is_of(self, layers: tuple[QuantizedLinear, ...], kind: tuple) -> bool:
         """Whether it is of this kind, and the layers still have the integers that it was made from."""
-        return self.kind == kind and self._origin.is_of(*layers)
+        return self.kind == kind and self._origin.is_of(places_of(*layers))
 
 
 def _is_visiting(layer) -> bool:
@@ -158,7 +143,7 @@ class _PlainCopy:
     """The weight of a small layer as a plain one, [O, I], for few rows."""
 
     def __init__(self, layer, dtype):
-        self._origin = Origin(layer)
+        self._origin = Origin(places_of(layer))
         self.weight = layer.dequantized(dtype).t().contiguous()
 
     def takes(self, layer, states) -> bool:
@@ -168,7 +153,7 @@ class _PlainCopy:
         rows = states.numel() // layer.in_features
         if rows != 1 and not (0 < rows <= MOST_PACKED_ROWS and is_plain_quicker(states.dtype, rows)):
             return False
-        return self._origin.is_of(layer)
+        return self._origin.is_of(places_of(layer))
 
 
 class _Packed:

@@ -149,10 +149,8 @@ def pack_together(model: nn.Module, second_copy: bool = False) -> None:
         are_alone = type(parent) in _GROUPS and all(map(is_plain_linear, layers))
         if not are_alone or any(len(owners[id(layer.weight)]) > 1 or not are_packable([layer]) for layer in layers):
             continue
-        weights = [layer.weight for layer in layers]
-        are_alike = {weight.dtype for weight in weights} == {model.dtype} and len({x.bias is None for x in layers}) == 1
-        if are_alike and gains(weights, second_copy):
-            del weights  # the layers hold the last references, and let go of them
+        are_alike = {x.weight.dtype for x in layers} == {model.dtype} and len({x.bias is None for x in layers}) == 1
+        if are_alike and gains([layer.weight for layer in layers], second_copy):
             _pack_group(parent, names, layers)
 
 

@@ -129,8 +129,8 @@ def is_bare(module) -> bool:
 
 def _is_idle(hook) -> bool:
     """Whether a hook is transformers' own that collects outputs, and no call asks for any."""
-    source = sys.modules.get(getattr(hook, "__module__", None) or "")
-    if source is None or not source.__name__.startswith("transformers.") or hook.__name__ != "output_capturing_hook":
+    name, source = getattr(hook, "__name__", None), sys.modules.get(getattr(hook, "__module__", None) or "")
+    if source is None or not source.__name__.startswith("transformers.") or name != "output_capturing_hook":
         return False
     collector = getattr(source, "_active_collector", None)
     return collector is not None and not collector.get()

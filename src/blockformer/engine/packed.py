@@ -21,8 +21,8 @@ from .measure import is_enabled, is_measured, is_quicker, random_matrix
 
 # The second copy, if there is one, serves up to this many tokens.
 _FEW_TOKENS = 4
-# Rows of the second copy that are made at a time, by way of float32.
-_COPY_ROWS = 1 << 14
+# Rows of a copy that are made at a time, by way of float32.
+COPY_ROWS = 1 << 14
 # Weights below which a call of oneDNN takes longer than the product.
 _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}
 
@@ -132,7 +132,7 @@ class HalfCopy:
         _, exponent = math.frexp(weight.abs().max().item())
         scale = 2.0 ** min(15 - exponent, 100)
         pack = torch.ops.quantized.linear_prepack_fp16
-        self.parts = [pack(part.float() * scale, None) for part in weight.detach().split(_COPY_ROWS)]
+        self.parts = [pack(part.float() * scale, None) for part in weight.detach().split(COPY_ROWS)]
         # A vector of float32: bfloat16 states times it are float32.
         self._unit = torch.tensor([1 / scale], dtype=torch.float32, device="cpu")
 

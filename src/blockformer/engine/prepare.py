@@ -61,11 +61,12 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
             layers, when the model first writes a batch of a new kind (one row, two to four or more, and each number of
             beams); later processes load it from `~/.cache/blockformer`. Weights stay plain, but those of 4 bits are
             held once more, and so are float32 weights that an encoder or a step of several rows multiplies faster in
-            another layout. A change of weights is seen, unless it is made through `.data` in place. An encoder that
-            is faster uncompiled on this processor is prepared as without `compile`.
-        head_bits: with 8, compiled steps of up to four rows read the head rounded to 8 bits. Their logits differ by
-            about 1% of the logits' standard deviation, a few by up to 6%; those of the prompt, and with them the first
-            token, do not. The rounded head is held besides the plain one.
+            another layout. A change of weights is seen, unless it is made in place through `.data` or to tensors of
+            inference mode. An encoder that is faster uncompiled on this processor is prepared as without `compile`.
+        head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
+            reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
+            up to 6%. A decoder's prompt, and so its first token, reads the plain head, which is kept; an
+            encoder-decoder's first token is a step like the others.
         second_copy: hold bfloat16 weights twice. The second layout makes steps of up to four tokens faster still. Only
             `prepare_for_training` frees it.
 

@@ -83,12 +83,17 @@ class CompiledSteps:
         if self._model.config.is_encoder_decoder:
             if not isinstance(cache, EncoderDecoderCache):
                 return None
-            if not any(cache.is_updated.values()):
-                self._begin(cache, input_ids, attention_mask, position_ids, source, source_mask)
-            if not (cache.is_updated and all(cache.is_updated.values())):
-                return None
             own, cross = cache.self_attention_cache, cache.cross_attention_cache
         if type(own) is not DynamicCache or not all(type(layer) is GrowingLayer for layer in own.layers):
+            return None
+        _, vocab_size = self._stack.config.stack_sizes(True)
+        check_inputs(self._stack.config, vocab_size, input_ids, None, attention_mask, own, {})
+        self._ordered.refresh()
+        if isinstance(self._model.lm_head, EightBitHead):
+            self._model.lm_head.refresh()
+        if cross is not None and not any(cache.is_updated.values()):
+            self._begin(cache, input_ids.shape[0], position_ids, source, source_mask)
+        if cross is not None and not (cache.is_updated and all(cache.is_updated.values())):
             return None
         # The compiled code reads and writes as many bytes as the sizes say, whatever there is: all of them are checked.
         held, read = self._shape(own), None if cross is None else self._shape(cross)
@@ -100,11 +105,6 @@ class CompiledSteps:
             return None
         if read is not None and source_mask is not None and source_mask.shape != (read[0], read[2]):
             return None
-        _, vocab_size = self._stack.config.stack_sizes(True)
-        check_inputs(self._stack.config, vocab_size, input_ids, None, attention_mask, own, {})
-        self._ordered.refresh()
-        if isinstance(self._model.lm_head, EightBitHead):
-            self._model.lm_head.refresh()
         functions = self._functions_for(sources, rows // sources)
         if functions is None:
             return None
@@ -119,19 +119,16 @@ class CompiledSteps:
             layer.advance(1)
         return logits
 
-    def _begin(self, cache, input_ids, attention_mask, position_ids, source, source_mask) -> None:
+    def _begin(self, cache, rows: int, position_ids, source, source_mask) -> None:
         """Make the first token a step like all others: an empty cache gets keys and values of the encoder's states.
 
         Nothing happens to a cache that is of no use to a compiled step.
         """
-        stack, own, rows = self._stack, cache.self_attention_cache, input_ids.shape[0]
-        if type(own) is not DynamicCache or len(own.layers) != len(stack.layers) or own.get_seq_length():
-            return
-        if not all(type(layer) is GrowingLayer for layer in own.layers) or not isinstance(source, torch.Tensor):
+        stack, own = self._stack, cache.self_attention_cache
+        if len(own.layers) != len(stack.layers) or own.get_seq_length() or not isinstance(source, torch.Tensor):
             return
         if source.dtype is not stack.embed_tokens.weight.dtype or source.device.type != "cpu" or source.requires_grad:
             return
-        check_inputs(stack.config, stack.config.stack_sizes(True)[1], input_ids, None, attention_mask, own, {})
         check_source(stack, source, source_mask, rows, None)
         if position_ids is not None:
             check_positions(stack.config, position_ids, (rows, 1), None)

@@ -1,0 +1,54 @@
+"""What a copy of weights was made of, and how it is made anew without moving."""
+
+from operator import is_
+
+import torch
+
+_last_made = [object()]  # another one for each copy that is made in this process
+
+
+class Origin:
+    """Some tensors of modules, in the state that they are in now.
+
+    They and their memory are held, so that nothing else can come to be in their place. Writes to tensors of inference
+    mode are not counted. A copy of a module has no origins: its tensors' writes are counted anew.
+
+    Args:
+        places: for each tensor the dict of its module that holds it, and its name there.
+    """
+
+    def __init__(self, places: list[tuple[dict, str]]):
+        self._tensors = [held[name] for held, name in places]
+        self._memory = [tensor.detach() for tensor in self._tensors]
+        self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
+        self._state = self._now()
+
+    def is_of(self, places: list[tuple[dict, str]]) -> bool:
+        """Whether these places hold the same tensors, and nobody wrote to them or gave them other memory."""
+        held = [held.get(name) for held, name in places]
+        return all(map(is_, held, self._tensors)) and self._now() == self._state
+
+    def _now(self) -> list[int]:
+        # A compiled step asks this of all 4-bit weights.
+        return [tensor.data_ptr() for tensor in self._tensors] + [tensor._version for tensor in self._counted]
+
+    def __reduce__(self):
+        return type(None), ()
+
+
+def put_copy(module: torch.nn.Module, name: str, copy: torch.Tensor) -> None:
+    """Put a copy of weights into a buffer of a module that no state dict has.
+
+    If there is an older one, its numbers change and it stays: compiled code never lets go of a tensor that it has read.
+    """
+    held = module._buffers.get(name)
+    if held is not None and (held.shape, held.dtype, held.device) == (copy.shape, copy.dtype, copy.device):
+        held.copy_(copy)
+    else:
+        module.register_buffer(name, copy, persistent=False)
+    _last_made[0] = object()
+
+
+def last_made() -> object:
+    """Another object once any copy has been made: as long as it is the same one, all of them are where they were."""
+    return _last_made[0]
