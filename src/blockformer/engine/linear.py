@@ -1,4 +1,4 @@
-"""Faster products with plain weights: oneDNN's float32 and, for many rows, half precision by way of float32.
+"""Faster products with plain weights: oneDNN's float32, few rows in parts, many of half precision by way of float32.
 
 I inputs and O outputs of a linear layer.
 """
@@ -13,8 +13,8 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from . import onednn
-from .few_rows import are_few
+from . import in_parts, onednn
+from .few_rows import MOST_ROWS, are_few
 from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix, reads_packed_copies
 
 # Multiplications below which oneDNN's overhead, tens of microseconds a call, costs more than its product gains.
@@ -52,8 +52,7 @@ class QuickLinear(nn.Linear):
         if is_own_trace():
             return self._traced_product(states)
         weight, rows = self.weight, states.numel() // self.in_features
-        is_float = weight.dtype is torch.float32
-        if rows < _least_rows(weight) or (is_float and rows >= _FEW_ROWS and rows * weight.numel() < _LEAST_WORK):
+        if rows < _least_rows(weight):
             return None
         if weight.dtype not in (torch.float32, *HALVES) or states.dtype is not weight.dtype:
             return None
@@ -68,6 +67,10 @@ class QuickLinear(nn.Linear):
         learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
         if weight.dtype in HALVES:
             return _widened if not learns and is_quicker_widened(weight.dtype) else None
+        if not learns and rows <= MOST_ROWS and in_parts.is_quicker_for(rows):
+            return in_parts.product
+        if rows * weight.numel() < _LEAST_WORK and (rows >= _FEW_ROWS or weight.numel() < _LEAST_WEIGHTS):
+            return None
         is_quicker = onednn.is_quicker_in_float32() if learns or rows >= _FEW_ROWS else onednn.is_quicker_for_one_row()
         return (_Product.apply if learns else onednn.product) if is_quicker else None
 
@@ -88,7 +91,7 @@ def _least_rows(weight) -> int:
     """Rows from which another product than PyTorch's own may be faster."""
     if weight.dtype in HALVES:
         return _MANY_ROWS
-    return 1 if weight.numel() >= _LEAST_WEIGHTS else math.ceil(_LEAST_WORK / max(1, weight.numel()))
+    return 1 if weight.numel() >= in_parts.LEAST_WEIGHTS else math.ceil(_LEAST_WORK / max(1, weight.numel()))
 
 
 def can_be_quick(layer: nn.Module) -> bool:
@@ -96,7 +99,7 @@ def can_be_quick(layer: nn.Module) -> bool:
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
         return False
     if layer.weight.dtype is torch.float32:
-        is_quicker = onednn.is_quicker_in_float32() or onednn.is_quicker_for_one_row()
+        is_quicker = onednn.is_quicker_in_float32() or onednn.is_quicker_for_one_row() or in_parts.is_quicker_for(1)
         return is_quicker or onednn.is_quicker_packed(torch.float32)  # in a graph that reads packed copies
     return layer.weight.dtype in HALVES and is_quicker_widened(layer.weight.dtype)
 

@@ -14,7 +14,7 @@ from ..normalization import RMSNorm
 from ..positions import SCORE_TERMS
 from ..pretrained_model import BlockformerPreTrainedModel
 from ..stack import Stack
-from . import eight_bit_head, growing_cache, layers, onednn, step
+from . import eight_bit_head, generating, growing_cache, layers, onednn, step
 from .attention import FusedAttention, sdpa_attention
 from .eight_bit_head import EightBitHead
 from .experts import TracedExperts
@@ -274,6 +274,7 @@ def plug_in() -> None:
     BlockformerPreTrainedModel._apply = checked_apply
     BlockformerPreTrainedModel.prepare_for_inference = prepare_for_inference
     BlockformerPreTrainedModel.prepare_for_training = prepare_for_training
+    generating.plug_in()
     growing_cache.plug_in()
     step.plug_in()
     layers.plug_in()

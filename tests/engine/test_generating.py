@@ -1,0 +1,175 @@
+"""A model as loaded generates by faster products, and is as it was afterwards."""
+
+import threading
+
+import pytest
+import torch
+from pairs import assert_close, token_ids
+from torch import nn
+from torch.nn import functional as F
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+import blockformer
+from blockformer import preset
+from blockformer.engine import generating, in_parts, measure
+from blockformer.engine.linear import QuickLinear
+
+SIZES = {
+    "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 520, "num_attention_heads": 4, "vocab_size": 777,
+    "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 64,
+}  # fmt: skip
+LENGTH = {"min_new_tokens": 5, "max_new_tokens": 5, "do_sample": False}
+
+
+@pytest.fixture(autouse=True)
+def verdicts(monkeypatch):
+    """It is quicker here."""
+    ways = {f"in parts, {rows} rows": True for rows in (1, 4)}
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **ways})
+
+
+def make(family="qwen3", dtype=torch.float32, cls=blockformer.BlockformerDecoderForCausalLM, **settings):
+    torch.manual_seed(0)
+    return cls(preset(family, **SIZES, **settings)).to(dtype).eval()
+
+
+class Watch(StoppingCriteria):
+    """Looks at each token which layers are quick."""
+
+    def __init__(self, model):
+        self.model, self.seen = model, []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.seen.append({name for name, part in self.model.named_modules() if type(part) is QuickLinear})
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def seen_in(model, **settings):
+    """The layers that are quick while the model writes."""
+    watch, ids = Watch(model), token_ids(1, 6, vocab=SIZES["vocab_size"])
+    model.generate(ids, stopping_criteria=StoppingCriteriaList([watch]), **LENGTH, **settings)
+    assert len(watch.seen) == 5
+    assert all(seen == watch.seen[0] for seen in watch.seen)
+    return watch.seen[0]
+
+
+def is_plain(model):
+    return not any(type(part) is QuickLinear or "_least_states" in vars(part) for part in model.modules())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("outputs", [7, 16, 48, 777])
+@pytest.mark.parametrize("shape", [(1, 1), (4, 1), (1, 3), ()], ids=str)
+def test_the_product_is_the_plain_one(shape, outputs, bias):
+    torch.manual_seed(0)
+    weight, states = torch.randn(outputs, 96), torch.randn(*shape, 96)
+    given = weight, torch.randn(outputs) if bias else None
+    exact = F.linear(states.double(), *(each if each is None else each.double() for each in given))
+    for each in (states, states.repeat_interleave(2, -1)[..., ::2]):
+        found = in_parts.product(each, *given)
+        assert found.shape == exact.shape
+        torch.testing.assert_close(found, exact.float())
+
+
+@pytest.mark.parametrize("is_quicker", [True, False])
+@torch.no_grad()
+def test_few_rows_of_large_weights_are_multiplied_by_it(is_quicker, monkeypatch):
+    calls, product = [], in_parts.product
+    monkeypatch.setattr(in_parts, "product", lambda *given: calls.append(1) or product(*given))
+    ways = {f"in parts, {rows} rows": is_quicker for rows in (1, 4)}
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **ways})
+    for (outputs, rows), is_for in {(1024, 1): True, (1024, 4): True, (1024, 5): False, (64, 1): False}.items():
+        layer = nn.Linear(256, outputs)
+        states = torch.randn(rows, 1, 256)
+        expected = layer(states)
+        layer.__class__ = QuickLinear
+        layer.adopt()
+        calls.clear()
+        assert_close(layer(states), expected)
+        assert bool(calls) is (is_for and is_quicker)
+    with torch.enable_grad():  # a gradient needs other products
+        layer = nn.Linear(256, 1024)
+        layer.__class__ = QuickLinear
+        calls.clear()
+        layer(torch.randn(1, 256)).sum().backward()
+        assert not calls
+        assert layer.weight.grad is not None
+
+
+def test_large_layers_are_quick_while_a_decoder_writes():
+    model = make()
+    mlp = {f"model.layers.{index}.mlp.{name}_proj" for index in (0, 1) for name in ("gate", "up", "down")}
+    assert seen_in(model) == {"lm_head", *mlp}
+    assert is_plain(model)
+    ids = token_ids(2, 6, vocab=SIZES["vocab_size"])
+    quick = model.generate(ids, num_beams=2, return_dict_in_generate=True, output_logits=True, **LENGTH)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BLOCKFORMER_FAST", "0")
+        assert not seen_in(model)
+        plain = model.generate(ids, num_beams=2, return_dict_in_generate=True, output_logits=True, **LENGTH)
+    assert torch.equal(quick.sequences, plain.sequences)
+    for found, expected in zip(quick.logits, plain.logits, strict=True):
+        assert_close(found, expected)
+
+
+def test_an_encoder_decoder_and_its_tied_head():
+    cls = blockformer.BlockformerEncoderDecoderForConditionalGeneration
+    model = make("marian", cls=cls, decoder_start_token_id=3, tie_word_embeddings=True)
+    seen = seen_in(model)
+    assert "lm_head" in seen
+    assert any("decoder.layers.1.mlp" in name for name in seen)
+    assert is_plain(model)
+
+
+def test_layers_that_are_something_else_stay_as_they_are():
+    model = make()
+    first, second = (layer.mlp for layer in model.model.layers)
+    handle = first.up_proj.register_forward_hook(lambda *_: None)
+    first.down_proj.forward = first.down_proj.forward
+    second.up_proj.__class__ = type("Own", (nn.Linear,), {})
+    names = {"model.layers.0.mlp.gate_proj", "model.layers.1.mlp.gate_proj", "model.layers.1.mlp.down_proj"}
+    assert seen_in(model) == {"lm_head", *names}
+    handle.remove()
+    assert type(second.up_proj).__name__ == "Own"
+
+
+def _compile_a_layer(model):
+    model.model.layers[0] = torch.compile(model.model.layers[0], backend="eager")
+
+
+@pytest.mark.parametrize("change", [
+    lambda model: model.bfloat16(),
+    lambda model: measure._verdicts.update({"in parts, 1 rows": False}),
+    lambda model: setattr(model, "forward", model.forward),
+    _compile_a_layer,
+    lambda model: model.model.layers[0].mlp.compile(backend="eager"),
+])  # fmt: skip
+def test_models_that_gain_nothing_or_are_compiled_as_a_whole(change):
+    model = make()
+    assert len(generating._layers_of(model)) == 7
+    change(model)
+    assert not generating._layers_of(model)
+
+
+def test_an_error_leaves_plain_layers_and_so_do_several_at_a_time():
+    model = make()
+    with pytest.raises(ValueError, match="holds the token 9999"):
+        model.generate(torch.tensor([[5, 9999]]), **LENGTH)
+    assert is_plain(model)
+    ids = token_ids(1, 6, vocab=SIZES["vocab_size"])
+    right, found = model.generate(ids, **LENGTH), []
+    threads = [threading.Thread(target=lambda: found.append(model.generate(ids, **LENGTH))) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert all(torch.equal(each, right) for each in found)
+    assert len(found) == 4
+    assert is_plain(model)
+
+
+def test_a_prepared_model_keeps_its_own_layers():
+    model = make().prepare_for_training()
+    kinds = {name: type(part) for name, part in model.named_modules()}
+    seen_in(model)
+    assert {name: type(part) for name, part in model.named_modules()} == kinds
