@@ -338,14 +338,22 @@ def written(pair, name: str, state: str, size: Size, limits: machine.Machine, co
 
 
 def compiled_rows(size: Size, limits: machine.Machine, console: Console) -> list[workloads.Row]:
-    """An encoder, decoding and the text of encoder-decoders in float32, by what is compiled before, if need be."""
+    """An encoder, decoding and the text of encoder-decoders in float32, by what is compiled before, if need be.
+
+    The large decoder is in bfloat16.
+    """
     pair = seq2seq.make_bert(size.layers)
     workloads.compiled(pair)
     rows = encoded(pair, "BERT-base width", ", compiled", size, limits, console)
-    for shape in (size.small, size.gpt2):
-        pair = workloads.make_pair(shape, torch.float32)
+    alone = [(context, batch) for context, batch in size.decodes if batch == 1]
+    for shape, dtype, decodes in (
+        (size.small, torch.float32, alone[:2]),
+        (size.gpt2, torch.float32, alone[:2]),
+        (size.decoder, torch.bfloat16, alone),
+    ):
+        pair = workloads.make_pair(shape, dtype)
         workloads.compiled(pair)
-        for context, batch in size.decodes[:2]:
+        for context, batch in decodes:
             work = (context, batch, size.rounds, size.tokens, limits.read_gbs, "decode, compiled")
             rows.append(workloads.decode(pair, shape, *work))
     for name, pair in (

@@ -105,6 +105,13 @@ def test_the_copy_follows_the_weight_and_is_in_no_file():
     other.refresh()
     with own_trace():
         assert_within_tolerance(other(states), nn.functional.linear(states, other.weight))
+    head.to(torch.float64), head.to(torch.bfloat16), head.to(torch.float32)
+    assert head.row_scales.dtype is torch.float32  # a cast is none of the copy's
+    head.refresh()
+    with torch.inference_mode():
+        other = copy.deepcopy(head)
+    other.refresh()
+    assert torch.equal(other.rounded_weight, head.rounded_weight)
     assert set(head.state_dict()) == {"weight"}
     head.forget()
     assert not list(head.buffers())
@@ -124,10 +131,11 @@ def test_a_compiled_step_reads_it():
     quick = copy.deepcopy(plain).prepare_for_inference(compile=True, head_bits=8)
     for _ in range(2):
         (first, step), (right_first, right_step) = logits(quick), logits(plain)
+        quick.lm_head.forget()
         torch.testing.assert_close(first, right_first)
         assert_within_tolerance(step, right_step)
         for each in (plain, quick):
-            each.lm_head._apply(torch.clone)  # all its tensors are in other places
+            each.lm_head._apply(torch.clone)  # its weight is in another place, and so will be the rounded one
             each.lm_head.weight.mul_(torch.linspace(-1, 2, 64))  # seen by the next step, as is its embedding
     files = {name: tensor.shape for name, tensor in plain.state_dict().items()}
     assert {name: tensor.shape for name, tensor in quick.state_dict().items()} == files

@@ -108,6 +108,11 @@ def test_a_copied_layer_counts_its_writes_anew():
         other.scales.mul_(2)
     other.put_in_order()
     torch.testing.assert_close(other.ordered_scales, 8 * layer.ordered_scales)
+    with torch.inference_mode():
+        third = copy.deepcopy(layer)
+    third.put_in_order()
+    assert torch.equal(third.ordered_scales, layer.ordered_scales)
+    assert layer.to(torch.bfloat16).ordered_scales.dtype is torch.float32
 
 
 def test_the_copy_is_in_no_state_dict_and_goes_with_the_preparation():

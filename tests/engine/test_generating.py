@@ -1,5 +1,7 @@
 """A model as loaded generates by faster products, and is as it was afterwards."""
 
+import copy
+import pickle
 import threading
 
 import pytest
@@ -12,6 +14,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 import blockformer
 from blockformer import preset
 from blockformer.engine import generating, in_parts, measure
+from blockformer.engine.generating import GeneratingLinear
 from blockformer.engine.linear import QuickLinear
 
 SIZES = {
@@ -40,7 +43,7 @@ class Watch(StoppingCriteria):
         self.model, self.seen = model, []
 
     def __call__(self, input_ids, scores, **kwargs):
-        self.seen.append({name for name, part in self.model.named_modules() if type(part) is QuickLinear})
+        self.seen.append({name for name, part in self.model.named_modules() if type(part) is GeneratingLinear})
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
@@ -54,7 +57,7 @@ def seen_in(model, **settings):
 
 
 def is_plain(model):
-    return not any(type(part) is QuickLinear or "_least_states" in vars(part) for part in model.modules())
+    return not any(type(part) is GeneratingLinear for part in model.modules())
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -68,17 +71,24 @@ def test_the_product_is_the_plain_one(shape, outputs, bias):
     for each in (states, states.repeat_interleave(2, -1)[..., ::2]):
         found = in_parts.product(each, *given)
         assert found.shape == exact.shape
+        assert found.is_contiguous()
         torch.testing.assert_close(found, exact.float())
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """One for each product in parts."""
+    made, product = [], in_parts.product
+    monkeypatch.setattr(in_parts, "product", lambda *given: made.append(1) or product(*given))
+    return made
 
 
 @pytest.mark.parametrize("is_quicker", [True, False])
 @torch.no_grad()
-def test_few_rows_of_large_weights_are_multiplied_by_it(is_quicker, monkeypatch):
-    calls, product = [], in_parts.product
-    monkeypatch.setattr(in_parts, "product", lambda *given: calls.append(1) or product(*given))
+def test_which_products_of_a_prepared_layer_are_in_parts(is_quicker, calls, monkeypatch):
     ways = {f"in parts, {rows} rows": is_quicker for rows in (1, 4)}
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **ways})
-    for (outputs, rows), is_for in {(1024, 1): True, (1024, 4): True, (1024, 5): False, (64, 1): False}.items():
+    for (outputs, rows), is_for in {(1024, 1): True, (1024, 2): False, (64, 1): False}.items():
         layer = nn.Linear(256, outputs)
         states = torch.randn(rows, 1, 256)
         expected = layer(states)
@@ -87,13 +97,20 @@ def test_few_rows_of_large_weights_are_multiplied_by_it(is_quicker, monkeypatch)
         calls.clear()
         assert_close(layer(states), expected)
         assert bool(calls) is (is_for and is_quicker)
-    with torch.enable_grad():  # a gradient needs other products
-        layer = nn.Linear(256, 1024)
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+@pytest.mark.parametrize("learned", ["weight", "bias"])
+def test_gradients_need_other_products(learned, verdict, calls, monkeypatch):
+    ways = {"onednn": verdict, "onednn, one row": verdict}
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **ways})
+    for rows in (1, 16):
+        layer = nn.Linear(1024, 1024).requires_grad_(False)
+        getattr(layer, learned).requires_grad_(True)
         layer.__class__ = QuickLinear
-        calls.clear()
-        layer(torch.randn(1, 256)).sum().backward()
-        assert not calls
-        assert layer.weight.grad is not None
+        layer(torch.randn(rows, 1024)).sum().backward()
+        assert getattr(layer, learned).grad is not None
+    assert not calls
 
 
 def test_large_layers_are_quick_while_a_decoder_writes():
@@ -137,18 +154,96 @@ def _compile_a_layer(model):
     model.model.layers[0] = torch.compile(model.model.layers[0], backend="eager")
 
 
+def _compile_a_forward(model):
+    model.model.layers[0].mlp.forward = torch.compile(model.model.layers[0].mlp.forward, backend="eager")
+
+
 @pytest.mark.parametrize("change", [
     lambda model: model.bfloat16(),
-    lambda model: measure._verdicts.update({"in parts, 1 rows": False}),
+    lambda model: measure._verdicts.update({f"in parts, {rows} rows": False for rows in (1, 4)}),
     lambda model: setattr(model, "forward", model.forward),
     _compile_a_layer,
+    _compile_a_forward,
     lambda model: model.model.layers[0].mlp.compile(backend="eager"),
 ])  # fmt: skip
-def test_models_that_gain_nothing_or_are_compiled_as_a_whole(change):
+def test_models_that_gain_nothing_or_are_compiled_in_part(change):
     model = make()
     assert len(generating._layers_of(model)) == 7
     change(model)
     assert not generating._layers_of(model)
+
+
+class Do(StoppingCriteria):
+    """Does something before the third token."""
+
+    def __init__(self, work):
+        self.work, self.calls, self.result = work, 0, None
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.calls += 1
+        if self.calls == 2:
+            self.result = self.work()
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def doing(model, work):
+    """What some work gives that is done while the model writes."""
+    act, ids = Do(work), token_ids(1, 6, vocab=SIZES["vocab_size"])
+    model.generate(ids, stopping_criteria=StoppingCriteriaList([act]), **LENGTH)
+    return act.result
+
+
+def test_other_threads_and_copies_have_plain_layers():
+    model, ids, found = make(), token_ids(1, 1, vocab=SIZES["vocab_size"]), []
+    with torch.no_grad():
+        right = model(ids).logits
+
+    def forward():
+        with torch.no_grad():
+            found.append(model(ids).logits)
+
+    def work():
+        thread = threading.Thread(target=forward)
+        thread.start()
+        thread.join()
+        return copy.deepcopy(model), [pickle.loads(pickle.dumps(model.lm_head, each)) for each in (2, 4)]
+
+    other, heads = doing(model, work)
+    assert torch.equal(found[0], right)
+    assert is_plain(other)
+    for head in heads:
+        assert type(head) is nn.Linear
+        assert torch.equal(head.weight, model.lm_head.weight)
+
+
+def test_a_layer_is_called_as_a_plain_one_is():
+    model = make()
+    states = torch.randn(1, 256)
+    found = doing(model, lambda: model.lm_head(input=states))
+    assert_close(found, model.lm_head(states))
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
+        doing(model, lambda: model.lm_head(torch.randn(2, 128)))
+    assert is_plain(model)
+
+
+@pytest.mark.parametrize("settings", [None, {"second_copy": True}])
+def test_a_model_that_is_prepared_while_it_writes_is_prepared_afterwards(settings):
+    model, right = make(), make()
+
+    def prepare(model):
+        return model.prepare_for_training() if settings is None else model.prepare_for_inference(**settings)
+
+    doing(model, lambda: prepare(model))
+    kinds = [[type(part) for part in each.modules()] for each in (model, prepare(right))]
+    assert kinds[0] == kinds[1]
+
+
+def test_one_call_that_ends_leaves_another_one_quick():
+    model = make()
+    seen = doing(model, lambda: (seen_in(model), type(model.lm_head)))
+    assert "lm_head" in seen[0]
+    assert seen[1] is GeneratingLinear
+    assert is_plain(model)
 
 
 def test_an_error_leaves_plain_layers_and_so_do_several_at_a_time():

@@ -22,7 +22,6 @@ import torch
 from filelock import FileLock
 from torch import nn
 from torch.utils import _pytree as pytree
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -172,31 +171,21 @@ class Modules:
 
     def __init__(self, top: nn.Module, without: nn.Module | None = None):
         self._top, self._without = top, without
-        self._registered: int | None = None  # hooks of the whole process when none of these modules had any
 
     @functools.cached_property
-    def _places(self) -> tuple[list, list, list, list]:
-        """For each module below the top: the dict of its parent that holds it, its name there, itself, its own dict."""
+    def _places(self) -> tuple[list, list, list]:
+        """For each module below the top: the dict of its parent that holds it, its name there, and itself."""
         others = set() if self._without is None else set(self._without.modules())
         parents = [parent._modules for parent in self._top.modules() if parent not in others]
         held = [(parent, name, child) for parent in parents for name, child in parent.items() if child is not None]
         columns = [list(column) for column in zip(*held, strict=True)] or [[], [], []]
-        return columns[0], columns[1], columns[2], [vars(child) for child in columns[2]]
+        return columns[0], columns[1], columns[2]
 
     def are_untouched(self) -> bool:
         """Whether every module is still the one that it was, and calling it nothing but its own `forward`."""
-        parents, names, children, own = self._places
-        if not all(map(is_, map(dict.get, parents, names), children)):
-            return False
-        # Each step asks this of all modules: as long as nobody registers a hook, half of it need not be asked again.
-        registered = RemovableHandle.next_id
-        if registered == self._registered:
-            return "forward" not in vars(self._top) and not any("forward" in each for each in own)
-        if not all(map(is_bare, (self._top, *children))):
-            return False
-        has_hooks = any(each["_forward_hooks"] for each in (vars(self._top), *own))  # idle ones, for now
-        self._registered = None if has_hooks else registered
-        return True
+        parents, names, children = self._places
+        is_whole = all(map(is_, map(dict.get, parents, names), children))
+        return is_whole and is_bare(self._top) and all(map(is_bare, children))
 
 
 def _kind(tensor) -> tuple:

@@ -13,7 +13,7 @@ from torch import nn
 from .few_rows import are_few, as_rows, rows_of
 from .linear import QuickLinear, is_bare
 from .measure import is_own_trace
-from .origin import Origin, put_copy
+from .origin import Origin, kept, put_copy
 from .packed import COPY_ROWS, PackedLinear
 
 _lock = threading.Lock()
@@ -56,6 +56,10 @@ class EightBitHead(QuickLinear):
         for name, parts in zip(ROUNDED, copies, strict=True):
             put_copy(self, name, torch.cat(parts))
         self._origin = origin
+
+    def _apply(self, fn, recurse=True):
+        with kept(self, ROUNDED):
+            return super()._apply(fn, recurse)
 
     def forget(self) -> None:
         """Free the copy."""

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from .few_rows import are_few, as_rows, computed_once, rows_of
 from .four_bits import PreparedQuantizedLinear, places_of, unpack
 from .measure import is_own_trace
-from .origin import Origin, put_copy
+from .origin import Origin, kept, put_copy
 
 _lock = threading.Lock()
 ORDERED = ("ordered_numbers", "ordered_zeros", "ordered_scales")  # the buffers of the copy
@@ -53,6 +53,10 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
         for name, tensor in zip(ORDERED, (bytes_, zeros, self.scales.t().float()), strict=True):
             put_copy(self, name, tensor.contiguous())
         self._origin = origin
+
+    def _apply(self, fn, recurse=True):
+        with kept(self, ORDERED):
+            return super()._apply(fn, recurse)
 
     def forget_order(self) -> None:
         """Free the copy."""

@@ -1,51 +1,99 @@
 """Faster products of a model as loaded while it generates; before and afterwards its layers are plain ones."""
 
 import functools
+import threading
+import weakref
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from . import in_parts
-from .linear import QuickLinear, is_bare, is_plain_linear
+from .few_rows import MOST_ROWS
+from .linear import can_multiply, is_bare, is_plain_linear
 from .measure import is_enabled
+
+_thread = threading.local()  # `depth`: how many calls of `generate` this thread is in
+_lock = threading.Lock()
+_users: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # for each layer how many calls need it
+
+
+class GeneratingLinear(nn.Linear):
+    """`nn.Linear` that multiplies few rows in parts if this thread generates. A copy of it is a plain layer.
+
+    Shapes: [..., I] -> [..., O].
+    """
+
+    def forward(self, input):
+        rows = input.numel() // self.in_features
+        if getattr(_thread, "depth", 0) and 0 < rows <= MOST_ROWS and input.shape[-1] == self.in_features:
+            learns = torch.is_grad_enabled() and any(each.requires_grad for each in (input, *self.parameters()))
+            if not learns and can_multiply(input, self.weight) and in_parts.is_quicker_for(rows):
+                return in_parts.product(input, self.weight, self.bias)
+        return F.linear(input, self.weight, self.bias)
+
+    def __reduce_ex__(self, protocol):
+        reduced: Any = super().__reduce_ex__(protocol)  # what makes the object, its arguments, its state
+        return object.__new__, (nn.Linear,), *reduced[2:]
 
 
 @contextmanager
 def quick_products(model: nn.Module):
-    """While it lasts, the model's plain linear layers in float32 on the CPU multiply few rows by the faster product."""
-    layers = _layers_of(model)
-    for layer in layers:
-        layer.__class__ = QuickLinear
-        layer.adopt()
+    """While it lasts, this thread multiplies few rows by the model's large float32 layers on the CPU faster."""
+    layers: list[Any] = _layers_of(model)
+    _thread.depth = getattr(_thread, "depth", 0) + 1
+    counted: list[Any] = []
     try:
+        with _lock:
+            for layer in layers:
+                _users[layer] = _users.get(layer, 0) + 1
+                counted.append(layer)
+                if type(layer) is nn.Linear:
+                    layer.__class__ = GeneratingLinear
         yield
     finally:
-        for layer in layers:
-            if type(layer) is QuickLinear:  # or somebody has prepared the model meanwhile
-                vars(layer).pop("_least_states", None)
-                layer.__class__ = nn.Linear  # type: ignore[assignment]
+        _thread.depth -= 1
+        with _lock:
+            for layer in counted:
+                _users[layer] -= 1
+                if not _users[layer] and type(layer) is GeneratingLinear:
+                    layer.__class__ = nn.Linear  # type: ignore[assignment]
 
 
-def _layers_of(model) -> list[Any]:
-    """The layers that gain; none of a model that is compiled as a whole, which would be traced anew."""
+def make_plain(model: nn.Module) -> None:
+    """Make the layers of a model that generates plain ones, for something else to be made of them."""
+    with _lock:
+        for module in model.modules():
+            if type(module) is GeneratingLinear:
+                module.__class__ = nn.Linear  # type: ignore[assignment]
+
+
+def _layers_of(model) -> list[nn.Module]:
+    """The layers that gain; none of a model of which somebody compiles a part, which would be traced anew."""
     is_plain = model.dtype is torch.float32 and model.device.type == "cpu" and is_enabled() and is_bare(model)
-    if not is_plain or any(map(_is_compiled, model.modules())):
+    if not is_plain or any(map(_is_wrapped, model.modules())):
         return []
-    layers = [module for module in model.modules() if is_plain_linear(module) and _is_large(module.weight)]
-    return layers if layers and in_parts.is_quicker_for(1) else []
+    layers = [module for module in model.modules() if _is_large(module)]
+    # Both are measured now, so that no product does while it runs.
+    verdicts = [in_parts.is_quicker_for(rows) for rows in (1, MOST_ROWS)] if layers else []
+    return layers if any(verdicts) else []
 
 
-def _is_large(weight) -> bool:
-    is_float = weight.dtype is torch.float32 and weight.device.type == "cpu"
-    return is_float and weight.numel() >= in_parts.LEAST_WEIGHTS
+def _is_large(module) -> bool:
+    is_linear = is_plain_linear(module) or (type(module) is GeneratingLinear and is_bare(module))
+    if not is_linear or module.weight.dtype is not torch.float32 or module.weight.device.type != "cpu":
+        return False
+    return module.weight.numel() >= in_parts.LEAST_WEIGHTS
 
 
-def _is_compiled(module) -> bool:
-    return "_orig_mod" in module._modules or vars(module).get("_compiled_call_impl") is not None
+def _is_wrapped(module) -> bool:
+    own = vars(module)
+    has_forward = "forward" in own and not isinstance(module, nn.Linear)
+    return has_forward or "_orig_mod" in module._modules or own.get("_compiled_call_impl") is not None
 
 
 def plug_in() -> None:

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from . import in_parts, onednn
-from .few_rows import MOST_ROWS, are_few
+from .few_rows import are_few
 from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix, reads_packed_copies
 
 # Multiplications below which oneDNN's overhead, tens of microseconds a call, costs more than its product gains.
@@ -54,21 +54,14 @@ class QuickLinear(nn.Linear):
         weight, rows = self.weight, states.numel() // self.in_features
         if rows < _least_rows(weight):
             return None
-        if weight.dtype not in (torch.float32, *HALVES) or states.dtype is not weight.dtype:
+        if weight.dtype not in (torch.float32, *HALVES) or not can_multiply(states, weight):
             return None
-        if (
-            states.device.type != "cpu"
-            or not is_enabled()
-            or not (_is_dense(states) and _is_dense(weight))
-            or is_transformed()
-            or torch.is_autocast_enabled("cpu")
-        ):
-            return None
-        learns = torch.is_grad_enabled() and (states.requires_grad or weight.requires_grad)
+        learned = (states, weight) if self.bias is None else (states, weight, self.bias)
+        learns = torch.is_grad_enabled() and any(each.requires_grad for each in learned)
         if weight.dtype in HALVES:
             return _widened if not learns and is_quicker_widened(weight.dtype) else None
-        if not learns and rows <= MOST_ROWS and in_parts.is_quicker_for(rows):
-            return in_parts.product
+        if rows == 1 and not learns and states.shape[-1] == self.in_features and in_parts.is_quicker_for(1):
+            return in_parts.product  # of several rows oneDNN's is faster with many inputs
         if rows * weight.numel() < _LEAST_WORK and (rows >= _FEW_ROWS or weight.numel() < _LEAST_WEIGHTS):
             return None
         is_quicker = onednn.is_quicker_in_float32() if learns or rows >= _FEW_ROWS else onednn.is_quicker_for_one_row()
@@ -102,6 +95,13 @@ def can_be_quick(layer: nn.Module) -> bool:
         is_quicker = onednn.is_quicker_in_float32() or onednn.is_quicker_for_one_row() or in_parts.is_quicker_for(1)
         return is_quicker or onednn.is_quicker_packed(torch.float32)  # in a graph that reads packed copies
     return layer.weight.dtype in HALVES and is_quicker_widened(layer.weight.dtype)
+
+
+def can_multiply(states, weight) -> bool:
+    """Whether another product than PyTorch's own can have these: plain tensors on the CPU, outside of any trace."""
+    if states.device.type != "cpu" or states.dtype is not weight.dtype or not is_enabled():
+        return False
+    return _is_dense(states) and _is_dense(weight) and not is_transformed() and not torch.is_autocast_enabled("cpu")
 
 
 def _is_dense(tensor) -> bool:

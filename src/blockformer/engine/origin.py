@@ -1,5 +1,6 @@
 """What a copy of weights was made of, and how it is made anew without moving."""
 
+from contextlib import contextmanager
 from operator import is_
 
 import torch
@@ -42,11 +43,22 @@ def put_copy(module: torch.nn.Module, name: str, copy: torch.Tensor) -> None:
     If there is an older one, its numbers change and it stays: compiled code never lets go of a tensor that it has read.
     """
     held = module._buffers.get(name)
-    if held is not None and (held.shape, held.dtype, held.device) == (copy.shape, copy.dtype, copy.device):
+    is_alike = held is not None and (held.shape, held.dtype, held.device) == (copy.shape, copy.dtype, copy.device)
+    if is_alike and not held.is_inference():
         held.copy_(copy)
     else:
         module.register_buffer(name, copy, persistent=False)
     _last_made[0] = object()
+
+
+@contextmanager
+def kept(module: torch.nn.Module, names):
+    """While it lasts, a module is without these copies: what casts and moves its tensors leaves them as they are."""
+    copies = {name: module._buffers.pop(name) for name in names if name in module._buffers}
+    try:
+        yield
+    finally:
+        module._buffers.update(copies)
 
 
 def last_made() -> object:

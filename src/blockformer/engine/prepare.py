@@ -85,6 +85,7 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
         _check_compiles(model)
     if head_bits is not None:
         _check_head_bits(model, head_bits, compile)
+    generating.make_plain(model)
     model.eval()
     if not hasattr(model, "_trainable"):
         model._trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -129,6 +130,7 @@ def prepare_for_training(model):
         TypeError: the model comes from another library, or from the code in a repo.
     """
     _check_class(model)
+    generating.make_plain(model)
     _make_plain(model)
     trainable = model.__dict__.pop("_trainable", ())
     for name, parameter in model.named_parameters():
