@@ -358,7 +358,7 @@ def test_weights_that_change_or_move_are_seen(monkeypatch, tmp_path):
     for each in (plain, quick):
         each.to(torch.bfloat16).to(torch.float32)  # the old memory may be another tensor's afterwards
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
-    packed = [kept[2] for kept in copies.values()]
+    packed = [copy for _, copy in copies.values()]
     functions = [quick._steps._functions["few", 1]._first, *quick._steps._functions["few", 1]._layers]
     given = [tensor for function in functions for tensor in function._given]
     plain, quick = plain.to(torch.bfloat16), quick.to(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Faster products with plain weights: oneDNN's float32, few rows in parts, many of half precision by way of float32.
+"""Faster products with plain weights: oneDNN's float32, one row in parts, many of half precision by way of float32.
 
 I inputs and O outputs of a linear layer.
 """

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils import _python_dispatch
 
 from .measure import is_measured, is_quicker, random_matrix
+from .origin import Origin
 
 # The number of rows that a layout is for. In float32 the one for a single row is slower than this one, with any number.
 _ROWS = {torch.bfloat16: 1, torch.float32: 16}
@@ -74,25 +75,23 @@ class PackedCopies:
 
     def of(self, held: dict, name: str):
         """The copy of the weight that a module holds by this name; the weight itself if its changes are not counted."""
-        weight, place = held[name], (id(held), name)
+        weight, places = held[name], [(held, name)]
         if weight.is_inference():
             return weight
         with self._lock, torch.inference_mode(False):
-            # Both are held, so that no other tensor and no other memory can come to be in their place.
-            facts, source = (id(weight), weight.data_ptr(), weight._version), (weight, weight.detach())
-            kept = self._copies.setdefault(place, [None, None, None])
-            if kept[0] != facts:
-                copy = packed(weight)
-                if kept[2] is None:
-                    kept[2] = copy
-                kept[2].data = copy
-                kept[:2] = facts, source
-            return kept[2]
+            kept = self._copies.setdefault((id(held), name), [None, None])
+            if kept[0] is None or not kept[0].is_of(places):
+                origin, copy = Origin(places), packed(weight)
+                if kept[1] is None:
+                    kept[1] = copy
+                kept[1].data = copy
+                kept[0] = origin
+            return kept[1]
 
 
 def _empty(copies: dict) -> None:
     with torch.inference_mode(False), untraced():
-        for _, _, copy in copies.values():
+        for _, copy in copies.values():
             if copy is not None:
                 copy.data = packed(torch.zeros(1, 1, dtype=copy.dtype, device="cpu"))
 
