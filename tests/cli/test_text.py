@@ -122,8 +122,10 @@ def test_the_figures_of_a_file_are_those_of_its_tokens(official, tmp_path, capsy
             nats -= chances.gather(1, window[1:, None]).sum().item()
         count += len(ids) - 1
     size = sum(len(text.encode()) for text in texts.values())
-    assert f"{math.exp(nats / count):,.2f}" in outputs[0]
-    assert f"{nats / math.log(2) / size:.3f}" in outputs[0]
+    row = next(line for line in outputs[0].splitlines() if line.startswith("│ all"))
+    told = [float(cell.replace(",", "")) for cell in row.strip("│").split("│")[1:]]
+    # How a processor adds may change the last digit that is written.
+    assert told == pytest.approx([count, math.exp(nats / count), nats / math.log(2) / size], rel=2e-4)
 
 
 def test_what_cannot_be_talked_to_or_measured_is_said(official, tmp_path, capsys):

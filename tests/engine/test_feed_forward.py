@@ -30,6 +30,7 @@ def packs(monkeypatch):
     }
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
     monkeypatch.setattr(packed, "_LEAST_WEIGHTS", dict.fromkeys(packed._LEAST_WEIGHTS, 0))
+    monkeypatch.setattr(packed, "is_quicker_packed_for", lambda *_: True)
 
 
 @pytest.fixture

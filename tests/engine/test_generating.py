@@ -13,7 +13,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import generating, in_parts, measure
+from blockformer.engine import generating, in_parts, measure, onednn
 from blockformer.engine.generating import GeneratingLinear
 from blockformer.engine.linear import QuickLinear
 
@@ -27,8 +27,7 @@ LENGTH = {"min_new_tokens": 5, "max_new_tokens": 5, "do_sample": False}
 @pytest.fixture(autouse=True)
 def verdicts(monkeypatch):
     """It is quicker here."""
-    ways = {f"in parts, {rows} rows": True for rows in (1, 4)}
-    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **ways})
+    monkeypatch.setattr(in_parts, "is_quicker_for", lambda rows, *shape: 0 < rows <= 4)
 
 
 def make(family="qwen3", dtype=torch.float32, cls=blockformer.BlockformerDecoderForCausalLM, **settings):
@@ -86,9 +85,10 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("is_quicker", [True, False])
 @torch.no_grad()
 def test_which_products_of_a_prepared_layer_are_in_parts(is_quicker, calls, monkeypatch):
-    ways = {f"in parts, {rows} rows": is_quicker for rows in (1, 4)}
-    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **ways})
-    for (outputs, rows), is_for in {(1024, 1): True, (1024, 2): False, (64, 1): False}.items():
+    monkeypatch.setattr(in_parts, "is_quicker_for", lambda rows, *shape: is_quicker and 0 < rows <= 4)
+    monkeypatch.setattr(onednn, "is_quicker_for", lambda rows, outputs, *_: outputs == 2048)
+    cases = {(1024, 1): True, (1024, 4): True, (1024, 5): False, (64, 1): False, (2048, 1): False}
+    for (outputs, rows), is_for in cases.items():
         layer = nn.Linear(256, outputs)
         states = torch.randn(rows, 1, 256)
         expected = layer(states)
@@ -102,8 +102,7 @@ def test_which_products_of_a_prepared_layer_are_in_parts(is_quicker, calls, monk
 @pytest.mark.parametrize("verdict", [True, False])
 @pytest.mark.parametrize("learned", ["weight", "bias"])
 def test_gradients_need_other_products(learned, verdict, calls, monkeypatch):
-    ways = {"onednn": verdict, "onednn, one row": verdict}
-    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **ways})
+    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, "onednn": verdict})
     for rows in (1, 16):
         layer = nn.Linear(1024, 1024).requires_grad_(False)
         getattr(layer, learned).requires_grad_(True)
@@ -160,7 +159,6 @@ def _compile_a_forward(model):
 
 @pytest.mark.parametrize("change", [
     lambda model: model.bfloat16(),
-    lambda model: measure._verdicts.update({f"in parts, {rows} rows": False for rows in (1, 4)}),
     lambda model: setattr(model, "forward", model.forward),
     _compile_a_layer,
     _compile_a_forward,
@@ -170,6 +168,15 @@ def test_models_that_gain_nothing_or_are_compiled_in_part(change):
     model = make()
     assert len(generating._layers_of(model)) == 7
     change(model)
+    assert not generating._layers_of(model)
+
+
+def test_only_layers_whose_product_is_quicker_change(monkeypatch):
+    monkeypatch.setattr(in_parts, "is_quicker_for", lambda rows, outputs, inputs: rows == 4 and outputs > inputs)
+    model = make()
+    mlp = {f"model.layers.{index}.mlp.{name}_proj" for index in (0, 1) for name in ("gate", "up")}
+    assert seen_in(model) == {"lm_head", *mlp}
+    monkeypatch.setattr(in_parts, "is_quicker_for", lambda *_: False)
     assert not generating._layers_of(model)
 
 

@@ -41,6 +41,7 @@ def quicker(request, monkeypatch):
     verdicts = {"packed, torch.bfloat16": True, "packed, torch.float32": True, "copy": True}
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
     monkeypatch.setattr(packed, "_LEAST_WEIGHTS", dict.fromkeys(packed._LEAST_WEIGHTS, 0))
+    monkeypatch.setattr(packed, "is_quicker_packed_for", lambda *_: True)
 
 
 def make(name="qwen3", dtype=torch.bfloat16, **settings):
@@ -296,7 +297,8 @@ def test_what_is_left_as_it_is(monkeypatch):
 @pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 1 << 14), (torch.float32, 1 << 16)], ids=str)
 def test_small_layers_stay_plain(dtype, least, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(measure, "_verdicts", {f"packed, {dtype}": True, "onednn": False, "onednn, one row": False})
+    monkeypatch.setattr(measure, "_verdicts", {f"packed, {dtype}": True, "onednn": False})
+    monkeypatch.setattr(packed, "is_quicker_packed_for", lambda *_: True)
     model = make(dtype=dtype, hidden_size=128, intermediate_size=least // 128, tie_word_embeddings=True)
     found = packed_of(model.prepare_for_inference())
     assert found
@@ -304,6 +306,18 @@ def test_small_layers_stay_plain(dtype, least, monkeypatch):
     # Layers that are packed together count together.
     linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     assert all(layer.in_features * layer.out_features < least for layer in linears)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("qwen3", {1}), ("bert", {64}), ("t5", {64, 4})])
+def test_float32_layers_are_packed_where_that_is_quicker_for_their_rows(name, rows, monkeypatch):
+    asked = []
+    verdict = lambda rows, outputs, inputs: asked.append((rows, outputs, inputs)) or inputs == 48  # noqa: E731
+    monkeypatch.setattr(packed, "is_quicker_packed_for", verdict)
+    model = make(name, dtype=torch.float32).prepare_for_inference()
+    assert {each[0] for each in asked} == rows
+    assert {layer.in_features for layer in packed_of(model)} == {48}
+    if name == "qwen3":
+        assert {outputs for _, outputs, _ in asked} == {(32, 16, 16), (32,), (48, 48), (101,)}
 
 
 @pytest.mark.parametrize(("dtype", "second_copy"), WAYS, ids=str)

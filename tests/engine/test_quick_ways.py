@@ -14,7 +14,7 @@ import blockformer
 from blockformer import attention
 from blockformer.attention import eager_attention_forward
 from blockformer.engine import attention as quick_attention
-from blockformer.engine import blocks, four_bits, fused, measure, onednn, packed
+from blockformer.engine import blocks, four_bits, fused, measure, onednn, packed, packing_gains
 from blockformer.engine import linear as quick_linear
 from blockformer.engine.attention import attend_grouped, can_attend_grouped
 from blockformer.engine.linear import QuickLinear
@@ -101,7 +101,7 @@ def quicker(monkeypatch):
         torch.ops.mkldnn._linear_pointwise(torch.ones(2, 3), torch.ones(4, 3), None, "none", [], "")
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no oneDNN linear")
-    monkeypatch.setattr(measure, "_verdicts", {"onednn": True, "onednn, one row": True})
+    monkeypatch.setattr(measure, "_verdicts", {"onednn": True})
     monkeypatch.setattr(quick_linear, "_LEAST_WORK", 0)
 
 
@@ -287,7 +287,8 @@ def test_measuring_leaves_the_random_state_alone(monkeypatch):
     halves = (torch.float16, torch.bfloat16)
     for dtype in (*halves, torch.float32):  # the first one asks for the last
         linear(nn.utils.skip_init(nn.Linear, 4, 3, dtype=dtype), torch.ones(8, 4, dtype=dtype))
-    onednn.is_quicker_for_one_row()
+    quick_linear.quickest(1, torch.ones(512, 256))
+    packing_gains.is_quicker_packed_for(1, (48, 16), 64)
     for dtype in (torch.bfloat16, torch.float32):
         onednn.is_quicker_packed(dtype)
     packed.is_quicker_copied()
@@ -295,7 +296,8 @@ def test_measuring_leaves_the_random_state_alone(monkeypatch):
     blocks.can_attend_in_blocks(states, states)
     widened = {f"widened, {dtype}" for dtype in halves}
     ways = {"packed, torch.bfloat16", "packed, torch.float32", "copy"}
-    known = {"onednn", "onednn, one row", *ways, "attention in blocks, torch.bfloat16", *widened}
+    sizes = {("in parts", 1, 512, 256), ("onednn", 1, 512, 256), ("packed", 1, (48, 16), 64)}
+    known = {"onednn", *sizes, *ways, "attention in blocks, torch.bfloat16", *widened}
     assert measure._verdicts.keys() == known
     assert torch.equal(torch.get_rng_state(), before)
 

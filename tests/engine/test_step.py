@@ -289,11 +289,13 @@ def test_loading_code_keeps_it_and_making_it_removes_what_is_old(monkeypatch, tm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(("is_quicker", "is_packed"), itertools.product([True, False], repeat=2))
+@pytest.mark.parametrize(
+    ("is_quicker", "is_packed", "wide"), [*itertools.product([True, False], [True, False], [1]), (True, True, 1 << 30)]
+)
 @torch.no_grad()
-def test_a_step_takes_any_number_of_rows_whatever_product_is_quicker(dtype, is_quicker, is_packed, monkeypatch):
-    take_onednn(monkeypatch, is_packed)
-    verdicts = dict.fromkeys(["onednn", "onednn, one row", "widened, torch.float16"], is_quicker)
+def test_a_step_takes_any_number_of_rows_whatever_product_is_quicker(dtype, is_quicker, is_packed, wide, monkeypatch):
+    take_onednn(monkeypatch, is_packed, wide=wide)
+    verdicts = dict.fromkeys(["onednn", "widened, torch.float16"], is_quicker)
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
     steps = pair(dtype=dtype)[1]._steps
     for sources, most in (("few", 4), ("many", 1 << 40)):
@@ -306,13 +308,18 @@ def test_a_step_takes_any_number_of_rows_whatever_product_is_quicker(dtype, is_q
         assert (uppers[0] == 4) if sources == "few" else (uppers[0] > most)
         assert uppers[-1] > 1 << 40
         products = {str(node.target) for node in program.graph.nodes}
-        is_library_s = dtype is torch.float32 and (is_packed or (is_quicker and sources == "many"))
+        is_packed_s = is_packed and (wide == 1 or sources == "many")
+        is_library_s = dtype is torch.float32 and (is_packed_s or (is_quicker and sources == "many"))
         assert ("mkldnn._linear_pointwise.default" in products) == is_library_s
 
 
-def take_onednn(monkeypatch, is_packed, least=1):
-    """Have layers of so many weights and more multiply by oneDNN, packed or not, whatever this machine says of it."""
-    verdicts = {"onednn": True, "onednn, one row": True, "packed, torch.float32": is_packed}
+def take_onednn(monkeypatch, is_packed, least=1, wide=1):
+    """Have layers of so many weights and more multiply by oneDNN, packed or not, whatever this machine says of it.
+
+    Few rows do so if they are packed and have so many inputs.
+    """
+    monkeypatch.setattr(linear, "_WIDE", wide)
+    verdicts = {"onednn": True, "packed, torch.float32": is_packed}
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
     monkeypatch.setattr(linear, "_LEAST_WEIGHTS_IN_GRAPHS", least)
     monkeypatch.setattr(linear, "_LEAST_PACKED_WEIGHTS", least)
@@ -327,6 +334,7 @@ def _pickled(model):
 
 def _write(model):
     model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+    model.model.layers[0].mlp.down_proj.weight.mul_(1.5)
     model.model.layers[1].self_attn.q_proj.weight.mul_(1.5)
 
 
@@ -345,16 +353,16 @@ def _other_weights():
 @torch.no_grad()
 def test_weights_that_change_or_move_are_seen(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the code is of other products than elsewhere in this file
-    take_onednn(monkeypatch, is_packed=True, least=32 * 48)
+    take_onednn(monkeypatch, is_packed=True, wide=48)
     plain, quick = pair()
     ids = token_ids(3, 9, vocab=97)
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
     copies = quick._steps._copies._copies
-    assert len(copies) == 2 * 3 + 1  # the three of each feed-forward, and the head; attention is smaller
+    assert len(copies) == 2  # of the last layer of each feed-forward
     for change in (_write, _replace, lambda model: model.load_state_dict(_other_weights())):
         change(plain), change(quick)
         assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
-        assert len(copies) == 2 * 3 + 1
+        assert len(copies) == 2
     for each in (plain, quick):
         each.to(torch.bfloat16).to(torch.float32)  # the old memory may be another tensor's afterwards
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from ..attention import Attention
 from ..attention import sdpa_attention as plain
+from ..normalization import RMSNorm
 from ..positions import rotate
 from ..unpadding import attend_unpadded
 from .blocks import attend_in_blocks, can_attend_in_blocks
@@ -125,7 +126,7 @@ class FusedAttention(Attention):
         return turned[:, : counts[0]], turned[:, counts[0] :], values
 
     def _has_plain_norms(self) -> bool:
-        return all(type(norm) is QuickRMSNorm and is_bare(norm) for norm in self._norms())
+        return all(type(norm) in (RMSNorm, QuickRMSNorm) and is_bare(norm) for norm in self._norms())
 
     def _norms(self) -> list:
         return [] if self.q_norm is None else [self.q_norm, self.k_norm]

@@ -29,13 +29,14 @@ from . import onednn
 from .eight_bit_head import ROUNDED
 from .few_rows import with_products_as_loops, without_repeats
 from .four_bit_rows import ORDERED
-from .linear import is_bare
+from .linear import NOTED, is_bare
 from .measure import own_trace
 from .origin import last_made
 
 logger = logging.get_logger(__name__)
 
-_CONFIG = {"aot_inductor.package_constants_in_so": False}
+# A product and its sum as one instruction (FMA): in loops of several rows or of 4 bits it takes a quarter off.
+_CONFIG = {"aot_inductor.package_constants_in_so": False, "cpp.enable_floating_point_contract_flag": "fast"}
 _PACKABLE = "packable"  # under this name a package lists the weights that may be packed ones
 _CODE = Path(__file__).parents[1]
 _KEPT_DAYS = 60  # for which code stays on the disk after a process has last loaded it
@@ -194,10 +195,12 @@ def _kind(tensor) -> tuple:
 
 
 def _settings(part: nn.Module) -> list:
-    """What a module's code may ask its attributes; its place among the layers says nothing."""
+    """What a module's code may ask its attributes; its place among the layers and its quickest products say nothing."""
     settings = {} if isinstance(part, PreTrainedModel) else vars(part)
     kinds = (bool, int, float, str, list, tuple)
-    plain = {key: value for key, value in settings.items() if isinstance(value, kinds) and key != "layer_idx"}
+    plain = {
+        key: value for key, value in settings.items() if isinstance(value, kinds) and key not in ("layer_idx", *NOTED)
+    }
     return [type(part).__qualname__, plain]
 
 

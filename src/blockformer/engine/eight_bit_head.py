@@ -62,7 +62,8 @@ class EightBitHead(QuickLinear):
             return super()._apply(fn, recurse)
 
     def forget(self) -> None:
-        """Free the copy."""
+        """Free the copy, and what a quick layer notes."""
+        super().forget()
         vars(self).pop("_origin", None)
         for name in ROUNDED:
             self._buffers.pop(name, None)

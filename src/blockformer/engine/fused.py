@@ -17,7 +17,9 @@ from ..attention import Attention
 from ..feed_forward import FeedForward
 from .four_bits import JointlyPacked, PreparedQuantizedLinear
 from .linear import is_bare, is_plain_linear, is_transformed
+from .measure import MANY_ROWS
 from .packed import PackedLinear, PackedRows, PackedWeight, are_packable, gains, owners_of_weights
+from .packing_gains import rows_of_layers
 
 # The sub-modules that read the same states, by the class of their parent.
 _GROUPS = {Attention: ("q_proj", "k_proj", "v_proj"), FeedForward: ("gate_proj", "up_proj")}
@@ -143,6 +145,7 @@ def pack_together(model: nn.Module, second_copy: bool = False) -> None:
     Layers with a wrapper or a hook stay as they are; so do those whose weight others have too.
     """
     owners = {id(places[0][2].weight): places for places in owners_of_weights(model)}
+    rows = rows_of_layers(model)
     for parent, names in groups_of(model):
         layers = tuple(parent._modules[name] for name in names)
         # Layers of a subclass are called with other states, too.
@@ -150,7 +153,8 @@ def pack_together(model: nn.Module, second_copy: bool = False) -> None:
         if not are_alone or any(len(owners[id(layer.weight)]) > 1 or not are_packable([layer]) for layer in layers):
             continue
         are_alike = {x.weight.dtype for x in layers} == {model.dtype} and len({x.bias is None for x in layers}) == 1
-        if are_alike and gains([layer.weight for layer in layers], second_copy):
+        weights = [layer.weight for layer in layers]
+        if are_alike and gains(weights, second_copy, rows=rows.get(layers[0], MANY_ROWS)):
             _pack_group(parent, names, layers)
 
 

@@ -17,6 +17,8 @@ from .few_rows import MOST_ROWS
 from .linear import can_multiply, is_bare, is_plain_linear
 from .measure import is_enabled
 
+# Weights from which a product in parts takes longer than putting them together.
+_LEAST_WEIGHTS = 1 << 17
 _thread = threading.local()  # `depth`: how many calls of `generate` this thread is in
 _lock = threading.Lock()
 _users: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # for each layer how many calls need it
@@ -29,12 +31,12 @@ class GeneratingLinear(nn.Linear):
     """
 
     def forward(self, input):
-        rows = input.numel() // self.in_features
-        if getattr(_thread, "depth", 0) and 0 < rows <= MOST_ROWS and input.shape[-1] == self.in_features:
-            learns = torch.is_grad_enabled() and any(each.requires_grad for each in (input, *self.parameters()))
-            if not learns and can_multiply(input, self.weight) and in_parts.is_quicker_for(rows):
-                return in_parts.product(input, self.weight, self.bias)
-        return F.linear(input, self.weight, self.bias)
+        weight: Any = self._parameters["weight"]  # attributes take longer to look up
+        rows, bias = input.numel() // self.in_features, self._parameters["bias"]
+        is_asked = getattr(_thread, "depth", 0) and 0 < rows <= MOST_ROWS and not torch.is_grad_enabled()
+        fits = is_asked and input.shape[-1] == self.in_features and in_parts.is_quicker_for(rows, *weight.shape)
+        product = in_parts.product if fits and can_multiply(input, weight) else F.linear
+        return product(input, weight, bias)
 
     def __reduce_ex__(self, protocol):
         reduced: Any = super().__reduce_ex__(protocol)  # what makes the object, its arguments, its state
@@ -77,17 +79,18 @@ def _layers_of(model) -> list[nn.Module]:
     is_plain = model.dtype is torch.float32 and model.device.type == "cpu" and is_enabled() and is_bare(model)
     if not is_plain or any(map(_is_wrapped, model.modules())):
         return []
-    layers = [module for module in model.modules() if _is_large(module)]
-    # Both are measured now, so that no product does while it runs.
-    verdicts = [in_parts.is_quicker_for(rows) for rows in (1, MOST_ROWS)] if layers else []
-    return layers if any(verdicts) else []
+    return [module for module in model.modules() if _gains(module)]
 
 
-def _is_large(module) -> bool:
+def _gains(module) -> bool:
     is_linear = is_plain_linear(module) or (type(module) is GeneratingLinear and is_bare(module))
     if not is_linear or module.weight.dtype is not torch.float32 or module.weight.device.type != "cpu":
         return False
-    return module.weight.numel() >= in_parts.LEAST_WEIGHTS
+    if module.weight.numel() < _LEAST_WEIGHTS:
+        return False
+    # Both are measured now, so that no product does while it runs.
+    verdicts = [in_parts.is_quicker_for(rows, *module.weight.shape) for rows in (1, MOST_ROWS)]
+    return any(verdicts)
 
 
 def _is_wrapped(module) -> bool:

@@ -1,4 +1,4 @@
-"""Faster products with plain weights: oneDNN's float32, one row in parts, many of half precision by way of float32.
+"""Faster products with plain weights: oneDNN's float32, few rows in parts, many of half precision by way of float32.
 
 I inputs and O outputs of a linear layer.
 """
@@ -14,16 +14,27 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from . import in_parts, onednn
-from .few_rows import are_few
-from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix, reads_packed_copies
+from .few_rows import MOST_ROWS, are_few
+from .measure import (
+    MANY_ROWS,
+    is_enabled,
+    is_measured,
+    is_own_trace,
+    is_quicker,
+    random_matrix,
+    reads_packed_copies,
+)
 
 # Multiplications below which oneDNN's overhead, tens of microseconds a call, costs more than its product gains.
 _LEAST_WORK = 1 << 23
-# Fewer rows than this are a matter of reading the weights; from this size of theirs on, that outweighs the overhead.
-_FEW_ROWS, _LEAST_WEIGHTS = 8, 1 << 19
-# Weights from which oneDNN's product is faster in a graph, and those from which it is with many rows of packed ones.
+# Weights of a layer from which products are compared.
+_LEAST_WEIGHTS = {1: 1 << 17, MOST_ROWS: 1 << 17, MANY_ROWS: 1 << 14}
+# Weights from which oneDNN's product of many rows is faster in a graph, and packed ones from which it is.
 _LEAST_WEIGHTS_IN_GRAPHS, _LEAST_PACKED_WEIGHTS = 1 << 18, 1 << 16
+# Inputs of few rows that the cache next to a core does not hold: with AVX-512 a loop takes longer than oneDNN then.
+_WIDE = 1 << 11 if torch.backends.cpu.get_cpu_capability() == "AVX512" else sys.maxsize
 HALVES = (torch.float16, torch.bfloat16)
+NOTED = ("_least_states", "_quickest")  # the attributes of a layer that say which product is the fastest
 # Their rows from which converting the weights to float32 pays off, and how many of the weights' elements at a time.
 _MANY_ROWS, _WIDENED = 8, 1 << 24
 
@@ -45,46 +56,74 @@ class QuickLinear(nn.Linear):
         return super().forward(states) if product is None else product(states, self.weight, self.bias)
 
     def adopt(self) -> None:
-        """Note how many elements of states there must be for the faster product to be any other than the plain one."""
-        self._least_states = self.in_features * _least_rows(self.weight)
+        """Measure which products are the fastest for this weight, and note from how many elements of states on."""
+        weight = self.weight
+        if weight.dtype in HALVES:
+            least = _MANY_ROWS
+        else:
+            self._quickest = {kind: quickest(kind, weight) for kind in (1, MOST_ROWS, MANY_ROWS)}
+            few = [rows for rows, kind in ((1, 1), (2, MOST_ROWS)) if self._quickest[kind] is not None]
+            least = few[0] if few else math.ceil(_LEAST_WORK / max(1, weight.numel()))
+        self._least_states = self.in_features * least
+
+    def forget(self) -> None:
+        """Forget what `adopt` noted."""
+        for name in NOTED:
+            vars(self).pop(name, None)
 
     def _product(self, states) -> Callable | None:
         if is_own_trace():
             return self._traced_product(states)
         weight, rows = self.weight, states.numel() // self.in_features
-        if rows < _least_rows(weight):
-            return None
         if weight.dtype not in (torch.float32, *HALVES) or not can_multiply(states, weight):
             return None
         learned = (states, weight) if self.bias is None else (states, weight, self.bias)
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in learned)
         if weight.dtype in HALVES:
-            return _widened if not learns and is_quicker_widened(weight.dtype) else None
-        if rows == 1 and not learns and states.shape[-1] == self.in_features and in_parts.is_quicker_for(1):
-            return in_parts.product  # of several rows oneDNN's is faster with many inputs
-        if rows * weight.numel() < _LEAST_WORK and (rows >= _FEW_ROWS or weight.numel() < _LEAST_WEIGHTS):
+            return _widened if rows >= _MANY_ROWS and not learns and is_quicker_widened(weight.dtype) else None
+        is_large = rows * weight.numel() >= _LEAST_WORK
+        if learns:
+            return _Product.apply if is_large and onednn.is_quicker_in_float32() else None
+        if rows > MOST_ROWS and not is_large:
             return None
-        is_quicker = onednn.is_quicker_in_float32() if learns or rows >= _FEW_ROWS else onednn.is_quicker_for_one_row()
-        return (_Product.apply if learns else onednn.product) if is_quicker else None
+        if "_quickest" not in vars(self):  # a copy, perhaps in another process
+            self.adopt()
+        product = self._quickest[kind_of(rows)]
+        # An error of states that do not fit is PyTorch's own.
+        return product if states.shape[-1] == self.in_features else None
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name not in NOTED}
 
     def _traced_product(self, states) -> Callable | None:
-        """The product for a graph of the engine's own, where the number of rows may vary; that of one is a loop."""
+        """The product for a graph of the engine's own, where the number of rows may vary; that of few is a loop."""
         if self.weight.dtype is not torch.float32 or are_few(states, 1):
             return None
-        if reads_packed_copies() and onednn.is_quicker_packed(torch.float32):
-            least = _LEAST_WEIGHTS_IN_GRAPHS if are_few(states) else _LEAST_PACKED_WEIGHTS
-        elif onednn.is_quicker_in_float32() and not are_few(states):
-            least = _LEAST_WEIGHTS_IN_GRAPHS
+        is_packed = reads_packed_copies() and onednn.is_quicker_packed(torch.float32)
+        if are_few(states):
+            is_quicker = is_packed and self.in_features >= _WIDE
         else:
-            return None
-        return onednn.product if self.weight.numel() >= least else None
+            least = _LEAST_PACKED_WEIGHTS if is_packed else _LEAST_WEIGHTS_IN_GRAPHS
+            is_quicker = (is_packed or onednn.is_quicker_in_float32()) and self.weight.numel() >= least
+        return onednn.product if is_quicker else None
 
 
-def _least_rows(weight) -> int:
-    """Rows from which another product than PyTorch's own may be faster."""
-    if weight.dtype in HALVES:
-        return _MANY_ROWS
-    return 1 if weight.numel() >= in_parts.LEAST_WEIGHTS else math.ceil(_LEAST_WORK / max(1, weight.numel()))
+def kind_of(rows: int) -> int:
+    """The number of rows that stands for such numbers of them: 1, `MOST_ROWS` or `MANY_ROWS`."""
+    return 1 if rows == 1 else MOST_ROWS if rows <= MOST_ROWS else MANY_ROWS
+
+
+def quickest(kind: int, weight) -> Callable | None:
+    """The fastest float32 product of so many rows (see `kind_of`) by a plain weight [O, I]; None is PyTorch's own."""
+    outputs, inputs = weight.shape
+    if outputs * inputs < _LEAST_WEIGHTS[kind]:
+        return None
+    product: Callable = F.linear
+    if in_parts.is_quicker_for(kind, outputs, inputs):
+        product = in_parts.product
+    if onednn.is_quicker_for(kind, outputs, inputs, product):
+        product = onednn.product
+    return None if product is F.linear else product
 
 
 def can_be_quick(layer: nn.Module) -> bool:
@@ -92,14 +131,16 @@ def can_be_quick(layer: nn.Module) -> bool:
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
         return False
     if layer.weight.dtype is torch.float32:
-        is_quicker = onednn.is_quicker_in_float32() or onednn.is_quicker_for_one_row() or in_parts.is_quicker_for(1)
-        return is_quicker or onednn.is_quicker_packed(torch.float32)  # in a graph that reads packed copies
+        # In a graph that reads packed copies; in a training step; by itself.
+        if onednn.is_quicker_packed(torch.float32) or onednn.is_quicker_in_float32():
+            return True
+        return any(quickest(kind, layer.weight) is not None for kind in (1, MOST_ROWS, MANY_ROWS))
     return layer.weight.dtype in HALVES and is_quicker_widened(layer.weight.dtype)
 
 
 def can_multiply(states, weight) -> bool:
     """Whether another product than PyTorch's own can have these: plain tensors on the CPU, outside of any trace."""
-    if states.device.type != "cpu" or states.dtype is not weight.dtype or not is_enabled():
+    if not states.is_cpu or states.dtype is not weight.dtype or not is_enabled():
         return False
     return _is_dense(states) and _is_dense(weight) and not is_transformed() and not torch.is_autocast_enabled("cpu")
 

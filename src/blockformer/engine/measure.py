@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import contextmanager
 
 import torch
@@ -43,17 +43,17 @@ def own_trace(packed_copies: bool = False):
 
 
 _lock = threading.RLock()  # one measurement may ask for another
-_verdicts: dict[str, bool] = {}
+_verdicts: dict[Hashable, bool] = {}
 
 
-def is_measured(name: str, measure: Callable[[], bool]) -> bool:
-    """The result of `measure`, which runs once per process."""
-    if name not in _verdicts:
+def is_measured(question: Hashable, measure: Callable[[], bool]) -> bool:
+    """The result of `measure`, which answers a question once per process."""
+    if question not in _verdicts:
         with _lock:
-            if name not in _verdicts:
+            if question not in _verdicts:
                 with torch.autocast("cpu", enabled=False):
-                    _verdicts[name] = measure()
-    return _verdicts[name]
+                    _verdicts[question] = measure()
+    return _verdicts[question]
 
 
 def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9) -> bool:
@@ -68,6 +68,21 @@ def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9)
             each()
             best[index] = min(best[index], time.perf_counter() - start)
     return best[0] < share * best[1]
+
+
+# Float32 weights that a product is timed by: more than most caches hold where few rows read them, fewer for many rows.
+_READ, _MULTIPLIED = 1 << 23, 1 << 21
+MANY_ROWS = 64
+"""What stands for all numbers of rows that are not few."""
+
+
+def some_weights(rows: int, outputs: int, inputs: int) -> list:
+    """Float32 matrices like a model's [outputs, inputs], to time products of so many rows by."""
+    most = _READ if rows < MANY_ROWS else _MULTIPLIED
+    outputs = max(1, min(outputs, most // inputs))  # of a large head some rows
+    size, block = outputs * inputs, random_matrix(1 << 12)  # all random would take longer than the timing
+    first = block.repeat(size // len(block) + 1)[:size].view(outputs, inputs)
+    return [first, *(first.clone() for _ in range(most // size - 1))] if rows < MANY_ROWS else [first]
 
 
 def random_matrix(*shape: int):

@@ -25,6 +25,11 @@ class QuickRMSNorm(RMSNorm):
         return F.layer_norm(both, (2 * size,), torch.cat((weight, weight)), eps=self.eps)[..., :size]
 
 
+def can_be_quick_norm(norm) -> bool:
+    """Whether its states can be such: a float32 norm as a layer norm gains nothing."""
+    return norm.weight.dtype in HALVES
+
+
 def normed(hidden_states, eps: float):
     """`RMSNorm` without a weight: states [..., size] -> [..., size], computed in float32."""
     size = hidden_states.shape[-1]

@@ -6,13 +6,14 @@ I inputs and O outputs of a linear layer.
 import functools
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
 from torch.nn import functional as F
 from torch.utils import _python_dispatch
 
-from .measure import is_measured, is_quicker, random_matrix
+from .measure import is_measured, is_quicker, random_matrix, some_weights
 from .origin import Origin
 
 # The number of rows that a layout is for. In float32 the one for a single row is slower than this one, with any number.
@@ -38,12 +39,13 @@ def packed(weight):
 
 def is_quicker_in_float32() -> bool:
     """Whether oneDNN's float32 product exists, is correct, and is faster than PyTorch's own."""
-    return is_measured("onednn", lambda: _measure_plain(64))
+    return is_measured("onednn", lambda: _measure_plain(64, [random_matrix(3072, 1024)], F.linear, 0.8))
 
 
-def is_quicker_for_one_row() -> bool:
-    """The same for a product that reads the weights for one row."""
-    return is_measured("onednn, one row", lambda: _measure_plain(1))
+def is_quicker_for(rows: int, outputs: int, inputs: int, other: Callable) -> bool:
+    """Whether oneDNN's float32 product of so many rows by a plain weight [outputs, inputs] is faster than another."""
+    question = ("onednn", rows, outputs, inputs)
+    return is_measured(question, lambda: _measure_plain(rows, some_weights(rows, outputs, inputs), other, 0.9))
 
 
 @torch.no_grad()
@@ -107,15 +109,16 @@ def writes_to(tensor) -> int | None:
 
 
 @torch.no_grad()
-def _measure_plain(rows: int) -> bool:
-    """This takes about a tenth of a second."""
-    states, weight = random_matrix(rows, 1024), random_matrix(3072, 1024)
+def _measure_plain(rows: int, weights: list, other: Callable, share: float) -> bool:
+    """This takes up to a tenth of a second."""
+    states = random_matrix(rows, weights[0].shape[1])
     try:
-        if not torch.allclose(product(states, weight), F.linear(states, weight), *_TOLERANCES[torch.float32]):
+        if not torch.allclose(product(states, weights[0]), F.linear(states, weights[0]), *_TOLERANCES[torch.float32]):
             return False
-        return is_quicker(lambda: product(states, weight), lambda: F.linear(states, weight), rounds=12, share=0.8)
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
+    ours, theirs = (lambda by=by: [by(states, weight) for weight in weights] for by in (product, other))
+    return is_quicker(ours, theirs, rounds=5, share=share)
 
 
 @torch.no_grad()

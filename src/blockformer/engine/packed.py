@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from . import onednn
 from .linear import is_plain_linear, is_transformed
-from .measure import is_enabled, is_measured, is_quicker, random_matrix
+from .measure import MANY_ROWS, is_enabled, is_measured, is_quicker, random_matrix
+from .packing_gains import is_quicker_packed_for, rows_of_layers
 
 # The second copy, if there is one, serves up to this many tokens.
 _FEW_TOKENS = 4
@@ -242,7 +243,12 @@ def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
     places = [owners for owners in owners_of_weights(model) if are_packable([module for _, _, module in owners])]
     # T5 in float16 has layers in float32, whose dtype the model looks up.
     places = [owners for owners in places if owners[0][2].weight.dtype is model.dtype]
-    places = [owners for owners in places if gains([owners[0][2].weight], second_copy, _has_table(owners))]
+    rows = rows_of_layers(model)
+    places = [
+        owners
+        for owners in places
+        if gains([owners[0][2].weight], second_copy, _has_table(owners), rows.get(owners[0][2], MANY_ROWS))
+    ]
     for owners in places:
         modules = {module for _, _, module in owners}
         weight = owners[0][2].weight
@@ -288,18 +294,22 @@ def _has_table(owners) -> bool:
     return any(isinstance(module, nn.Embedding) for _, _, module in owners)
 
 
-def gains(weights: list, second_copy: bool, is_table: bool = False) -> bool:
+def gains(weights: list, second_copy: bool, is_table: bool = False, rows: int = MANY_ROWS) -> bool:
     """Whether weights of one dtype, side by side, are multiplied faster when they are packed, or held twice.
 
     Args:
         weights: each [O, I].
         is_table: whether they are those of an embedding, too.
+        rows: see `rows_of_layers`.
     """
     dtype = weights[0].dtype
     if not is_enabled() or sum(weight.numel() for weight in weights) < _LEAST_WEIGHTS.get(dtype, math.inf):
         return False
     if not is_table and onednn.is_quicker_packed(dtype):
-        return True
+        if dtype is not torch.float32:
+            return True
+        outputs = tuple(len(weight) for weight in weights)
+        return is_quicker_packed_for(rows, outputs, weights[0].shape[1])
     return second_copy and dtype is torch.bfloat16 and is_quicker_copied()
 
 

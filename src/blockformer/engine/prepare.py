@@ -24,7 +24,7 @@ from .four_bits import PreparedQuantizedLinear
 from .fused import fuse_four_bits, pack_together
 from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled
-from .normalization import QuickRMSNorm
+from .normalization import QuickRMSNorm, can_be_quick_norm
 from .packed import HalfCopy, is_quicker_copied, pack_weights, packed_weights, unpack_weights
 
 # Each plain class and its replacement of the same parameters in a prepared model, and in one with compiled steps.
@@ -42,7 +42,7 @@ _COMPILED = {
     nn.Linear: QuickLinear,
 }
 # What a module must be like besides, for these.
-_CONDITIONS = {QuickLinear: can_be_quick, FusedFeedForward: can_be_fused}
+_CONDITIONS = {QuickLinear: can_be_quick, FusedFeedForward: can_be_fused, QuickRMSNorm: can_be_quick_norm}
 
 
 def prepare_for_inference(model, second_copy: bool = False, compile: bool = False, head_bits: Literal[8] | None = None):
@@ -229,9 +229,8 @@ def _take_out(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, TracedQuantizedLinear):
             module.forget_order()
-        if isinstance(module, EightBitHead):
+        if isinstance(module, QuickLinear):
             module.forget()
-        vars(module).pop("_least_states", None)
         module.__class__ = plain.get(type(module), type(module))
 
 
