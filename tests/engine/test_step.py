@@ -13,13 +13,13 @@ import pytest
 import torch
 from pairs import assert_close, token_ids
 from quantized_layers import low_of
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, in_kernel_invocation_manager
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import BaseStreamer
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiled, linear, measure, step
+from blockformer.engine import compiled, linear, measure, onednn, step
 from blockformer.engine.attention import FusedAttention
 from blockformer.engine.experts import TracedExperts
 from blockformer.engine.onednn import PackedCopies
@@ -630,7 +630,9 @@ def test_memory_is_let_go_of_while_another_graph_is_traced():
     given = [weight.detach(), torch.ones(3, dtype=torch.bfloat16)]
     with torch.inference_mode():
         given.append(torch.ones(3))
-    with FakeTensorMode():
+    for tensor in given:
+        onednn.nothing(tensor.dtype, tensor.is_inference())  # as where a function is given its tensors
+    with FakeTensorMode() as mode, in_kernel_invocation_manager(mode):  # as within an operator that is traced
         del copies
         gc.collect()
         compiled._empty(given)

@@ -21,8 +21,6 @@ Private names that only the package uses, besides those in `compat.py`, and what
   asked for hidden states or attentions has no fast paths any more.
 - `_orig_mod` (of torch.compile's module), `_compiled_call_impl` (torch.nn.Module): a model as loaded that somebody has
   compiled is traced anew when it generates.
-- `_python_dispatch` (torch.utils): ImportError.
-- `_disable_current_modes` (in it): a model that is deleted while another one is compiled keeps its memory.
 - `_is_replica` (set on DataParallel's copies): every copy packs the weights again.
 """
 

@@ -149,6 +149,8 @@ class CompiledFunction:
                 # The code never lets go of a tensor: it gets others on the same memory, which are emptied in the end.
                 tensors = {full_name: tensor.detach() for full_name, tensor in tensors.items()}
                 self._given += tensors.values()
+                for tensor in tensors.values():
+                    onednn.nothing(tensor.dtype, tensor.is_inference())
                 self._runner.load_constants({**tensors, **copies}, check_full_update=True, user_managed=True)
                 self._addresses = addresses
             self._state = state
@@ -156,10 +158,9 @@ class CompiledFunction:
 
 
 def _empty(tensors: list) -> None:
-    with onednn.untraced():
-        for tensor in tensors:
-            with torch.inference_mode(tensor.is_inference()):
-                tensor.data = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    for tensor in tensors:
+        with torch.inference_mode(tensor.is_inference()):
+            tensor.data = onednn.nothing(tensor.dtype, tensor.is_inference())
 
 
 class Modules:

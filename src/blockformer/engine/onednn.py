@@ -7,11 +7,9 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 from torch.nn import functional as F
-from torch.utils import _python_dispatch
 
 from .measure import is_measured, is_quicker, random_matrix, some_weights
 from .origin import Origin
@@ -86,21 +84,31 @@ class PackedCopies:
                 origin, copy = Origin(places), packed(weight)
                 if kept[1] is None:
                     kept[1] = copy
+                    nothing(copy.dtype, is_packed=True)
                 kept[1].data = copy
                 kept[0] = origin
             return kept[1]
 
 
 def _empty(copies: dict) -> None:
-    with torch.inference_mode(False), untraced():
+    with torch.inference_mode(False):
         for _, copy in copies.values():
             if copy is not None:
-                copy.data = packed(torch.zeros(1, 1, dtype=copy.dtype, device="cpu"))
+                copy.data = nothing(copy.dtype, is_packed=True)
 
 
-def untraced():
-    """A context for finalizers, which may be called while this thread traces a graph: tensors in it are real."""
-    return getattr(_python_dispatch, "_disable_current_modes", nullcontext)()
+@functools.cache
+def nothing(dtype, is_inference: bool = False, is_packed: bool = False):
+    """What the memory of a tensor is replaced by: plain or packed, of inference mode or not.
+
+    It is made before it is needed, since a finalizer may be called where no operator gives a real tensor: while this
+    thread traces a graph.
+    """
+    with torch.inference_mode(is_inference):
+        tensor = (
+            torch.zeros(1, 1, dtype=dtype, device="cpu") if is_packed else torch.empty(0, dtype=dtype, device="cpu")
+        )
+        return packed(tensor) if is_packed else tensor
 
 
 def writes_to(tensor) -> int | None:
