@@ -28,6 +28,10 @@ class Machine:
     read_gbs: float
     gemm_gflops: dict[str, float]
 
+    def multiplies(self, dtype: torch.dtype) -> bool:
+        """Whether a large product in this dtype takes less than seconds, so that models of many tokens can be timed."""
+        return self.gemm_gflops[str(dtype).removeprefix("torch.")] >= _SLOW
+
 
 def best(work: Callable[[], object], repeats: int = 7) -> float:
     """The least of some timings of one piece of work, in seconds, after one that does not count."""

@@ -10,7 +10,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import machine
@@ -21,6 +20,7 @@ import torch
 import workloads
 from rich.console import Console
 from rich.progress import track
+from sizes import FULL, SHORT, TINY, Size
 from transformers.utils import logging
 
 DTYPES = [torch.bfloat16, torch.float32]
@@ -42,156 +42,6 @@ PARTS = [
 ]
 OPTIONAL_PARTS = ["prompts", "peers"]
 PROMPTS = [8, 64]
-GPT2 = workloads.Shape(
-    "GPT-2", layers=12, vocab_size=50257, hidden_size=768, heads=12, kv_heads=12, head_dim=64, family="gpt2"
-)
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much of everything is run.
-
-    Attributes:
-        gemma: a decoder with windows in most layers; `experts` one with experts. Both have the first two of `decodes`.
-        small: a decoder whose weights take less time than what surrounds them.
-        decodes: context and batch of each row of decoding, for `decoder`; `gpt2` has the first two, `small` the first.
-        prefill: what is timed on whole prompts.
-        prefills: lengths of the prompts.
-        rounds, tokens: turns that count, and tokens that each turn of `generate()` writes.
-        layers, text_tokens: of BERT and T5, and of what an encoder-decoder writes.
-        encoder_layers: of ModernBERT, DeBERTa and MPNet.
-        sentences: how many docstrings are embedded.
-        steps: rows and length of a training step, by dtype.
-        step_rounds: turns of a training step that count, by dtype; in bfloat16 also of processes whose memory is taken.
-        loads: small float32 checkpoints that are loaded.
-        files: the bfloat16 checkpoint that is loaded and converted.
-    """
-
-    decoder: workloads.Shape
-    small: workloads.Shape
-    gpt2: workloads.Shape
-    gemma: workloads.Shape
-    experts: workloads.Shape
-    decodes: list[tuple[int, int]]
-    prefill: workloads.Shape
-    prefills: list[int]
-    rounds: int
-    tokens: int
-    layers: int
-    encoder_layers: int
-    sentences: int
-    text_tokens: int
-    marian_vocab_size: int
-    training: workloads.Shape
-    steps: dict[torch.dtype, tuple[int, int]]
-    step_rounds: dict[torch.dtype, int]
-    loads: list[workloads.Shape]
-    files: workloads.Shape
-    file_rounds: int
-    limits: dict[str, int]
-
-
-SMALL_SIZES = {"vocab_size": 1000, "heads": 4, "kv_heads": 2}
-LOADS = [
-    workloads.Shape("2 layers x 64", layers=2, hidden_size=64, intermediate_size=256, head_dim=16, **SMALL_SIZES),
-    workloads.Shape("48 layers x 128", layers=48, hidden_size=128, intermediate_size=512, head_dim=32, **SMALL_SIZES),
-    GPT2,
-]
-STEPS = {torch.float32: (2, 512), torch.bfloat16: (6, 512)}
-WHOLE = workloads.Shape("Qwen3-0.6B", layers=28, vocab_size=151936)
-SMALL = workloads.Shape(
-    "6 layers x 256",
-    layers=6,
-    vocab_size=4096,
-    hidden_size=256,
-    intermediate_size=1024,
-    heads=8,
-    kv_heads=4,
-    head_dim=32,
-)
-GEMMA_SIZES = {"hidden_size": 1152, "intermediate_size": 6912, "heads": 4, "kv_heads": 1, "head_dim": 256}
-GEMMA = workloads.Shape("Gemma-3-1B", layers=26, vocab_size=262144, family="gemma3_text", **GEMMA_SIZES)
-FEW_GEMMA = workloads.Shape("Gemma-3-1B width, 6 layers", 6, 32768, family="gemma3_text", **GEMMA_SIZES)
-MOE_SIZES = {"hidden_size": 2048, "heads": 32, "kv_heads": 4, "family": "qwen3_moe"}
-FEW_EXPERTS = workloads.Shape("Qwen3-30B-A3B width, 2 layers of 32 experts", 2, 32768, experts=32, **MOE_SIZES)
-EXPERTS = workloads.Shape("Qwen3-30B-A3B width, 4 layers of 128 experts", 4, 32768, experts=128, **MOE_SIZES)
-SHORT = Size(
-    decoder=WHOLE,
-    small=SMALL,
-    gpt2=GPT2,
-    gemma=FEW_GEMMA,
-    experts=FEW_EXPERTS,
-    decodes=[(16, 1), (512, 1), (2048, 1)],
-    prefill=workloads.Shape("Qwen3-0.6B width, 6 layers", layers=6, vocab_size=32768),
-    prefills=[512, 2048],
-    rounds=5,
-    tokens=12,
-    layers=4,
-    encoder_layers=8,
-    sentences=1000,
-    text_tokens=24,
-    marian_vocab_size=8192,
-    training=workloads.Shape("Qwen3-0.6B width, 2 layers", layers=2, vocab_size=151936),
-    steps=STEPS,
-    step_rounds={torch.float32: 2, torch.bfloat16: 1},
-    loads=LOADS,
-    files=WHOLE,
-    file_rounds=2,
-    limits={},
-)
-FULL = Size(
-    decoder=WHOLE,
-    small=SMALL,
-    gpt2=GPT2,
-    gemma=GEMMA,
-    experts=EXPERTS,
-    decodes=[(16, 1), (512, 1), (2048, 1), (8192, 1), (512, 8)],
-    prefill=WHOLE,
-    prefills=[512, 2048],
-    rounds=5,
-    tokens=24,
-    layers=12,
-    encoder_layers=12,
-    sentences=1000,
-    text_tokens=24,
-    marian_vocab_size=58101,
-    training=WHOLE,
-    steps=STEPS,
-    step_rounds={torch.float32: 3, torch.bfloat16: 2},
-    loads=LOADS,
-    files=WHOLE,
-    file_rounds=5,
-    limits={},
-)
-TINY_SIZES = {"layers": 1, "vocab_size": 512, "hidden_size": 64, "heads": 4, "head_dim": 16}
-TINY_DECODER = workloads.Shape("Tiny", kv_heads=2, intermediate_size=128, **TINY_SIZES)
-TINY_GPT2 = workloads.Shape("Tiny GPT-2", kv_heads=4, intermediate_size=128, family="gpt2", **TINY_SIZES)
-TINY_GEMMA = workloads.Shape("Tiny Gemma", kv_heads=2, intermediate_size=128, family="gemma3_text", **TINY_SIZES)
-TINY_EXPERTS = workloads.Shape("Tiny experts", kv_heads=2, family="qwen3_moe", experts=4, **TINY_SIZES)
-TINY = Size(
-    decoder=TINY_DECODER,
-    small=TINY_DECODER,
-    gpt2=TINY_GPT2,
-    gemma=TINY_GEMMA,
-    experts=TINY_EXPERTS,
-    decodes=[(16, 1), (16, 2)],
-    prefill=TINY_DECODER,
-    prefills=[16],
-    rounds=1,
-    tokens=3,
-    layers=1,
-    encoder_layers=2,
-    sentences=8,
-    text_tokens=3,
-    marian_vocab_size=512,
-    training=TINY_DECODER,
-    steps={torch.float32: (2, 16), torch.bfloat16: (2, 16)},
-    step_rounds={torch.float32: 1, torch.bfloat16: 1},
-    loads=[TINY_GPT2],
-    files=TINY_DECODER,
-    file_rounds=1,
-    limits={"size": 64, "read_bytes": 2**20},
-)
 
 
 def main() -> None:
@@ -213,25 +63,30 @@ def main() -> None:
     size = TINY if options.tiny else FULL if options.full else SHORT
 
     limits = machine.measure(DTYPES, **size.limits)
+    dtypes = [dtype for dtype in DTYPES if options.tiny or limits.multiplies(dtype)]
+    for dtype in DTYPES:
+        if dtype not in dtypes:
+            console.print(f"No rows of large models in {dtype}, in which this processor multiplies too slowly.")
     rows: list[workloads.Row] = []
     if "decoder" in options.only:
-        rows += decoder_rows(size.decoder, size.decodes, [], size, limits, console)
-        rows += decoder_rows(size.prefill, [], size.prefills, size, limits, console)
-        rows.append(half_row(size.prefill, size.prefills[0], min(size.rounds, 3), limits, console))
+        rows += decoder_rows(size.decoder, size.decodes, [], dtypes, size, limits, console)
+        rows += decoder_rows(size.prefill, [], size.prefills, dtypes, size, limits, console)
+        if torch.bfloat16 in dtypes:
+            rows.append(half_row(size.prefill, size.prefills[0], min(size.rounds, 3), limits, console))
     if "small" in options.only:
-        rows += decoder_rows(size.small, size.decodes[:1], [], size, limits, console)
+        rows += decoder_rows(size.small, size.decodes[:1], [], DTYPES, size, limits, console)
     if "gpt2" in options.only:
-        rows += decoder_rows(size.gpt2, size.decodes[:2], [], size, limits, console)
+        rows += decoder_rows(size.gpt2, size.decodes[:2], [], DTYPES, size, limits, console)
     for part, shape in (("gemma", size.gemma), ("experts", size.experts)):
         if part in options.only:
-            rows += decoder_rows(shape, size.decodes[:2], size.prefills[:1], size, limits, console)
+            rows += decoder_rows(shape, size.decodes[:2], size.prefills[:1], dtypes, size, limits, console)
     if "encoder" in options.only:
-        for dtype in DTYPES[::-1]:
+        for dtype in dtypes[::-1]:
             pair = tuple(model.to(dtype) for model in seq2seq.make_bert(size.layers))
             for state in states(pair):
                 rows += encoded(pair, "BERT-base width", state, size, limits, console)
     for name, make in seq2seq.ENCODERS.items() if "encoders" in options.only else ():
-        for dtype in DTYPES[::-1]:
+        for dtype in dtypes[::-1]:
             pair = tuple(model.to(dtype) for model in make(size.encoder_layers))
             for state in states(pair):
                 rows += encoded(pair, name, state, size, limits, console)
@@ -250,12 +105,12 @@ def main() -> None:
         for state in states(pair):
             rows += written(pair, "Marian, Transformer-base width", state, size, limits, console)
     if "prompts" in options.only:
-        rows += prompts.rows(size.prefill, DTYPES, [*PROMPTS, *size.prefills], size.rounds, limits, console)
+        rows += prompts.rows(size.prefill, dtypes, [*PROMPTS, *size.prefills], size.rounds, limits, console)
     if "compiled" in options.only:
-        rows += compiled_rows(size, limits, console)
+        rows += compiled_rows(size, dtypes[0], limits, console)
     options.output.mkdir(parents=True, exist_ok=True)
     if "training" in options.only:
-        rows += training_rows(size, limits, options.output, console)
+        rows += training_rows(size, dtypes, limits, options.output, console)
     if "load" in options.only or "convert" in options.only:
         rows += file_rows(size, options.only, limits, options.output, console)
     if "peers" in options.only:  # last: the runtimes bring thread pools of their own
@@ -271,16 +126,17 @@ def decoder_rows(
     shape: workloads.Shape,
     decodes: list[tuple[int, int]],
     prefills: list[int],
+    dtypes: list[torch.dtype],
     size: Size,
     limits: machine.Machine,
     console: Console,
 ) -> list[workloads.Row]:
-    """Decode at these contexts and batches, and prefill of these lengths, in every dtype.
+    """Decode at these contexts and batches, and prefill of these lengths, in these dtypes.
 
     As `from_pretrained` gives the model, after `prepare_for_inference()`, and in bfloat16 with its second copy.
     """
     rows: list[workloads.Row] = []
-    for dtype in DTYPES:
+    for dtype in dtypes:
         pair = workloads.make_pair(shape, dtype)
 
         def measure(
@@ -337,21 +193,22 @@ def written(pair, name: str, state: str, size: Size, limits: machine.Machine, co
     return [seq2seq.write(pair, name, count, rounds, size.text_tokens, limits.read_gbs, state) for count in beams]
 
 
-def compiled_rows(size: Size, limits: machine.Machine, console: Console) -> list[workloads.Row]:
+def compiled_rows(size: Size, dtype: torch.dtype, limits: machine.Machine, console: Console) -> list[workloads.Row]:
     """An encoder, decoding and the text of encoder-decoders in float32, by what is compiled before, if need be.
 
-    The large decoder is in bfloat16.
+    Args:
+        dtype: of the large decoder.
     """
     pair = seq2seq.make_bert(size.layers)
     workloads.compiled(pair)
     rows = encoded(pair, "BERT-base width", ", compiled", size, limits, console)
     alone = [(context, batch) for context, batch in size.decodes if batch == 1]
-    for shape, dtype, decodes in (
+    for shape, kind, decodes in (
         (size.small, torch.float32, alone[:2]),
         (size.gpt2, torch.float32, alone[:2]),
-        (size.decoder, torch.bfloat16, alone),
+        (size.decoder, dtype, alone),
     ):
-        pair = workloads.make_pair(shape, dtype)
+        pair = workloads.make_pair(shape, kind)
         workloads.compiled(pair)
         for context, batch in decodes:
             work = (context, batch, size.rounds, size.tokens, limits.read_gbs, "decode, compiled")
@@ -365,12 +222,14 @@ def compiled_rows(size: Size, limits: machine.Machine, console: Console) -> list
     return rows
 
 
-def training_rows(size: Size, limits: machine.Machine, output: Path, console: Console) -> list[workloads.Row]:
-    """The time of a training step in both dtypes, and its peak memory in bfloat16."""
+def training_rows(
+    size: Size, dtypes: list[torch.dtype], limits: machine.Machine, output: Path, console: Console
+) -> list[workloads.Row]:
+    """The time of a training step in these dtypes, and its peak memory in bfloat16."""
     import training
 
     rows = []
-    for dtype in track(DTYPES[::-1], "training", console=console):
+    for dtype in track(dtypes[::-1], "training", console=console):
         pair = workloads.make_pair(size.training, dtype)
         step, rounds = size.steps[dtype], size.step_rounds[dtype]
         rows.append(training.time_step(pair, size.training, *step, rounds, limits.gemm_gflops))

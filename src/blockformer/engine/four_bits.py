@@ -44,7 +44,7 @@ class PreparedQuantizedLinear(QuantizedLinear):
         if not is_enabled() or is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
             return super().forward(states)
         copy = self._plain_copy
-        if copy is not None and copy.takes(self, states):
+        if copy is not None and copy.takes(states):
             return F.linear(states, copy.weight, self._parameters["bias"])
         if torch.is_autocast_enabled(states.device.type):
             states = states.to(torch.get_autocast_dtype(states.device.type))
@@ -143,17 +143,18 @@ class _PlainCopy:
     """The weight of a small layer as a plain one, [O, I], for few rows."""
 
     def __init__(self, layer, dtype):
-        self._origin = Origin(places_of(layer))
-        self.weight = layer.dequantized(dtype).t().contiguous()
+        self._places = places_of(layer)
+        self._origin = Origin(self._places)
+        self.weight, self._inputs = layer.dequantized(dtype).t().contiguous(), layer.in_features
 
-    def takes(self, layer, states) -> bool:
+    def takes(self, states) -> bool:
         """Whether it is of the layer's current weights, and for such states [..., I]."""
         if states.dtype is not self.weight.dtype or torch.is_autocast_enabled("cpu"):
             return False
-        rows = states.numel() // layer.in_features
+        rows = states.numel() // self._inputs
         if rows != 1 and not (0 < rows <= MOST_PACKED_ROWS and is_plain_quicker(states.dtype, rows)):
             return False
-        return self._origin.is_of(places_of(layer))
+        return self._origin.is_of(self._places)
 
 
 class _Packed:
