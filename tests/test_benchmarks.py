@@ -1,5 +1,6 @@
 """The benchmarks: every row's code on tiny shapes, the tables, how memory is sampled, unequal models refused."""
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -127,6 +128,13 @@ def test_each_unit_and_peer_has_a_table_of_its_own(benchmark):
     assert parts[6].splitlines()[2:] == [
         "| Tiny | convert | float32 | - | - | 2,000.0 / 2,000.0 | 1,000.0 / 1,000.0 | 0.50 | 0.50 | - |"
     ]
+
+
+def test_dtypes_in_which_large_models_would_take_hours_are_known(benchmark):
+    measured = benchmark("machine").measure([torch.float32], size=64, read_bytes=2**20)
+    slow = dataclasses.replace(measured, gemm_gflops={"bfloat16": 2.0, "float32": 68.0})
+    assert not slow.multiplies(torch.bfloat16)
+    assert slow.multiplies(torch.float32)
 
 
 def test_the_peak_of_freed_memory_is_seen(benchmark):

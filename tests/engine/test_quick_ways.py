@@ -287,7 +287,7 @@ def test_measuring_leaves_the_random_state_alone(monkeypatch):
     halves = (torch.float16, torch.bfloat16)
     for dtype in (*halves, torch.float32):  # the first one asks for the last
         linear(nn.utils.skip_init(nn.Linear, 4, 3, dtype=dtype), torch.ones(8, 4, dtype=dtype))
-    quick_linear.quickest(1, torch.ones(512, 256))
+    quick_linear.quickest(1, 512, 256)
     packing_gains.is_quicker_packed_for(1, (48, 16), 64)
     for dtype in (torch.bfloat16, torch.float32):
         onednn.is_quicker_packed(dtype)

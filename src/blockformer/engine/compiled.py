@@ -35,7 +35,7 @@ from .origin import last_made
 
 logger = logging.get_logger(__name__)
 
-# A product and its sum as one instruction (FMA): in loops of several rows or of 4 bits it takes a quarter off.
+# A product and its sum are one instruction (FMA); Inductor by itself rounds in between.
 _CONFIG = {"aot_inductor.package_constants_in_so": False, "cpp.enable_floating_point_contract_flag": "fast"}
 _PACKABLE = "packable"  # under this name a package lists the weights that may be packed ones
 _CODE = Path(__file__).parents[1]

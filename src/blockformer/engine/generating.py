@@ -17,8 +17,7 @@ from .few_rows import MOST_ROWS
 from .linear import can_multiply, is_bare, is_plain_linear
 from .measure import is_enabled
 
-# Weights from which a product in parts takes longer than putting them together.
-_LEAST_WEIGHTS = 1 << 17
+_NOT_QUICK = (False, False)
 _thread = threading.local()  # `depth`: how many calls of `generate` this thread is in
 _lock = threading.Lock()
 _users: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # for each layer how many calls need it
@@ -34,9 +33,13 @@ class GeneratingLinear(nn.Linear):
         weight: Any = self._parameters["weight"]  # attributes take longer to look up
         rows, bias = input.numel() // self.in_features, self._parameters["bias"]
         is_asked = getattr(_thread, "depth", 0) and 0 < rows <= MOST_ROWS and not torch.is_grad_enabled()
-        fits = is_asked and input.shape[-1] == self.in_features and in_parts.is_quicker_for(rows, *weight.shape)
-        product = in_parts.product if fits and can_multiply(input, weight) else F.linear
-        return product(input, weight, bias)
+        # Another thread that ends may have made this layer a plain one meanwhile.
+        is_quick = is_asked and vars(self).get("_is_quick", _NOT_QUICK)[rows > 1]
+        fits = is_quick and input.shape[-1:] == (self.in_features,) and can_multiply(input, weight)
+        return (in_parts.product if fits else F.linear)(input, weight, bias)
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "_is_quick"}
 
     def __reduce_ex__(self, protocol):
         reduced: Any = super().__reduce_ex__(protocol)  # what makes the object, its arguments, its state
@@ -56,22 +59,22 @@ def quick_products(model: nn.Module):
                 counted.append(layer)
                 if type(layer) is nn.Linear:
                     layer.__class__ = GeneratingLinear
+                    vars(layer)["_is_quick"] = _verdicts(layer)
         yield
     finally:
         _thread.depth -= 1
         with _lock:
             for layer in counted:
                 _users[layer] -= 1
-                if not _users[layer] and type(layer) is GeneratingLinear:
-                    layer.__class__ = nn.Linear  # type: ignore[assignment]
+                if not _users[layer]:
+                    _be_plain(layer)
 
 
 def make_plain(model: nn.Module) -> None:
     """Make the layers of a model that generates plain ones, for something else to be made of them."""
     with _lock:
         for module in model.modules():
-            if type(module) is GeneratingLinear:
-                module.__class__ = nn.Linear  # type: ignore[assignment]
+            _be_plain(module)
 
 
 def _layers_of(model) -> list[nn.Module]:
@@ -86,11 +89,19 @@ def _gains(module) -> bool:
     is_linear = is_plain_linear(module) or (type(module) is GeneratingLinear and is_bare(module))
     if not is_linear or module.weight.dtype is not torch.float32 or module.weight.device.type != "cpu":
         return False
-    if module.weight.numel() < _LEAST_WEIGHTS:
-        return False
-    # Both are measured now, so that no product does while it runs.
-    verdicts = [in_parts.is_quicker_for(rows, *module.weight.shape) for rows in (1, MOST_ROWS)]
-    return any(verdicts)
+    return module.weight.dim() == 2 and any(_verdicts(module))
+
+
+def _verdicts(layer) -> tuple[bool, bool]:
+    """Whether products of one row, and of some, are quicker in parts. Both are measured before a product runs."""
+    one, some = (in_parts.is_quicker_for(rows, *layer.weight.shape) for rows in (1, MOST_ROWS))
+    return one, some
+
+
+def _be_plain(module) -> None:
+    if type(module) is GeneratingLinear:
+        module.__class__ = nn.Linear  # type: ignore[assignment]
+        vars(module).pop("_is_quick", None)
 
 
 def _is_wrapped(module) -> bool:

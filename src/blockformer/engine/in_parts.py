@@ -12,6 +12,8 @@ from .few_rows import MOST_ROWS
 from .measure import is_measured, is_quicker, random_matrix, some_weights
 
 _PARTS = 16
+LEAST_WEIGHTS = 1 << 17
+"""Weights below which putting a batch together takes longer than the product gains."""
 
 
 def product(states, weight, bias=None):
@@ -39,7 +41,7 @@ def product(states, weight, bias=None):
 
 def is_quicker_for(rows: int, outputs: int, inputs: int) -> bool:
     """Whether this product of so many rows by a weight [outputs, inputs] is faster here than PyTorch's own."""
-    if not 0 < rows <= MOST_ROWS:
+    if not 0 < rows <= MOST_ROWS or outputs * inputs < LEAST_WEIGHTS:
         return False
     rows = 1 if rows == 1 else MOST_ROWS
     return is_measured(("in parts", rows, outputs, inputs), lambda: _measure(rows, outputs, inputs))
@@ -47,7 +49,7 @@ def is_quicker_for(rows: int, outputs: int, inputs: int) -> bool:
 
 @torch.no_grad()
 def _measure(rows: int, outputs: int, inputs: int) -> bool:
-    """This takes some hundredths of a second."""
+    """This takes up to a tenth of a second."""
     states, weights = random_matrix(rows, inputs), some_weights(rows, outputs, inputs)
     if not torch.allclose(product(states, weights[0]), F.linear(states, weights[0]), atol=1e-3, rtol=1e-4):
         return False

@@ -27,8 +27,6 @@ from .measure import (
 
 # Multiplications below which oneDNN's overhead, tens of microseconds a call, costs more than its product gains.
 _LEAST_WORK = 1 << 23
-# Weights of a layer from which products are compared.
-_LEAST_WEIGHTS = {1: 1 << 17, MOST_ROWS: 1 << 17, MANY_ROWS: 1 << 14}
 # Weights from which oneDNN's product of many rows is faster in a graph, and packed ones from which it is.
 _LEAST_WEIGHTS_IN_GRAPHS, _LEAST_PACKED_WEIGHTS = 1 << 18, 1 << 16
 # Inputs of few rows that the cache next to a core does not hold: with AVX-512 a loop takes longer than oneDNN then.
@@ -56,14 +54,18 @@ class QuickLinear(nn.Linear):
         return super().forward(states) if product is None else product(states, self.weight, self.bias)
 
     def adopt(self) -> None:
-        """Measure which products are the fastest for this weight, and note from how many elements of states on."""
-        weight = self.weight
-        if weight.dtype in HALVES:
+        """Note from how many elements of states on another product than the plain one may be faster."""
+        self._quickest: dict[int, Callable] = {}  # the product for each kind of rows, measured when there are some
+        self._note_least()
+
+    def _note_least(self) -> None:
+        size, few = self.weight.numel(), []
+        if self.weight.dtype in HALVES:
             least = _MANY_ROWS
         else:
-            self._quickest = {kind: quickest(kind, weight) for kind in (1, MOST_ROWS, MANY_ROWS)}
-            few = [rows for rows, kind in ((1, 1), (2, MOST_ROWS)) if self._quickest[kind] is not None]
-            least = few[0] if few else math.ceil(_LEAST_WORK / max(1, weight.numel()))
+            if size >= in_parts.LEAST_WEIGHTS:
+                few = [rows for rows, kind in ((1, 1), (2, MOST_ROWS)) if self._quickest.get(kind) is not F.linear]
+            least = few[0] if few else math.ceil(_LEAST_WORK / max(1, size))
         self._least_states = self.in_features * least
 
     def forget(self) -> None:
@@ -77,6 +79,8 @@ class QuickLinear(nn.Linear):
         weight, rows = self.weight, states.numel() // self.in_features
         if weight.dtype not in (torch.float32, *HALVES) or not can_multiply(states, weight):
             return None
+        if "_quickest" not in vars(self):  # a copy, perhaps in another process
+            self.adopt()
         learned = (states, weight) if self.bias is None else (states, weight, self.bias)
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in learned)
         if weight.dtype in HALVES:
@@ -84,19 +88,19 @@ class QuickLinear(nn.Linear):
         is_large = rows * weight.numel() >= _LEAST_WORK
         if learns:
             return _Product.apply if is_large and onednn.is_quicker_in_float32() else None
-        if rows > MOST_ROWS and not is_large:
-            return None
-        if "_quickest" not in vars(self):  # a copy, perhaps in another process
-            self.adopt()
-        product = self._quickest[kind_of(rows)]
-        # An error of states that do not fit is PyTorch's own.
-        return product if states.shape[-1] == self.in_features else None
+        if states.shape[-1:] != (self.in_features,) or (rows > MOST_ROWS and not is_large):
+            return None  # where states do not fit, the error is PyTorch's own
+        kind = kind_of(rows)
+        if kind not in self._quickest:
+            self._quickest[kind] = quickest(rows, *weight.shape)
+            self._note_least()
+        return self._quickest[kind]
 
     def __getstate__(self):
         return {name: value for name, value in vars(self).items() if name not in NOTED}
 
     def _traced_product(self, states) -> Callable | None:
-        """The product for a graph of the engine's own, where the number of rows may vary; that of few is a loop."""
+        """oneDNN's product for a graph of the engine's own, where the number of rows may vary; None for another one."""
         if self.weight.dtype is not torch.float32 or are_few(states, 1):
             return None
         is_packed = reads_packed_copies() and onednn.is_quicker_packed(torch.float32)
@@ -113,28 +117,23 @@ def kind_of(rows: int) -> int:
     return 1 if rows == 1 else MOST_ROWS if rows <= MOST_ROWS else MANY_ROWS
 
 
-def quickest(kind: int, weight) -> Callable | None:
-    """The fastest float32 product of so many rows (see `kind_of`) by a plain weight [O, I]; None is PyTorch's own."""
-    outputs, inputs = weight.shape
-    if outputs * inputs < _LEAST_WEIGHTS[kind]:
-        return None
-    product: Callable = F.linear
-    if in_parts.is_quicker_for(kind, outputs, inputs):
-        product = in_parts.product
-    if onednn.is_quicker_for(kind, outputs, inputs, product):
-        product = onednn.product
-    return None if product is F.linear else product
+def quickest(rows: int, outputs: int, inputs: int) -> Callable:
+    """The fastest float32 product of so many rows by a plain weight [outputs, inputs]."""
+    kind, size = kind_of(rows), outputs * inputs
+    if (rows * size < _LEAST_WORK) if kind == MANY_ROWS else (size < in_parts.LEAST_WEIGHTS):
+        return F.linear
+    product = in_parts.product if in_parts.is_quicker_for(kind, outputs, inputs) else F.linear
+    return onednn.product if onednn.is_quicker_for(kind, outputs, inputs, product) else product
 
 
 def can_be_quick(layer: nn.Module) -> bool:
-    """Whether a layer is a plain `nn.Linear` on the CPU, of a dtype with a faster product there."""
-    if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
+    """Whether a layer is a plain `nn.Linear` on the CPU for which another product than PyTorch's may be faster."""
+    if type(layer) is not nn.Linear or layer.weight.device.type != "cpu" or layer.weight.dim() != 2:
         return False
     if layer.weight.dtype is torch.float32:
         # In a graph that reads packed copies; in a training step; by itself.
-        if onednn.is_quicker_packed(torch.float32) or onednn.is_quicker_in_float32():
-            return True
-        return any(quickest(kind, layer.weight) is not None for kind in (1, MOST_ROWS, MANY_ROWS))
+        is_quicker = onednn.is_quicker_packed(torch.float32) or onednn.is_quicker_in_float32()
+        return is_quicker or layer.weight.numel() >= in_parts.LEAST_WEIGHTS
     return layer.weight.dtype in HALVES and is_quicker_widened(layer.weight.dtype)
 
 

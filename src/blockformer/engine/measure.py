@@ -1,4 +1,4 @@
-"""Whether fast paths are allowed, and whether each is faster on this processor: measured once per process."""
+"""Whether fast paths are allowed, and whether each is faster on this processor: each question is measured once."""
 
 import os
 import threading
@@ -79,8 +79,10 @@ MANY_ROWS = 64
 def some_weights(rows: int, outputs: int, inputs: int) -> list:
     """Float32 matrices like a model's [outputs, inputs], to time products of so many rows by."""
     most = _READ if rows < MANY_ROWS else _MULTIPLIED
-    outputs = max(1, min(outputs, most // inputs))  # of a large head some rows
-    size, block = outputs * inputs, random_matrix(1 << 12)  # all random would take longer than the timing
+    if outputs > (whole := max(1024, most // inputs // 16 * 16)):
+        outputs = whole  # of a large head a part, which is still like it
+    # All random would take longer than the timing; no two rows or states begin with the same numbers.
+    size, block = outputs * inputs, random_matrix(4099).flip(0)
     first = block.repeat(size // len(block) + 1)[:size].view(outputs, inputs)
     return [first, *(first.clone() for _ in range(most // size - 1))] if rows < MANY_ROWS else [first]
 

@@ -118,7 +118,7 @@ def writes_to(tensor) -> int | None:
 
 @torch.no_grad()
 def _measure_plain(rows: int, weights: list, other: Callable, share: float) -> bool:
-    """This takes up to a tenth of a second."""
+    """This takes one or two tenths of a second."""
     states = random_matrix(rows, weights[0].shape[1])
     try:
         if not torch.allclose(product(states, weights[0]), F.linear(states, weights[0]), *_TOLERANCES[torch.float32]):

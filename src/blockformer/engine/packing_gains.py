@@ -5,12 +5,12 @@ O outputs of a layer, I inputs.
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
+from ..attention import Attention
 from ..stack import Stack
 from . import onednn
 from .few_rows import MOST_ROWS
-from .linear import kind_of, quickest
+from .linear import quickest
 from .measure import MANY_ROWS, is_measured, is_quicker, random_matrix, some_weights
 
 # More rows than `MOST_ROWS`, such as some texts' or beams'.
@@ -20,11 +20,15 @@ _SOME_ROWS = 16
 def rows_of_layers(model: nn.Module) -> dict[nn.Module, int]:
     """For each layer of a stack the number of rows that its products must not be slower with, see `linear.kind_of`.
 
-    A decoder alone writes a text at a time; that of an encoder-decoder several, or some beams.
+    A decoder alone writes a text at a time; that of an encoder-decoder several, or some beams. Keys and values of a
+    source are products of all its tokens.
     """
     rows: dict[nn.Module, int] = {}
     for stack in (each for each in model.modules() if isinstance(each, Stack) and each.is_causal):
         rows |= dict.fromkeys(stack.modules(), MOST_ROWS if stack.config.is_encoder_decoder else 1)
+        for part in stack.modules():
+            if isinstance(part, Attention) and part.is_cross_attention:
+                rows |= {part.k_proj: MANY_ROWS, part.v_proj: MANY_ROWS}
     head = getattr(model, "lm_head", None)
     return rows if head is None or not rows else {**rows, head: min(rows.values())}
 
@@ -38,22 +42,22 @@ def is_quicker_packed_for(rows: int, outputs: tuple[int, ...], inputs: int) -> b
     def measure():
         if rows == MANY_ROWS:
             return _is_faster(MANY_ROWS, outputs, inputs, 0.95)
-        is_slower = not _is_faster(rows, outputs, inputs, 1.05)
-        return not is_slower and _is_faster(_SOME_ROWS, outputs, inputs, 0.9)
+        is_level = all(_is_faster(few, outputs, inputs, 1.05) for few in sorted({rows, MOST_ROWS}))
+        return is_level and _is_faster(_SOME_ROWS, outputs, inputs, 0.9)
 
     return is_measured(("packed", rows, outputs, inputs), measure)
 
 
 @torch.no_grad()
 def _is_faster(rows: int, outputs: tuple[int, ...], inputs: int, share: float) -> bool:
+    """Whether the packed matrix takes less than that share of the plain layers' time with so many rows."""
     states, weights = random_matrix(rows, inputs), some_weights(rows, sum(outputs), inputs)
-    packed = [onednn.packed(weight) for weight in weights]
-    if len(weights[0]) < sum(outputs):  # a part of a large head
-        outputs = (len(weights[0]),)
-    parts = [part for weight in weights for part in weight.split(outputs)]
-    products = [quickest(kind_of(rows), part) or F.linear for part in parts[: len(outputs)]] * len(weights)
+    packed, products = [onednn.packed(weight) for weight in weights], [quickest(rows, each, inputs) for each in outputs]
+    length, total = len(weights[0]), sum(outputs)
+    sizes = [each * length // total for each in outputs[1:]]  # smaller than the outputs where the weights are cut
+    parts = [weight.split([length - sum(sizes), *sizes]) for weight in weights]
 
     def others():
-        return [product(states, part) for product, part in zip(products, parts, strict=True)]
+        return [product(states, part) for layers in parts for product, part in zip(products, layers, strict=True)]
 
     return is_quicker(lambda: [onednn.product(states, weight) for weight in packed], others, rounds=5, share=share)
