@@ -17,7 +17,6 @@ from .few_rows import MOST_ROWS
 from .linear import can_multiply, is_bare, is_plain_linear
 from .measure import is_enabled
 
-_NOT_QUICK = (False, False)
 _thread = threading.local()  # `depth`: how many calls of `generate` this thread is in
 _lock = threading.Lock()
 _users: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # for each layer how many calls need it
@@ -29,12 +28,14 @@ class GeneratingLinear(nn.Linear):
     Shapes: [..., I] -> [..., O].
     """
 
+    _is_quick: tuple[bool, bool] = (False, False)  # with one row, and with some
+
     def forward(self, input):
         weight: Any = self._parameters["weight"]  # attributes take longer to look up
         rows, bias = input.numel() // self.in_features, self._parameters["bias"]
         is_asked = getattr(_thread, "depth", 0) and 0 < rows <= MOST_ROWS and not torch.is_grad_enabled()
         # Another thread that ends may have made this layer a plain one meanwhile.
-        is_quick = is_asked and vars(self).get("_is_quick", _NOT_QUICK)[rows > 1]
+        is_quick = is_asked and vars(self).get("_is_quick", GeneratingLinear._is_quick)[rows > 1]
         fits = is_quick and input.shape[-1:] == (self.in_features,) and can_multiply(input, weight)
         return (in_parts.product if fits else F.linear)(input, weight, bias)
 
