@@ -131,8 +131,8 @@ def can_be_quick(layer: nn.Module) -> bool:
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu" or layer.weight.dim() != 2:
         return False
     if layer.weight.dtype is torch.float32:
-        # In a graph that reads packed copies; in a training step; by itself.
-        is_quicker = onednn.is_quicker_packed(torch.float32) or onednn.is_quicker_in_float32()
+        # In a training step; in a graph that reads packed copies; by itself.
+        is_quicker = onednn.is_quicker_in_float32() or onednn.is_quicker_packed(torch.float32)
         return is_quicker or layer.weight.numel() >= in_parts.LEAST_WEIGHTS
     return layer.weight.dtype in HALVES and is_quicker_widened(layer.weight.dtype)
 
