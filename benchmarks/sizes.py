@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import workloads
@@ -104,29 +104,19 @@ SHORT = Size(
     file_rounds=2,
     limits={},
 )
-FULL = Size(
-    decoder=WHOLE,
-    small=SMALL,
-    gpt2=GPT2,
+FULL = replace(
+    SHORT,
     gemma=GEMMA,
     experts=EXPERTS,
-    decodes=[(16, 1), (512, 1), (2048, 1), (8192, 1), (512, 8)],
+    decodes=[*SHORT.decodes, (8192, 1), (512, 8)],
     prefill=WHOLE,
-    prefills=[512, 2048],
-    rounds=5,
     tokens=24,
     layers=12,
     encoder_layers=12,
-    sentences=1000,
-    text_tokens=24,
     marian_vocab_size=58101,
     training=WHOLE,
-    steps=STEPS,
     step_rounds={torch.float32: 3, torch.bfloat16: 2},
-    loads=LOADS,
-    files=WHOLE,
     file_rounds=5,
-    limits={},
 )
 TINY_SIZES = {"layers": 1, "vocab_size": 512, "hidden_size": 64, "heads": 4, "head_dim": 16}
 TINY_DECODER = workloads.Shape("Tiny", kv_heads=2, intermediate_size=128, **TINY_SIZES)

@@ -77,7 +77,7 @@ MANY_ROWS = 64
 
 
 def some_weights(rows: int, outputs: int, inputs: int) -> list:
-    """Float32 matrices like a model's [outputs, inputs], to time products of so many rows by."""
+    """Float32 matrices [outputs or fewer, inputs] like a model's, to time products of so many rows by."""
     most = _READ if rows < MANY_ROWS else _MULTIPLIED
     if outputs > (whole := max(1024, most // inputs // 16 * 16)):
         outputs = whole  # of a large head a part, which is still like it
