@@ -1,8 +1,8 @@
 """DeBERTa 2 and 3 (He et al., 2021 and 2023): BERT with disentangled attention.
 
 Of its many switches those of the third version are taken: both terms of distances, in buckets, with the layers' own
-projections and a norm, and no positions in the embeddings. Checkpoints of the third version hold the heads of their
-training too, which no official class reads.
+projections and a norm, and no positions in the embeddings. Checkpoints of the third version also hold the heads and
+embeddings of their training, which no official class reads.
 """
 
 from dataclasses import replace
@@ -27,6 +27,8 @@ IDLE = {
     "embedding_size": (None,),
     "legacy": (None, True),
 }
+UNREAD = ("embeddings.position_embeddings.weight", "embeddings.word_embeddings._weight")
+"""Tensors of the stack that the released checkpoints hold and that no official class reads."""
 TRAINING_HEADS = (
     *(f"lm_predictions.lm_head.{name}" for name in ("bias", "dense.weight", "dense.bias")),
     *(f"lm_predictions.lm_head.LayerNorm.{kind}" for kind in ("weight", "bias")),
@@ -82,7 +84,9 @@ class DebertaFamily(BertLikeFamily):
     def rules_for(self, form, config):
         """See `Family.rules_for`."""
         table = super().rules_for(form, config)
-        return type(table)(table.rules, ignored=[*table.ignored, *TRAINING_HEADS])
+        root = self._root(self.head(form))
+        unread = [root + name for name in UNREAD]
+        return type(table)(table.rules, ignored=[*table.ignored, *unread, *TRAINING_HEADS])
 
 
 ROWS = {"modules": {"classifier": "score"}, "own_pooler": "pooler.dense"}

@@ -1,0 +1,74 @@
+"""What checkpoints of the Hub hold and say beyond what today's official classes write."""
+
+import pytest
+import torch
+import transformers
+
+from blockformer.conversion import convert
+
+from .oracles import edit_tensors, entries_of, stored
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def save_official(folder, name, **settings):
+    """A random model of transformers with random biases and norms, saved; gives the model."""
+    torch.manual_seed(0)
+    model_class = getattr(transformers, name)
+    model = model_class(model_class.config_class(**{**SIZES, **settings})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def assert_there_and_back(folder):
+    """Convert `src`, comparing logits, and back: the same tensors to the bit, the same config; gives the report."""
+    report = convert(folder / "src", folder / "dst")
+    assert report.parity.passed
+    convert(folder / "dst", folder / "back", to_official=True)
+    assert stored(folder / "back") == stored(folder / "src")
+    assert entries_of(folder / "back") == entries_of(folder / "src")
+    return report
+
+
+@pytest.mark.parametrize("head", ["DebertaV2ForMaskedLM", "DebertaV2ForSequenceClassification", "DebertaV2Model"])
+def test_deberta_may_hold_embeddings_that_the_official_class_does_not_read(tmp_path, head):
+    settings = {
+        "relative_attention": True,
+        "position_buckets": 8,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": "p2c|c2p",
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+    }
+    save_official(tmp_path / "src", head, **settings)
+    root = "" if head == "DebertaV2Model" else "deberta."
+    unread = {f"{root}embeddings.position_embeddings.weight": 64, f"{root}embeddings.word_embeddings._weight": 97}
+    edit_tensors(tmp_path / "src", **{name: torch.randn(rows, 32) for name, rows in unread.items()})
+    assert_there_and_back(tmp_path)
+
+
+def test_pythia_may_hold_masks_and_frequencies(tmp_path):
+    save_official(tmp_path / "src", "GPTNeoXForCausalLM")
+    buffers = {
+        "bias": torch.ones(64, 64).tril().view(1, 1, 64, 64).to(torch.uint8),
+        "masked_bias": torch.tensor(-1e9),
+        "rotary_emb.inv_freq": torch.rand(1),
+    }
+    extra = {f"gpt_neox.layers.{i}.attention.{name}": tensor for i in range(2) for name, tensor in buffers.items()}
+    edit_tensors(tmp_path / "src", **extra)
+    assert_there_and_back(tmp_path)
