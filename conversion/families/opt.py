@@ -41,6 +41,10 @@ class OPTFamily(LlamaLikeFamily):
         narrow = ["word_embed_proj_dim"] if width not in (None, official.get("hidden_size", width)) else []
         return [*super()._unsupported(official), *narrow]
 
+    def unused(self, official):
+        """See `ConfigTranslation.unused`. Ours drops no layers in training, so this setting is one of them."""
+        return sorted({*super().unused(official), *(["layerdrop"] if official.get("layerdrop") else [])})
+
 
 FAMILY = OPTFamily(
     "opt",
@@ -64,5 +68,4 @@ FAMILY = OPTFamily(
     },
     rope=Computed(read_norms, write_norms),
     head_dim=HeadDim(always=False),
-    unsupported={"layerdrop": (None, 0, 0.0)},
 )

@@ -45,5 +45,4 @@ PHI3 = LlamaLikeFamily(
     window=WindowEverywhere(),
     head_dim=HeadDim(always=False),
     computed=[Computed(writer=write_trained_length)],
-    unsupported={"embd_pdrop": (0, 0.0)},
 )

@@ -52,7 +52,7 @@ class ConfigTranslation(ABC):
         config_class: name of the official configuration class in transformers.
         heads: what its models are for; the first is taken where a config does not say.
         fields: official field -> ours, or several of ours that it sets together. Several official fields of one field
-            of ours must be equal.
+            of ours must be equal, except dropouts: they do nothing in evaluation, and the first is taken.
         fixed: our fields that the family never varies. Fields that are named nowhere have our default.
         computed: values that are more than a name; later ones win.
         unsupported: official settings, beyond `UNSUPPORTED`, that ours cannot express: name -> values that do no harm.
@@ -133,7 +133,10 @@ class ConfigTranslation(ABC):
         return settings
 
     def _read_fields(self, official: PretrainedConfig) -> tuple[dict[str, Any], list[str]]:
-        """Our settings for `fields`, and a line for each two official ones that must be equal and are not."""
+        """Our settings for `fields`, and a line for each two official ones that must be equal and are not.
+
+        Of several dropouts the first is taken: they change nothing in evaluation.
+        """
         settings: dict[str, Any] = {}
         origin: dict[str, str] = {}
         lines = []
@@ -144,7 +147,7 @@ class ConfigTranslation(ABC):
             for name in names:
                 if name in DROPOUTS:
                     value = float(value) if type(value) is int else value or 0.0
-                if settings.setdefault(name, value) != value:
+                if settings.setdefault(name, value) != value and name not in DROPOUTS:
                     lines.append(f"{origin[name]} is {settings[name]} and {theirs} is {value}: make them equal")
                 origin.setdefault(name, theirs)
         return settings, lines
@@ -254,11 +257,25 @@ class ConfigTranslation(ABC):
         ]
 
     def unused(self, official: Mapping[str, Any]) -> list[str]:
-        """Entries of an official `config.json` that the official class does not know, so that they change nothing."""
+        """Entries of an official `config.json` that change nothing, since the official class does not know them.
+
+        A second dropout of one field of ours is one of them where it differs from the first, which is taken.
+        """
         known = {*self.defaults.to_dict(), *ABOUT_THE_FILE, *NEVER_FOLLOWED, *self.unsupported}
         known |= {"architectures", "torch_dtype", "dtype", "rope_theta", "rope_scaling", "rope_parameters", "head_dim"}
         known |= {*self.extra_fields, *transformers.GenerationConfig().to_dict()}
-        return sorted(name for name in official if name not in known)
+        return sorted({*(name for name in official if name not in known), *self._other_dropouts(official)})
+
+    def _other_dropouts(self, official: Mapping[str, Any]) -> list[str]:
+        """Dropouts that differ from another official one of the same field of ours, which stands for both."""
+        first: dict[str, Any] = {}
+        other = []
+        for theirs, (name, *_) in self.fields.items():
+            if name in DROPOUTS:
+                value = official.get(theirs, getattr(self.defaults, theirs)) or 0.0
+                if first.setdefault(name, value) != value:
+                    other.append(theirs)
+        return other
 
     def unused_note(self, official: Mapping[str, Any], only_misspelt: bool = False) -> list[str]:
         """A note on entries that change nothing, with the official field whose name is nearly theirs; or no note."""

@@ -72,3 +72,22 @@ def test_pythia_may_hold_masks_and_frequencies(tmp_path):
     extra = {f"gpt_neox.layers.{i}.attention.{name}": tensor for i in range(2) for name, tensor in buffers.items()}
     edit_tensors(tmp_path / "src", **extra)
     assert_there_and_back(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "dropouts"),
+    [
+        ("PhiForCausalLM", {"resid_pdrop": 0.1, "embd_pdrop": 0.0}),  # phi-2
+        ("GPT2LMHeadModel", {"resid_pdrop": 0.0, "embd_pdrop": 0.1}),
+        ("Phi3ForCausalLM", {"resid_pdrop": 0.2, "embd_pdrop": 0.1}),  # whose class never reads the second
+        ("OPTForCausalLM", {"dropout": 0.1, "layerdrop": 0.1}),
+    ],
+)
+def test_dropouts_may_differ_since_they_do_nothing_in_evaluation(tmp_path, name, dropouts):
+    save_official(tmp_path / "src", name, pad_token_id=0, **dropouts)
+    report = assert_there_and_back(tmp_path)
+    kept, other = dropouts
+    assert any(f"'{other}'" in note for note in report.notes) == (name != "Phi3ForCausalLM")
+    (tmp_path / "dst" / "conversion.json").unlink()
+    convert(tmp_path / "dst", tmp_path / "fresh", to_official=True)
+    assert entries_of(tmp_path / "fresh")[kept] == dropouts[kept]
