@@ -103,6 +103,7 @@ class DecoderFamily(Family[Head]):
         **settings,
     ):
         old = {framework + head.official: head.official for head in heads for framework in ("TF", "Flax")}
+        old |= settings.pop("former_names", {})
         extra = (*DROPOUT_ENTRIES, *settings.pop("extra_fields", ()))
         super().__init__(name, config_class, heads, extra_fields=extra, former_names=old, **settings)
         self.root = self.heads[0].root

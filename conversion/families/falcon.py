@@ -84,4 +84,5 @@ FAMILY = FalconFamily(
     },
     head_dim=HeadDim(always=False),
     computed=[Computed(read_architecture, write_architecture)],
+    former_names={"RWForCausalLM": "FalconForCausalLM", "RWModel": "FalconModel"},
 )

@@ -7,4 +7,5 @@ FAMILY = LlamaLikeFamily(
     "Llama",
     spans="transformer.",
     fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
+    former_names={"LLaMAForCausalLM": "LlamaForCausalLM", "LLaMAModel": "LlamaModel"},
 )

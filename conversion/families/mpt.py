@@ -56,5 +56,6 @@ FAMILY = LlamaLikeFamily(
     rope=InnerSize(),
     head_dim=HeadDim(always=False),
     computed=[Computed(read_attention, write_attention)],
+    former_names={"MPTForCausalLM": "MptForCausalLM", "MPTModel": "MptModel"},
     unsupported={"no_bias": (True,), "logit_scale": (None,), "embedding_fraction": (1, 1.0)},
 )
