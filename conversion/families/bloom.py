@@ -4,7 +4,16 @@ from .fields import HeadDim, InnerSize
 from .gpt_neox import by_head
 from .llama_like import NORMS, QKV, LlamaLikeFamily
 
-FAMILY = LlamaLikeFamily(
+
+class BloomFamily(LlamaLikeFamily):
+    """BLOOM, whose exact products of slices leave out two biases."""
+
+    def _unsupported(self, official):
+        sliced = official.get("slow_but_exact") and official.get("pretraining_tp") not in (None, 1)
+        return [*super()._unsupported(official), *(["slow_but_exact"] if sliced else [])]
+
+
+FAMILY = BloomFamily(
     "bloom",
     "Bloom",
     layer={

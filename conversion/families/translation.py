@@ -29,13 +29,14 @@ from .fields import DROPOUTS, TOKENS, Form, Head, NotExpressible, Official, Valu
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None, {}),
     "compression_config": (None, {}),
-    "pretraining_tp": (None, 1),
     "is_encoder_decoder": (None, False),
     "cross_attention_hidden_size": (None,),
     "per_layer_config": (None, {}),
     "token_classification_bias": (None, True),
     "pruned_heads": (None, {}),
 }
+WITHOUT_EFFECT = ("pretraining_tp",)
+"""Official settings that may be there and change nothing: into how many slices some classes cut their products."""
 ABOUT_THE_FILE = ("_name_or_path", "_commit_hash", "transformers_version")
 """Entries of a config file that say where it comes from, not what the model is."""
 NOT_COMPUTED = frozenset(("use_cache", "initializer_range", "classifier_dropout"))
@@ -263,7 +264,7 @@ class ConfigTranslation(ABC):
         """
         known = {*self.defaults.to_dict(), *ABOUT_THE_FILE, *NEVER_FOLLOWED, *self.unsupported}
         known |= {"architectures", "torch_dtype", "dtype", "rope_theta", "rope_scaling", "rope_parameters", "head_dim"}
-        known |= {*self.extra_fields, *transformers.GenerationConfig().to_dict()}
+        known |= {*WITHOUT_EFFECT, *self.extra_fields, *transformers.GenerationConfig().to_dict()}
         return sorted({*(name for name in official if name not in known), *self._other_dropouts(official)})
 
     def _other_dropouts(self, official: Mapping[str, Any]) -> list[str]:

@@ -177,7 +177,6 @@ def test_old_rotary_frequencies_are_left_out_and_nothing_else():
 @pytest.mark.parametrize(
     ("family", "changes", "named"),
     [
-        ("llama", {"pretraining_tp": 2}, "pretraining_tp"),
         ("llama", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ("llama", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
@@ -208,8 +207,8 @@ def test_an_official_setting_that_ours_cannot_express_is_named(family, changes, 
 
 
 def test_all_unsupported_settings_are_named_at_once():
-    entries = official("llama", pretraining_tp=2, quantization_config={"bits": 4})
-    with pytest.raises(ConversionError, match=r"(?s)pretraining_tp.*quantization_config"):
+    entries = official("llama", is_encoder_decoder=True, quantization_config={"bits": 4})
+    with pytest.raises(ConversionError, match=r"(?s)is_encoder_decoder.*quantization_config"):
         FAMILIES["llama"].config_from(entries)
 
 

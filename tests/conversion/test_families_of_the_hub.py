@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers
 
-from blockformer.conversion import convert
+from blockformer.conversion import ConversionError, convert
 
-from .oracles import edit_tensors, entries_of, stored
+from .oracles import edit_config, edit_tensors, entries_of, stored
 
 SIZES = {
     "vocab_size": 97,
@@ -91,3 +91,31 @@ def test_dropouts_may_differ_since_they_do_nothing_in_evaluation(tmp_path, name,
     (tmp_path / "dst" / "conversion.json").unlink()
     convert(tmp_path / "dst", tmp_path / "fresh", to_official=True)
     assert entries_of(tmp_path / "fresh")[kept] == dropouts[kept]
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "SmolLM3ForCausalLM", "BloomForCausalLM"])
+def test_products_may_have_been_cut_in_training(tmp_path, name):
+    save_official(tmp_path / "src", name, pad_token_id=0, pretraining_tp=2)
+    assert not any("pretraining_tp" in note for note in assert_there_and_back(tmp_path).notes)
+
+
+def test_a_bloom_whose_slices_lose_their_biases_is_refused(tmp_path):
+    save_official(tmp_path / "src", "BloomForCausalLM", pad_token_id=0, pretraining_tp=2, slow_but_exact=True)
+    with pytest.raises(ConversionError, match=r"config\.json.*\n.*slow_but_exact is 'True'"):
+        convert(tmp_path / "src", tmp_path / "dst")
+    edit_config(tmp_path / "src", slow_but_exact=False)
+    assert_there_and_back(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "former"),
+    [
+        ("MptForCausalLM", "MPTForCausalLM"),
+        ("LlamaForCausalLM", "LLaMAForCausalLM"),
+        ("FalconForCausalLM", "RWForCausalLM"),
+    ],
+)
+def test_a_class_may_have_the_name_of_its_former_code(tmp_path, name, former):
+    save_official(tmp_path / "src", name, pad_token_id=0)
+    edit_config(tmp_path / "src", architectures=[former])
+    assert_there_and_back(tmp_path)
