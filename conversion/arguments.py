@@ -160,4 +160,4 @@ def find_source(
         ConversionError: there is no such source, or the other arguments do not suit it.
     """
     check_source(source, family, config, to_official, hub.get("revision"))
-    return weight_file(source, config) if config is not None else Source(*locate(source, **hub))
+    return weight_file(source, config) if config is not None else locate(source, **hub)

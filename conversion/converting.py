@@ -4,6 +4,7 @@ import os
 import time
 import warnings
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from blockformer.publishing import copy_code, write_card
 
 from .arguments import check_conversion, find_source, verification
-from .errors import listed, shown
+from .errors import ConversionError, listed, shown
 from .families.awq import load_plain, low_bit_weights
 from .families.registry import Family
 from .files.atomic import atomic_folder
 from .files.checkpoint import Checkpoint, nonfinite
+from .files.front_matter import front_matter
 from .files.generation_settings import settings_in
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.side_files import compare_tokenizers, copy_side_files, has_tokenizer, refuse_adapters
+from .files.side_files import carry_side_files, digest, refuse_adapters, return_side_files
+from .files.tokenizers import compare_tokenizers, has_tokenizer
 from .files.unused_tensors import write_unused
 from .origin import ORIGIN
 from .plan import Plan, parse_dtype, plan_in, plan_out
@@ -118,15 +121,23 @@ def convert(
             _check_tied(checkpoint, plan)
             report.notes += write_weights(checkpoint, plan.groups, temporary, max_shard_size, strict_finite, tell)
             (temporary / "config.json").write_text(plan.config_json, encoding="utf-8")
-            report.notes += copy_side_files(checkpoint, temporary)
+            if to_official:
+                side = return_side_files(checkpoint, place.names, temporary, plan.files)
+            else:
+                side = carry_side_files(checkpoint, place.names, temporary)
+            report.notes += [*side.notes, *side.lines]
+            report.left_out = side.left_out
             if not to_official:
                 copy_code(temporary, plan.target_config)
                 for name, path in plan.family.extra_code().items():
                     (temporary / name).parent.mkdir(exist_ok=True)
                     (temporary / name).write_bytes(path.read_bytes())
-                write_generation_config(temporary, _entries(plan, checkpoint), plan.target_config)
+                made = write_generation_config(checkpoint, temporary, _entries(plan, checkpoint), plan.target_config)
+                if made is not None:
+                    side.written[made] = digest(temporary / made)
                 if plan.origin is not None:
-                    (temporary / ORIGIN).write_text(plan.origin.text(), encoding="utf-8")
+                    origin = replace(plan.origin, files=side.record)
+                    (temporary / ORIGIN).write_text(origin.text(), encoding="utf-8")
                     write_unused(checkpoint, plan.origin.unused, temporary)
             level = verification(verify)
             quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
@@ -135,11 +146,13 @@ def convert(
                 report.notes += report.parity.notes
                 if quick and report.parity.measured:
                     report.notes.append("compared on one text only (quick); a full comparison takes longer")
-                found = compare_tokenizers(folder, temporary, to_official)
+                found = compare_tokenizers(side.tokenizer, temporary)
                 report.notes += [found] if found else []
+                if report.not_verified:
+                    report.notes.append(f"not verified: {report.not_verified}")
             report.has_tokenizer = plan.family.is_file or has_tokenizer(folder)
             if not to_official:
-                _write_card(temporary, plan, folder, hub_id, report)
+                _write_card(temporary, plan, checkpoint, hub_id, report)
             checkpoint.check_unchanged()
             tell("putting the folder into place", 0, 0)
     report.seconds = time.monotonic() - start
@@ -179,6 +192,13 @@ def from_official(
     Example:
         >>> model = blockformer.from_official("Qwen/Qwen3-0.6B")  # doctest: +SKIP
     """
+    if "torch_dtype" in loading:  # its name before transformers 5
+        named = loading.pop("torch_dtype")
+        if dtype is not None and parse_dtype(dtype) != parse_dtype(named):
+            raise ConversionError(
+                f"dtype={shown(dtype)} and torch_dtype={shown(named)}: two names of one thing; give one"
+            )
+        dtype = named
     cast = parse_dtype(None if dtype == "auto" else dtype)
     place = find_source(src, family, config, revision=revision, token=token, cache_dir=cache_dir)
     folder = place.path
@@ -189,7 +209,7 @@ def from_official(
         _check_tied(checkpoint, plan)
         weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}
         bad = [name for name, tensor in weights.items() if nonfinite(tensor)]
-        generation = settings_in(folder, _entries(plan, checkpoint), plan.target_config)
+        generation = settings_in(checkpoint, _entries(plan, checkpoint), plan.target_config)
         checkpoint.check_unchanged()
     if bad:
         notes.append(f"NaN or infinite values in {len(bad)} tensors:{listed(map(shown, bad))}")
@@ -262,7 +282,8 @@ def _rounded(model: PreTrainedModel, dtype: torch.dtype, but: Collection[str] = 
     return model
 
 
-def _write_card(folder: Path, plan: Plan, source: Path, hub_id: str | None, report: ConversionReport) -> None:
+def _write_card(folder: Path, plan: Plan, checkpoint: Checkpoint, hub_id: str | None, report: ConversionReport) -> None:
+    source = checkpoint.folder
     kind = "file" if plan.family.is_file else "folder"
     name = f"`{hub_id}`" if hub_id else f"the {kind} `{source.resolve().name}`"
     low = " The linear maps of its layers keep their 4-bit weights; no other package is needed to run them."
@@ -271,14 +292,18 @@ def _write_card(folder: Path, plan: Plan, source: Path, hub_id: str | None, repo
     notes = "; ".join(report.parity.notes) if report.parity is not None else ""
     parity = "\n".join(["Both models were run on the same random, structured and padded input:", "", *lines])
     nothing = f"{notes[:1].upper()}{notes[1:]}." if notes else "Not compared: the conversion ran with --no-verify."
+    if report.not_verified:
+        nothing = f"**Not verified:** {report.not_verified}."
     write_card(
         folder,
         plan.target_config,
         origin=f"Converted by Blockformer from {name}, a checkpoint of the `{plan.family.name}` family ({dtypes})."
         + (low if getattr(plan.target_config, "linear_bits", None) else ""),
         base_model=hub_id,
-        parity=parity if report.parity is not None and report.parity.measured else nothing,
+        front={} if plan.family.is_file else front_matter(checkpoint),
+        parity=parity if report.parity is not None and not report.not_verified else nothing,
         parameters=plan.parameters,
+        left_out=report.left_out,
     )
 
 

@@ -12,9 +12,10 @@ from .arguments import check_conversion
 from .errors import ConversionError, shown
 from .files.atomic import atomic_folder
 from .files.checkpoint import json_text, read_json
+from .files.front_matter import front_matter
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.side_files import copy_side_files, refuse_adapters
-from .files.sources import Source, locate
+from .files.side_files import carry_side_files, copy_store, refuse_adapters
+from .files.sources import locate
 from .files.unused_tensors import UNUSED_FILE
 from .origin import ORIGIN
 from .plan import (
@@ -61,9 +62,10 @@ def export_folder(
     start = time.monotonic()
     tell = progress or silent
     check_conversion(src, dst, max_shard_size=max_shard_size, force=force, revision=revision)
-    folder, hub_id = locate(src, revision=revision)
+    place = locate(src, revision=revision)
+    folder, hub_id = place.path, place.hub_id
     refuse_adapters(folder)
-    with memory_errors(), opened(Source(folder)) as (checkpoint, notes):
+    with memory_errors(), opened(place) as (checkpoint, notes):
         if not is_ours(checkpoint.config):
             raise ConversionError(f"{folder}: not a model of Blockformer; `blockformer convert` makes a repo of it")
         config = our_config(checkpoint.config)
@@ -83,15 +85,18 @@ def export_folder(
             check_tied(checkpoint.read, stored_pairs(tied, groups))
             report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, tell)
             (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")
-            report.notes += copy_side_files(checkpoint, temporary)
+            side = carry_side_files(checkpoint, place.names, temporary)
+            report.notes += side.notes
             copy_code(temporary, config)
-            write_generation_config(temporary, checkpoint.config, config)
+            write_generation_config(checkpoint, temporary, checkpoint.config, config)
             if os.path.lexists(folder / ORIGIN):
-                (temporary / ORIGIN).write_text(json_text(read_json(folder / ORIGIN)), encoding="utf-8")
-                if (folder / UNUSED_FILE).exists():
-                    (temporary / UNUSED_FILE).parent.mkdir()
+                text = json_text(read_json(checkpoint.member(ORIGIN)))
+                (temporary / ORIGIN).write_text(text, encoding="utf-8")
+                copy_store(checkpoint, place.names, temporary)
+                if os.path.lexists(folder / UNUSED_FILE):
+                    (temporary / UNUSED_FILE).parent.mkdir(exist_ok=True)
                     shutil.copyfile(checkpoint.member(UNUSED_FILE), temporary / UNUSED_FILE)
-            write_card(temporary, config, parameters=parameters)
+            write_card(temporary, config, parameters=parameters, front=front_matter(checkpoint))
             checkpoint.check_unchanged()
     report.seconds = time.monotonic() - start
     return report

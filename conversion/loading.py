@@ -10,9 +10,11 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .converting import from_official
 from .errors import ConversionError
-from .files.checkpoint import read_json
-from .files.side_files import LOCAL, has_tokenizer, refuse_adapters
-from .files.sources import locate
+from .files.checkpoint import read_config
+from .files.repo import opened
+from .files.side_files import refuse_adapters
+from .files.sources import Source, locate
+from .files.tokenizers import LOCAL, check_readable, has_tokenizer
 from .plan import architecture_of, is_ours, our_config, parse_dtype
 
 
@@ -29,9 +31,9 @@ def load_any(
     Raises:
         ConversionError: see `from_official`.
     """
-    folder, _ = locate(src, revision=revision)
+    folder = locate(src, revision=revision).path
     refuse_adapters(folder)
-    return load_folder(folder, read_json(folder / "config.json"), None, dtype), folder
+    return load_folder(folder, read_config(folder / "config.json"), None, dtype), folder
 
 
 def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokenizerBase:
@@ -47,6 +49,7 @@ def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokeni
     """
     if not has_tokenizer(folder):
         raise ConversionError(f"{src}: there is no tokenizer beside the model{needed}")
+    check_readable(folder)
     try:
         return AutoTokenizer.from_pretrained(folder, **LOCAL)
     except (OSError, ValueError) as error:
@@ -59,6 +62,8 @@ def load_folder(folder: Path, entries: Mapping[str, Any], family: str | None, dt
 
     if not is_ours(entries):
         return from_official(folder, dtype, family)
+    with opened(Source(folder)):  # checks all headers, and that nothing leads out of the folder
+        pass
     config = our_config(entries)
     model_class = getattr(blockformer, architecture_of(config))
     kind = parse_dtype(dtype) or "auto"

@@ -1,14 +1,13 @@
 """What a converted repo records of the official checkpoint that it came from, so that the way back is exact."""
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ConversionError
 from .families.fields import Form
 from .families.registry import FAMILIES, Family
-from .files.checkpoint import json_text, read_json
+from .files.checkpoint import Checkpoint, json_text, read_json
 
 ORIGIN = "conversion.json"
 """The file of the record. A repo without it is converted back by its settings alone."""
@@ -23,30 +22,33 @@ class Origin:
         config: the official `config.json`.
         form: how the official checkpoint was written; None in repos of early versions.
         unused: names of tensors that no model uses; they are stored beside the weights.
+        files: what became of the files beside the weights (`SideFiles.record`); empty in repos of early versions.
     """
 
     family: Family
     config: dict[str, Any]
     form: Form | None
     unused: list[str]
+    files: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
         """The file's text."""
         assert self.form is not None
         form = {"head": self.form.head, "traits": sorted(self.form.traits), "sizes": self.form.sizes}
-        return json_text({"family": self.family.name, "form": form, "unused": self.unused, "config": self.config})
+        entries = {"family": self.family.name, "form": form, "unused": self.unused, "files": self.files}
+        return json_text({**entries, "config": self.config})
 
 
-def read_origin(folder: Path) -> Origin | None:
+def read_origin(checkpoint: Checkpoint) -> Origin | None:
     """The record of a repo, or None if it has none.
 
     Raises:
-        ConversionError: it is damaged.
+        ConversionError: it is damaged, or a link that leaves the folder.
     """
-    path = folder / ORIGIN
+    path = checkpoint.folder / ORIGIN
     if not os.path.lexists(path):
         return None
-    entries = read_json(path)
+    entries = read_json(checkpoint.member(ORIGIN))
     name, official, form, unused = (entries.get(key) for key in ("family", "config", "form", "unused"))
     unused = entries.get("kept") if unused is None else unused  # as repos of early versions have it
     damaged = ConversionError(f"{path}: damaged; delete it, it is not needed")
@@ -64,7 +66,12 @@ def read_origin(folder: Path) -> Origin | None:
         FAMILIES[name].head(earlier)
     except StopIteration:
         raise damaged from None
-    return Origin(FAMILIES[name], official, earlier, list(unused or []))
+    files = entries.get("files", {})
+    if not isinstance(files, dict) or not _is_names(files.get("stored", [])):
+        raise damaged
+    if not all(isinstance(files.get(each, {}), dict) for each in ("written", "left_out")):
+        raise damaged
+    return Origin(FAMILIES[name], official, earlier, list(unused or []), files)
 
 
 def _is_names(value: Any) -> bool:

@@ -38,6 +38,7 @@ class Plan:
         form: how the official checkpoint is written.
         official_arguments: what the official class takes beside its config.
         origin: what the repo records of an official checkpoint for the way back.
+        files: on the way back, what the record says of the files beside the weights.
         low_bits: whether the official checkpoint has linear maps of 4 bits.
         not_runnable: why the official model cannot be run, or None.
     """
@@ -54,6 +55,7 @@ class Plan:
     parameters: int
     official_arguments: dict[str, Any] = field(default_factory=dict)
     origin: Origin | None = None
+    files: dict[str, Any] = field(default_factory=dict)
     low_bits: bool = False
     not_runnable: str | None = None
 
@@ -136,7 +138,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     if not is_ours(checkpoint.config):
         raise ConversionError(f"{checkpoint.folder}: is not in Blockformer's layout; leave out to_official=True")
     config = our_config(checkpoint.config)
-    origin = read_origin(checkpoint.folder)
+    origin = read_origin(checkpoint)
     if family_name is not None:
         family = family_by_name(family_name)
     elif origin is not None and not origin.family.differences(config):
@@ -175,6 +177,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         tied=tied_pairs,
         parameters=parameters,
         official_arguments=arguments,
+        files={} if origin is None else _files_of(origin, official),
         low_bits=awq.TRAIT in form.traits,
         not_runnable=family.not_runnable(config),
     )
@@ -277,6 +280,19 @@ def _meaning(config: PretrainedConfig) -> dict[str, Any]:
     """The fields of a config that describe the model itself."""
     hidden = {"architectures", "auto_map", "dtype", "transformers_version", "_name_or_path"}
     return {name: value for name, value in config.to_dict().items() if name not in hidden}
+
+
+def _files_of(origin: Origin, official: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of the files, for a config that is written now.
+
+    Generation settings that the source had only in its `config.json` stay a file where that one is written anew.
+    """
+    hidden = ("dtype", "torch_dtype")
+    before, after = ({k: v for k, v in each.items() if k not in hidden} for each in (origin.config, official))
+    if before == after:
+        return origin.files
+    written = {name: sha for name, sha in origin.files.get("written", {}).items() if name != "generation_config.json"}
+    return {**origin.files, "written": written}
 
 
 def _set_dtype(official: dict[str, Any], dtype: Any) -> None:

@@ -22,6 +22,7 @@ class ConversionReport:
         parity: the comparison with the source, or None if there was none.
         notes: findings the user should know of.
         has_tokenizer: whether the source has a tokenizer (an article's weight file needs none).
+        left_out: reason -> names of files of the source that were not carried.
     """
 
     source: str
@@ -35,3 +36,9 @@ class ConversionReport:
     parity: Parity | None = None
     notes: list[str] = field(default_factory=list)
     has_tokenizer: bool = True
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def not_verified(self) -> str:
+        """Why a comparison that was wanted proved nothing; "" where it did, or where none was wanted."""
+        return "" if self.parity is None else self.parity.why_not_verified

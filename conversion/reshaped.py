@@ -15,9 +15,10 @@ from blockformer.reshaping import reshape
 from .arguments import check_conversion
 from .errors import ConversionError
 from .files.atomic import atomic_folder
+from .files.front_matter import front_matter
 from .files.repo import memory_errors, opened
-from .files.side_files import copy_side_files, refuse_adapters
-from .files.sources import Source, locate
+from .files.side_files import carry_side_files, refuse_adapters
+from .files.sources import locate
 from .loading import load_folder
 from .progress import Progress, silent
 from .report import ConversionReport
@@ -65,10 +66,11 @@ def convert_reshaped(
         src, dst, family=family, dtype=dtype, max_shard_size=max_shard_size, force=force, revision=revision
     )
     shape: dict[str, Any] = {"topology": topology, "layers": layers, "kv_heads": kv_heads, "experts": experts}
-    folder, hub_id = locate(src, revision=revision)
+    place = locate(src, revision=revision)
+    folder, hub_id = place.path, place.hub_id
     refuse_adapters(folder)
     tell("loading the model", 0, 0)
-    with memory_errors(), opened(Source(folder)) as (checkpoint, notes):
+    with memory_errors(), opened(place) as (checkpoint, notes):
         model = load_folder(folder, checkpoint.config, family, dtype)
         tell("changing its shape", 0, 0)
         try:
@@ -80,7 +82,8 @@ def convert_reshaped(
         report.nbytes = sum(parameter.numel() * parameter.element_size() for parameter in made.parameters())
         with atomic_folder(dst, force=force, sources=[folder]) as temporary:
             tell("writing", 0, 0)
-            report.notes += copy_side_files(checkpoint, temporary)
+            side = carry_side_files(checkpoint, place.names, temporary)
+            report.notes += side.notes
             made.save_pretrained(temporary, max_shard_size=max_shard_size)
             copy_code(temporary, made.config)
             done = what_was_done(shape)
@@ -89,6 +92,7 @@ def convert_reshaped(
                 made.config,
                 origin=f"Made of `{hub_id or folder.name}`: Blockformer {done}. **The model needs training.**",
                 base_model=hub_id,
+                front=front_matter(checkpoint),
                 parity="Not compared: the shape changes what is computed.",
                 parameters=made.num_parameters(),
             )

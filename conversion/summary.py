@@ -17,7 +17,7 @@ from blockformer.experts import Experts, ExpertsFields
 from .errors import ConversionError
 from .families.awq import PARTS
 from .families.registry import family_of
-from .files.checkpoint import read_json
+from .files.checkpoint import read_config
 from .files.sources import locate
 from .plan import architecture_of, is_ours, our_config
 
@@ -69,14 +69,14 @@ def summarize(source: str | PathLike[str], revision: str | None = None) -> Summa
         return describe(preset(name), name=f"preset {name}")
     if path.is_dir() or path.suffix != ".json":
         try:
-            path = locate(source, weights=False, revision=revision)[0] / "config.json"
+            path = locate(source, weights=False, revision=revision).path / "config.json"
         except ConversionError as error:
             hint = did_you_mean(name, preset()).replace("mean", "mean the preset")
             end = "" if str(error).endswith("?") or not hint else "."
             raise ConversionError(f"{error}{end}{hint}") from error
     if not path.exists():
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
-    return describe(*config_of(read_json(path)), name)
+    return describe(*config_of(read_config(path)), name)
 
 
 def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:

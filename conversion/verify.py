@@ -12,7 +12,7 @@ B batch, T length, S length of an encoder's states, C their width, V vocabulary.
 import copy
 import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,8 @@ class Measured:
 
     @property
     def passed(self) -> bool:
-        """Whether the two models agree."""
-        return not self.finite or self.max_difference <= self.limit
+        """Whether the two models were seen to agree; False where the outputs were not finite."""
+        return self.finite and self.max_difference <= self.limit
 
     def __str__(self) -> str:
         if not self.finite:
@@ -94,16 +94,30 @@ class Measured:
 
 @dataclass
 class Parity:
-    """All comparisons of a converted model with its original; empty, with a note, if none was possible."""
+    """All comparisons of a converted model with its original; empty, with a note, if none was possible.
+
+    A comparison without finite outputs proves nothing: such a conversion is not verified, and does not fail either.
+    """
 
     measured: list[Measured] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        """Whether the models agree. Text counts in float32 only: in a smaller dtype, rounding can change a token."""
-        wrong_text = any(m.finite and m.same_text is False and m.dtype in ("float32", "float64") for m in self.measured)
-        return all(m.passed for m in self.measured) and not wrong_text
+        """Whether the models were compared, and agree wherever the original's outputs are finite."""
+        return any(m.finite for m in self.measured) and not self.disagrees
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether a comparison failed. Text counts in float32 only: in a smaller dtype, rounding can change a token."""
+        finite = [m for m in self.measured if m.finite]
+        wrong_text = any(m.same_text is False and m.dtype in ("float32", "float64") for m in finite)
+        return wrong_text or not all(m.passed for m in finite)
+
+    @property
+    def why_not_verified(self) -> str:
+        """Why nothing is known of how the models agree; "" where they were compared."""
+        return "" if any(m.finite for m in self.measured) else str(self) or "nothing was compared"
 
     def __str__(self) -> str:
         return "; ".join([*map(str, self.measured), *self.notes])
@@ -115,6 +129,8 @@ def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe
     Token types, encoder states or a target are added where the model takes them; encoders also get right padding.
     Some official classes count padding among the positions and take no position ids: encoder-decoders with embedded
     positions, and families with `counts_padding`. They get right padding only.
+
+    No input holds the padding token: some official classes (M2M-100, RoBERTa) count positions from `ids != pad`.
     """
     vocabulary = config.vocab_size
     length = max(2, min(LONGEST, config.max_position_embeddings - NEW_TOKENS))
@@ -133,10 +149,12 @@ def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe
         extras["encoder_hidden_states"] = torch.randn(ROWS, 7, config.hidden_size, generator=generator)
     if getattr(config, "is_encoder_decoder", False):
         target_size = config.decoder_vocab_size or vocabulary
-        extras["decoder_input_ids"] = torch.randint(target_size, (ROWS, length), generator=generator)
+        target = torch.randint(target_size, (ROWS, length), generator=generator)
+        extras["decoder_input_ids"] = _without(target, (config.pad_token_id,))
+    random = _without(random, (config.pad_token_id,))
     inputs = [
         Probe("random", random, full, count, **extras),
-        Probe("structured", torch.stack([ramp, repeated]), full, count, **extras),
+        Probe("structured", _without(torch.stack([ramp, repeated]), (config.pad_token_id,)), full, count, **extras),
     ]
     relative = getattr(config, "position_type", "") == "relative_bias"
     if relative or not (counts_padding or getattr(config, "is_encoder_decoder", False)):
@@ -144,17 +162,24 @@ def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe
     if counts_padding or not getattr(config, "is_decoder", True):
         inputs.append(Probe("padded on the right", random, padded.flip(-1), count, **extras))
     if relative or getattr(config, "is_encoder_decoder", False):
-        return [_as_source(probe, config.eos_token_id) for probe in inputs]
+        return [_as_source(probe, config.eos_token_id, config.pad_token_id) for probe in inputs]
     return [replace(probe, position_ids=None) for probe in inputs] if counts_padding else inputs
 
 
-def _as_source(probe: Probe, end: Any) -> Probe:
+def _without(ids: Tensor, tokens: Collection[Any]) -> Tensor:
+    """The ids with the smallest other token in place of these tokens."""
+    other = next(token for token in range(len(tokens) + 1) if token not in tokens)
+    for token in tokens:
+        ids = ids if token is None else ids.masked_fill(ids == token, other)
+    return ids
+
+
+def _as_source(probe: Probe, end: Any, pad: Any) -> Probe:
     """The probe without positions, each row ending in its only end token, as some heads require."""
     input_ids = probe.input_ids
     if isinstance(end, int):
-        other = int(end == 0)
         last = (torch.arange(input_ids.shape[1]) * probe.attention_mask).argmax(-1, keepdim=True)
-        input_ids = input_ids.masked_fill(input_ids == end, other).scatter(1, last, end)
+        input_ids = _without(input_ids, (end, pad)).scatter(1, last, end)
     return replace(probe, input_ids=input_ids, position_ids=None)
 
 
@@ -220,7 +245,9 @@ def run(
             else:  # a row's summary is that of its first token, which must be a real one
                 outputs.append(values.reshape(len(mask), -1)[mask[:, 0]].float())
         if writes_text and writes_from(model, probe):
-            model.generation_config = GenerationConfig()
+            pad = getattr(model.config, "pad_token_id", None)  # some official classes leave it out
+            pad = pad if isinstance(pad, int) and pad >= 0 else None
+            model.generation_config = GenerationConfig(suppress_tokens=None if pad is None else [pad])
             # Without a cache, for the same reason.
             own = {} if target is None else {"decoder_start_token_id": int(target[0, 0]), "use_cache": False}
             with passes.counted(model, TEXT, calls=NEW_TOKENS):
@@ -328,7 +355,7 @@ def verify(
         compare(kind, theirs, ours, None if kind in SHARP else exact)
         for kind, theirs, ours in zip(possible, *results, strict=True)
     ]
-    if not parity.passed:
+    if parity.disagrees:
         raise ConversionError(f"the converted model does not compute what the original computes: {parity}")
     return parity
 

@@ -31,14 +31,19 @@ from .safetensors_io import (
     read_tensor,
     strict_json,
 )
-from .sources import PICKLED_SUFFIXES
+from .sources import PICKLED_SUFFIXES, WEIGHTS
 
-__all__ = ["Checkpoint", "TensorInfo", "json_text", "nonfinite", "read_json"]
+__all__ = [
+    "Checkpoint",
+    "TensorInfo",
+    "json_text",
+    "nonfinite",
+    "read_config",
+    "read_json",
+    "read_json_value",
+    "weight_map",
+]
 
-WEIGHTS = (
-    ("model.safetensors", "model.safetensors.index.json"),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
 MAX_NAME = 255
 """Longest file name in bytes on all common systems."""
 LAYERS = (
@@ -73,6 +78,14 @@ def read_json(path: str | PathLike[str]) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is anything else, or not a regular file.
     """
+    entries = read_json_value(path)
+    if not isinstance(entries, dict):
+        raise CheckpointError(f"{path}: holds a {type(entries).__name__} where a JSON object is needed")
+    return entries
+
+
+def read_json_value(path: str | PathLike[str]) -> Any:
+    """Read any JSON value from a file; see `read_json`."""
     path = Path(path)
     with open_regular(path) as file:
         text = file.read(MAX_HEADER + 1)
@@ -81,16 +94,17 @@ def read_json(path: str | PathLike[str]) -> dict[str, Any]:
     try:
         if len(text) > MAX_HEADER:
             raise ValueError(f"longer than {MAX_HEADER} bytes")
-        entries = strict_json(text)
+        return strict_json(text)
     except ValueError as error:
         raise CheckpointError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(entries, dict):
-        raise CheckpointError(f"{path}: holds a {type(entries).__name__} where a JSON object is needed")
-    return entries
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """`config.json`, checked for the types that all later steps rely on."""
+def read_config(path: Path) -> dict[str, Any]:
+    """`config.json`, checked for the types that all later steps rely on.
+
+    Raises:
+        CheckpointError: it is not a JSON object, or an entry has the wrong type.
+    """
     config = read_json(path)
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
@@ -98,6 +112,12 @@ def _read_config(path: Path) -> dict[str, Any]:
     for name in ("dtype", "torch_dtype"):
         if not isinstance(config.get(name), (str, type(None))):
             raise CheckpointError(f"{path}: {name} is {shown(config[name])}; it must be the name of a dtype")
+    weights = config.get("transformers_weights")
+    if weights is not None and weights not in {name for pair in WEIGHTS for name in pair}:
+        raise CheckpointError(
+            f"{path}: transformers_weights is {shown(weights)}; give that file the name {WEIGHTS[0][0]} (an index "
+            f"{WEIGHTS[0][1]}) and remove the entry"
+        )
     large = [f"{shown(name)}: {shown(value, 40)}" for name, value in config.items() if _has_large_integer(value)]
     if large:
         raise CheckpointError(f"{path}: integers of more than 64 bits:{listed(large)}")
@@ -181,6 +201,11 @@ class Checkpoint:
                 if attempt == 2 or _identity(self.folder) == before:
                     raise
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a single weight file, with a file of settings."""
+        return self._config_file is not None
+
     def _open(self) -> None:
         self._identities = {}
         if self._config_file is not None:
@@ -188,7 +213,7 @@ class Checkpoint:
             self.config = read_json(self._config_file)
             self.tensors = {info.name: info for info in self._headers(self.folder)}
             return
-        self.config = _read_config(self.member("config.json"))
+        self.config = read_config(self.member("config.json"))
         files, weight_map = self._weights()
         missing = [shown(name) for name in files if not (self.folder / name).exists()]
         if missing:
@@ -231,8 +256,8 @@ class Checkpoint:
                     warnings.warn(f"{self.folder} has both {single} and {index}; {single} is read", stacklevel=5)
                 return [single], None
             if has_index:
-                weight_map = _weight_map(self.member(index))
-                return sorted(set(weight_map.values())), weight_map
+                places = weight_map(self.member(index))
+                return sorted(set(places.values())), places
         names = ", ".join(name for pair in WEIGHTS for name in pair)
         raise CheckpointError(f"{self.folder}: no weights; one of {names} is needed")
 
@@ -293,9 +318,11 @@ class Checkpoint:
 
     def _unpickled(self, path: Path) -> dict[str, Tensor]:
         """The tensors of one pickled shard; one shard is held at a time."""
+        self._compare(
+            path, os.stat(path)
+        )  # each time: the file is mapped, and reading past a new end kills the process
         if self._pickled is None or self._pickled[0] != path:
             self.close()
-            self._compare(path, os.stat(path))
             self._pickled = (path, pickled.load(path, path not in self._verified, self._wrappers))
             self._verified.add(path)
         return self._pickled[1]
@@ -340,15 +367,15 @@ def _identity(path: Path) -> Identity:
         raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
 
 
-def _weight_map(path: Path) -> dict[str, str]:
+def weight_map(path: Path) -> dict[str, str]:
     """The `weight_map` of an index: tensor name -> file name beside the index. `metadata` is optional."""
-    weight_map = read_json(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+    places = read_json(path).get("weight_map")
+    if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{path}: weight_map must be an object that maps tensor names to file names")
-    bad = [f"{shown(file)} for {shown(name)}" for name, file in weight_map.items() if not _plain_name(file)]
+    bad = [f"{shown(file)} for {shown(name)}" for name, file in places.items() if not _plain_name(file)]
     if bad:
         raise CheckpointError(f"{path}: weight_map must name files in the same folder:{listed(bad)}")
-    return weight_map
+    return places
 
 
 def _plain_name(name: object) -> bool:

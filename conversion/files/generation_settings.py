@@ -1,33 +1,33 @@
 """Generation settings. Older checkpoints keep them in `config.json`, without a file of their own."""
 
 import json
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig
 
 from ..errors import ConversionError
 from ..quiet import quiet
-from .checkpoint import NEVER_FOLLOWED, read_json
+from .checkpoint import NEVER_FOLLOWED, Checkpoint, read_json
 
 FILE = "generation_config.json"
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
-def settings_in(folder: Path, entries: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
+def settings_in(checkpoint: Checkpoint, entries: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
     """What transformers would use for a checkpoint: its own file, or the generation entries of `config.json`.
 
     Args:
-        folder: the checkpoint.
+        checkpoint: whose own file counts, if it has one.
         entries: its `config.json`.
         config: ours, whose token ids are checked.
 
     Raises:
-        ConversionError: transformers refuses them.
+        ConversionError: transformers refuses them, or the file is a link that leaves the folder.
     """
-    if (folder / FILE).is_file():
-        return read_json(folder / FILE)
+    if not checkpoint.is_file and os.path.lexists(checkpoint.folder / FILE):
+        return read_json(checkpoint.member(FILE))
     followed = {name: value for name, value in entries.items() if name not in NEVER_FOLLOWED}
     try:
         with quiet():

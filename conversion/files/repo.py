@@ -90,7 +90,11 @@ def _is_copy(group: Group) -> bool:
     return isinstance(op, Identity) and len(group.sources) == len(group.targets) == 1
 
 
-def write_generation_config(folder: Path, entries: Mapping[str, Any], config: PretrainedConfig) -> None:
-    """Write generation settings into a repo unless the source had a file of them."""
-    if not (folder / FILE).exists():
-        (folder / FILE).write_text(json_text(settings_in(folder, entries, config)), encoding="utf-8")
+def write_generation_config(
+    checkpoint: Checkpoint, folder: Path, entries: Mapping[str, Any], config: PretrainedConfig
+) -> str | None:
+    """Write generation settings into a repo unless the source had a file of them. Returns the file's name if it did."""
+    if (folder / FILE).exists():
+        return None
+    (folder / FILE).write_text(json_text(settings_in(checkpoint, entries, config)), encoding="utf-8")
+    return FILE

@@ -7,10 +7,10 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from ..errors import ConversionError, shown
+from ..errors import shown
 from . import pickled
-from .checkpoint import Checkpoint, read_json
-from .safetensors_io import open_regular, read_header, strict_json
+from .checkpoint import Checkpoint, read_json, read_json_value
+from .safetensors_io import open_regular, read_header
 from .sources import SENTENCE_FILES
 
 MODULES = ("Transformer", "Pooling", "Normalize", "Dense", "MultiVectorMask", "LogitScore")
@@ -31,12 +31,7 @@ def sentence_files(checkpoint: Checkpoint, target: Path) -> tuple[tuple[str, ...
     """
     if not os.path.lexists(checkpoint.folder / "modules.json"):
         return (), ""
-    with open_regular(checkpoint.member("modules.json")) as file:
-        text = file.read()
-    try:
-        modules = strict_json(text)
-    except ValueError as error:
-        raise ConversionError(f"{checkpoint.folder / 'modules.json'}: not valid JSON: {error}") from error
+    modules = read_json_value(checkpoint.member("modules.json"))
     modules = modules if isinstance(modules, list) else [None]
     if problem := next(filter(None, (_problem(checkpoint, module) for module in modules)), ""):
         return (), f"modules.json: {problem}; sentence-transformers' files are left out"

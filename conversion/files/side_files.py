@@ -1,90 +1,312 @@
-"""The files beside the weights: tokenizer and generation settings. Only known files are copied, never code."""
+"""The files beside the weights: each one of the source is carried, converted, or named with the reason why it is not.
 
+- What a repo is read with stays at its place: the files of the tokenizer, generation settings, chat templates, those of
+  sentence-transformers; and licences, which travel with the weights.
+- What has a file of ours at its place, and other small texts, lie in `conversion/source/`, for the way back.
+- Everything else (code, other formats, second copies of the weights) is left out and named.
+"""
+
+import hashlib
 import os
 import shutil
-from pathlib import Path
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from transformers import AutoTokenizer
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerBase
 
 from ..errors import CheckpointError, ConversionError, shown
-from ..quiet import quiet
+from . import pickled
 from .checkpoint import Checkpoint, json_text, read_json
 from .safetensors_io import LFS_POINTER, open_regular
 from .sentence_modules import sentence_files
-from .sources import TEXT_FILES
+from .sources import GENERATION, HEADS, LEGAL, NOTES, TOKENIZER_FILES, WEIGHTS, is_side_file
+from .tokenizers import MADE, check_readable, load, make_fast, rewritten
 
-COPIED = tuple(name for name in TEXT_FILES if name not in ("config.json", "conversion.json", "tokenizer_config.json"))
+STORE = "conversion/source"
+"""Where a repo keeps files of its source for the way back."""
+TOKENIZER_CONFIG = "tokenizer_config.json"
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-LOCAL = {"trust_remote_code": False, "local_files_only": True}
-PROBE_TEXTS = ("Hello world!", "  def f(x):\n\treturn x ** 2  # twice\n", "naïve café — 你好, мир 🙂 1234567890")
+LARGEST_NOTE = 1 << 20
+"""Bytes of the longest text that is kept for the way back."""
+MADE_BY_US = ("README.md",)
+"""What every repo of ours has of its own."""
+INDEXES = tuple(index for _, index in WEIGHTS)
+
+OTHER_FORMAT = "the model in another format"
+OTHER_WEIGHTS = "weights that are not read, beside those that are"
+TRAINING = "the state of a training run"
+CODE = "code, which is never carried"
+PICTURES = "pictures and documents"
+BOOKKEEPING = "bookkeeping of git and the Hub"
+UNKNOWN = "not known to Blockformer"
+REASONS = {
+    ".h5 .msgpack .ot .onnx .onnx_data .gguf .ggml .tflite .mlmodel .engine .pb .npz .tiktoken": OTHER_FORMAT,
+    ".safetensors .bin .pt .pth .ckpt .pkl": OTHER_WEIGHTS,
+    ".py .sh .ipynb .js .ts .cu .cpp .c .h .so": CODE,
+    ".png .jpg .jpeg .gif .svg .webp .pdf .bmp .mp4 .html": PICTURES,
+    ".gitattributes .gitignore .gitmodules": BOOKKEEPING,
+}
+OTHER_FORMATS = ("onnx", "openvino", "coreml", "original", "metal", "tf", "flax", "gguf", "mlx")
+TRAINING_FILES = ("optimizer", "scheduler", "rng_state", "training_args", "trainer_state", "events.out", "scaler")
 
 
-def copy_side_files(checkpoint: Checkpoint, target: Path) -> list[str]:
-    """Copy the files of the tokenizer, generation settings and sentence-transformers.
+@dataclass
+class SideFiles:
+    """What became of the files beside the weights.
 
-    `tokenizer_config.json` is copied without `auto_map`, and names the tokenizer class that really loads.
+    Attributes:
+        carried: names of those at their place.
+        stored: names of those in `STORE`.
+        written: name -> SHA-256 of files that the conversion wrote itself at a source's place; while they are as they
+            were, the way back gives what the source had.
+        left_out: reason -> names.
+        notes: findings for the user.
+        tokenizer: the source's, where it has one that loads.
+    """
+
+    carried: list[str] = field(default_factory=list)
+    stored: list[str] = field(default_factory=list)
+    written: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The entries of `conversion.json`."""
+        names = ("carried", "stored", "written", "left_out")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each reason why files were left out."""
+        return [f"not carried, {reason}: {_listed(names)}" for reason, names in sorted(self.left_out.items())]
+
+
+def _listed(names: list[str], limit: int = 12) -> str:
+    more = f" and {len(names) - limit} more (all in conversion.json)" if len(names) > limit else ""
+    return ", ".join(map(shown, names[:limit])) + more
+
+
+def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path) -> SideFiles:
+    """Copy the files beside the weights of an official checkpoint, or of a repo of ours, into a repo.
 
     Args:
         checkpoint: the source.
+        names: its files (`Source.names`).
         target: an existing folder.
 
-    Returns:
-        Notes for the user.
+    Raises:
+        ConversionError: a file is damaged, or a link that leaves the folder; or sentencepiece is missing, and the
+            tokenizer needs it.
     """
-    notes: list[str] = []
+    result = SideFiles()
     of_sentences, problem = sentence_files(checkpoint, target)
-    notes += [problem] if problem else []
-    for name in (*COPIED, *of_sentences):
-        if os.path.lexists(checkpoint.folder / name):
-            (target / name).parent.mkdir(exist_ok=True)
-            with open_regular(checkpoint.member(name)) as source, open(target / name, "xb") as copy:
-                if source.read(len(LFS_POINTER)) == LFS_POINTER:
-                    path = checkpoint.folder / name
-                    raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
-                source.seek(0)
-                shutil.copyfileobj(source, copy)
+    result.notes += [problem] if problem else []
+    for name in names:
+        path = checkpoint.folder / name
+        if name in ("config.json", TOKENIZER_CONFIG, "conversion.json", *INDEXES) or _is_read(checkpoint, name):
+            continue
+        if name.startswith("conversion/") or (name in MADE_BY_US and _is_ours(checkpoint)):
+            continue
+        if name.endswith("/") or (os.path.lexists(path) and not _is_regular(path)):
+            result.left_out.setdefault(_reason(name) if name.endswith("/") else "not a regular file", []).append(name)
+        elif not os.path.lexists(path):  # of a repo on the Hub, not fetched
+            result.left_out.setdefault(_reason(name), []).append(name)
+        elif stays(name) or name in of_sentences:
+            _copy(checkpoint, name, target / name)
+            result.carried.append(name)
+        elif name in HEADS:
+            _store_head(checkpoint, name, target)
+            result.stored.append(name)
+        elif _is_converted(name, target):
+            result.carried.append(name)
+        elif _is_note(name, path) or (problem and is_side_file(name)):
+            _copy(checkpoint, name, target / STORE / name)
+            result.stored.append(name)
+        else:
+            result.left_out.setdefault(_reason(name), []).append(name)
     if os.path.lexists(checkpoint.folder / "generation_config.json"):
-        read_json(checkpoint.folder / "generation_config.json")
-    name, settings = "tokenizer_config.json", {}
-    if os.path.lexists(checkpoint.folder / name):
-        settings = read_json(checkpoint.member(name))
-    wanted = dict(settings)
-    if wanted.pop("auto_map", None) is not None:
-        notes.append(f"{name}: auto_map is dropped, the tokenizer's own code is not copied")
-    found = _class_of_tokenizer(checkpoint.folder) if has_tokenizer(checkpoint.folder) else None
-    kind = wanted.get("tokenizer_class")
-    if kind == "TokenizersBackend" or (found is not None and _stem(kind) != _stem(found)):
-        wanted["tokenizer_class"] = found or "PreTrainedTokenizerFast"
-    elif kind is not None and found is None:
-        notes.append(f"{name}: tokenizer_class {shown(kind)} cannot be loaded here; it is copied as it is")
-    if wanted == settings and settings:
-        shutil.copyfile(checkpoint.folder / name, target / name)
+        read_json(checkpoint.member("generation_config.json"))
+    if not checkpoint.is_file:
+        check_readable(checkpoint.folder)
+        result.tokenizer = load(checkpoint.folder)
+        _write_tokenizer(checkpoint, target, result)
+    return result
+
+
+def _is_ours(checkpoint: Checkpoint) -> bool:
+    return str(checkpoint.config.get("model_type", "")).startswith("blockformer_")
+
+
+def _write_tokenizer(checkpoint: Checkpoint, target: Path, result: SideFiles) -> None:
+    """Write `tokenizer_config.json`, and `tokenizer.json` where only a SentencePiece file is there."""
+    tokenizer = result.tokenizer
+    there = os.path.lexists(checkpoint.folder / TOKENIZER_CONFIG)
+    settings = read_json(checkpoint.member(TOKENIZER_CONFIG)) if there else {}
+    wanted, notes = rewritten(settings, tokenizer)
+    result.notes += notes
+    if there and wanted == settings:
+        _copy(checkpoint, TOKENIZER_CONFIG, target / TOKENIZER_CONFIG)
+        result.carried.append(TOKENIZER_CONFIG)
     elif wanted:
-        (target / name).write_text(json_text(wanted), encoding="utf-8")
-    return notes
+        (target / TOKENIZER_CONFIG).write_text(json_text(wanted), encoding="utf-8")
+        result.written[TOKENIZER_CONFIG] = digest(target / TOKENIZER_CONFIG)
+    if there and wanted != settings and not _is_ours(checkpoint):
+        _copy(checkpoint, TOKENIZER_CONFIG, target / STORE / TOKENIZER_CONFIG)
+        result.stored.append(TOKENIZER_CONFIG)
+    if tokenizer is not None and make_fast(tokenizer, checkpoint.folder, target):
+        result.written[MADE] = digest(target / MADE)
+        result.notes.append("tokenizer.json was made of the SentencePiece file, so that it loads without sentencepiece")
 
 
-def _class_of_tokenizer(folder: Path) -> str | None:
-    """The tokenizer class that `AutoTokenizer` picks for a folder, by a name older tools know; None if it fails.
+def return_side_files(
+    checkpoint: Checkpoint, names: Iterable[str], target: Path, record: Mapping[str, Any]
+) -> SideFiles:
+    """Write the files beside the weights of a repo of ours into an official folder: what came, or what replaced it.
 
-    It may differ from the one in `tokenizer_config.json`: some values of `model_type` override that. Ours does not, so
-    the class must be written down.
+    Args:
+        checkpoint: the repo.
+        names: its files.
+        target: an existing folder.
+        record: `SideFiles.record` of the conversion that made the repo; empty for a model that was trained here.
+
+    Raises:
+        ConversionError: a file is damaged, missing, or a link that leaves the folder.
     """
+    result = SideFiles()
+    names = set(names)
+    stored = [name for name in record.get("stored", ()) if isinstance(name, str) and _is_plain(name)]
+    written: Mapping[str, Any] = record.get("written", {})
+    of_sentences, problem = sentence_files(checkpoint, target)
+    result.notes += [problem] if problem else []
+    own = {name for name in written if name in names and digest(checkpoint.member(name)) == written[name]}
+    for name in sorted(names - own):
+        if (stays(name) or name in of_sentences) and _is_regular(checkpoint.folder / name):
+            _copy(checkpoint, name, target / name)
+    check_readable(checkpoint.folder)
+    result.tokenizer = load(checkpoint.folder)
+    if TOKENIZER_CONFIG in names - own:
+        settings = read_json(checkpoint.member(TOKENIZER_CONFIG))
+        wanted, notes = rewritten(settings, result.tokenizer)
+        result.notes += notes
+        if wanted == settings:
+            _copy(checkpoint, TOKENIZER_CONFIG, target / TOKENIZER_CONFIG)
+        else:
+            (target / TOKENIZER_CONFIG).write_text(json_text(wanted), encoding="utf-8")
+    for name in stored:
+        if os.path.lexists(target / name):
+            continue  # it was changed in the repo, and has been copied from there
+        if name in HEADS:
+            _return_head(checkpoint, name, target)
+        elif f"{STORE}/{name}" in names:
+            _copy(checkpoint, f"{STORE}/{name}", target / name)
+        else:
+            raise ConversionError(
+                f"{checkpoint.folder / STORE / name}: missing, which the official checkpoint held; get the whole repo "
+                "again, or delete conversion.json for a checkpoint without it"
+            )
+    check_readable(target)
+    if left := record.get("left_out"):
+        count = sum(len(each) for each in left.values())
+        result.notes.append(f"{count} files of the first source were not carried (conversion.json names them)")
+    return result
+
+
+def copy_store(checkpoint: Checkpoint, names: Iterable[str], target: Path) -> None:
+    """Copy what a repo of ours keeps of its source into another one."""
+    for name in names:
+        if name.startswith(f"{STORE}/"):
+            _copy(checkpoint, name, target / name)
+
+
+def stays(name: str) -> bool:
+    """Whether a file has the same name and place in both layouts."""
+    if name.startswith("additional_chat_templates/"):
+        return name.endswith(".jinja") and name.count("/") == 1
+    return (
+        (name in TOKENIZER_FILES and name != TOKENIZER_CONFIG)
+        or GENERATION.fullmatch(name) is not None
+        or LEGAL.fullmatch(name) is not None
+    )
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    result = hashlib.sha256()
+    with open_regular(path) as file:
+        while part := file.read(1 << 20):
+            result.update(part)
+    return result.hexdigest()
+
+
+def _is_read(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether the tensors that are converted lie in this file."""
+    return any(info.file == checkpoint.folder / name for info in checkpoint.tensors.values())
+
+
+def _is_converted(name: str, target: Path) -> bool:
+    """Whether it is the pickled projection of sentence-transformers, written as safetensors."""
+    path = PurePosixPath(name)
+    return path.name == "pytorch_model.bin" and len(path.parts) == 2 and (target / path.parent).is_dir()
+
+
+def _is_note(name: str, path: Path) -> bool:
+    is_index = name.endswith((".index.json", "trainer_state.json"))
+    return "/" not in name and name.endswith(NOTES) and not is_index and path.stat().st_size <= LARGEST_NOTE
+
+
+def _is_regular(path: Path) -> bool:
     try:
-        with quiet():
-            kind = type(AutoTokenizer.from_pretrained(folder, **LOCAL)).__name__
-    except Exception:
-        return None
-    return "PreTrainedTokenizerFast" if kind == "TokenizersBackend" else kind
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return os.path.islink(path)  # one that leads nowhere: opening it says so
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has the files of a tokenizer."""
-    return any((folder / name).exists() for name in ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model"))
+def _is_plain(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\\" not in name and name.isprintable()
 
 
-def _stem(kind: object) -> str:
-    return str(kind).removesuffix("Fast")
+def _reason(name: str) -> str:
+    """Why a file is not carried."""
+    path = PurePosixPath(name)
+    if path.name.startswith(TRAINING_FILES) or path.parts[0] in ("runs", "logs"):
+        return TRAINING
+    if path.parts[0] in OTHER_FORMATS and len(path.parts) > 1:
+        return OTHER_FORMAT
+    if any(part.startswith(".") for part in path.parts):
+        return BOOKKEEPING
+    if name.endswith((".index.json", ".index.json.bak")):
+        return OTHER_WEIGHTS
+    return next((reason for endings, reason in REASONS.items() if path.suffix.lower() in endings.split()), UNKNOWN)
+
+
+def _copy(checkpoint: Checkpoint, name: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open_regular(checkpoint.member(name)) as source, open(target, "xb") as copy:
+        if source.read(len(LFS_POINTER)) == LFS_POINTER:
+            path = checkpoint.folder / name
+            raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
+        source.seek(0)
+        shutil.copyfileobj(source, copy)
+
+
+def _store_head(checkpoint: Checkpoint, name: str, target: Path) -> None:
+    """Store a pickled head as safetensors."""
+    path = target / STORE / f"{name}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = pickled.load(checkpoint.member(name))
+    save_file({each: tensor.clone().contiguous() for each, tensor in tensors.items()}, path)
+
+
+def _return_head(checkpoint: Checkpoint, name: str, target: Path) -> None:
+    torch.save(load_file(checkpoint.member(f"{STORE}/{name}.safetensors")), target / name)
 
 
 def refuse_adapters(folder: Path) -> None:
@@ -96,30 +318,3 @@ def refuse_adapters(folder: Path) -> None:
     for name in ADAPTERS:
         if os.path.lexists(folder / name):
             raise ConversionError(f"{folder / name}: an adapter; merge it into its model (merge_and_unload) first")
-
-
-def compare_tokenizers(source: Path, target: Path, to_official: bool) -> str | None:
-    """Whether both folders' tokenizers give the same ids; None where there is no tokenizer, else what was found.
-
-    Raises:
-        ConversionError: they do not, or the copied one cannot be loaded. (On the way to an official layout that is only
-            told: there the library may override the class that the files name.)
-    """
-    if not has_tokenizer(source):
-        return None
-    with quiet():
-        try:
-            original = AutoTokenizer.from_pretrained(source, **LOCAL)
-        except Exception as error:
-            return f"tokenizers not compared: the source's cannot be loaded here ({type(error).__name__})"
-        try:
-            copied = AutoTokenizer.from_pretrained(target, **LOCAL)
-        except Exception as error:
-            raise ConversionError(f"{target}: the copied tokenizer cannot be loaded: {error}") from error
-        same = copied(list(PROBE_TEXTS)).input_ids == original(list(PROBE_TEXTS)).input_ids
-    if same:
-        return "tokenizers give the same ids"
-    kinds = f"AutoTokenizer takes {type(copied).__name__} for it, and {type(original).__name__} for the source"
-    if not to_official:
-        raise ConversionError(f"the copied tokenizer gives other ids than the source's: {kinds}")
-    return f"the copied tokenizer gives other ids than the source's: {kinds}; name the class when you load it"

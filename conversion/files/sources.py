@@ -1,8 +1,10 @@
 """Find a checkpoint: a folder, a repo on the Hugging Face Hub (fetched into the Hub's cache), or one file."""
 
+import fnmatch
+import glob
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -11,21 +13,30 @@ from typing import Any
 from ..errors import ConversionError, shown
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-TEXT_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
+SENTENCEPIECE_FILES = (
+    "spiece.model",
+    "spm.model",
+    "sentencepiece.bpe.model",
+    "sentencepiece.model",
+    "tokenizer.model",
+    "source.spm",
+    "target.spm",
+)
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *SENTENCEPIECE_FILES)
+"""Files of which each shows that there is a tokenizer."""
+TOKENIZER_FILES = (
+    *VOCABULARIES,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
     "merges.txt",
-    "tokenizer.model",
-    "sentencepiece.bpe.model",
+    "bpe.codes",
+    "dict.txt",
+    "target_vocab.json",
+    "unigram.json",
+    "tekken.json",
     "chat_template.jinja",
     "chat_template.json",
-    "conversion.json",
 )
 SENTENCE_FILES = (
     "modules.json",
@@ -35,8 +46,20 @@ SENTENCE_FILES = (
     "[0-9]*_Dense/pytorch_model.bin",
 )
 """What `sentence-transformers` reads besides the model, as names and patterns of names."""
-SAFETENSORS = ("*.safetensors", "model.safetensors.index.json")
-PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+LEGAL = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY|USAGE_POLICY|ACCEPTABLE_USE)[\w.-]*", re.IGNORECASE)
+"""Licences and what belongs to them; they travel with the weights."""
+GENERATION = re.compile(r"generation_config(_for_\w+)?\.json")
+NOTES = (".md", ".txt", ".json", ".cff", ".yaml", ".yml")
+"""Endings of small texts beside a model: its card, what it was trained on, how it was evaluated."""
+HEADS = ("colbert_linear.pt", "sparse_linear.pt")
+"""Further heads of BGE-M3, which FlagEmbedding reads."""
+WEIGHTS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+"""Weights, the first found wins: one file, or the index of several."""
+LISTED = 10_000
+"""Names of a source that are looked at; no model has so many files."""
 
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 WEIGHT_FILES = (*PICKLED_SUFFIXES, ".safetensors")
@@ -50,11 +73,18 @@ class Source:
         path: a folder, or one weight file.
         hub_id: its Hub id, if it was fetched.
         config: the JSON file with the settings of a weight file.
+        listing: names of all files of a fetched repo, fetched or not; None where nobody could be asked.
     """
 
     path: Path
     hub_id: str | None = None
     config: Path | None = None
+    listing: tuple[str, ...] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all its files, with "/" between folders."""
+        return files_in(self.path) if self.listing is None else self.listing
 
     @property
     def files(self) -> list[Path]:
@@ -97,7 +127,7 @@ def folder_of(source: str | PathLike[str], revision: str | None = None) -> Path 
     return None
 
 
-def locate(source: str | PathLike[str], weights: bool = True, **hub: Any) -> tuple[Path, str | None]:
+def locate(source: str | PathLike[str], weights: bool = True, **hub: Any) -> Source:
     """The folder of a checkpoint, and its Hub id if it was one. An existing folder takes precedence.
 
     Args:
@@ -109,24 +139,74 @@ def locate(source: str | PathLike[str], weights: bool = True, **hub: Any) -> tup
         ConversionError: there is no such folder or repo, or it cannot be fetched.
     """
     folder = folder_of(source, hub.get("revision"))
-    return (folder, None) if folder is not None else (_fetch(os.fspath(source), weights, hub), os.fspath(source))
+    return Source(folder) if folder is not None else _fetch(os.fspath(source), weights, hub)
 
 
-def _fetch(hub_id: str, weights: bool, hub: Mapping[str, Any]) -> Path:
-    """Download the known files of a repo; anything else, code included, is not fetched."""
-    from huggingface_hub import snapshot_download
+def files_in(folder: Path) -> tuple[str, ...]:
+    """The names of all files in a folder, those of version control as one, with "/" between folders."""
+    names = []
+    for root, folders, files in os.walk(folder):
+        inner = Path(root).relative_to(folder)
+        names += [(inner / name).as_posix() for name in sorted(files)]
+        names += [f"{(inner / name).as_posix()}/" for name in sorted(folders) if name in (".git", ".cache")]
+        folders[:] = sorted(name for name in folders if name not in (".git", ".cache"))
+        if len(names) > LISTED:
+            break
+    return tuple(names[:LISTED])
 
+
+def is_side_file(name: str) -> bool:
+    """Whether a file, by its name in the source, is one that a conversion reads beside the weights."""
+    if "/" in name:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in SENTENCE_FILES) and name.count("/") == 1
+    known = name in ("config.json", "conversion.json", *TOKENIZER_FILES, *SENTENCE_FILES, *HEADS)
+    is_index = name.endswith(".index.json")
+    return known or LEGAL.fullmatch(name) is not None or (name.endswith(NOTES) and not is_index)
+
+
+def _fetch(hub_id: str, weights: bool, hub: Mapping[str, Any]) -> Source:
+    """Download a repo's files that a conversion reads; anything else, code included, is not fetched.
+
+    Of the weights only those are fetched that are read: one file, or those that the index names.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    from .checkpoint import weight_map
+
+    wanted = dict(hub)
+    listing: tuple[str, ...] | None
     try:
-        patterns = [*TEXT_FILES, *SENTENCE_FILES, *(SAFETENSORS if weights else ())]
-        folder = Path(snapshot_download(hub_id, allow_patterns=patterns, **hub))
-        if weights and not list(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(hub_id, allow_patterns=[*TEXT_FILES, *SENTENCE_FILES, *PICKLED], **hub))
+        try:
+            info = HfApi(token=hub.get("token")).model_info(hub_id, revision=hub.get("revision"))
+            listing = tuple(sorted(file.rfilename for file in info.siblings or ())[:LISTED])
+            wanted["revision"] = info.sha  # all files of one commit, whatever is pushed meanwhile
+        except HfHubHTTPError:
+            raise
+        except Exception:
+            listing = None  # offline: what the cache has
+        if listing is None:
+            folder = Path(snapshot_download(hub_id, **{**hub, "local_files_only": True}))
+            return Source(folder, hub_id)
+
+        def fetch(names: Iterable[str]) -> Path:
+            return Path(snapshot_download(hub_id, allow_patterns=[glob.escape(name) for name in names], **wanted))
+
+        folder = fetch(filter(is_side_file, listing))
+        single, index = next((pair for pair in WEIGHTS if {*pair} & {*listing}), WEIGHTS[0])
+        if weights and single in listing:
+            fetch([single])
+        elif weights and index in listing:
+            fetch([index])
+            fetch(weight_map(folder / index).values())
+        return Source(folder, hub_id, listing=listing)
+    except ConversionError:
+        raise
     except Exception as error:
         raise ConversionError(
             f"{shown(hub_id)}: there is no such folder, and it could not be fetched from the Hugging Face Hub: "
             f"{_reason(error, hub.get('revision'))}"
         ) from error
-    return folder
 
 
 def _reason(error: Exception, revision: str | None) -> str:

@@ -24,7 +24,7 @@ TASKS = {
     "Model": "feature-extraction",
 }
 
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model")
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model", "source.spm")
 WITHOUT = "import torch\nfrom transformers import "
 
 
@@ -36,6 +36,8 @@ def write_card(
     base_model: str | None = None,
     parity: str = "",
     parameters: int | None = None,
+    front: Mapping[str, str | list[str]] | None = None,
+    left_out: Mapping[str, list[str]] | None = None,
 ) -> Path:
     """Write a repo's model card, `README.md`, from the template in `model_cards/`.
 
@@ -46,6 +48,8 @@ def write_card(
         base_model: the Hub id of the checkpoint they come from.
         parity: what a comparison with the official implementation measured.
         parameters: their number.
+        front: entries for the Hub that the source's card has: license, languages, data.
+        left_out: reason -> names of files of the source that the repo does not have.
     """
     architecture = (config.architectures or ["BlockformerDecoderForCausalLM"])[0]
     entries = full_auto_map(config)
@@ -56,12 +60,12 @@ def write_card(
     text = resources.files("blockformer.model_cards").joinpath("template.md").read_text(encoding="utf-8")
     card = Template(text).substitute(
         pipeline_tag=task,
-        base_model=f"base_model: {json.dumps(base_model)}\n" if base_model else "",
+        front=_front({**(front or {}), **({"base_model": base_model} if base_model else {})}),
         architecture=architecture,
         auto_class=auto_class,
         imports=f"from transformers import {auto_class}, AutoTokenizer" if reads else f"{WITHOUT}{auto_class}",
         use=_usage(auto_class, reads),
-        origin=origin or "The weights were trained with Blockformer.",
+        origin=(origin or "The weights were trained with Blockformer.") + _left_out(left_out or {}),
         parity=parity or "Not compared with another implementation.",
         parameters=f"{parameters:,}" if parameters else "see the weights",
         settings=_table(_settings(config)),
@@ -71,6 +75,26 @@ def write_card(
     path = Path(folder) / "README.md"
     path.write_text(card, encoding="utf-8")
     return path
+
+
+def _front(entries: Mapping[str, str | list[str]]) -> str:
+    return "".join(f"{name}: {json.dumps(value, ensure_ascii=False)}\n" for name, value in entries.items())
+
+
+def _left_out(reasons: Mapping[str, list[str]]) -> str:
+    """A paragraph that names the files of the source which are not here."""
+    if not reasons:
+        return ""
+    lines = [f"- {reason}: {', '.join(map(_code, names[:20]))}{_more(names)}" for reason, names in reasons.items()]
+    return "\n".join(["", "", "These files of the source are not here:", "", *lines])
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 20} more (all in `conversion.json`)" if len(names) > 20 else ""
+
+
+def _code(name: str) -> str:
+    return "`" + "".join(letter if letter.isprintable() and letter != "`" else "?" for letter in name[:200]) + "`"
 
 
 def _usage(auto_class: str, has_tokenizer: bool) -> str:
