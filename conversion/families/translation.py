@@ -35,6 +35,16 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "token_classification_bias": (None, True),
     "pruned_heads": (None, {}),
 }
+MASKS = ("is_causal", "sliding_window", "attention_chunk_size")
+"""Official settings that the masks and caches of transformers follow in every class, also in one that lacks them."""
+_NO_WINDOW = "this family has no windows, but the official cache would forget what lies before one; set it to null"
+REMEDIES = {
+    "is_causal": "the official class then looks the other way; remove it if the model was not trained like that",
+    "sliding_window": _NO_WINDOW,
+    "attention_chunk_size": _NO_WINDOW,
+    "slow_but_exact": "with pretraining_tp above 1 the official class leaves out two biases; set it to false",
+}
+"""Official setting -> why it cannot be converted and what to do, where its name does not say that."""
 WITHOUT_EFFECT = ("pretraining_tp",)
 """Official settings that may be there and change nothing: into how many slices some classes cut their products."""
 ABOUT_THE_FILE = ("_name_or_path", "_commit_hash", "transformers_version")
@@ -124,7 +134,8 @@ class ConfigTranslation(ABC):
         bad = self._unsupported(plain)
         config = self.official_config({name: value for name, value in plain.items() if name not in bad})
         fields, unequal = self._read_fields(config)
-        if lines := [*(f"{name} is {shown(plain[name])}" for name in bad), *unequal]:
+        told = [f"{name} is {shown(plain[name])}" + (f": {REMEDIES[name]}" if name in REMEDIES else "") for name in bad]
+        if lines := [*told, *unequal]:
             raise ConversionError(f"config.json: settings that cannot be converted:{listed(lines)}")
         read = Official(config, official, form, head)
         settings = {**self.fixed, "architectures": [head.ours], **fields}
@@ -252,10 +263,25 @@ class ConfigTranslation(ABC):
 
     def _unsupported(self, official: Mapping[str, Any]) -> list[str]:
         """The names of entries whose values this family cannot express."""
-        known = {name: values for name, values in self.unsupported.items() if name not in self.extra_fields}
+        known = {**self.unsupported, **self._usual_masks(official)}
         return [
-            name for name, value in official.items() if name in known and not any(value == one for one in known[name])
+            name
+            for name, value in official.items()
+            if name in known and name not in self.extra_fields and not any(value == one for one in known[name])
         ]
+
+    def _usual_masks(self, official: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+        """Which values of `MASKS` leave the masks and caches of an official class as they are: name -> values.
+
+        In an encoder-decoder no value of `is_causal` does so, since it turns one of the two stacks round.
+        """
+        stacks = {head.ours.partition("For")[0].removesuffix("Model") for head in self.heads}
+        both = "BlockformerEncoderDecoder" in stacks
+        is_encoder = not both and "BlockformerEncoder" in stacks and official.get("is_decoder") is not True
+        directions = () if both else (None, False) if is_encoder else (True,)
+        has_window = is_encoder or "sliding_window" in self.defaults.to_dict()
+        window = {} if has_window else {"sliding_window": (None,)}
+        return {"is_causal": directions, "attention_chunk_size": (None,), **window}
 
     def unused(self, official: Mapping[str, Any]) -> list[str]:
         """Entries of an official `config.json` that change nothing, since the official class does not know them.
@@ -264,7 +290,7 @@ class ConfigTranslation(ABC):
         """
         known = {*self.defaults.to_dict(), *ABOUT_THE_FILE, *NEVER_FOLLOWED, *self.unsupported}
         known |= {"architectures", "torch_dtype", "dtype", "rope_theta", "rope_scaling", "rope_parameters", "head_dim"}
-        known |= {*WITHOUT_EFFECT, *self.extra_fields, *transformers.GenerationConfig().to_dict()}
+        known |= {*WITHOUT_EFFECT, *MASKS, *self.extra_fields, *transformers.GenerationConfig().to_dict()}
         return sorted({*(name for name in official if name not in known), *self._other_dropouts(official)})
 
     def _other_dropouts(self, official: Mapping[str, Any]) -> list[str]:

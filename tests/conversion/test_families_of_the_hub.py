@@ -19,6 +19,15 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+BART = {
+    "d_model": 32,
+    "init_std": 0.4,
+    **{
+        f"{stack}_{name}": size
+        for stack in ("encoder", "decoder")
+        for name, size in {"layers": 2, "attention_heads": 4, "ffn_dim": 48}.items()
+    },
+}
 
 
 def save_official(folder, name, **settings):
@@ -118,4 +127,61 @@ def test_a_bloom_whose_slices_lose_their_biases_is_refused(tmp_path):
 def test_a_class_may_have_the_name_of_its_former_code(tmp_path, name, former):
     save_official(tmp_path / "src", name, pad_token_id=0)
     edit_config(tmp_path / "src", architectures=[former])
+    assert_there_and_back(tmp_path)
+
+
+def logits_of(folder, name, cached=False):
+    """Logits of an official model as its folder says it; of eight steps with the cache if wanted."""
+    model = getattr(transformers, name).from_pretrained(folder).eval()
+    ids = torch.arange(3, 19)[None]
+    if cached:
+        made = model.generate(ids, max_new_tokens=8, do_sample=False, output_logits=True, return_dict_in_generate=True)
+        return torch.stack(made.logits)
+    both = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        return model(ids, **both).logits
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "settings"),
+    [
+        ("LlamaForCausalLM", False, {}),
+        ("GPT2LMHeadModel", False, {}),
+        ("BertLMHeadModel", False, {"is_decoder": True}),
+        ("BertForMaskedLM", True, {}),
+        ("BartForConditionalGeneration", True, BART),
+        ("BartForConditionalGeneration", False, BART),
+        ("BartForCausalLM", False, BART),
+    ],
+)
+def test_a_model_that_looks_the_other_way_is_refused(tmp_path, name, value, settings):
+    src = tmp_path / "src"
+    save_official(src, name, pad_token_id=0, **settings)
+    usual = logits_of(src, name)
+    edit_config(src, is_causal=value)
+    assert not torch.allclose(logits_of(src, name), usual, atol=1e-3)
+    with pytest.raises(ConversionError, match=rf"config\.json.*\n.*is_causal is '{value}': .*remove it"):
+        convert(src, tmp_path / "dst")
+    edit_config(src, is_causal=...)
+    assert_there_and_back(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "value"), [("LlamaForCausalLM", True), ("BertForMaskedLM", False)])
+def test_a_model_may_say_that_it_looks_the_usual_way(tmp_path, name, value):
+    save_official(tmp_path / "src", name, pad_token_id=0)
+    edit_config(tmp_path / "src", is_causal=value)
+    assert_there_and_back(tmp_path)
+
+
+@pytest.mark.parametrize("entry", ["sliding_window", "attention_chunk_size"])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel", "BertLMHeadModel"])
+def test_a_window_that_only_the_cache_has_is_refused(tmp_path, name, entry):
+    src = tmp_path / "src"
+    save_official(src, name, pad_token_id=0, is_decoder=True)
+    usual = logits_of(src, name, cached=True)
+    edit_config(src, **{entry: 4})
+    assert not torch.allclose(logits_of(src, name, cached=True), usual, atol=1e-3)
+    with pytest.raises(ConversionError, match=rf"config\.json.*\n.*{entry} is '4': .*set it to null"):
+        convert(src, tmp_path / "dst")
+    edit_config(src, **{entry: None})
     assert_there_and_back(tmp_path)
