@@ -40,6 +40,8 @@ class Window:
     def read(self, official):
         """See `Value.read`."""
         types, width = list(official.config.layer_types), official.config.local_attention
+        own = official.entries.get("sliding_window")  # goes before local_attention in both official classes
+        width = 2 * own if isinstance(own, int) else width
         slides = "sliding_attention" in types
         if slides and (width is None or width < 4):
             raise ConversionError(f"config.json: local_attention must be 4 or more with sliding layers, not {width}")

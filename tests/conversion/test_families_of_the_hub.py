@@ -185,3 +185,12 @@ def test_a_window_that_only_the_cache_has_is_refused(tmp_path, name, entry):
         convert(src, tmp_path / "dst")
     edit_config(src, **{entry: None})
     assert_there_and_back(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["ModernBertDecoderForCausalLM", "ModernBertForMaskedLM"])
+def test_a_modernbert_may_say_half_its_window(tmp_path, name):
+    settings = {"local_attention": 32, "layer_types": ["sliding_attention", "full_attention"]}
+    save_official(tmp_path / "src", name, pad_token_id=0, cls_token_id=1, sep_token_id=2, **settings)
+    edit_config(tmp_path / "src", sliding_window=3)
+    assert_there_and_back(tmp_path)
+    assert entries_of(tmp_path / "dst")["sliding_window"] == 3
