@@ -1,6 +1,8 @@
 """Convert a checkpoint, either way: plan from the headers, write tensor by tensor, verify, publish in one step."""
 
 import os
+import shutil
+import tempfile
 import time
 import warnings
 from collections.abc import Collection, Mapping
@@ -74,7 +76,7 @@ def convert(
         verify: run both models on the same input and fail if they differ: "full" (True) on several texts, writing some
             too, "quick" on one text in one dtype, "none" (False) not at all. "auto" is full up to half a billion
             parameters, then quick.
-        force: replace an existing model folder.
+        force: replace a folder that Blockformer made, if it is as it was.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
         revision: of a Hub id, a branch, tag or commit.
         token: for a Hub id, as `from_pretrained` takes it; None takes that of `hf auth login`.
@@ -143,7 +145,7 @@ def convert(
             quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
             if level != "none":
                 report.parity = _verify(plan, folder, temporary, to_official, tell, quick)
-                report.notes += report.parity.notes
+                report.notes += [] if report.not_verified else report.parity.notes
                 if quick and report.parity.measured:
                     report.notes.append("compared on one text only (quick); a full comparison takes longer")
                 found = compare_tokenizers(side.tokenizer, temporary)
@@ -180,8 +182,9 @@ def from_official(
         revision: of a Hub id, a branch, tag or commit.
         token: for a Hub id, as `from_pretrained` takes it; None takes that of `hf auth login`.
         cache_dir: where a Hub id is downloaded to, if not to the Hub's own cache.
-        loading: what `from_pretrained` takes beside these: `device_map`, `max_memory`, `offload_folder`,
-            `attn_implementation`, `quantization_config`.
+        loading: what `from_pretrained` takes besides: `device_map`, `max_memory`, `attn_implementation`,
+            `quantization_config`; `offload_folder`, into which the converted weights are then written, tensor by
+            tensor, so that the model need not fit into memory. They must stay there as long as the model is used.
 
     Returns:
         The model, in evaluation mode.
@@ -207,8 +210,12 @@ def from_official(
         plan = plan_in(checkpoint, family, cast)
         notes += [*plan.family.notes(plan.form), *plan.family.unused_note(checkpoint.config, only_misspelt=True)]
         _check_tied(checkpoint, plan)
-        weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}
-        bad = [name for name, tensor in weights.items() if nonfinite(tensor)]
+        weights, stored, bad = None, None, []
+        if loading.get("offload_folder") is None:
+            weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}
+            bad = [name for name, tensor in weights.items() if nonfinite(tensor)]
+        else:
+            stored = _written_weights(checkpoint, plan, loading["offload_folder"], notes)
         generation = settings_in(checkpoint, _entries(plan, checkpoint), plan.target_config)
         checkpoint.check_unchanged()
     if bad:
@@ -216,11 +223,24 @@ def from_official(
     for note in notes:
         warnings.warn(f"{src}: {note}", stacklevel=2)
     model = plan.target_class.from_pretrained(
-        None, config=plan.target_config, state_dict=weights, dtype=plan.dtype, **loading
+        stored, config=plan.target_config, state_dict=weights, dtype=plan.dtype, **loading
     )
     if model.can_generate():
         model.generation_config = GenerationConfig.from_dict(generation)
     return model.eval()
+
+
+def _written_weights(checkpoint: Checkpoint, plan: Plan, place: str | PathLike[str], notes: list[str]) -> str:
+    """A new folder with the converted weights, in the one for weights that do not fit into memory."""
+    Path(place).mkdir(parents=True, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="blockformer-", dir=place)
+    try:
+        notes += write_weights(checkpoint, plan.groups, Path(folder), "5GB", False, silent)
+        Path(folder, "config.json").write_text(plan.config_json, encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
 
 
 def _check_tied(checkpoint: Checkpoint, plan: Plan) -> None:

@@ -49,7 +49,7 @@ def export_folder(
         src: a folder or Hub id.
         dst: the repo to create.
         max_shard_size: largest size of one weight file, such as "5GB".
-        force: replace an existing model folder.
+        force: replace a folder that Blockformer made, if it is as it was.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
         revision: of a Hub id, a branch, tag or commit.
         progress: receives progress reports.

@@ -170,7 +170,7 @@ def test_other_faults_are_found_before_the_training(example, tmp_path, monkeypat
 
     output = ["--output", str(tmp_path / "gpt")]
     assert "exists already" in refused("--output", str(taken))
-    assert "holds no model" in refused("--output", str(taken), "--force")
+    assert "was not made by Blockformer" in refused("--output", str(taken), "--force")
     assert "is there" in refused("--output", str(text), "--force")
     with pytest.raises(SystemExit, match="lies in it"):
         example.main([str(tmp_path), *output])

@@ -14,7 +14,10 @@ def read_architecture(official):
     """Heads and norms."""
     config = official.config
     if config.alibi:
-        raise ConversionError("config.json: alibi is true, which is rounded to bfloat16 in Falcon and not supported")
+        raise ConversionError(
+            "config.json: alibi is true, which Falcon rounds to bfloat16 and ours does not; of this family only models "
+            "with rotary positions can be converted, so run this one with transformers"
+        )
     new, parallel = config.new_decoder_architecture, config.parallel_attn
     norms = config.num_ln_in_parallel_attn
     norms = (2 if new else 1) if norms is None else norms

@@ -42,6 +42,7 @@ REMEDIES = {
     "is_causal": "the official class then looks the other way; remove it if the model was not trained like that",
     "sliding_window": _NO_WINDOW,
     "attention_chunk_size": _NO_WINDOW,
+    "word_embed_proj_dim": "ours has no projections around narrower embeddings, so run this model with transformers",
     "slow_but_exact": "with pretraining_tp above 1 the official class leaves out two biases; set it to false",
 }
 """Official setting -> why it cannot be converted and what to do, where its name does not say that."""
@@ -160,7 +161,8 @@ class ConfigTranslation(ABC):
                 if name in DROPOUTS:
                     value = float(value) if type(value) is int else value or 0.0
                 if settings.setdefault(name, value) != value and name not in DROPOUTS:
-                    lines.append(f"{origin[name]} is {settings[name]} and {theirs} is {value}: make them equal")
+                    values = f"{origin[name]} is {settings[name]} and {theirs} is {value}"
+                    lines.append(f"{values}: ours has one {name} for both, so run this model with transformers")
                 origin.setdefault(name, theirs)
         return settings, lines
 

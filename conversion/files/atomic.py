@@ -8,22 +8,29 @@ Where that call is missing (outside Linux, on some network file systems), the ol
 `.<name>.<random>.old`; a kill between the two renames leaves both folders complete, but neither at the name.
 
 Temporary folders (`.<name>.<random>.tmp`) of killed runs are never read again; they are safe to delete.
+
+A finished folder has a mark, `.blockformer.json`: names, sizes and times of all files in it. Only a folder that is as
+its mark says is ever replaced, and only the files that the mark names are removed.
 """
 
 import ctypes
 import errno
+import json
 import os
 import secrets
 import shutil
 import stat
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 
-from ..errors import ConversionError
+from ..errors import ConversionError, shown
 
+MARK = ".blockformer.json"
+LONGEST_MARK = 64 << 20
 SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2  # linux/fcntl.h, linux/fs.h
 
@@ -39,7 +46,7 @@ def atomic_folder(
 
     Args:
         target: the folder to create, with missing parents.
-        force: replace an existing folder that is empty or holds a model.
+        force: replace an existing folder that is empty, or that was made here and is as it was.
         sources: folders being read. A target that is, contains, lies inside or shares hard-linked files with one of
             them is refused.
 
@@ -60,12 +67,17 @@ def atomic_folder(
                 parent.mkdir()
                 made.append(parent)
         temporary.mkdir()
+        made_here = _identity(temporary)
         try:
             yield temporary
+            mark(temporary)
             _seal(temporary)
             _publish(temporary, target, force, origins)
         finally:  # this name is gone, or leads to what is not wanted any more: the unfinished folder or the old one
-            shutil.rmtree(temporary, ignore_errors=True)
+            if temporary.exists() and _identity(temporary) == made_here:
+                shutil.rmtree(temporary, ignore_errors=True)
+            elif temporary.exists():
+                _remove_marked(temporary)
     except BaseException as error:
         for parent in reversed(made):
             with suppress(OSError):
@@ -105,16 +117,86 @@ def check_target(target: str | PathLike[str], force: bool, sources: Iterable[str
         _check_apart(target, Path(source))
     if there and not force:
         raise ConversionError(f"{target}: exists already; name another folder, or replace it with force=True")
-    if there and not _replaceable(target):
-        raise ConversionError(f"{target}: holds no model, so force=True does not replace it; name another folder")
+    if there and (problem := _why_kept(target)):
+        raise ConversionError(f"{target}: {problem}, so force=True does not replace it; name another folder")
     if there and not (target.stat().st_mode & stat.S_IWUSR and os.access(target, os.W_OK)):  # root may write anywhere
         raise ConversionError(f"{target}: read-only; name another folder")
 
 
-def _replaceable(folder: Path) -> bool:
-    """Whether a folder is empty or holds a model, rather than being someone's home named by mistake."""
-    names = os.listdir(folder)
-    return not names or "config.json" in names or any(name.endswith((".safetensors", ".bin")) for name in names)
+def mark(folder: Path) -> None:
+    """Write the mark of a folder: what this tool put there."""
+    (folder / MARK).write_text(json.dumps({"files": _states(folder)}, indent=1) + "\n", encoding="utf-8")
+
+
+def _states(folder: Path) -> dict[str, list[int]]:
+    """Name -> size and time of change of everything in a folder but its subfolders; of the mark itself nothing."""
+    states = {}
+    for root, folders, names in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
+        for name in (*names, *links):
+            path = Path(root, name)
+            status = path.lstat()
+            states[path.relative_to(folder).as_posix()] = [status.st_size, status.st_mtime_ns]
+    states.pop(MARK, None)
+    return states
+
+
+def _marked(folder: Path) -> dict[str, list[int]] | None:
+    """The states that a folder's mark tells of; None if it has no mark that can be read."""
+    path = folder / MARK
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST_MARK:
+            return None
+        files = json.loads(path.read_bytes())["files"]
+        return {str(name): list(state) for name, state in files.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _why_kept(folder: Path) -> str:
+    """Why a folder must not be replaced: somebody else's, or changed since it was made here; "" for one that may."""
+    while True:
+        before = _identity(folder)
+        try:
+            problem = _difference_to_mark(folder)
+        except FileNotFoundError as error:
+            problem = str(error)
+        if _identity(folder) == before:
+            return problem
+        # another run has put a new folder there meanwhile
+
+
+def _difference_to_mark(folder: Path) -> str:
+    states = _states(folder)
+    if not states and not os.path.lexists(folder / MARK):
+        return "" if not os.listdir(folder) else "holds folders that Blockformer did not make"
+    marked = _marked(folder)
+    if marked is None:
+        return f"was not made by Blockformer (it has no {MARK})"
+    foreign = next((name for name in states if name not in marked), None)
+    if foreign is not None:
+        return f"holds {shown(foreign)}, which Blockformer did not write"
+    changed = next((name for name, state in states.items() if state != marked[name]), None)
+    return "" if changed is None else f"{shown(changed)} was changed since Blockformer wrote it"
+
+
+def _remove_marked(folder: Path) -> None:
+    """Remove an old folder: the files of its mark, as long as they are what it says. What else is there stays."""
+    marked = _marked(folder) or {}
+    with suppress(OSError):
+        for name, state in _states(folder).items():
+            if marked.get(name) == state:
+                (folder / name).unlink()
+        if not _states(folder):
+            (folder / MARK).unlink(missing_ok=True)
+        for root, folders, _ in os.walk(folder, topdown=False):
+            for name in folders:
+                with suppress(OSError):
+                    Path(root, name).rmdir()
+        folder.rmdir()
+    if folder.exists():
+        warnings.warn(f"{folder}: files appeared in the old folder while it was replaced; they are here", stacklevel=3)
 
 
 def _check_apart(target: Path, source: Path) -> None:
@@ -197,17 +279,22 @@ def _publish(temporary: Path, target: Path, force: bool, sources: list[Path]) ->
                 raise
     check_target(target, force, sources)  # another run may have put something there meanwhile
     if _renameat2(temporary, target, RENAME_EXCHANGE):
+        if problem := _why_kept(temporary):  # it appeared after the check
+            _renameat2(temporary, target, RENAME_EXCHANGE)
+            raise ConversionError(f"{target}: {problem}, so force=True does not replace it; name another folder")
         _sync_parent(target)
         return
     aside = target.parent / f".{target.name}.{secrets.token_hex(4)}.old"
     os.rename(target, aside)
     try:
+        if problem := _why_kept(aside):
+            raise ConversionError(f"{target}: {problem}, so force=True does not replace it; name another folder")
         os.rename(temporary, target)
     except BaseException:
         os.rename(aside, target)
         raise
     _sync_parent(target)
-    shutil.rmtree(aside, ignore_errors=True)
+    _remove_marked(aside)
 
 
 def _renameat2(source: Path, target: Path, flag: int) -> bool:

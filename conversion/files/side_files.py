@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import CheckpointError, ConversionError, shown
 from . import pickled
+from .atomic import MARK
 from .checkpoint import Checkpoint, json_text, read_json
 from .safetensors_io import LFS_POINTER, open_regular
 from .sentence_modules import sentence_files
@@ -35,7 +36,6 @@ LARGEST_NOTE = 1 << 20
 """Bytes of the longest text that is kept for the way back."""
 MADE_BY_US = ("README.md",)
 """What every repo of ours has of its own."""
-INDEXES = tuple(index for _, index in WEIGHTS)
 
 OTHER_FORMAT = "the model in another format"
 OTHER_WEIGHTS = "weights that are not read, beside those that are"
@@ -108,11 +108,10 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
     result = SideFiles()
     of_sentences, problem = sentence_files(checkpoint, target)
     result.notes += [problem] if problem else []
+    done = {"config.json", TOKENIZER_CONFIG, "conversion.json", MARK, *_files_read(checkpoint)}
     for name in names:
         path = checkpoint.folder / name
-        if name in ("config.json", TOKENIZER_CONFIG, "conversion.json", *INDEXES) or _is_read(checkpoint, name):
-            continue
-        if name.startswith("conversion/") or (name in MADE_BY_US and _is_ours(checkpoint)):
+        if name in done or name.startswith("conversion/") or (name in MADE_BY_US and _is_ours(checkpoint)):
             continue
         if name.endswith("/") or (os.path.lexists(path) and not _is_regular(path)):
             result.left_out.setdefault(_reason(name) if name.endswith("/") else "not a regular file", []).append(name)
@@ -245,9 +244,15 @@ def digest(path: Path) -> str:
     return result.hexdigest()
 
 
-def _is_read(checkpoint: Checkpoint, name: str) -> bool:
-    """Whether the tensors that are converted lie in this file."""
-    return any(info.file == checkpoint.folder / name for info in checkpoint.tensors.values())
+def _files_read(checkpoint: Checkpoint) -> set[str]:
+    """The names of the files that hold the tensors, and of the index that names them."""
+    files = {info.file.name for info in checkpoint.tensors.values()}
+    indexes = {index for single, index in WEIGHTS if single not in files and single.split(".")[-1] in _endings(files)}
+    return files | indexes
+
+
+def _endings(files: Iterable[str]) -> set[str]:
+    return {name.rpartition(".")[2] for name in files}
 
 
 def _is_converted(name: str, target: Path) -> bool:

@@ -395,9 +395,9 @@ def test_relative_keys_which_transformers_has_dropped(tmp_path, family, name, ki
     edit_config(tmp_path / "src", position_embedding_type=kind)
     report = convert(tmp_path / "src", tmp_path / "dst")
     assert report.notes[-1] == (
-        f"not compared with the official model: transformers has dropped position_embedding_type '{kind}'"
+        f"not verified: not compared with the official model: transformers has dropped position_embedding_type '{kind}'"
     )
-    assert "Not compared with the official model" in (tmp_path / "dst/README.md").read_text()
+    assert "**Not verified:** not compared with the official model" in (tmp_path / "dst/README.md").read_text()
     ours = from_official(tmp_path / "src")
     assert ours.config.position_type == kind
     layers = getattr(ours, "model", ours).layers

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES
-from blockformer.conversion.files.side_files import PROBE_TEXTS
+from blockformer.conversion.files.tokenizers import TEXTS
 from blockformer.conversion.verify import Measured, compare, probes, run, verify
 
 from .oracles import SPECIAL, edit_config, fingerprint, in_our_names, official_folder, official_model, stored
@@ -221,7 +221,7 @@ def test_the_class_of_tokenizer_that_the_library_really_takes_is_named(tmp_path,
     blockformer.export_model(ours, tmp_path / "native", tokenizer=tiny_tokenizer)
     report = convert(tmp_path / "native", tmp_path / "back", to_official=True)
     told = any("other ids than the source's: AutoTokenizer takes" in note for note in report.notes)
-    texts = list(PROBE_TEXTS)
+    texts = list(TEXTS)
     same = AutoTokenizer.from_pretrained(tmp_path / "back")(texts).input_ids == tiny_tokenizer(texts).input_ids
     assert told != same
 
@@ -503,8 +503,12 @@ def test_too_little_memory_skips_the_comparison_and_says_so(tmp_path, monkeypatc
     monkeypatch.setattr(module, "available_memory", lambda: 1000)
     report = convert(tmp_path / "src", tmp_path / "dst")
     assert report.parity.measured == []
-    assert sum("not compared in" in note for note in report.notes) == 2
-    assert "not compared in float32" in (tmp_path / "dst/README.md").read_text()
+    assert not report.parity.passed
+    assert report.not_verified.startswith("not compared in bfloat16")
+    assert any(note.startswith("not verified: not compared in bfloat16") for note in report.notes)
+    card = (tmp_path / "dst/README.md").read_text()
+    assert "**Not verified:** not compared in bfloat16" in card
+    assert "not compared in float32" in card
 
 
 def test_probes_fit_small_models():

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from fnmatch import fnmatch
 from types import SimpleNamespace
 
 import pytest
@@ -167,6 +168,7 @@ def test_why_nothing_could_be_fetched_is_said(monkeypatch):
         raise raised[-1]
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", fetch)
     response = SimpleNamespace(headers={}, request=None)
     for offline, error, words in [
         (False, errors.LocalEntryNotFoundError("no"), f"{constants.ENDPOINT} cannot be reached"),
@@ -184,23 +186,58 @@ def test_why_nothing_could_be_fetched_is_said(monkeypatch):
         assert words in str(caught.value)
 
 
-def test_a_hub_id_is_fetched_by_a_closed_list_of_names(tmp_path, source, monkeypatch):
+def a_hub_with(monkeypatch, folder, *more):
+    """Answer as a Hub that has one repo: the files of a folder, and more names. Returns the names that were fetched."""
     import huggingface_hub
 
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
     asked = []
 
-    def fetch(hub_id, allow_patterns, **hub):
-        asked.append((hub_id, list(allow_patterns)))
-        return str(source)
+    def fetch(hub_id, allow_patterns, revision, **hub):
+        assert (hub_id, revision) == ("somebody/model", "c0ffee")
+        asked.extend(name for name in (*names, *more) if any(fnmatch(name, pattern) for pattern in allow_patterns))
+        return str(folder)
 
+    info = SimpleNamespace(sha="c0ffee", siblings=[SimpleNamespace(rfilename=name) for name in (*names, *more)])
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *arguments, **hub: info)
+    return asked
+
+
+def test_of_a_hub_repo_only_what_is_read_is_fetched(tmp_path, source, monkeypatch):
+    more = [
+        "original/consolidated.safetensors",
+        "original/config.json",
+        "consolidated.safetensors",
+        "model.fp16.safetensors",
+        "pytorch_model.bin",
+        "pytorch_model-00001-of-00002.bin",
+        "modeling_own.py",
+        "onnx/model.onnx",
+        "onnx/tokenizer.json",
+        "model.gguf",
+    ]
+    asked = a_hub_with(monkeypatch, source, *more)
     report = convert("somebody/model", tmp_path / "dst", verify=False)
     assert report.source == "somebody/model"
-    ((hub_id, patterns),) = asked
-    assert hub_id == "somebody/model"
-    assert not any(".py" in pattern or pattern == "*" for pattern in patterns)
+    assert sorted(asked) == sorted(path.name for path in source.iterdir())
+    assert sorted(name for names in report.left_out.values() for name in names) == sorted(more)
     card = (tmp_path / "dst/README.md").read_text()
     assert 'base_model: "somebody/model"' in card
+    assert "- code, which is never carried: `modeling_own.py`" in card
+    record = json.loads((tmp_path / "dst/conversion.json").read_text())["files"]
+    assert record["left_out"] == report.left_out
+
+
+@pytest.mark.parametrize("kept", ["model.safetensors", "pytorch_model.bin"])
+def test_the_first_kind_of_weights_is_fetched(tmp_path, kept, monkeypatch):
+    official_folder(tmp_path / "source")
+    if kept == "pytorch_model.bin":
+        torch.save(load_file(tmp_path / "source/model.safetensors"), tmp_path / "source" / kept)
+        (tmp_path / "source/model.safetensors").unlink()
+    asked = a_hub_with(monkeypatch, tmp_path / "source", "model-x.safetensors", "training_args.bin", "tf_model.h5")
+    convert("somebody/model", tmp_path / "dst", verify=False)
+    assert [name for name in asked if name.endswith((".safetensors", ".bin", ".h5"))] == [kept]
 
 
 # One process imports everything once; each scenario runs in a fork of it and says how it ended.

@@ -194,3 +194,29 @@ def test_a_modernbert_may_say_half_its_window(tmp_path, name):
     edit_config(tmp_path / "src", sliding_window=3)
     assert_there_and_back(tmp_path)
     assert entries_of(tmp_path / "dst")["sliding_window"] == 3
+
+
+def test_a_falcon_may_have_plain_heads_and_biases_but_no_alibi(tmp_path):
+    falcon_rw = {"bias": True, "multi_query": False, "parallel_attn": False, "new_decoder_architecture": False}
+    save_official(tmp_path / "src", "FalconForCausalLM", pad_token_id=0, alibi=False, **falcon_rw)
+    assert_there_and_back(tmp_path)
+    edit_config(tmp_path / "src", alibi=True)
+    with pytest.raises(ConversionError, match=r"config\.json: alibi is true.*run this one with transformers"):
+        convert(tmp_path / "src", tmp_path / "other")
+
+
+def test_an_opt_may_have_norms_after_its_sublayers_but_no_narrower_embeddings(tmp_path):
+    settings = {"ffn_dim": 48, "do_layer_norm_before": False, "pad_token_id": 0}
+    save_official(tmp_path / "src", "OPTForCausalLM", word_embed_proj_dim=32, **settings)
+    assert_there_and_back(tmp_path)
+    save_official(tmp_path / "narrow", "OPTForCausalLM", word_embed_proj_dim=16, **settings)
+    with pytest.raises(ConversionError, match=r"word_embed_proj_dim is '16': .*run this model with transformers"):
+        convert(tmp_path / "narrow", tmp_path / "other")
+
+
+def test_stacks_of_unequal_widths_are_refused(tmp_path):
+    settings = {**BART, "decoder_ffn_dim": 64}
+    save_official(tmp_path / "src", "BartForConditionalGeneration", pad_token_id=0, **settings)
+    said = r"encoder_ffn_dim is 48 and decoder_ffn_dim is 64: ours has one intermediate_size for both"
+    with pytest.raises(ConversionError, match=rf"config\.json.*\n.*{said}"):
+        convert(tmp_path / "src", tmp_path / "dst")

@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 target, source = base / "x", base / "source"
 
 def state(folder):
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != atomic.MARK)  # it has times
     return [(str(path.relative_to(folder)), hashlib.sha256(path.read_bytes()).digest()) for path in files]
 
 def model(folder):
@@ -73,6 +73,7 @@ def replace(force=True):
 for name, value in (("old", 3), ("new", 7), ("source", 5)):
     (base / name).mkdir()
     build(base / name, value)
+    atomic.mark(base / name)
 known = {name: state(base / name) for name in ("old", "new", "source")}
 
 def child(limit, exchange, report):

@@ -129,10 +129,13 @@ def test_a_projection_that_names_other_code_is_left_out(tmp_path):
     sentence_transformers.SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path / "src"))
     path = tmp_path / "src/2_Dense/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"activation_function": "os.system"}))
-    (note,) = convert(tmp_path / "src", tmp_path / "dst", verify=False).notes
+    note = convert(tmp_path / "src", tmp_path / "dst", verify=False).notes[0]
     assert "activation_function 'os.system' in 2_Dense; sentence-transformers' files are left out" in note
     assert not (tmp_path / "dst/modules.json").exists()
     assert not (tmp_path / "dst/2_Dense").exists()
+    assert convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify=False)
+    for name in ("modules.json", "2_Dense/config.json", "2_Dense/model.safetensors"):  # they lie inert in the repo
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "src" / name).read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["MPNet", "ModernBert", "DebertaV2"])

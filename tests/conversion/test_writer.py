@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from blockformer.conversion.errors import CheckpointError, ConversionError
 from blockformer.conversion.files import atomic, safetensors_io, writer
-from blockformer.conversion.files.atomic import atomic_folder, write_text
+from blockformer.conversion.files.atomic import MARK, atomic_folder, mark, write_text
 from blockformer.conversion.files.checkpoint import Checkpoint
 from blockformer.conversion.files.safetensors_io import SafetensorsWriter
 from blockformer.conversion.files.sizes import parse_size
@@ -228,28 +228,104 @@ def test_existing_folder_is_refused_without_force(tmp_path: Path) -> None:
 
 def test_existing_folder_is_replaced_whole_with_force(tmp_path: Path, any_rename: str) -> None:
     make_sharded(tmp_path / "x")
+    mark(tmp_path / "x")
     with atomic_folder(tmp_path / "x", force=True) as folder:
         make_new(folder)
-    assert sorted(os.listdir(tmp_path / "x")) == ["config.json", "model.safetensors"]
+    assert sorted(os.listdir(tmp_path / "x")) == [MARK, "config.json", "model.safetensors"]
     assert os.listdir(tmp_path) == ["x"]
 
 
-@pytest.mark.parametrize("names", [[], ["config.json"], ["model.safetensors"], ["pytorch_model.bin"]])
-def test_force_replaces_empty_and_model_folders(tmp_path: Path, names: list[str]) -> None:
+def test_force_replaces_an_empty_folder(tmp_path: Path, any_rename: str) -> None:
     (tmp_path / "x").mkdir()
-    for name in names:
-        (tmp_path / "x" / name).touch()
     with atomic_folder(tmp_path / "x", force=True) as folder:
         (folder / "new").touch()
-    assert os.listdir(tmp_path / "x") == ["new"]
+    assert sorted(os.listdir(tmp_path / "x")) == [MARK, "new"]
+    assert os.listdir(tmp_path) == ["x"]
 
 
-def test_force_spares_other_folders(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "thesis.tex").write_text("years")
-    with pytest.raises(ConversionError, match="holds no model"), atomic_folder(tmp_path / "home", force=True):
-        pass
-    assert contents(tmp_path) == {"home/thesis.tex": b"years"}
+def _by_hand(folder: Path) -> None:
+    (folder / MARK).unlink()
+
+
+def _with_git(folder: Path) -> None:
+    (folder / ".git").mkdir()
+    (folder / ".git" / "HEAD").write_text("ref: refs/heads/main")
+
+
+def _with_notes(folder: Path) -> None:
+    (folder / "thesis.tex").write_text("years")
+
+
+def _edited(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "tiny", "mine": 1}')
+
+
+def _rewritten_with_as_many_bytes(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(1, 1))
+
+
+def _with_a_link(folder: Path) -> None:
+    (folder / "data").symlink_to(folder.parent / "elsewhere", target_is_directory=True)
+
+
+def _with_a_bad_mark(folder: Path) -> None:
+    (folder / MARK).write_text("[" * 100_000)
+
+
+CHANGES = {
+    _by_hand: "was not made by Blockformer",
+    _with_git: "'.git/HEAD', which Blockformer did not write",
+    _with_notes: "'thesis.tex', which Blockformer did not write",
+    _edited: "'config.json' was changed",
+    _rewritten_with_as_many_bytes: "'model.safetensors' was changed",
+    _with_a_link: "'data', which Blockformer did not write",
+    _with_a_bad_mark: "was not made by Blockformer",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_force_spares_what_it_did_not_write(tmp_path: Path, change: Any) -> None:
+    with atomic_folder(tmp_path / "x") as folder:
+        make_single(folder)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "letter").write_text("dear")
+    change(tmp_path / "x")
+    before = contents(tmp_path)
+    with pytest.raises(ConversionError, match=CHANGES[change]), atomic_folder(tmp_path / "x", force=True):
+        pytest.fail("the block must not run")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("moment", ["check_target", "_why_kept"])
+def test_what_appears_while_a_folder_is_replaced_stays(
+    tmp_path: Path, moment: str, any_rename: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that somebody puts there after the last look: the old folder comes back, or stays beside the new one."""
+    with atomic_folder(tmp_path / "x") as folder:
+        make_single(folder)
+    real, calls = getattr(atomic, moment), []
+
+    def look(*arguments: Any) -> Any:
+        found = real(*arguments)
+        calls.append(arguments)
+        if len(calls) == {"check_target": 2, "_why_kept": 3}[moment]:
+            place = Path(arguments[0])
+            (place / "thesis.tex").write_text("years")
+        return found
+
+    monkeypatch.setattr(atomic, moment, look)
+    if moment == "check_target":
+        with pytest.raises(ConversionError, match=r"thesis.tex"), atomic_folder(tmp_path / "x", force=True) as folder:
+            make_new(folder)
+        assert contents(tmp_path / "x")["thesis.tex"] == b"years"
+        assert os.listdir(tmp_path) == ["x"]
+        return
+    with pytest.warns(UserWarning, match="they are here"), atomic_folder(tmp_path / "x", force=True) as folder:
+        make_new(folder)
+    (kept,) = [path for path in tmp_path.iterdir() if path.name != "x"]
+    assert os.listdir(kept) == ["thesis.tex"] or sorted(os.listdir(kept)) == [MARK, "thesis.tex"]
 
 
 @pytest.mark.parametrize("force", [True, False])
@@ -316,6 +392,7 @@ def unprivileged() -> Iterator[Path]:
 def test_read_only_parent(unprivileged: Path) -> None:
     (unprivileged / "parent").mkdir()
     make_single(unprivileged / "parent" / "x")
+    mark(unprivileged / "parent" / "x")
     (unprivileged / "parent").chmod(0o555)
     before = contents(unprivileged)
     for name, force in (("x", True), ("y", False), ("deep/y", False)):
@@ -327,6 +404,7 @@ def test_read_only_parent(unprivileged: Path) -> None:
 
 def test_read_only_target(tmp_path: Path) -> None:
     make_single(tmp_path / "x")
+    mark(tmp_path / "x")
     (tmp_path / "x").chmod(0o555)
     with pytest.raises(ConversionError, match="read-only"), atomic_folder(tmp_path / "x", force=True):
         pytest.fail("the block must not run")
@@ -339,6 +417,7 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path, error: BaseException, ex
     target = tmp_path / "deep" / "x"
     if existing:
         make_single(target)
+        mark(target)
     before = sorted(tmp_path.rglob("*")), contents(tmp_path)
     with pytest.raises(type(error)) as caught, atomic_folder(target, force=True) as folder:  # noqa: PT012
         make_new(folder)
@@ -352,6 +431,7 @@ def test_an_error_while_publishing_leaves_the_old_target(
     tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_single(tmp_path / "x")
+    mark(tmp_path / "x")
     before = contents(tmp_path)
 
     def fail(*_: Any) -> None:
@@ -380,7 +460,7 @@ def test_stale_temporary_folders_are_ignored(tmp_path: Path) -> None:
         assert folder != stale
         make_new(folder)
     assert contents(stale) == before
-    assert sorted(os.listdir(tmp_path / "x")) == ["config.json", "model.safetensors"]
+    assert sorted(os.listdir(tmp_path / "x")) == [MARK, "config.json", "model.safetensors"]
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077, 0o002])
@@ -430,6 +510,7 @@ def test_everything_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("at", range(5))
 def test_disk_full_at_any_write(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     make_single(tmp_path / "x")
+    mark(tmp_path / "x")
     before = contents(tmp_path)
     real, count = SafetensorsWriter._put, iter(range(100))
 
@@ -472,6 +553,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_single(small_disk / "x")
+    mark(small_disk / "x")
     before = contents(small_disk)
     tensors = {str(i): torch.zeros(40_000) for i in range(10)}
     with pytest.raises(ConversionError, match="bytes are needed"):

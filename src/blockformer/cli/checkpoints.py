@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 QUIET_SECONDS = 5
 """How long a log without a terminal says nothing at least."""
+NOT_VERIFIED = 3
+"""Exit status where a conversion was written and nothing could be compared."""
 LAYOUTS = ("blockformer", "official")
 
 
@@ -73,6 +75,8 @@ def run_convert(src: str, dst: str, to: str, shape: dict[str, Any], **options: A
     _show(report, f"{report.source} -> {report.target}: {layout}")
     if report.parity is None:
         print("not compared with the source (--no-verify)")
+    if report.not_verified:
+        raise SystemExit(NOT_VERIFIED)
 
 
 def _run_reshaped(src: str, dst: str, to: str, shape: dict[str, Any], options: dict[str, Any]) -> None:

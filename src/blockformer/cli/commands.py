@@ -1,7 +1,8 @@
 """The commands: `blockformer convert | inspect | export | chat | eval | lab | demo`.
 
-Errors are one sentence on stderr, with exit status 1 (2: a wrong command line, 130: Ctrl-C); `--debug`, before or after
-the command, shows the traceback. The module that does a command's work is imported when the command runs.
+Errors are one sentence on stderr, with exit status 1 (2: a wrong command line, 3: converted, but the comparison that was
+asked for could not be made, 130: Ctrl-C); `--debug`, before or after the command, shows the traceback. The module that
+does a command's work is imported when the command runs.
 """
 
 import functools
@@ -26,7 +27,7 @@ app = typer.Typer(
 Source = Annotated[str, typer.Argument(metavar="SRC", help="A folder or a Hub id.", show_default=False)]
 Target = Annotated[str, typer.Argument(metavar="DST", help="The folder to make.", show_default=False)]
 ShardSize = Annotated[str, typer.Option(metavar="SIZE", help="Size after which a new weight file begins.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a model folder that is there already.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a folder that Blockformer made and that is as it was.")]
 StrictFinite = Annotated[
     bool, typer.Option("--strict-finite", help="Refuse NaN and infinite weights instead of reporting them.")
 ]
@@ -124,7 +125,7 @@ def convert(
         typer.Option(
             metavar="HOW",
             help="Run both models on the same input and compare: full, quick (one text), or none. auto is full, and "
-            "quick above half a billion parameters.",
+            "quick above half a billion parameters. Exit status 3: nothing could be compared.",
         ),
     ] = "auto",
     no_verify: Annotated[bool, typer.Option("--no-verify", help="The same as --verify none.")] = False,

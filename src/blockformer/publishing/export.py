@@ -40,7 +40,7 @@ def export_model(
         tokenizer: the tokenizer that belongs to it.
         max_shard_size: bytes ("5GB") after which a new weight file begins.
         card: the text of `README.md`; None writes the template's.
-        force: replace a model folder that is there already.
+        force: replace a folder that Blockformer made, if it is as it was.
 
     Returns:
         The folder.
