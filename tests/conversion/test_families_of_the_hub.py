@@ -220,3 +220,25 @@ def test_stacks_of_unequal_widths_are_refused(tmp_path):
     said = r"encoder_ffn_dim is 48 and decoder_ffn_dim is 64: ours has one intermediate_size for both"
     with pytest.raises(ConversionError, match=rf"config\.json.*\n.*{said}"):
         convert(tmp_path / "src", tmp_path / "dst")
+
+
+def test_an_encoder_decoder_that_generates_like_a_decoder_is_refused(tmp_path):
+    src = tmp_path / "src"
+    save_official(src, "BartForConditionalGeneration", pad_token_id=0, **BART)
+    edit_config(src, is_encoder_decoder=False)
+    assert not transformers.BartForConditionalGeneration.from_pretrained(src).config.is_encoder_decoder
+    with pytest.raises(ConversionError, match=r"is_encoder_decoder is 'False': generate follows it"):
+        convert(src, tmp_path / "dst")
+
+
+def test_a_decoder_of_t5gemma_that_looks_both_ways_is_refused(tmp_path):
+    src, name = tmp_path / "src", "T5GemmaForConditionalGeneration"
+    sizes = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+    save_official(src, name, encoder=dict(sizes), decoder=dict(sizes), vocab_size=97)
+    usual, settings = logits_of(src, name), entries_of(src)["decoder"]
+    edit_config(src, decoder={**settings, "is_causal": False})
+    assert not torch.allclose(logits_of(src, name), usual, atol=1e-3)
+    with pytest.raises(ConversionError, match=r"config\.json.*\n.*is_causal is false in the decoder; remove it"):
+        convert(src, tmp_path / "dst")
+    edit_config(src, decoder=settings)
+    assert_there_and_back(tmp_path)
