@@ -125,7 +125,10 @@ def test_a_weight_file_is_converted_with_its_settings(capsys, tmp_path):
     call(*arguments, "--config", tmp_path / "settings.json", status=3)  # converted, with nothing to compare it with
     out = capsys.readouterr().out
     assert f"{tmp_path / 'weights.pt'} -> {tmp_path / 'dst'}: a self-contained repo" in out
-    assert "note: not verified: not compared with the official model: there is none, MyGPTModel is the code of an article" in out
+    assert (
+        "note: not verified: not compared with the official model: there is none, MyGPTModel is the code of an article"
+        in out
+    )
     model = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "dst")
     assert torch.equal(model.lm_head.weight, module.out_head.weight)
 
