@@ -32,6 +32,8 @@ def _read_stacks(official):
         for name in alike
         if getattr(encoder, name) != getattr(decoder, name)
     ]
+    if not getattr(decoder, "is_causal", True):  # which its masks follow
+        unequal.append("is_causal is false in the decoder; remove it if the model was not trained like that")
     if encoder.attention_bias:
         unequal.append("attention_bias is true")
     if unequal:

@@ -39,6 +39,7 @@ MASKS = ("is_causal", "sliding_window", "attention_chunk_size")
 """Official settings that the masks and caches of transformers follow in every class, also in one that lacks them."""
 _NO_WINDOW = "this family has no windows, but the official cache would forget what lies before one; set it to null"
 REMEDIES = {
+    "is_encoder_decoder": "generate follows it; it must be true for an encoder-decoder and false for other models",
     "is_causal": "the official class then looks the other way; remove it if the model was not trained like that",
     "sliding_window": _NO_WINDOW,
     "attention_chunk_size": _NO_WINDOW,
@@ -133,6 +134,8 @@ class ConfigTranslation(ABC):
         """The same, of which our config may still refuse some."""
         head, plain = self.head(form), self.plain_entries(official, form)
         bad = self._unsupported(plain)
+        if head.ours.startswith("BlockformerEncoderDecoder") and not plain.get("is_encoder_decoder", True):
+            bad.append("is_encoder_decoder")
         config = self.official_config({name: value for name, value in plain.items() if name not in bad})
         fields, unequal = self._read_fields(config)
         told = [f"{name} is {shown(plain[name])}" + (f": {REMEDIES[name]}" if name in REMEDIES else "") for name in bad]
