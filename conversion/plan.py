@@ -287,7 +287,7 @@ def _files_of(origin: Origin, official: Mapping[str, Any]) -> dict[str, Any]:
 
     Generation settings that the source had only in its `config.json` stay a file where that one is written anew.
     """
-    hidden = ("dtype", "torch_dtype")
+    hidden = ("dtype", "torch_dtype", *NEVER_FOLLOWED)
     before, after = ({k: v for k, v in each.items() if k not in hidden} for each in (origin.config, official))
     if before == after:
         return origin.files

@@ -125,7 +125,7 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
             result.stored.append(name)
         elif _is_converted(name, target):
             result.carried.append(name)
-        elif _is_note(name, path) or (problem and is_side_file(name)):
+        elif _is_note(name, path) or (problem and is_side_file(name) and not name.endswith(".bin")):
             _copy(checkpoint, name, target / STORE / name)
             result.stored.append(name)
         else:

@@ -44,6 +44,7 @@ SENTENCE_FILES = (
     "sentence_bert_config.json",
     "[0-9]*_*/config.json",
     "[0-9]*_Dense/pytorch_model.bin",
+    "[0-9]*_Dense/model.safetensors",
 )
 """What `sentence-transformers` reads besides the model, as names and patterns of names."""
 LEGAL = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY|USAGE_POLICY|ACCEPTABLE_USE)[\w.-]*", re.IGNORECASE)
@@ -143,13 +144,14 @@ def locate(source: str | PathLike[str], weights: bool = True, **hub: Any) -> Sou
 
 
 def files_in(folder: Path) -> tuple[str, ...]:
-    """The names of all files in a folder, those of version control as one, with "/" between folders."""
+    """The names of all files in a folder, with "/" between folders; version control and links to folders are one name."""
     names = []
     for root, folders, files in os.walk(folder):
         inner = Path(root).relative_to(folder)
+        whole = {name for name in folders if name in (".git", ".cache") or os.path.islink(os.path.join(root, name))}
         names += [(inner / name).as_posix() for name in sorted(files)]
-        names += [f"{(inner / name).as_posix()}/" for name in sorted(folders) if name in (".git", ".cache")]
-        folders[:] = sorted(name for name in folders if name not in (".git", ".cache"))
+        names += [f"{(inner / name).as_posix()}/" for name in sorted(whole)]
+        folders[:] = sorted({*folders} - whole)
         if len(names) > LISTED:
             break
     return tuple(names[:LISTED])

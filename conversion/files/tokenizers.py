@@ -115,7 +115,10 @@ def compare_tokenizers(original: PreTrainedTokenizerBase | None, target: Path) -
         unlike = differences(original, copied)
     if unlike:
         kinds = f"AutoTokenizer takes {type(copied).__name__} for it, and {type(original).__name__} for the source"
-        raise ConversionError(f"the copied tokenizer differs from the source's in {', '.join(unlike)}: {kinds}")
+        raise ConversionError(
+            f"the copied tokenizer differs from the source's in {', '.join(unlike)}: {kinds}; verify=False writes it "
+            "all the same, and then name the class when you load it"
+        )
     return "tokenizers give the same ids"
 
 

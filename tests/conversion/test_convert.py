@@ -172,7 +172,7 @@ def test_the_repo_is_complete(tmp_path, source):
     assert entries["auto_map"] == blockformer.BlockformerDecoderConfig.auto_classes
     for code in entries["auto_map"].values():
         assert f"{code.split('.')[0]}.py" in names
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "dst").iterdir()}
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "dst").iterdir() if path.is_file()}
     umask = os.umask(0)
     os.umask(umask)
     assert set(modes.values()) == {0o666 & ~umask}
@@ -219,11 +219,15 @@ def test_the_class_of_tokenizer_that_the_library_really_takes_is_named(tmp_path,
 
     ours = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "dst")
     blockformer.export_model(ours, tmp_path / "native", tokenizer=tiny_tokenizer)
-    report = convert(tmp_path / "native", tmp_path / "back", to_official=True)
-    told = any("other ids than the source's: AutoTokenizer takes" in note for note in report.notes)
+    refused = False
+    try:
+        convert(tmp_path / "native", tmp_path / "back", to_official=True)
+    except ConversionError as error:
+        refused = "ids of texts" in str(error) and "AutoTokenizer takes" in str(error)
+        convert(tmp_path / "native", tmp_path / "back", to_official=True, verify=False)
     texts = list(TEXTS)
     same = AutoTokenizer.from_pretrained(tmp_path / "back")(texts).input_ids == tiny_tokenizer(texts).input_ids
-    assert told != same
+    assert refused != same
 
 
 def test_the_way_back_gives_the_very_config_also_old_spellings_and_unknown_entries(tmp_path):

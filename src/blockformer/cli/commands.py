@@ -1,8 +1,8 @@
 """The commands: `blockformer convert | inspect | export | chat | eval | lab | demo`.
 
-Errors are one sentence on stderr, with exit status 1 (2: a wrong command line, 3: converted, but the comparison that was
-asked for could not be made, 130: Ctrl-C); `--debug`, before or after the command, shows the traceback. The module that
-does a command's work is imported when the command runs.
+Errors are one sentence on stderr, with exit status 1 (2: a wrong command line, 3: converted, but not compared although
+that was asked for, 130: Ctrl-C); `--debug`, before or after the command, shows the traceback. The module that does a
+command's work is imported when the command runs.
 """
 
 import functools
