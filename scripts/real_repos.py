@@ -18,9 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import transformers  # noqa: E402
-from real_repos import RECORDS, Record, checks, make  # noqa: E402
-
-from blockformer.conversion import convert  # noqa: E402
+from real_repos import RECORDS, Record, checks  # noqa: E402
 
 PAGE = ROOT / "docs/real-repos.md"
 COLUMNS = ("converts", *checks.CHECKS)
@@ -62,12 +60,9 @@ def first_line(error: Exception) -> str:
 
 def examined(record: Record, folder: Path) -> dict[str, str]:
     """The cells of a row."""
-    case = checks.Case(record, *(folder / name for name in ("source", "ours", "back")))
     cells = dict.fromkeys(COLUMNS, "")
-    make(record, case.source)
     try:
-        convert(case.source, case.ours)
-        convert(case.ours, case.back, to_official=True)
+        case = checks.there_and_back(record, folder)
         cells["converts"] = "yes"
     except Exception as error:  # whatever it is, it is what a user would see
         cells["converts"] = first_line(error).replace(f"{folder}/", "")

@@ -1,9 +1,11 @@
 """Checkpoints as they lie on the Hub, converted in and back: tokens, outputs, files and every tensor."""
 
-import pytest
-from real_repos import RECORDS, checks, make
+import json
 
-from blockformer.conversion import convert
+import pytest
+from real_repos import RECORDS, checks
+from safetensors.torch import load_file, save_file
+
 from blockformer.conversion.families.registry import FAMILIES
 
 
@@ -20,11 +22,7 @@ def test_there_and_back(tmp_path, subtests, record):
         pytest.importorskip("sentencepiece", reason="makes the SentencePiece files of this checkpoint")
     if record.family not in FAMILIES:
         pytest.skip(f"this transformers has no {record.family}")
-    case = checks.Case(record, *(tmp_path / name for name in ("source", "ours", "back")))
-    make(record, case.source)
-    report = convert(case.source, case.ours)
-    assert report.parity.passed
-    convert(case.ours, case.back, to_official=True)
+    case = checks.there_and_back(record, tmp_path)
     for name, check in [pair for column in checks.CHECKS.values() for pair in column.items()]:
         with subtests.test(name):
             check(case)
@@ -40,3 +38,44 @@ def test_a_third_runs_every_time():
     quick = sum(record.quick for record in RECORDS)
     assert len(RECORDS) >= 60
     assert len(RECORDS) / 4 < quick < len(RECORDS) / 2
+
+
+def spoil_tokens(case):
+    entries = checks.entries_of(case.ours, "tokenizer.json")
+    vocabulary = entries["model"]["vocab"]
+    vocabulary["."], vocabulary["?"] = vocabulary["?"], vocabulary["."]
+    (case.ours / "tokenizer.json").write_text(json.dumps(entries))
+
+
+def spoil_weights(folder):
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(("query.weight", "q_proj.weight")))
+    tensors[name][0] *= 1.01
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+FAULTS = {
+    "outputs": lambda case: spoil_weights(case.ours),
+    "tokens": spoil_tokens,
+    "files carried": lambda case: (case.ours / "LICENSE").unlink(),
+    "files back": lambda case: (case.back / "README.md").write_text("# Another\n"),
+    "tensors back": lambda case: spoil_weights(case.back),
+    "config back": lambda case: (case.back / "config.json").write_text("{}"),
+    "files named": lambda case: (case.back / "vocab.txt").unlink(),
+}
+
+
+def test_each_check_sees_a_fault(tmp_path):
+    (record,) = (record for record in RECORDS if record.name == "google-bert/bert-base-uncased")
+    case = checks.there_and_back(record, tmp_path)
+    by_name = {name: check for column in checks.CHECKS.values() for name, check in column.items()}
+    blind = []
+    for name, spoil in FAULTS.items():
+        by_name[name](case)
+        spoil(case)
+        try:
+            by_name[name](case)
+        except AssertionError:
+            continue
+        blind.append(name)
+    assert not blind

@@ -45,10 +45,10 @@ def lines() -> tuple[str, ...]:
     return (*(line[:300] for line in code[:5000] if line.strip()), *SENTENCES * 30)
 
 
-def special(content: str, **flags: bool) -> dict[str, Any]:
+def special(content: str, **more: Any) -> dict[str, Any]:
     """A special token as JSON files spell it."""
     off = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
-    return {"content": content, **off, **flags}
+    return {"content": content, **off, **more}
 
 
 def added_tokens_decoder(ids: Mapping[str, int], plain: tuple[str, ...] = ()) -> dict[str, Any]:
