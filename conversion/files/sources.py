@@ -144,7 +144,7 @@ def locate(source: str | PathLike[str], weights: bool = True, **hub: Any) -> Sou
 
 
 def files_in(folder: Path) -> tuple[str, ...]:
-    """The names of all files in a folder, with "/" between folders; version control and links to folders are one name."""
+    """The names of all files in a folder, with "/" between folders; a linked folder is one name, and so is `.git`."""
     names = []
     for root, folders, files in os.walk(folder):
         inner = Path(root).relative_to(folder)
