@@ -187,11 +187,16 @@ def _canonical_names(names: Iterable[str], family: Family, form: Form) -> dict[s
     """Canonical name -> name in the checkpoint.
 
     Raises:
-        ConversionError: the checkpoint names its tensors in more than one way.
+        ConversionError: the checkpoint names its tensors in more than one way, or holds adapters inside its weights.
     """
     found: dict[str, str] = {}
     mixed = []
     for name in names:
+        if ".parametrizations." in name:  # torch.nn.utils.parametrize, with LoRA as in jina-embeddings-v3
+            raise ConversionError(
+                f"{shown(name)} is part of a weight that is computed from several (adapters, say); load the model with "
+                "its own code, merge them into plain weights, save it and convert that"
+            )
         canonical = family.canonical(name, form)
         if canonical in found:
             mixed.append(f"{shown(name)} and {shown(found[canonical])} are the same tensor")

@@ -6,7 +6,7 @@ import transformers
 
 from blockformer.conversion import ConversionError, convert
 
-from .oracles import edit_config, edit_tensors, entries_of, stored
+from .oracles import edit_config, edit_tensors, entries_of, official_folder, stored
 
 SIZES = {
     "vocab_size": 97,
@@ -242,3 +242,11 @@ def test_a_decoder_of_t5gemma_that_looks_both_ways_is_refused(tmp_path):
         convert(src, tmp_path / "dst")
     edit_config(src, decoder=settings)
     assert_there_and_back(tmp_path)
+
+
+def test_weights_with_adapters_inside_are_refused_by_name(tmp_path):
+    official_folder(tmp_path / "src", "llama")
+    name = "model.layers.0.mlp.up_proj.parametrizations.weight.0.lora_A"
+    edit_tensors(tmp_path / "src", **{name: torch.ones(5, 4, 64)})
+    with pytest.raises(ConversionError, match=r"lora_A' is part of a weight .* merge them into plain weights"):
+        convert(tmp_path / "src", tmp_path / "dst")
