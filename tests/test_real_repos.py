@@ -19,7 +19,10 @@ def parameters():
 @pytest.mark.parametrize("record", parameters())
 def test_there_and_back(tmp_path, subtests, record):
     if record.pieces:
-        pytest.importorskip("sentencepiece", reason="makes the SentencePiece files of this checkpoint")
+        for name in ("sentencepiece", "google.protobuf"):
+            pytest.importorskip(
+                name, reason=f"{name} makes and reads this checkpoint's SentencePiece files; install it"
+            )
     if record.family not in FAMILIES:
         pytest.skip(f"this transformers has no {record.family}")
     case = checks.there_and_back(record, tmp_path)
