@@ -33,6 +33,7 @@ from transformers import (
 )
 
 import blockformer
+from blockformer.conversion.files.atomic import mark
 from blockformer.demo.cross_attention import draw_or_say_why_not
 from blockformer.demo.elsewhere import run_elsewhere
 from blockformer.demo.phrases import pairs
@@ -245,6 +246,7 @@ def main(command_line=None) -> None:
         table.add_row(*row)
     console.print(table)
     console.print(draw_or_say_why_not(model, tokenizer, PICTURED, arguments.output / "cross-attention.svg"))
+    mark(arguments.output)  # the picture is ours, too: --force may replace it
     if here != elsewhere:
         sys.exit("the reloaded model does not write what the trained one wrote")
 

@@ -67,17 +67,18 @@ def atomic_folder(
                 parent.mkdir()
                 made.append(parent)
         temporary.mkdir()
-        made_here = _identity(temporary)
+        made_here = None
         try:
             yield temporary
+            made_here = _identity(temporary)
             mark(temporary)
             _seal(temporary)
             _publish(temporary, target, force, origins)
         finally:  # this name is gone, or leads to what is not wanted any more: the unfinished folder or the old one
-            if temporary.exists() and _identity(temporary) == made_here:
-                shutil.rmtree(temporary, ignore_errors=True)
-            elif temporary.exists():
+            if temporary.exists() and made_here not in (None, _identity(temporary)):
                 _remove_marked(temporary)
+            else:
+                shutil.rmtree(temporary, ignore_errors=True)
     except BaseException as error:
         for parent in reversed(made):
             with suppress(OSError):
