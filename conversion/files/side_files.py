@@ -25,17 +25,15 @@ from .atomic import MARK
 from .checkpoint import Checkpoint, json_text, read_json
 from .safetensors_io import LFS_POINTER, open_regular
 from .sentence_modules import sentence_files
-from .sources import GENERATION, HEADS, LEGAL, NOTES, TOKENIZER_FILES, WEIGHTS, is_side_file
+from .sources import GENERATION, HEADS, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES, WEIGHTS, is_side_file
 from .tokenizers import MADE, check_readable, load, make_fast, rewritten
 
 STORE = "conversion/source"
 """Where a repo keeps files of its source for the way back."""
 TOKENIZER_CONFIG = "tokenizer_config.json"
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
-LARGEST_NOTE = 1 << 20
-"""Bytes of the longest text that is kept for the way back."""
-MADE_BY_US = ("README.md",)
-"""What every repo of ours has of its own."""
+MADE_BY_US = ("README.md", "conversion.json", "conversion/")
+"""What the names begin with of files that only a repo of ours has, or has of its own."""
 
 OTHER_FORMAT = "the model in another format"
 OTHER_WEIGHTS = "weights that are not read, beside those that are"
@@ -108,10 +106,10 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
     result = SideFiles()
     of_sentences, problem = sentence_files(checkpoint, target)
     result.notes += [problem] if problem else []
-    done = {"config.json", TOKENIZER_CONFIG, "conversion.json", MARK, *_files_read(checkpoint)}
+    done = {"config.json", TOKENIZER_CONFIG, MARK, *_files_read(checkpoint)}
     for name in names:
         path = checkpoint.folder / name
-        if name in done or name.startswith("conversion/") or (name in MADE_BY_US and _is_ours(checkpoint)):
+        if name in done or (_is_ours(checkpoint) and name.startswith(MADE_BY_US)):
             continue
         if name.endswith("/") or (os.path.lexists(path) and not _is_regular(path)):
             result.left_out.setdefault(_reason(name) if name.endswith("/") else "not a regular file", []).append(name)

@@ -52,6 +52,8 @@ LEGAL = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY|USAGE_POLICY|ACCEPTAB
 GENERATION = re.compile(r"generation_config(_for_\w+)?\.json")
 NOTES = (".md", ".txt", ".json", ".cff", ".yaml", ".yml")
 """Endings of small texts beside a model: its card, what it was trained on, how it was evaluated."""
+LARGEST_NOTE = 1 << 20
+"""Bytes of the longest of these texts that is kept for the way back."""
 HEADS = ("colbert_linear.pt", "sparse_linear.pt")
 """Further heads of BGE-M3, which FlagEmbedding reads."""
 WEIGHTS = (
@@ -157,13 +159,16 @@ def files_in(folder: Path) -> tuple[str, ...]:
     return tuple(names[:LISTED])
 
 
-def is_side_file(name: str) -> bool:
-    """Whether a file, by its name in the source, is one that a conversion reads beside the weights."""
+def is_side_file(name: str, size: int = 0) -> bool:
+    """Whether a file beside the weights, by its name in the source and its size in bytes, is one that is read."""
+    if name.startswith("additional_chat_templates/"):
+        return name.endswith(".jinja") and name.count("/") == 1
     if "/" in name:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in SENTENCE_FILES) and name.count("/") == 1
     known = name in ("config.json", "conversion.json", *TOKENIZER_FILES, *SENTENCE_FILES, *HEADS)
     is_index = name.endswith(".index.json")
-    return known or LEGAL.fullmatch(name) is not None or (name.endswith(NOTES) and not is_index)
+    is_note = name.endswith(NOTES) and not is_index and size <= LARGEST_NOTE
+    return known or is_note or LEGAL.fullmatch(name) is not None or GENERATION.fullmatch(name) is not None
 
 
 def _fetch(hub_id: str, weights: bool, hub: Mapping[str, Any]) -> Source:
@@ -180,8 +185,10 @@ def _fetch(hub_id: str, weights: bool, hub: Mapping[str, Any]) -> Source:
     listing: tuple[str, ...] | None
     try:
         try:
-            info = HfApi(token=hub.get("token")).model_info(hub_id, revision=hub.get("revision"))
-            listing = tuple(sorted(file.rfilename for file in info.siblings or ())[:LISTED])
+            api = HfApi(token=hub.get("token"))
+            info = api.model_info(hub_id, revision=hub.get("revision"), files_metadata=True)
+            sizes = {file.rfilename: getattr(file, "size", None) or 0 for file in info.siblings or ()}
+            listing = tuple(sorted(sizes)[:LISTED])
             wanted["revision"] = info.sha  # all files of one commit, whatever is pushed meanwhile
         except HfHubHTTPError:
             raise
@@ -194,7 +201,7 @@ def _fetch(hub_id: str, weights: bool, hub: Mapping[str, Any]) -> Source:
         def fetch(names: Iterable[str]) -> Path:
             return Path(snapshot_download(hub_id, allow_patterns=[glob.escape(name) for name in names], **wanted))
 
-        folder = fetch(filter(is_side_file, listing))
+        folder = fetch(name for name in listing if is_side_file(name, sizes[name]))
         single, index = next((pair for pair in WEIGHTS if {*pair} & {*listing}), WEIGHTS[0])
         if weights and single in listing:
             fetch([single])

@@ -198,7 +198,10 @@ def a_hub_with(monkeypatch, folder, *more):
         asked.extend(name for name in (*names, *more) if any(fnmatch(name, pattern) for pattern in allow_patterns))
         return str(folder)
 
-    info = SimpleNamespace(sha="c0ffee", siblings=[SimpleNamespace(rfilename=name) for name in (*names, *more)])
+    sizes = {name: (folder / name).stat().st_size for name in names} | dict.fromkeys(more, 1 << 40)
+    info = SimpleNamespace(
+        sha="c0ffee", siblings=[SimpleNamespace(rfilename=name, size=size) for name, size in sizes.items()]
+    )
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *arguments, **hub: info)
     return asked
@@ -216,6 +219,7 @@ def test_of_a_hub_repo_only_what_is_read_is_fetched(tmp_path, source, monkeypatc
         "onnx/model.onnx",
         "onnx/tokenizer.json",
         "model.gguf",
+        "train.txt",  # of a terabyte
     ]
     asked = a_hub_with(monkeypatch, source, *more)
     report = convert("somebody/model", tmp_path / "dst", verify=False)

@@ -52,7 +52,7 @@ LEFT = {
     "the state of a training run": ["optimizer.pt", "runs/events.out.tfevents.1"],
     "pictures and documents": ["logo.png"],
     "bookkeeping of git and the Hub": [".gitattributes"],
-    "not known to Blockformer": ["data.parquet"],
+    "not known to Blockformer": ["conversion/notes", "data.parquet"],
 }
 
 
@@ -65,6 +65,8 @@ def source(tmp_path, tiny_tokenizer):
     for name in (name for names in LEFT.values() for name in names):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"stub")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates/tools.jinja").write_text("{{ tools }}")
     return folder
 
 
