@@ -290,6 +290,7 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
         (0, shift) if to_official else (shift, 0),
         plan.family.counts_padding,
         quick,
+        to_official,
     )
 
 

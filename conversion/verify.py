@@ -258,11 +258,16 @@ def run(
     return outputs, texts, " and ".join(names)
 
 
-def compare(dtype: torch.dtype, original: Any, converted: Any, exact: Any = None) -> Measured:
+def compare(dtype: torch.dtype, original: Any, converted: Any, official: tuple[Any, Any] | None = None) -> Measured:
     """Compare the results of `run` for two models.
 
-    In 16 bits both round, in an order of their own: they may be twice as far apart as the original is from `exact`, its
-    own results in float32.
+    In 16 bits both round, in an order of their own: they may be twice as far apart as the official model is from its
+    own results in float32, in both directions of a conversion.
+
+    Args:
+        dtype: the dtype they ran in.
+        original, converted: their results.
+        official: the results of the official one in this dtype and, of the same inputs and perhaps more, in float32.
     """
     largest = difference = 0.0
     finite = True
@@ -278,8 +283,9 @@ def compare(dtype: torch.dtype, original: Any, converted: Any, exact: Any = None
     name = str(dtype).removeprefix("torch.")
     same_text = original[1] == converted[1] if original[1] else None
     limit = share * max(1.0, largest)
-    if exact is not None:
-        gaps = [(rough - sharp).abs().max().item() for rough, sharp in zip(original[0], exact[0], strict=False)]
+    if official is not None:
+        rough, sharp = official
+        gaps = [(a - b).abs().max().item() for a, b in zip(rough[0], sharp[0], strict=False)]
         limit = max(limit, *(2 * gap for gap in gaps if gap == gap))
     return Measured(name, difference, largest, limit, positions, same_text, finite, original[2])
 
@@ -294,6 +300,7 @@ def verify(
     shifts: tuple[int, int] = (0, 0),
     counts_padding: bool = False,
     quick: bool = False,
+    from_ours: bool = False,
 ) -> Parity:
     """Run both models and compare.
 
@@ -307,6 +314,7 @@ def verify(
         shifts: added to the position ids of the original and of the converted model; some families do not count from 0.
         counts_padding: see `probes`.
         quick: run one text in one dtype, and write none.
+        from_ours: whether the original is ours, and the converted model the official one.
 
     Raises:
         ConversionError: the models disagree.
@@ -350,10 +358,11 @@ def verify(
             del model
             if parameters > 10_000_000:  # of a smaller one there may be two
                 gc.collect()
-    exact = results[0][-1] if possible and possible[-1] in SHARP else None  # of the same inputs, and of more
+    officials = results[1 if from_ours else 0]
+    exact = officials[-1] if possible and possible[-1] in SHARP else None  # of the same inputs, and of more
     parity.measured = [
-        compare(kind, theirs, ours, None if kind in SHARP else exact)
-        for kind, theirs, ours in zip(possible, *results, strict=True)
+        compare(kind, before, after, None if kind in SHARP or exact is None else (official, exact))
+        for kind, before, after, official in zip(possible, *results, officials, strict=True)
     ]
     if parity.disagrees:
         raise ConversionError(f"the converted model does not compute what the original computes: {parity}")

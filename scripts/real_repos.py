@@ -47,7 +47,8 @@ MEANINGS = {
     "pairs and padded batches.",
     "files": "Licences, generation settings and tokenizer files are carried unchanged, README.md is kept, all of them "
     "come back, and every other file is named in `conversion.json`.",
-    "back": "Converted back, every tensor is the same to the bit, and `config.json` has the same entries.",
+    "back": "Converted back, every tensor is the same to the bit, and `config.json` has the same entries, except "
+    "`auto_map`: the code that it names is not carried.",
 }
 """What each column says."""
 

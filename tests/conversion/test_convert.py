@@ -490,6 +490,16 @@ def test_a_difference_leaves_no_target(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["src"]
 
 
+def test_the_limit_in_16_bits_is_the_same_in_both_directions():
+    theirs, ours, exact = (([torch.tensor([1.0, value])], [], "logits") for value in (2.3, 2.05, 2.0))
+    there = compare(torch.bfloat16, theirs, ours, (theirs, exact))
+    back = compare(torch.bfloat16, ours, theirs, (theirs, exact))
+    assert there.limit == back.limit == pytest.approx(0.6)
+    assert there.passed
+    assert back.passed
+    assert not compare(torch.bfloat16, ([torch.tensor([1.0, 3.0])], [], "logits"), theirs, (theirs, exact)).passed
+
+
 def test_a_wrong_text_fails_in_float32_only():
     good = Measured("float32", 0.0, 10.0, 1e-4, 8, same_text=True)
     from blockformer.conversion.verify import Parity
