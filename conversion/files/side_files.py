@@ -111,13 +111,13 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
         path = checkpoint.folder / name
         if name in done or (_is_ours(checkpoint) and name.startswith(MADE_BY_US)):
             continue
-        if name.endswith("/") or (os.path.lexists(path) and not _is_regular(path)):
-            result.left_out.setdefault(_reason(name) if name.endswith("/") else "not a regular file", []).append(name)
-        elif not os.path.lexists(path):  # of a repo on the Hub, not fetched
+        if name.endswith("/") or not os.path.lexists(path):  # a folder as a whole; of a repo on the Hub, not fetched
             result.left_out.setdefault(_reason(name), []).append(name)
         elif stays(name) or name in of_sentences:
             _copy(checkpoint, name, target / name)
             result.carried.append(name)
+        elif not _is_regular(path):
+            result.left_out.setdefault("not a regular file", []).append(name)
         elif name in HEADS:
             _store_head(checkpoint, name, target)
             result.stored.append(name)
