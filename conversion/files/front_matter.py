@@ -27,7 +27,8 @@ def front_matter(checkpoint: Checkpoint) -> dict[str, str | list[str]]:
     with open_regular(checkpoint.member(CARD)) as file:
         found = BLOCK.match(file.read(LONGEST).decode("utf-8", "replace"))
     try:
-        entries = yaml.load(found[1], yaml.BaseLoader) if found else None
+        # BaseLoader makes texts, lists and dicts of them, and nothing else.
+        entries = yaml.load(found[1], yaml.BaseLoader) if found else None  # nosec B506
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}
     if not isinstance(entries, dict):
