@@ -22,7 +22,7 @@ class Origin:
         config: the official `config.json`.
         form: how the official checkpoint was written; None in repos of early versions.
         unused: names of tensors that no model uses; they are stored beside the weights.
-        files: what became of the files beside the weights (`SideFiles.record`); empty in repos of early versions.
+        files: what became of the files next to the weights (`SideFiles.record`); empty in repos of early versions.
     """
 
     family: Family

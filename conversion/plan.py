@@ -38,7 +38,7 @@ class Plan:
         form: how the official checkpoint is written.
         official_arguments: what the official class takes beside its config.
         origin: what the repo records of an official checkpoint for the way back.
-        files: on the way back, what the record says of the files beside the weights.
+        files: on the way back, what the record says of the files next to the weights.
         low_bits: whether the official checkpoint has linear maps of 4 bits.
         not_runnable: why the official model cannot be run, or None.
     """

@@ -11,7 +11,6 @@ B batch, T length, S length of an encoder's states, C their width, V vocabulary.
 
 import copy
 import gc
-import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from .errors import ConversionError
+from .memory import available_memory
 from .progress import Passes, Progress, silent
 from .quiet import quiet
 
@@ -373,33 +373,6 @@ def _fits(parameters: int, dtype: torch.dtype) -> bool:
     """Whether one model fits into free memory, with a quarter more plus 256 MiB for everything else."""
     free = available_memory()
     return free is None or parameters * dtype.itemsize * 1.25 + (256 << 20) < free
-
-
-def available_memory() -> int | None:
-    """Bytes this process may still allocate, by free memory and by its own limits; None if neither is known."""
-    bounds = []
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            entries = dict(line.split(":", 1) for line in file)
-        bounds.append(int(entries["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        pass
-    try:  # a container's own limit
-        limit_text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        if limit_text != "max":
-            bounds.append(int(limit_text) - int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii")))
-    except (OSError, ValueError):
-        pass
-    try:
-        import resource
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY:
-            with open("/proc/self/statm", encoding="ascii") as file:
-                bounds.append(limit - int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE"))
-    except (ImportError, OSError, ValueError):
-        pass
-    return min(bounds) if bounds else None
 
 
 def attention_of(model_class: type[PreTrainedModel], config: PretrainedConfig) -> str:

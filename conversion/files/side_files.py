@@ -1,4 +1,4 @@
-"""The files beside the weights: each one of the source is carried, converted, or named with the reason why it is not.
+"""The files next to the weights: each one of the source is carried, converted, or named with the reason why it is not.
 
 - What a repo is read with stays at its place: the files of the tokenizer, generation settings, chat templates, those of
   sentence-transformers; and licences, which travel with the weights.
@@ -36,7 +36,7 @@ MADE_BY_US = ("README.md", "conversion.json", "conversion/")
 """What the names begin with of files that only a repo of ours has, or has of its own."""
 
 OTHER_FORMAT = "the model in another format"
-OTHER_WEIGHTS = "weights that are not read, beside those that are"
+OTHER_WEIGHTS = "other weights, which are not read"
 TRAINING = "the state of a training run"
 CODE = "code, which is never carried"
 PICTURES = "pictures and documents"
@@ -55,7 +55,7 @@ TRAINING_FILES = ("optimizer", "scheduler", "rng_state", "training_args", "train
 
 @dataclass
 class SideFiles:
-    """What became of the files beside the weights.
+    """What became of the files next to the weights.
 
     Attributes:
         carried: names of those at their place.
@@ -92,7 +92,7 @@ def _listed(names: list[str], limit: int = 12) -> str:
 
 
 def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path) -> SideFiles:
-    """Copy the files beside the weights of an official checkpoint, or of a repo of ours, into a repo.
+    """Copy the files next to the weights of an official checkpoint, or of a repo of ours, into a repo.
 
     Args:
         checkpoint: the source.
@@ -165,7 +165,7 @@ def _write_tokenizer(checkpoint: Checkpoint, target: Path, result: SideFiles) ->
 def return_side_files(
     checkpoint: Checkpoint, names: Iterable[str], target: Path, record: Mapping[str, Any]
 ) -> SideFiles:
-    """Write the files beside the weights of a repo of ours into an official folder: what came, or what replaced it.
+    """Write the files next to the weights of a repo of ours into an official folder: what came, or what replaced it.
 
     Args:
         checkpoint: the repo.

@@ -51,7 +51,7 @@ LEGAL = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY|USAGE_POLICY|ACCEPTAB
 """Licences and what belongs to them; they travel with the weights."""
 GENERATION = re.compile(r"generation_config(_for_\w+)?\.json")
 NOTES = (".md", ".txt", ".json", ".cff", ".yaml", ".yml")
-"""Endings of small texts beside a model: its card, what it was trained on, how it was evaluated."""
+"""Endings of small texts next to a model: its card, what it was trained on, how it was evaluated."""
 LARGEST_NOTE = 1 << 20
 """Bytes of the longest of these texts that is kept for the way back."""
 HEADS = ("colbert_linear.pt", "sparse_linear.pt")
@@ -160,7 +160,7 @@ def files_in(folder: Path) -> tuple[str, ...]:
 
 
 def is_side_file(name: str, size: int = 0) -> bool:
-    """Whether a file beside the weights, by its name in the source and its size in bytes, is one that is read."""
+    """Whether a file next to the weights, by its name in the source and its size in bytes, is one that is read."""
     if name.startswith("additional_chat_templates/"):
         return name.endswith(".jinja") and name.count("/") == 1
     if "/" in name:

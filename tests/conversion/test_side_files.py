@@ -1,4 +1,4 @@
-"""The files beside the weights: which come along, which come back, and what they cannot make the converter do."""
+"""The files next to the weights: which come along, which come back, and what they cannot make the converter do."""
 
 import json
 import os
@@ -48,7 +48,7 @@ TEXTS = {
 LEFT = {
     "code, which is never carried": ["modeling_own.py", "scripts/run.sh"],
     "the model in another format": ["flax_model.msgpack", "onnx/model.onnx", "original/params.json", "tf_model.h5"],
-    "weights that are not read, beside those that are": ["consolidated.safetensors", "pytorch_model.bin"],
+    "other weights, which are not read": ["consolidated.safetensors", "pytorch_model.bin"],
     "the state of a training run": ["optimizer.pt", "runs/events.out.tfevents.1"],
     "pictures and documents": ["logo.png"],
     "bookkeeping of git and the Hub": [".gitattributes"],
@@ -383,4 +383,4 @@ def test_no_probe_holds_the_padding_token(kind, pad):
 def test_safetensors_of_another_name_are_named(tmp_path, source):
     save_file({"x": torch.zeros(2)}, source / "model.fp16.safetensors")
     report = convert(source, tmp_path / "dst", verify=False)
-    assert "model.fp16.safetensors" in report.left_out["weights that are not read, beside those that are"]
+    assert "model.fp16.safetensors" in report.left_out["other weights, which are not read"]
