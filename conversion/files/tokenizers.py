@@ -1,4 +1,4 @@
-"""The tokenizer beside a model: which class it is, whether it can be read here, whether a copy does what it does."""
+"""The tokenizer next to a model: which class it is, whether it can be read here, whether a copy does what it does."""
 
 import importlib.util
 from collections.abc import Callable
