@@ -1,7 +1,7 @@
 """The files next to the weights: each one of the source is carried, converted, or named with the reason why it is not.
 
-- What a repo is read with stays at its place: tokenizer, generation settings, chat templates, what sentence-transformers
-  reads; and licences, which travel with the weights.
+- What a repo is read with stays at its place: tokenizer, generation settings, chat templates, files that
+  sentence-transformers reads; and licences, which travel with the weights.
 - What has a file of ours at its place, and other small texts, lie in `conversion/source/`, for the way back.
 - Everything else (code, other formats, second copies of the weights) is left out and named.
 """
