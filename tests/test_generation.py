@@ -10,6 +10,7 @@ from pairs import FAMILIES, assert_close, left_padded, model, pair, token_ids
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, StaticCache, TextStreamer
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
+import blockformer
 from blockformer.engine.growing_cache import GrowingLayer
 
 pytestmark = pytest.mark.versions
@@ -330,3 +331,67 @@ def test_a_static_cache_that_is_too_small_is_refused_before_the_first_step(monke
     monkeypatch.setattr(ours.model, "forward", None)
     with pytest.raises(ValueError, match="max_cache_len"):
         text_of(ours, token_ids(1, 9), past_key_values=StaticCache(config=ours.config, max_cache_len=16))
+
+
+def test_a_text_drafted_with_the_first_layers_is_the_plain_text():
+    ours, theirs = pair()
+    ids, lengths = token_ids(1, 9), []
+    ours.model.layers[0].register_forward_pre_hook(lambda *_: lengths.append(1))
+    ours.model.layers[2].register_forward_pre_hook(lambda *_: lengths.append(3))
+    plain = text_of(ours, ids)
+    for count in (1, 2, 3):
+        lengths.clear()
+        assert torch.equal(assert_same_text(ours, theirs, ids, assistant_early_exit=count), plain)
+        drafted = lengths.count(1) - lengths.count(3)
+        assert drafted > 0 if count < 3 else drafted == 0
+        assert ours.config.num_hidden_layers == 3
+        assert torch.equal(text_of(ours, ids), plain)
+
+
+@pytest.mark.parametrize("windows", ["mixed", "sliding"])
+def test_a_text_drafted_with_the_first_layers_of_a_windowed_model(windows):
+    ours, theirs = pair(**WINDOWS[windows])
+    assert torch.equal(
+        assert_same_text(ours, theirs, token_ids(1, 9), assistant_early_exit=1), text_of(ours, token_ids(1, 9))
+    )
+
+
+def test_an_error_while_drafting_leaves_the_model_whole():
+    ours = model()
+    ids = token_ids(1, 9)
+    plain = text_of(ours, ids)
+
+    def interrupt(*_):
+        if ours.config.num_hidden_layers == 1:
+            raise KeyboardInterrupt
+
+    hook = ours.model.layers[0].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        text_of(ours, ids, assistant_early_exit=1)
+    hook.remove()
+    assert ours.config.num_hidden_layers == 3
+    assert torch.equal(text_of(ours, ids), plain)
+
+
+@pytest.mark.parametrize("count", [0, -1, 4, True, 1.0])
+def test_drafting_with_layers_that_are_not_there_is_refused_before_the_first_step(count, monkeypatch):
+    ours = model()
+    monkeypatch.setattr(ours.model, "forward", None)
+    with pytest.raises(ValueError, match="assistant_early_exit must be an integer from 1 to 3"):
+        text_of(ours, token_ids(1, 9), assistant_early_exit=count)
+
+
+def test_an_encoder_decoder_refuses_to_draft_with_its_first_layers():
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 99,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    config = blockformer.preset("bart", decoder_start_token_id=2, **sizes)
+    ours = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config).eval()
+    with pytest.raises(ValueError, match="only decoders draft"):
+        text_of(ours, token_ids(1, 9, vocab=99), assistant_early_exit=1)
+    assert ours.config.num_hidden_layers == 2

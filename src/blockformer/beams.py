@@ -5,6 +5,7 @@ import functools
 from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 from transformers.generation import GenerationMixin
 
+from .input_checks import check_early_exit
 from .stack import shared_cache
 
 
@@ -24,6 +25,7 @@ class SharedBeamsGenerationMixin(GenerationMixin):
         return outputs
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
+        check_early_exit(generation_config, 0)
         is_fresh = model_kwargs.get("past_key_values") is None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("past_key_values")

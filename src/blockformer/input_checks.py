@@ -174,3 +174,11 @@ def check_room(layers, length) -> None:
         if room is not None and length > room:
             needs = f"{room} tokens (max_cache_len), the text needs {int(length)}"
             raise ValueError(f"past_key_values has room for {needs}: make it larger or shorten the text.")
+
+
+def check_early_exit(generation_config, depth: int) -> None:
+    """Refuse `assistant_early_exit` if a text cannot be drafted with so many of the `depth` first layers."""
+    count = generation_config.assistant_early_exit
+    if count is not None and (type(count) is not int or not 0 < count <= depth):
+        use = f"an integer from 1 to {depth}" if depth else "None, since only decoders draft with their first layers"
+        raise ValueError(f"assistant_early_exit must be {use}; it is {count!r}.")

@@ -3,6 +3,8 @@
 Every module that an exported repo needs is imported here by name: some versions of the loader copy no others.
 """
 
+import functools
+
 import torch
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
@@ -17,7 +19,7 @@ from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
 from .experts import Router  # noqa: F401 - their @use_experts_implementation is looked for in this file
 from .feed_forward import OUTPUTS_WITH_LOSS
-from .input_checks import check_room, own_layers
+from .input_checks import check_early_exit, check_room, own_layers
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import shifted, without_padding
@@ -123,6 +125,16 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
                 add_loss(output, self.config, recorded, attention_mask, targets, num_items_in_batch)
         return output
 
+    @functools.wraps(GenerationMixin.generate)
+    def generate(self, *args, **kwargs):
+        depth = self.config.num_hidden_layers
+        try:
+            return super().generate(*args, **kwargs)
+        finally:
+            # An error while the model drafts with its first layers (`assistant_early_exit`) would leave it at these.
+            if depth == len(self.model.layers):
+                self.config.num_hidden_layers = depth
+
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, mode, batch_size, length):
         mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
         _check_generation(self.config, generation_config, mask, cache, length)
@@ -138,6 +150,7 @@ def _check_generation(config, generation_config, attention_mask, past_key_values
     check_room(own_layers(past_key_values), length)
     if generation_config.num_beams < 1:
         raise ValueError(f"num_beams must be 1 or more, not {generation_config.num_beams}.")
+    check_early_exit(generation_config, config.num_hidden_layers)
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
         attention_mask = attention_mask.cpu()
         empty = (attention_mask == 0).all(-1).nonzero()

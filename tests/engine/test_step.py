@@ -88,6 +88,15 @@ def test_the_text_is_the_same_in_every_way_of_generating():
     assert kinds(quick) <= {("one", 1), ("few", 1), ("many", 1)}
 
 
+def test_drafts_of_the_first_layers_run_without_compiled_parts():
+    plain, quick = pair()
+    whole = text(plain, 1)
+    assert torch.equal(text(quick, 1), whole)
+    assert kinds(quick) == {("one", 1)}
+    assert torch.equal(text(quick, 1, assistant_early_exit=1), whole)
+    assert (quick.config.num_hidden_layers, text(quick, 1).tolist()) == (2, whole.tolist())
+
+
 FAMILIES = ["gpt2", "llama", "mistral", "bert-decoder", "t5-v1.1", "umt5", "marian", "bart", "qwen3_moe", "gpt_oss"]
 
 
