@@ -70,9 +70,9 @@ class FeedForward(nn.Module):
         return self.act_fn(self.up_proj(hidden_states))
 
     def _fitting(self, inner):
-        """In the dtype of the down projection; quantized weights see to it themselves."""
+        """In the dtype of the down projection; quantized weights, which may be a method, see to it themselves."""
         weight = getattr(self.down_proj, "weight", None)
-        fits = weight is None or not weight.is_floating_point() or weight.dtype == inner.dtype
+        fits = not isinstance(weight, torch.Tensor) or not weight.is_floating_point() or weight.dtype == inner.dtype
         return inner if fits or torch.is_autocast_enabled(inner.device.type) else inner.to(weight.dtype)
 
 
