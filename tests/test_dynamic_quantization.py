@@ -1,4 +1,4 @@
-"""PyTorch's dynamic quantization, whose layers have a method for a weight. The oracle: transformers' models, likewise."""
+"""PyTorch's dynamic quantization, whose layers have a method for a weight. Oracle: transformers' models, likewise."""
 
 import pytest
 import torch
