@@ -293,7 +293,7 @@ class Checkpoint:
         """
         info = self.tensors[name]
         if info.offset < 0:
-            return self._unpickled(info.file)[name].clone(memory_format=torch.contiguous_format)
+            return self._whole(info.file)[name].clone(memory_format=torch.contiguous_format)
         return read_tensor(self._opened(info.file), info)
 
     def parts(self, name: str) -> Iterator[Tensor]:
@@ -304,7 +304,7 @@ class Checkpoint:
             KeyError: no such tensor.
         """
         info = self.tensors[name]
-        if info.offset < 0:
+        if info.offset < 0 or info.strides is not None:
             return iter([self.read(name).reshape(-1)])
         return read_parts(self._opened(info.file), info)
 
@@ -314,17 +314,17 @@ class Checkpoint:
             self._file = (path, open_regular(path))
         file = self._file[1]
         self._compare(path, os.fstat(file.fileno()))
+        if path.suffix in PICKLED_SUFFIXES and path not in self._verified:
+            pickled.check_sums(file, path)
+            self._verified.add(path)
         return file
 
-    def _unpickled(self, path: Path) -> dict[str, Tensor]:
-        """The tensors of one pickled shard; one shard is held at a time."""
-        self._compare(
-            path, os.stat(path)
-        )  # each time: the file is mapped, and reading past a new end kills the process
+    def _whole(self, path: Path) -> dict[str, Tensor]:
+        """The tensors of one shard that torch before 1.6 has pickled; one shard is held at a time."""
+        self._compare(path, os.stat(path))
         if self._pickled is None or self._pickled[0] != path:
             self.close()
-            self._pickled = (path, pickled.load(path, path not in self._verified, self._wrappers))
-            self._verified.add(path)
+            self._pickled = (path, pickled.load(path, self._wrappers))
         return self._pickled[1]
 
     def check_unchanged(self) -> None:

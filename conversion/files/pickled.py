@@ -1,14 +1,17 @@
 """Pickled checkpoints (`pytorch_model.bin`): read only by `torch.load(weights_only=True)`, after our own checks.
 
 Accepted: a flat dict of names to plain tensors, or that dict under a well-known key (`{"state_dict": {...}, ...}`, as
-training frameworks write it; anything beside it is ignored). In a folder only the key `state_dict` counts; in a
-weight file that a user names it may be any one of `WRAPPERS`. Two of them in one file, or one of them beside tensors
+training frameworks write it; anything next to it is ignored). In a folder only the key `state_dict` counts; in a
+weight file that a user names it may be any one of `WRAPPERS`. Two of them in one file, or one of them next to tensors
 with names like a module's ("head.weight"), are refused, because it would be a guess which is the model. Everything
 else is refused too; there is no fallback.
+
+In the zip files of today torch only says what tensors there are and where their data lies; the data is read like that
+of a safetensors file, so nothing is mapped into memory and a file cut short meanwhile is an error. Files from before
+torch 1.6 are read whole.
 """
 
 import zipfile
-from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,42 +20,78 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, listed, shown
-from .safetensors_io import DTYPE_NAMES, LFS_POINTER, MAX_TENSORS, TensorInfo, open_regular
+from .safetensors_io import DTYPE_NAMES, LFS_POINTER, MAX_TENSORS, TensorInfo, open_regular, read_tensor
 
 ZIP = b"PK\x03\x04"
 WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which training scripts save a model's state dict, beside the epoch and the optimizer's state."""
+"""Keys under which training scripts save a model's state dict, next to the epoch and the optimizer's state."""
 RESAVE = "save it again as safetensors with a tool that you trust"
 
 
-def load(path: Path, verify: bool = True, wrappers: Collection[str] = WRAPPERS[:1]) -> dict[str, Tensor]:
-    """The tensors of a pickled file; zip files stay on disk (memory-mapped) until a tensor is used.
+def headers(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> list[TensorInfo]:
+    """Every tensor of a pickled file. Of a zip file no data is read.
 
     Args:
         path: the file.
-        verify: also read the whole file once and check its checksums.
         wrappers: keys of which one may hold the tensors.
 
     Raises:
         CheckpointError: damaged, compressed, or holding more than plain tensors, such as code to run.
     """
     with open_regular(path) as file:
-        start = file.read(len(LFS_POINTER))
-        if start == LFS_POINTER:
-            raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
-        is_zip = start[:4] == ZIP
-        records = _check_zip(file, path, verify) if is_zip else None
+        if not _is_zip(file, path):
+            tensors = _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")
+            return [TensorInfo(name, t.dtype, tuple(t.shape), path, t.nbytes) for name, t in tensors.items()]
+        records = _records(file, path)
+        tensors = _state_dict(_unpickled(file, path, "meta"), path, wrappers, "meta")
+    return [_placed(name, tensor, path, records) for name, tensor in tensors.items()]
+
+
+def load(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> dict[str, Tensor]:
+    """All tensors of a pickled file, its checksums compared; the arguments and errors are those of `headers`."""
+    with open_regular(path) as file:
+        if not _is_zip(file, path):
+            return _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")
+        check_sums(file, path)
+        return {info.name: read_tensor(file, info) for info in headers(path, wrappers)}
+
+
+def check_sums(file: BinaryIO, path: Path) -> None:
+    """Read an open file once and compare the checksums of its records; files from before torch 1.6 have none.
+
+    Raises:
+        CheckpointError: one is wrong.
+    """
+    if not _is_zip(file, path):
+        return
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        with zipfile.ZipFile(file) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # of a damaged file the library raises nearly anything
+        raise _damaged(path, error) from error
+    if damaged is not None:
+        raise CheckpointError(f"{path}: wrong checksum of {shown(damaged)}; download it again")
+
+
+def _is_zip(file: BinaryIO, path: Path) -> bool:
+    file.seek(0)
+    start = file.read(len(LFS_POINTER))
+    file.seek(0)
+    if start == LFS_POINTER:
+        raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
+    return start[:4] == ZIP
+
+
+def _unpickled(file: BinaryIO, path: Path, device: str) -> Any:
+    """What torch makes of an open file; on the device "meta" it reads no tensor's data."""
+    file.seek(0)
+    try:
+        return torch.load(file, map_location=device, weights_only=True, mmap=False)
     except Exception as error:
         raise CheckpointError(
             f"{path}: refused: damaged, or more than plain tensors in it (nothing of it was run); {RESAVE}. "
             f"{_reason(error)}"
         ) from error
-    tensors = _state_dict(loaded, path, wrappers)
-    if records is not None:
-        _check_storages(tensors, path, records)
-    return tensors
 
 
 def _reason(error: Exception) -> str:
@@ -61,16 +100,8 @@ def _reason(error: Exception) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text[:300]) or type(error).__name__
 
 
-def headers(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> list[TensorInfo]:
-    """The headers of what `load` would return."""
-    return [
-        TensorInfo(name, tensor.dtype, tuple(tensor.shape), path, tensor.nbytes)
-        for name, tensor in load(path, verify=False, wrappers=wrappers).items()
-    ]
-
-
-def _check_zip(file: BinaryIO, path: Path, verify: bool) -> list[int]:
-    """Sizes of a zip file's records, checked not to be compressed, repeated or overlapping (with `verify`, intact)."""
+def _records(file: BinaryIO, path: Path) -> dict[int, int]:
+    """Where each record of a zip file begins -> its bytes; none is compressed, repeated or overlaps another."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -81,52 +112,74 @@ def _check_zip(file: BinaryIO, path: Path, verify: bool) -> list[int]:
             stored = sum(member.file_size for member in members)
             if any(member.compress_type != zipfile.ZIP_STORED for member in members) or stored > path.stat().st_size:
                 raise CheckpointError(f"{path}: compressed or overlapping zip records (a zip bomb?); {RESAVE}")
-            damaged = archive.testzip() if verify else None
-            if damaged is not None:
-                raise CheckpointError(f"{path}: wrong checksum of {shown(damaged)}; download it again")
+            orders = [archive.read(member) for member in members if member.filename.endswith("/byteorder")]
+        if any(order != b"little" for order in orders):
+            raise CheckpointError(f"{path}: written on a big-endian machine; {RESAVE}")
+        return {_begin(file, member): member.file_size for member in members}
     except CheckpointError:
         raise
     except Exception as error:  # of a damaged file the library raises nearly anything
-        raise CheckpointError(f"{path}: damaged zip file ({shown(error)}); download it again") from error
-    return [member.file_size for member in members]
+        raise _damaged(path, error) from error
 
 
-def _state_dict(loaded: Any, path: Path, wrappers: Collection[str]) -> dict[str, Tensor]:
+def _begin(file: BinaryIO, member: zipfile.ZipInfo) -> int:
+    """Where the data of a record begins: after its own header of 30 bytes, a name and extra fields."""
+    file.seek(member.header_offset)
+    header = file.read(30)
+    return member.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path}: damaged zip file ({shown(error)}); download it again")
+
+
+def _placed(name: str, tensor: Tensor, path: Path, records: dict[int, int]) -> TensorInfo:
+    """The header of a tensor that torch made without data; its storage must be a whole record."""
+    place = _place(tensor)
+    if place is None or records.get(place) != tensor.untyped_storage().nbytes():
+        raise CheckpointError(f"{path}: tensors that are larger than their stored data; download it again")
+    begin = place + int(tensor.storage_offset()) * tensor.dtype.itemsize
+    strides = None if tensor.is_contiguous() else tensor.stride()
+    return TensorInfo(name, tensor.dtype, tuple(tensor.shape), path, tensor.nbytes, begin, strides)
+
+
+def _place(tensor: Tensor) -> int | None:
+    """Where in its file the storage of a tensor without data begins; None: the file has no data for it."""
+    return getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
+
+
+def _state_dict(loaded: Any, path: Path, wrappers: Collection[str], device: str) -> dict[str, Tensor]:
     """The flat dict of plain tensors in a loaded file, unwrapped."""
     found = [key for key in wrappers if isinstance(loaded, dict) and isinstance(loaded.get(key), dict)]
     if found:
-        beside = [str(name) for name, value in loaded.items() if isinstance(value, Tensor) and "." in str(name)]
-        if len(found) > 1 or beside:
-            others = ", ".join(map(shown, [*found[1:], *beside[:3]]))
+        others = [str(name) for name, value in loaded.items() if isinstance(value, Tensor) and "." in str(name)]
+        if len(found) > 1 or others:
+            named = ", ".join(map(shown, [*found[1:], *others[:3]]))
             raise CheckpointError(
-                f"{path}: {shown(found[0])} and, beside it, {others}: which is the model? Save its state dict alone"
+                f"{path}: {shown(found[0])} and also {named}: which is the model? Save only its state dict"
             )
         loaded = loaded[found[0]]
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path}: holds a {type(loaded).__name__}, not a dict of names to tensors; {RESAVE}")
-    problems = [f"{shown(name)}: {problem}" for name, value in loaded.items() if (problem := _fault(name, value))]
+    problems = [
+        f"{shown(name)}: {problem}" for name, value in loaded.items() if (problem := _fault(name, value, device))
+    ]
     if problems:
         raise CheckpointError(f"{path}: not a flat dict of names to plain tensors; {RESAVE}:{listed(problems)}")
     return {name: tensor.detach() for name, tensor in loaded.items()}
 
 
-def _fault(name: object, value: object) -> str | None:
+def _fault(name: object, value: object, device: str) -> str | None:
     if type(name) is not str:
         return f"its name is a {type(name).__name__}"
     if type(value) not in (Tensor, torch.nn.Parameter):
         return f"is a {type(value).__name__}"
     assert isinstance(value, Tensor)
-    if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+    plain = value.layout is torch.strided and not value.is_quantized and value.device.type == device
+    if not plain or (device == "meta" and _place(value) is None):
         return f"is not a plain tensor ({value.layout}, {value.device})"
     if value.dtype not in DTYPE_NAMES:
         return f"has the dtype {value.dtype}"
     if value.nbytes > value.untyped_storage().nbytes():
         return "is larger than its stored data"
     return None
-
-
-def _check_storages(tensors: dict[str, Tensor], path: Path, records: list[int]) -> None:
-    """Every storage is a whole zip record. (A memory-mapped load goes on into the next record if a tensor says so.)"""
-    storages = {storage.data_ptr(): storage.nbytes() for storage in (t.untyped_storage() for t in tensors.values())}
-    if Counter(size for size in storages.values() if size) - Counter(records):
-        raise CheckpointError(f"{path}: tensors that are larger than their stored data; download it again")

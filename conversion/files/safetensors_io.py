@@ -73,7 +73,8 @@ class TensorInfo:
         shape: its shape.
         file: the file that holds it.
         nbytes: bytes of its data.
-        offset: where the data begins in `file`, in bytes; -1 in pickled files, which have no such place.
+        offset: where the data begins in `file`, in bytes; -1 in pickles of torch before 1.6, which have no such place.
+        strides: elements from one index to the next in each dimension; None: row by row, without gaps.
     """
 
     name: str
@@ -82,6 +83,7 @@ class TensorInfo:
     file: Path
     nbytes: int
     offset: int = -1
+    strides: tuple[int, ...] | None = None
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -234,20 +236,26 @@ def _memory(tensor: Tensor) -> memoryview:
 
 
 def read_tensor(file: BinaryIO, info: TensorInfo) -> Tensor:
-    """A private copy of one tensor, bit for bit.
+    """A private, contiguous copy of one tensor, bit for bit.
 
     The bytes are read straight into the new tensor. (A memory map would count as our memory, and a file truncated
     meanwhile would kill the process instead of raising.)
     """
     try:
-        tensor = torch.empty(info.shape, dtype=info.dtype)
+        tensor = torch.empty(info.shape if info.strides is None else _span(info), dtype=info.dtype)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise CheckpointError(f"{info.file}: no memory for {shown(info.name)} ({info.nbytes} bytes)") from error
     file.seek(info.offset)
     _fill(_memory(tensor), file, info)
-    return tensor
+    return tensor if info.strides is None else tensor.as_strided(info.shape, info.strides).contiguous()
+
+
+def _span(info: TensorInfo) -> int:
+    """Elements from the first to the last of a tensor with strides, both counted."""
+    steps = zip(info.shape, info.strides or (), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)
 
 
 def read_parts(file: BinaryIO, info: TensorInfo) -> Iterator[Tensor]:

@@ -518,7 +518,7 @@ def test_shape_larger_than_the_storage(tmp_path: Path, zipped: bool) -> None:
         rewrite_zip(path, lambda name, data: data.replace(short, long) if name.endswith("data.pkl") else data)
     else:
         path.write_bytes(path.read_bytes().replace(short, long))
-    refused(tmp_path, "not resizable|wrong byte size")
+    refused(tmp_path, "larger than their stored data|wrong byte size")
 
 
 def test_bad_checksum(tmp_path: Path) -> None:
@@ -591,6 +591,32 @@ def test_parts_are_the_elements_in_their_order(tmp_path: Path, monkeypatch: pyte
             list(parts)
         with pytest.raises(CheckpointError, match="changed while it was read"):
             checkpoint.parts("a")
+
+
+def test_a_pickled_file_cut_short_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a memory map the system would kill the process."""
+    monkeypatch.setattr(safetensors_io, "PART", 1 << 16)
+    path = make_bin(tmp_path, {"a": torch.randn(1 << 20), "strided": torch.randn(1024, 1024).t()})
+    with Checkpoint(tmp_path) as checkpoint:
+        parts = checkpoint.parts("a")
+        next(parts)
+        read_tensor = safetensors_io.read_tensor
+
+        def cut(file: Any, info: Any) -> Any:
+            os.truncate(path, 1 << 16)
+            return read_tensor(file, info)
+
+        monkeypatch.setattr("blockformer.conversion.files.checkpoint.read_tensor", cut)
+        with pytest.raises(CheckpointError, match="changed while it was read"):
+            checkpoint.read("strided")
+        with pytest.raises(CheckpointError, match="changed while it was read"):
+            list(parts)
+
+
+def test_a_pickled_file_of_a_big_endian_machine(tmp_path: Path) -> None:
+    path = make_bin(tmp_path, {"a": torch.zeros(4)})
+    rewrite_zip(path, lambda name, data: b"big" if name.endswith("byteorder") else data)
+    refused(tmp_path, "written on a big-endian machine")
 
 
 def test_parts_of_a_pickled_tensor(tmp_path: Path) -> None:
