@@ -128,6 +128,7 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
         fields["pruned_heads"] = draw(st.sampled_from([None, {0: group}]))
     if topology == "encoder-decoder":
         fields["decoder_layers"] = draw(st.integers(1, 3))
+        fields["decoder_intermediate_size"] = draw(st.sampled_from([None, 24]))
         if fields["norm_placement"] != "post":
             fields["decoder_norm_placement"] = draw(st.sampled_from([None, "pre", "output", "input"]))
         fields["share_embeddings"] = draw(st.booleans())

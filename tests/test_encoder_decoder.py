@@ -690,6 +690,8 @@ def test_calls_that_cannot_be_right_are_refused():
     ("settings", "named"),
     [
         ({"decoder_layers": 0}, "decoder_layers"),
+        ({"decoder_intermediate_size": 0}, "decoder_intermediate_size must be a positive integer"),
+        ({"decoder_intermediate_size": 10**12}, "intermediate_size"),
         ({"decoder_start_token_id": VOCAB}, "decoder_start_token_id"),
         ({"share_embeddings": "yes"}, "share_embeddings"),
         ({"decoder_layer_types": ["full_attention"] * 9}, "decoder_layer_types must list one type for each"),
@@ -827,6 +829,7 @@ def test_both_stacks_share_the_models_config():
         num_attention_heads=4,
         num_hidden_layers=2,
         decoder_layers=3,
+        decoder_intermediate_size=40,
         decoder_vocab_size=40,
         share_embeddings=False,
         decoder_start_token_id=1,
@@ -836,9 +839,11 @@ def test_both_stacks_share_the_models_config():
     encoder, decoder = model.get_encoder(), model.get_decoder()
     assert encoder.config is decoder.config is model.config is config
     assert (len(encoder.layers), len(decoder.layers)) == (2, 3)
+    assert [stack.layers[1].mlp.up_proj.out_features for stack in (encoder, decoder)] == [48, 40]
     assert (encoder.embed_tokens.num_embeddings, decoder.embed_tokens.num_embeddings) == (50, 40)
     side = config.get_text_config(decoder=True)
     assert (side.num_hidden_layers, side.vocab_size, len(side.layer_types)) == (3, 40, 3)
+    assert (side.intermediate_size, config.intermediate_size) == (40, 48)
     assert (config.num_hidden_layers, config.vocab_size) == (2, 50)
     model.resize_decoder_token_embeddings(44)
     assert (config.vocab_size, config.decoder_vocab_size, model.lm_head.out_features) == (50, 44, 44)

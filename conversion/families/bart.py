@@ -154,7 +154,7 @@ class BartFamily(EncoderDecoderFamily):
             fields={
                 **FIELDS,
                 "encoder_ffn_dim": "intermediate_size",
-                "decoder_ffn_dim": "intermediate_size",
+                "decoder_ffn_dim": "decoder_intermediate_size",
                 "encoder_attention_heads": "num_attention_heads",
                 "decoder_attention_heads": "num_attention_heads",
                 "encoder_layers": "num_hidden_layers",

@@ -41,6 +41,8 @@ class LinearFields(Part):
             return
         heads, keys = (count * self.head_dim for count in (self.num_attention_heads, self.num_key_value_heads))
         inputs = {"hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size}
+        if self.inner_width_of(is_causal=True) != self.intermediate_size:
+            inputs["decoder_intermediate_size"] = self.inner_width_of(is_causal=True)
         inputs["num_attention_heads * head_dim"], group = heads, self.linear_group_size
         for name, size in inputs.items():
             if group != -1 and size % group:

@@ -164,7 +164,8 @@ class BlockformerConfig(
         """Refuse sizes that no machine holds, by the longest table of vectors times the widest vector."""
         deepest = max(self.num_hidden_layers, getattr(self, "decoder_layers", 0))
         check_counts(deepest, num_labels)
-        width = max(self.hidden_size, self.intermediate_size, self.num_attention_heads * self.head_dim)
+        inner = max(self.intermediate_size, self.inner_width_of(is_causal=True))
+        width = max(self.hidden_size, inner, self.num_attention_heads * self.head_dim)
         deepest *= getattr(self, "num_experts", 0) or 1
         tables = (self.vocab_size, getattr(self, "decoder_vocab_size", 0) or 0, self.type_vocab_size, deepest * width)
         buckets = getattr(self, "relative_attention_num_buckets", 0)

@@ -48,6 +48,9 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         "attention",
         "layer_types of the decoder; None: as in the encoder, from the first layer on again",
     )
+    decoder_intermediate_size: int | None = axis(
+        None, "a positive integer", "size", "inner width of the decoder's feed-forward networks; None: as the encoder's"
+    )
     decoder_vocab_size: int | None = axis(
         None, "a positive integer", "size", "target vocabulary of its own; None means that both sides share one"
     )
@@ -70,10 +73,12 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     base_model_pp_plan: ClassVar[dict] = {}
 
     def fill_defaults(self):
-        """Both sides are equally deep unless told otherwise."""
+        """Both sides are equally deep and wide unless told otherwise."""
         super().fill_defaults()
         if self.decoder_layers is None:
             self.decoder_layers = self.num_hidden_layers
+        if self.decoder_intermediate_size is None:
+            self.decoder_intermediate_size = self.intermediate_size
 
     def check(self):
         """A vocabulary of its own needs embeddings of its own; both stacks have a final norm or none."""
@@ -104,6 +109,10 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         """The norm placement of one of the two stacks."""
         return self.decoder_norm_placement if is_causal and self.decoder_norm_placement else self.norm_placement
 
+    def inner_width_of(self, is_causal: bool) -> int:
+        """The feed-forward networks' inner width in one of the two stacks."""
+        return self.decoder_intermediate_size or self.intermediate_size if is_causal else self.intermediate_size
+
     def stack_sizes(self, is_decoder: bool) -> tuple[int, int]:
         """Layers and vocabulary of one of the two stacks."""
         if not is_decoder:
@@ -116,7 +125,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
             return self
         side = copy.copy(self)
         side.num_hidden_layers, side.vocab_size = self.stack_sizes(is_decoder=True)
-        side.layer_types = self.decoder_layer_types
+        side.layer_types, side.intermediate_size = self.decoder_layer_types, self.inner_width_of(is_causal=True)
         return side
 
 

@@ -162,9 +162,12 @@ class Experts(DrawnModule):
 
 
 class SparseFeedForward(nn.Module):
-    """A router, its experts and, optionally, an expert that every token passes through. [B, T, C] -> [B, T, C]."""
+    """A router, its experts and, optionally, an expert that every token passes through. [B, T, C] -> [B, T, C].
 
-    def __init__(self, config):
+    Its widths are `moe_intermediate_size` and `shared_expert_intermediate_size`; `inner` is that of the dense layers.
+    """
+
+    def __init__(self, config, inner: int):
         super().__init__()
         shared = config.shared_expert_intermediate_size
         self.gate, self.experts = Router(config), Experts(config)

@@ -29,6 +29,10 @@ class FeedForwardFields(Part):
     activation_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the feed-forward inner states")
     chunk_size_feed_forward: int = axis(0, "an integer of 0 or more", "use", "tokens it takes at a time; 0 means all")
 
+    def inner_width_of(self, is_causal: bool) -> int:
+        """The networks' inner width in a stack, in an encoder-decoder in one of the two."""
+        return self.intermediate_size
+
     def tensor_parallel_plan(self, has_cross_attention):
         """Each process has some of the inner states."""
         gate = {"layers.*.mlp.gate_proj": "colwise"} if self.gated_mlp else {}
@@ -41,11 +45,14 @@ class FeedForward(nn.Module):
 
     With `chunk_size_feed_forward` the tokens pass in chunks of that length, so that the inner states of a few are held
     at a time. Shapes: [B, T, hidden_size] -> [B, T, hidden_size].
+
+    Args:
+        inner: the inner width.
     """
 
-    def __init__(self, config, inner: int | None = None):
+    def __init__(self, config, inner: int):
         super().__init__()
-        width, inner, bias = config.hidden_size, inner or config.intermediate_size, config.mlp_bias is True
+        width, bias = config.hidden_size, config.mlp_bias is True
         self.gate_proj = nn.Linear(width, inner, bias=bias) if config.gated_mlp else None
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bool(config.mlp_bias))

@@ -117,7 +117,7 @@ class Layer(GradientCheckpointingLayer):
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
         kinds = getattr(config, "mlp_layer_types", None)
-        self.mlp = FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"](config)
+        self.mlp = FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"](config, config.inner_width_of(is_causal))
         for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
             has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")
             for slot in norm_slots(config, config.placement_of(is_causal), sublayer) if has_norms else ():

@@ -669,7 +669,7 @@ def test_a_target_that_starts_with_the_start_token():
 CHANGES = [
     {"activation_function": "relu", "dropout": 0.25, "attention_dropout": 0.1, "activation_dropout": 0.2},
     {"scale_embedding": False, "use_cache": False, "init_std": 0.05, "decoder_layers": 5},
-    {"scale_embedding": True, "max_position_embeddings": 512, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96},
+    {"scale_embedding": True, "max_position_embeddings": 512, "encoder_ffn_dim": 96, "decoder_ffn_dim": 64},
     {"dtype": "bfloat16", "problem_type": "regression", "decoder_start_token_id": 7, "bos_token_id": 9},
     {"num_labels": 2, "tie_word_embeddings": False, "eos_token_id": 11, "pad_token_id": 12},
 ]
@@ -738,7 +738,6 @@ def test_a_classification_head_on_a_marian_has_no_official_layout():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"decoder_ffn_dim": 64}, "encoder_ffn_dim is 80 and decoder_ffn_dim is 64"),
         ({"decoder_attention_heads": 2}, "encoder_attention_heads is 4 and decoder_attention_heads is 2"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
         ({"architectures": ["BartForMagic"]}, "BartForMagic"),

@@ -97,7 +97,8 @@ def _is_another(mine: Any, its: Any) -> bool:
 def _sizes(ours: Facts, theirs: Facts) -> list[list[str]]:
     rows = []
     for name in ("num_hidden_layers", "decoder_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
-                 "head_dim", "intermediate_size", "num_experts", "vocab_size", "max_position_embeddings"):  # fmt: skip
+                 "head_dim", "intermediate_size", "decoder_intermediate_size", "num_experts", "vocab_size",
+                 "max_position_embeddings"):  # fmt: skip
         mine, its = (getattr(facts.config, name, None) for facts in (ours, theirs))
         if mine != its and (mine or its):
             rows.append([name, plain(mine), plain(its)])

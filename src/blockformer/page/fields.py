@@ -11,8 +11,9 @@ from ..positions import RELATIVE_BIAS
 # Fields that are numbers of something rather than a way to build: a box that differs in them alone is not another box.
 SIZES = frozenset(
     "vocab_size decoder_vocab_size hidden_size embedding_size num_hidden_layers decoder_layers intermediate_size "
-    "max_position_embeddings num_attention_heads head_dim type_vocab_size task_type_vocab_size num_experts "
-    "num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size linear_group_size norm_eps "
+    "decoder_intermediate_size max_position_embeddings num_attention_heads head_dim type_vocab_size "
+    "task_type_vocab_size num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size "
+    "linear_group_size norm_eps "
     "position_offset num_hidden_groups sliding_window layer_types decoder_layer_types mlp_layer_types rope_layers "
     "num_key_value_heads pruned_heads".split()
 )
@@ -30,7 +31,7 @@ _PLACED = {
     "embed_projection": "embedding_size hidden_size",
     "embedding_norm": "embedding_norm",
     "attention": "hidden_size position_type num_hidden_layers decoder_layers num_hidden_groups",
-    "feed-forward": "hidden_size intermediate_size residual",
+    "feed-forward": "hidden_size intermediate_size decoder_intermediate_size residual",
     "positions": "position_type max_position_embeddings",
     "norm": "hidden_size decoder_norm_placement",
     "head": "hidden_size",

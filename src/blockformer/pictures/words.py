@@ -115,7 +115,7 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
         chips += ["sigmoid scores"] * (config.router_score == "sigmoid")
         chips += ["choice bias"] * config.router_selection_bias + ["biases"] * config.expert_bias
         return size, tuple(chips), (count, each)
-    width, inner = config.hidden_size, config.intermediate_size
+    width, inner = config.hidden_size, module.up_proj.out_features
     chips = [f"{'gated ' * bool(config.gated_mlp)}{config.hidden_act}"]
     if config.mlp_bias:
         chips.append("biases" if config.mlp_bias is True else "output bias")

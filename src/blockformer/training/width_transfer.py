@@ -23,7 +23,7 @@ from ..pretrained_model import BlockformerPreTrainedModel
 
 _WIDTHS = frozenset(
     "hidden_size intermediate_size embedding_size num_attention_heads num_key_value_heads head_dim "
-    "moe_intermediate_size shared_expert_intermediate_size".split()
+    "decoder_intermediate_size moe_intermediate_size shared_expert_intermediate_size".split()
 )
 _OF_NO_WEIGHT = ("use", "tokens")  # groups of fields; `Trainer` sets some of them
 _SCALES = ("embedding_scale", "attention_scale", "logit_scale")
