@@ -1,11 +1,12 @@
 """Layers with experts: each way to multiply, the router, the load-balancing loss, training, preparing, counting."""
 
 import copy
+import typing
 
 import pytest
 import torch
 from pairs import SIZES, assert_close, left_padded, token_ids
-from transformers import Trainer, TrainingArguments
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, Trainer, TrainingArguments
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 import blockformer
@@ -108,7 +109,31 @@ def test_router_logits_and_their_loss_are_given_when_asked_for():
     assert_close(asked.loss, plain.loss + 0.5 * asked.aux_loss)
     ours.config.output_router_logits = True
     assert_close(ours(ids, attention_mask=mask, labels=ids).loss, asked.loss)
-    assert ours(ids, attention_mask=mask, return_dict=False)[-1].shape == ()
+    assert ours(ids, attention_mask=mask, output_router_logits=False).router_logits is None
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("labelled", [True, False])
+def test_outputs_as_a_tuple_come_in_the_order_of_transformers(labelled, tmp_path):
+    theirs = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SPARSE, output_router_logits=True, router_aux_loss_coef=0.5)).eval()
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path).eval()
+    ids = token_ids(2, 9)
+    asked = {"output_router_logits": True, "output_hidden_states": True, "labels": ids if labelled else None}
+    found, wanted = (each(ids, **asked) for each in (ours, theirs))
+    assert list(found) == list(wanted)
+    if labelled:
+        assert_close(found.loss, wanted.loss)
+    for one, other in zip(
+        *(each(ids, return_dict=False, use_cache=False, **asked) for each in (ours, theirs)), strict=True
+    ):
+        assert_close(one, other)
+
+
+def test_forward_says_that_it_gives_router_logits():
+    """Other programs read it there, transformers' own tests among them."""
+    returned = typing.get_args(blockformer.BlockformerDecoderForCausalLM.forward.__annotations__["return"])
+    assert "router_logits" in {name for each in returned for name in each.__dataclass_fields__}
 
 
 def test_the_loss_of_accumulated_batches_is_their_mean_by_labels():

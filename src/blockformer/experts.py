@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.integrations import use_experts_implementation
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from .axes import Part, axis, flag
 from .compat import OutputRecorder
@@ -201,17 +202,23 @@ def load_balancing_loss(router_logits, experts_per_token: int, attention_mask=No
     return scores.shape[-1] * ((counts @ chosen) * (counts @ scores)).sum() / counts.sum() ** 2
 
 
-def add_load_balancing(output, config, router_logits, attention_mask, targets, num_items_in_batch) -> None:
-    """Put router logits and the loss of them into a decoder's output, and `router_aux_loss_coef` of it into its loss.
+def with_router_logits(output_class, output, config, router_logits, attention_mask, targets, num_items_in_batch):
+    """The class of a decoder's output, here the library's for experts, and in its fields what comes with these.
 
+    `output`, the fields, gets the router logits and the loss of them, and `router_aux_loss_coef` of that in its loss.
     Of the batches that a step accumulates, each counts by its labels, as in its own loss.
     """
-    loss = load_balancing_loss(router_logits, config.num_experts_per_tok, attention_mask)
-    output["router_logits"], output["aux_loss"] = router_logits, loss
-    if (whole := output.get("loss")) is not None:
-        own, total = (divisor_of(targets, count, whole.device) for count in (None, num_items_in_batch))
-        output["loss"] = whole + config.router_aux_loss_coef * loss.to(whole.device) * own / total
+    if not config.num_experts:
+        return output_class
+    del output["cross_attentions"]  # nothing has both
+    if router_logits:
+        loss = load_balancing_loss(router_logits, config.num_experts_per_tok, attention_mask)
+        output["router_logits"], output["aux_loss"] = router_logits, loss
+        if (whole := output["loss"]) is not None:
+            own, total = (divisor_of(targets, count, whole.device) for count in (None, num_items_in_batch))
+            output["loss"] = whole + config.router_aux_loss_coef * loss.to(whole.device) * own / total
+    return MoeCausalLMOutputWithPast
 
 
 FEED_FORWARDS["sparse"] = SparseFeedForward
-OUTPUTS_WITH_LOSS["router_logits"] = (OutputRecorder(Router, index=0), add_load_balancing)
+OUTPUTS_WITH_LOSS["router_logits"] = (OutputRecorder(Router, index=0), with_router_logits)

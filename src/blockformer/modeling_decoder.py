@@ -7,7 +7,7 @@ import functools
 
 import torch
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions
+from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, ModelOutput, MoeCausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from .alibi import Alibi  # noqa: F401
@@ -86,7 +86,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         return_logits: bool | None = None,
         task_type_ids: torch.Tensor | None = None,
         **kwargs,
-    ) -> CausalLMOutputWithCrossAttentions:
+    ) -> CausalLMOutputWithCrossAttentions | MoeCausalLMOutputWithPast:
         """Run the decoder and its head; the arguments not listed are those of `Stack.forward`.
 
         Args:
@@ -101,7 +101,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
             label_smoothing: share of the probability that is spread over the vocabulary.
 
         Returns:
-            `logits` [B, T, V] and, with labels, `loss`.
+            `logits` [B, T, V] and, with labels, `loss`; with experts in the library's class for them.
         """
         # Not in the signature: `Trainer` takes every argument with "label" in its name for a column of the data.
         shift_labels, label_smoothing = kwargs.pop("shift_labels", None), kwargs.pop("label_smoothing", 0.0)
@@ -117,13 +117,13 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
         )
-        others = {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "attentions")}
-        others["cross_attentions"] = outputs.cross_attentions or None
-        output = self.make_output(CausalLMOutputWithCrossAttentions, loss=loss, logits=logits, **others)
-        for name, (_, add_loss) in OUTPUTS_WITH_LOSS.items():
-            if recorded := outputs.get(name):
-                add_loss(output, self.config, recorded, attention_mask, targets, num_items_in_batch)
-        return output
+        output = {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "attentions")}
+        output |= {"loss": loss, "logits": logits, "cross_attentions": outputs.cross_attentions or None}
+        output_class: type[ModelOutput] = CausalLMOutputWithCrossAttentions
+        for name, (_, with_recorded) in OUTPUTS_WITH_LOSS.items():
+            recorded = (outputs.get(name), attention_mask, targets, num_items_in_batch)
+            output_class = with_recorded(output_class, output, self.config, *recorded)
+        return self.make_output(output_class, **output)
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):

@@ -8,6 +8,7 @@ from transformers.modeling_outputs import (
     CausalLMOutputWithCrossAttentions,
     MaskedLMOutput,
     ModelOutput,
+    MoeCausalLMOutputWithPast,
     Seq2SeqLMOutput,
 )
 
@@ -70,7 +71,8 @@ class LateOutput(ModelOutput):
 
 
 _LATE = {}
-for _base in (CausalLMOutputWithCrossAttentions, MaskedLMOutput, Seq2SeqLMOutput, PreTrainingOutput):
+_OF_DECODERS = (CausalLMOutputWithCrossAttentions, MoeCausalLMOutputWithPast)
+for _base in (*_OF_DECODERS, MaskedLMOutput, Seq2SeqLMOutput, PreTrainingOutput):
     _name = f"Late{_base.__name__}"  # picklable by this name
     _LATE[_base] = globals()[_name] = dataclass(type(_name, (LateOutput, _base), {"__module__": __name__}))
 
