@@ -715,9 +715,7 @@ def test_a_preset_survives_json(tmp_path, name):
     config = preset(name, **SMALL, decoder_layers=3)
     config.save_pretrained(tmp_path)
     again = BlockformerEncoderDecoderConfig.from_pretrained(tmp_path)
-    assert again.to_dict() == {**config.to_dict(), "_name_or_path": again.to_dict().get("_name_or_path")} or (
-        again.to_json_string() == config.to_json_string()
-    )
+    assert again.to_dict() == config.to_dict()
     assert again.get_text_config(decoder=True).num_hidden_layers == 3
     assert again.num_hidden_layers == 2
     assert again.get_text_config(decoder=True).num_hidden_layers == 3

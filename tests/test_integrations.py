@@ -3,6 +3,7 @@
 import copy
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -210,21 +211,18 @@ def test_threads_share_a_model(rope_type):
     ours = model(rope_parameters={"rope_type": rope_type, "rope_theta": 10_000.0, "factor": 2.0})
     inputs = [token_ids(2, length, seed=length) for length in (3, 300, 9, 400)]
     alone = [(logits_of(ours, ids), greedy(ours, ids[:1, :9])) for ids in inputs]
-    wrong = []
+    start = threading.Barrier(len(inputs))
 
     def work(ids, expected):
-        for _ in range(3):
-            if not (
-                torch.equal(logits_of(ours, ids), expected[0]) and torch.equal(greedy(ours, ids[:1, :9]), expected[1])
-            ):
-                wrong.append(ids.shape)
+        start.wait()
+        return [
+            torch.equal(logits_of(ours, ids), expected[0]) and torch.equal(greedy(ours, ids[:1, :9]), expected[1])
+            for _ in range(3)
+        ]
 
-    threads = [threading.Thread(target=work, args=pair_) for pair_ in zip(inputs, alone, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        results = list(pool.map(work, inputs, alone))  # raises what a thread has raised
+    assert results == [[True] * 3] * len(inputs)
 
 
 # Offload

@@ -7,8 +7,10 @@ import pytest
 import torch
 from pairs import (
     VOCAB,
+    assert_as_exact,
     assert_close,
     assert_gradients_close,
+    in_float64,
     left_padded,
     model,
     official_model,
@@ -207,13 +209,22 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path):
 def test_mixed_precision(dtype):
     ours, theirs = pair(**SMALL)
     ids = token_ids(4, 16)
-    precision = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
-    with torch.autocast("cpu", dtype=precision):
-        out, their_out = ours(ids, labels=ids), theirs(ids, labels=ids)
+    with in_float64(theirs) as wide:
+        exact = wide(ids, labels=ids)
+        exact_gradients = gradients_of(wide, exact.loss)
+    results = []
+    for a_model in (ours, theirs):
+        with torch.autocast("cpu", dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]):
+            out = a_model(ids, labels=ids)
+        results.append((out, gradients_of(a_model, out.loss)))
+    (out, gradients), (their_out, their_gradients) = results
     assert out.loss.dtype == torch.float32
     assert out.logits.dtype == their_out.logits.dtype
-    assert_close(out.loss, their_out.loss, tolerance=1e-2)
-    out.loss.backward()
+    assert_close(out.loss, torch.nn.functional.cross_entropy(out.logits[:, :-1].float().mT, ids[:, 1:]))
+    assert_as_exact(out.logits, their_out.logits, exact.logits)
+    assert gradients.keys() == their_gradients.keys() == exact_gradients.keys()
+    for name, gradient in exact_gradients.items():
+        assert_as_exact(gradients[name], their_gradients[name], gradient)
 
 
 # Gradient checkpointing

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -617,11 +618,8 @@ def test_of_several_writers_one_wins_whole(tmp_path: Path, force: bool, any_rena
             losers.append(number)
 
     for _ in range(5):
-        threads = [threading.Thread(target=convert, args=(number,)) for number in range(1, 5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(convert, range(1, 5)))  # raises what a thread has raised
         winner = seen_version(tmp_path / "x")
         assert winner not in losers
         if any_rename == "exchange":
