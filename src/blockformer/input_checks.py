@@ -156,7 +156,10 @@ def own_layers(past_key_values) -> list:
 
 
 def _check_cache(past_key_values, batch: int, length: int, past) -> None:
-    """The cache holds this batch's rows and has room for its tokens."""
+    """The cache can work here, holds this batch's rows and has room for its tokens."""
+    own = getattr(past_key_values, "self_attention_cache", past_key_values)
+    if getattr(own, "offloading", False) and not torch.cuda.is_available():
+        raise ValueError("an offloaded cache needs a CUDA device, and none is here: use one that is not offloaded.")
     layers = own_layers(past_key_values)
     keys = getattr(layers[0], "keys", None) if layers else None
     if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.shape[0] != batch:
