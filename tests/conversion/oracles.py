@@ -109,6 +109,15 @@ def fingerprint(folder):
     }
 
 
+def assert_verified(report):
+    """The conversion has compared both models in float32 or float64, with finite outputs in every dtype, and they agree."""
+    parity = report.parity
+    assert parity.passed, parity
+    assert parity.measured
+    assert all(one.finite and one.passed for one in parity.measured), parity
+    assert any(one.dtype in ("float32", "float64") for one in parity.measured), parity
+
+
 def assert_same_state(one, other):
     state = other.state_dict()
     assert one.state_dict().keys() == state.keys()

@@ -10,7 +10,7 @@ import transformers
 from blockformer.conversion import convert
 from blockformer.conversion.families.registry import FAMILIES
 
-from .oracles import assert_loads_as, assert_same_state, entries_of, stored
+from .oracles import assert_loads_as, assert_same_state, assert_verified, entries_of, stored
 
 LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 5}
 
@@ -74,18 +74,21 @@ def official_model(row, usual, head=None, **more):
 def assert_there_and_back(folder, row, theirs, computed=()):
     """Convert a model and back, with and without a memory of its source, bit for bit; gives the folder of ours.
 
-    Tensors whose names end in `computed` are those that the official class makes itself where they are missing.
+    Each conversion compares both models, those on the way out with one input only. Tensors whose names end in
+    `computed` are those that the official class makes itself where they are missing.
     """
     src, dst, back = (folder / name for name in ("src", "dst", "back"))
     theirs.save_pretrained(src, max_shard_size="20KB" if row.shards else "5GB")
     assert len(list(src.glob("*.safetensors"))) > row.shards
-    assert convert(src, dst, verify=False).family == row.family
-    convert(dst, back, to_official=True, verify=False)
+    report = convert(src, dst, verify="full")
+    assert report.family == row.family
+    assert_verified(report)
+    assert_verified(convert(dst, back, to_official=True, verify="quick"))
     assert stored(back) == stored(src)
     assert entries_of(back) == entries_of(src)
     assert_loads_as(back, theirs)
     (dst / "conversion.json").unlink()
-    convert(dst, folder / "fresh", to_official=True, family=row.family, verify=False)
+    assert_verified(convert(dst, folder / "fresh", to_official=True, family=row.family, verify="quick"))
     left = {name: tensor for name, tensor in stored(src).items() if not name.endswith(tuple(computed))}
     assert stored(folder / "fresh") == left
     assert_same_state(type(theirs).from_pretrained(folder / "fresh"), theirs)

@@ -11,7 +11,7 @@ import time
 
 import pytest
 import torch
-from pairs import assert_close, token_ids
+from pairs import assert_as_exact, assert_close, in_float64, token_ids
 from quantized_layers import low_of
 from torch._subclasses.fake_tensor import FakeTensorMode, in_kernel_invocation_manager
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
@@ -208,7 +208,9 @@ def test_every_family_and_kind_of_batch(family, is_packed, monkeypatch, tmp_path
 def test_other_dtypes(dtype):
     plain, quick = pair(dtype=dtype)
     ids = token_ids(3, 9, vocab=97)
-    assert_close(one_more_token(quick, ids), one_more_token(plain, ids), tolerance=0.05)
+    with in_float64(plain) as wide:
+        exact = one_more_token(wide, ids)
+    assert_as_exact(one_more_token(quick, ids), one_more_token(plain, ids), exact, times=2)
     assert kinds(quick) == {("few", 1)}
 
 
@@ -572,15 +574,13 @@ def low_model(dtype):
 @torch.no_grad()
 def assert_same_logits(quick, plain):
     """Of one more token after a prompt: as near as the dtype goes."""
-    ids, found = token_ids(1, 9, vocab=SIZES["vocab_size"]), []
-    for model in (quick, plain):
-        cache = model(ids, use_cache=True).past_key_values
-        found.append(model(torch.tensor([[5]]), past_key_values=cache).logits)
-    largest = found[1].abs().max()
+    ids = token_ids(1, 10, vocab=SIZES["vocab_size"])
+    found, expected = one_more_token(quick, ids), one_more_token(plain, ids)
     if plain.dtype is torch.float32:
-        assert_close(found[0] / largest, found[1] / largest)
+        assert_close(found, expected)
     else:
-        assert (found[0] - found[1]).abs().max() <= 0.05 * largest
+        with in_float64(plain) as wide:
+            assert_as_exact(found, expected, one_more_token(wide, ids), times=2)
 
 
 @torch.no_grad()
