@@ -20,6 +20,17 @@ class CheckpointError(ConversionError):
     """The files of a checkpoint are damaged, hostile, incomplete, or changed while being read."""
 
 
+_UNSAFE = {*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000)}
+_ESCAPES = {code: repr(chr(code))[1:-1] for code in _UNSAFE - {ord("\n"), ord("\t")}}
+
+
+def printable(text: str) -> str:
+    """A text of any origin, made safe for a terminal: control characters and those that turn the direction of writing
+    are escaped, except line ends and tabs. Words of all languages and emoji stay as they are.
+    """
+    return text.translate(_ESCAPES)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out. On the CPU, PyTorch reports that as a plain RuntimeError."""
     import torch

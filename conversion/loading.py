@@ -14,7 +14,7 @@ from .files.checkpoint import read_config
 from .files.repo import opened
 from .files.side_files import refuse_adapters
 from .files.sources import Source, locate
-from .files.tokenizers import LOCAL, check_readable, has_tokenizer
+from .files.tokenizers import LOCAL, check_readable, has_tokenizer, is_panic
 from .plan import architecture_of, is_ours, our_config, parse_dtype
 
 
@@ -51,9 +51,14 @@ def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokeni
         raise ConversionError(f"{src}: there is no tokenizer beside the model{needed}")
     check_readable(folder)
     try:
-        return AutoTokenizer.from_pretrained(folder, **LOCAL)
-    except (OSError, ValueError) as error:
-        raise ConversionError(f"{src}: the tokenizer cannot be loaded: {error}") from error
+        tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)
+        tokenizer.decode(tokenizer("Hello world!").input_ids)  # damaged data may only show when it is used
+        return tokenizer
+    except BaseException as error:
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
+        reason = str(error) or type(error).__name__
+        raise ConversionError(f"{src}: the tokenizer cannot be loaded: {reason}") from error
 
 
 def load_folder(folder: Path, entries: Mapping[str, Any], family: str | None, dtype: Any) -> PreTrainedModel:

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from ..errors import ConversionError, shown
 from ..quiet import quiet
 from .sources import SENTENCEPIECE_FILES, VOCABULARIES
+from .tokenizer_bounds import check_bounds
 
 LOCAL = {"trust_remote_code": False, "local_files_only": True}
 MADE = "tokenizer.json"
@@ -29,13 +30,14 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def check_readable(folder: Path) -> None:
-    """Check that the packages are here which the tokenizer of a folder needs.
+    """Check that a folder's tokenizer is within bounds, and that the packages are here which it needs.
 
     Without sentencepiece, transformers loads some of these tokenizers in such a way that every word is unknown.
 
     Raises:
-        ConversionError: sentencepiece is needed and missing.
+        ConversionError: it is too large, or sentencepiece is needed and missing.
     """
+    check_bounds(folder)
     files = [name for name in SENTENCEPIECE_FILES if (folder / name).exists()]
     if not files or (folder / MADE).exists():
         return
@@ -54,6 +56,11 @@ def _is_installed(name: str) -> bool:
         return False
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether the Rust code of a tokenizer gave up, on damaged data say. Its error is not an `Exception`."""
+    return type(error).__name__ == "PanicException"
+
+
 def load(folder: Path) -> PreTrainedTokenizerBase | None:
     """The tokenizer that `AutoTokenizer` picks for a folder; None if there is none, or it cannot be loaded."""
     if not has_tokenizer(folder):
@@ -61,8 +68,10 @@ def load(folder: Path) -> PreTrainedTokenizerBase | None:
     try:
         with quiet():
             return AutoTokenizer.from_pretrained(folder, **LOCAL)
-    except Exception:
-        return None
+    except BaseException as error:
+        if isinstance(error, Exception) or is_panic(error):
+            return None
+        raise
 
 
 def class_name(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -145,8 +154,10 @@ def _outcome(probe: Callable[[Any], Any], tokenizer: Any) -> Any:
     """What a probe gives; some tokenizers cannot do everything, and then the copy must not either."""
     try:
         return probe(tokenizer)
-    except Exception as error:
-        return f"{type(error).__name__}"
+    except BaseException as error:
+        if isinstance(error, Exception) or is_panic(error):
+            return f"{type(error).__name__}"
+        raise
 
 
 def rewritten(settings: dict[str, Any], original: PreTrainedTokenizerBase | None) -> tuple[dict[str, Any], list[str]]:

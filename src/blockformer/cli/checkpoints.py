@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from blockformer.conversion import ConversionError
 from blockformer.conversion.arguments import check_conversion
+from blockformer.conversion.errors import printable
 from blockformer.conversion.files.sizes import format_size
 
 if TYPE_CHECKING:
@@ -117,12 +118,12 @@ def run_export(src: str, dst: str, **options: Any) -> None:
 
 
 def _show(report: "ConversionReport", title: str) -> None:
-    print(title)
+    print(printable(title))
     dtypes = f", {', '.join(report.dtypes)}" if report.dtypes else ""
     print(f"{report.tensors} tensors, {format_size(report.nbytes)}{dtypes}, {report.seconds:.1f} s")
     for measured in report.parity.measured if report.parity else []:
         print(f"compared in {measured}")
     for note in report.notes:
-        print(f"note: {note}")
+        print(f"note: {printable(note)}")
     if not report.has_tokenizer:
         print("note: the source has no tokenizer, so the target has none")

@@ -6,14 +6,18 @@ command's work is imported when the command runs.
 """
 
 import functools
+import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from blockformer.conversion.errors import printable
 
 app = typer.Typer(
     name="blockformer",
@@ -348,18 +352,37 @@ def main(arguments: list[str] | None = None) -> None:
     if threading.current_thread() is threading.main_thread():  # a killed run cleans up after itself, too
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        app(args=arguments, prog_name="blockformer")
+        with printable_logs():
+            app(args=arguments, prog_name="blockformer")
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except Exception as error:
-        if debug:
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of Rust code, in a tokenizer: not an `Exception`
+        if debug or not (isinstance(error, Exception) or is_panic):
             raise
-        print(f"error: {_sentence(error)}", file=sys.stderr)
+        print(f"error: {printable(_sentence(error))}", file=sys.stderr)
         sys.exit(1)
 
 
-def _sentence(error: Exception) -> str:
+@contextmanager
+def printable_logs() -> Iterator[None]:
+    """While it lasts, what the libraries log, which may quote a repo's files, is safe for a terminal."""
+    make = logging.getLogRecordFactory()
+
+    def make_printable(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = make(*args, **kwargs)
+        record.msg, record.args = printable(record.getMessage()), ()
+        return record
+
+    logging.setLogRecordFactory(make_printable)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(make)
+
+
+def _sentence(error: BaseException) -> str:
     """What went wrong, for a person: the message of an expected error, else its kind too."""
     message = str(error).strip()
     if isinstance(error, ValueError) and message:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from blockformer.conversion import ConversionError
 from blockformer.conversion.arguments import check_model
+from blockformer.conversion.errors import printable
 from blockformer.conversion.files.atomic import write_text
 from blockformer.conversion.files.sizes import format_size
 
@@ -60,7 +61,7 @@ def show(summary: "Summary", console: Console) -> None:
     """Print a summary: title, settings by axis, layers, numbers, notes."""
 
     def line(text: str = "") -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     active = f", {summary.active:,} of them active for a token" if summary.active != summary.parameters else ""
     line(f"{summary.name}: {summary.parameters:,} parameters{active}")
@@ -68,7 +69,7 @@ def show(summary: "Summary", console: Console) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for axis, fields in summary.settings.items():
         for index, (field, value) in enumerate(fields.items()):
-            table.add_row("" if index else axis, field, str(value))
+            table.add_row("" if index else axis, field, printable(str(value)))
     console.print(table, markup=False, highlight=False)
     line()
     line(summary.tree)

@@ -11,8 +11,11 @@ from rich.table import Table
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from blockformer.conversion import ConversionError
+from blockformer.conversion.errors import printable
 from blockformer.conversion.loading import load_any, load_tokenizer
 from blockformer.data.corpus import Score, model_score
+
+from .template import rendered
 
 LEAVE, ANEW = ("/quit", "/exit"), "/new"
 
@@ -50,22 +53,27 @@ def run_chat(
         if line.strip() == ANEW:
             history = list(start)
         elif line.strip():
-            answer = _answer(model, tokenizer, history, line.rstrip("\n"), not greedy, max_new_tokens)
+            answer = _answer(src, model, tokenizer, history, line.rstrip("\n"), not greedy, max_new_tokens)
             history += [{"role": "user", "content": line.strip()}, {"role": "assistant", "content": answer}]
 
 
+class SafeStreamer(TextStreamer):
+    """Prints a text as it is written. A model can write anything: what would steer the terminal is escaped."""
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        super().on_finalized_text(printable(text), stream_end)
+
+
 def _answer(
-    model: Any, tokenizer: Any, history: list[dict[str, str]], line: str, samples: bool, max_new_tokens: int
+    src: str, model: Any, tokenizer: Any, history: list[dict[str, str]], line: str, samples: bool, max_new_tokens: int
 ) -> str:
+    context = model.config.max_position_embeddings
     if tokenizer.chat_template is None:
         inputs = tokenizer(line, return_tensors="pt")
     else:
         messages = [*history, {"role": "user", "content": line.strip()}]
-        inputs = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        inputs = rendered(src, tokenizer, messages, context)
     length = inputs["input_ids"].shape[1]
-    context = model.config.max_position_embeddings
     if length >= context:
         raise ConversionError(f"the text has {length} tokens, and the model reads {context}")
     tokens = model.generate(
@@ -73,7 +81,7 @@ def _answer(
         attention_mask=inputs["attention_mask"],
         max_new_tokens=min(max_new_tokens, context - length),
         do_sample=samples,
-        streamer=TextStreamer(tokenizer, skip_prompt=tokenizer.chat_template is not None, skip_special_tokens=True),
+        streamer=SafeStreamer(tokenizer, skip_prompt=tokenizer.chat_template is not None, skip_special_tokens=True),
     )
     return tokenizer.decode(tokens[0, length:], skip_special_tokens=True)
 
