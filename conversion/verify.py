@@ -37,6 +37,8 @@ ROWS, LONGEST = 2, 48
 PER_TOKEN = ("logits", "prediction_logits", "start_logits", "end_logits", "last_hidden_state")
 PER_ROW = ("logits", "seq_relationship_logits", "pooler_output")
 """The outputs compared: per token [B, T, ...], padding left out, and per row."""
+OTHER_NAMES = {"seq_relationship_logits": "sop_logits"}
+"""Our outputs that an official class calls otherwise (ALBERT)."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +238,7 @@ def run(
             output = model(**tensors, **more)
         mask, names = (probe.attention_mask if target is None else torch.ones_like(target)).bool(), []
         for name in dict.fromkeys(PER_TOKEN + PER_ROW):
-            values = output.get(name)
+            values = output.get(name, output.get(OTHER_NAMES.get(name)))
             if values is None:
                 continue
             names.append(name)
