@@ -1,7 +1,9 @@
 """What the processes of `test_scale.py` do. Each task runs in every process of a world, and alone for comparison."""
 
+import json
 import os
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -67,8 +69,53 @@ MODELS = {
         blockformer.preset("marian", decoder_start_token_id=0, **SIZES)
     ),
 }
-# Of some of them, the projections that are whole in each process.
-WHOLE = {"experts with biases, sinks": r"\.(self_attn|experts)\.", "pruned heads": r"\.self_attn\."}
+
+
+def of_preset(name):
+    """A small model of a preset, its norms, biases and router corrections random too."""
+    config_class = blockformer.PRESETS[name][0]
+    # A model after T5 has unscaled scores: drawn like the others it would be chaotic.
+    sizes = {**SIZES, "initializer_range": None} if "t5" in name else SIZES
+    if config_class.is_encoder_decoder:
+        sizes = {**sizes, "decoder_start_token_id": 0}
+    usual = blockformer.preset(name, **{key: sizes[key] for key in sizes if key != "intermediate_size"})
+    own = {"intermediate_size": usual.intermediate_size} if usual.intermediate_size == 4 * 64 else {}
+    own |= {"sliding_window": 6} if usual.sliding_window else {}
+    # Every fourth layer of some is of another kind.
+    own |= {"num_hidden_layers": 4} if not all(getattr(blockformer.preset(name), "rope_layers", None) or [True]) else {}
+    if getattr(usual, "num_experts", 0):
+        own |= {key: size for key, size in EXPERTS.items() if getattr(usual, key)}
+    model = HEADS[config_class](blockformer.preset(name, **{**sizes, **own}))
+    with torch.no_grad():
+        drawn = [weight for weight in model.parameters() if weight.dim() == 1]
+        drawn += [buffer for key, buffer in model.named_buffers() if key.endswith("e_score_correction_bias")]
+        for each in drawn:
+            each.add_(torch.randn_like(each) * 0.2)
+    return model
+
+
+HEADS = {
+    blockformer.BlockformerDecoderConfig: blockformer.BlockformerDecoderForCausalLM,
+    blockformer.BlockformerEncoderConfig: blockformer.BlockformerEncoderForMaskedLM,
+    blockformer.BlockformerEncoderDecoderConfig: blockformer.BlockformerEncoderDecoderForConditionalGeneration,
+}
+# Presets with a kind of attention, feed-forward or positions that none of the models above has.
+SPECIAL = "phi gpt_neox olmo olmo2 gemma2 smollm3 bloom gpt_bigcode dots1 albert gte deberta-v2 mpnet m2m_100".split()
+SPECIAL += ["article-transformer-printed"]
+USUAL = [*MODELS, *SPECIAL]
+MODELS |= {name: partial(of_preset, name) for name in blockformer.PRESETS}
+
+
+def whole_in(config):
+    """A pattern of the projections that are whole in each process."""
+    one_key = config.num_key_value_heads == 1
+    attention = config.qk_norm in ("per_head", "projection") or config.pruned_heads or config.attention_sinks or one_key
+    places = [r"\.(self|cross)_attn\."] if attention else []
+    places += [r"\.experts\."] if getattr(config, "expert_bias", False) else []
+    places += [r"relative_bias\.embedding$"] if config.position_type == "disentangled" else []
+    return "|".join(places) or "^$"
+
+
 AUTO = {
     "blockformer_decoder": AutoModelForCausalLM,
     "blockformer_encoder": AutoModelForMaskedLM,
@@ -210,9 +257,10 @@ def tensor_parallel(rank, size, folder):
     from transformers.distributed import DistributedConfig
 
     found = {}
-    for number, name in enumerate(MODELS):
-        kind = AUTO[AutoConfig.from_pretrained(folder / str(number)).model_type]
-        model = kind.from_pretrained(folder / str(number), distributed_config=DistributedConfig(tp_plan="auto"))
+    for number, name in enumerate(json.loads((folder / "models.json").read_text())):
+        place = folder / f"model-{number}"
+        kind = AUTO[AutoConfig.from_pretrained(place).model_type]
+        model = kind.from_pretrained(place, distributed_config=DistributedConfig(tp_plan="auto"))
         found[name] = answers(model)
         local = {name: getattr(weight, "_local_tensor", weight) for name, weight in model.named_parameters()}
         found[name]["local_sizes"] = {name: weight.numel() for name, weight in local.items()}

@@ -155,9 +155,11 @@ class AttentionFields(Part):
     def tensor_parallel_plan(self, has_cross_attention):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
         plan = super().tensor_parallel_plan(has_cross_attention)
+        # Whole in each process: norms of all heads, sinks, layers of any width, and a key that all heads share.
+        is_whole = self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads
+        if is_whole or self.num_key_value_heads == 1:
+            return plan
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
-            if self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads:
-                continue  # norms of all heads, sinks and layers of any width are whole in each process
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
             plan[f"layers.*.{attention}.o_proj"] = "rowwise"
             if self.qk_norm:

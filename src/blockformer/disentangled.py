@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from .attention import ATTENTIONS, Attention
-from .axes import SHARED
 from .normalization import make_norm
 from .positions import BIASES
 from .relative_bias import RelativeBiasFields
@@ -35,14 +34,13 @@ class DisentangledFields(RelativeBiasFields):
             )
             raise ValueError(f"position_type='disentangled': {fix}.")
 
-    def tensor_parallel_plan(self, has_cross_attention):
-        """The vectors of distances are whole in each process, and their gradients are added."""
-        own = {f"relative_bias.{name}": SHARED for name in ("embedding", "norm")}
-        return super().tensor_parallel_plan(has_cross_attention) | (own if self.position_type == "disentangled" else {})
-
 
 class Distances(nn.Module):
-    """A trained and normed vector for each bucket of distances, to either side: [E, C] for all layers."""
+    """A trained and normed vector for each bucket of distances, to either side: [E, C] for all layers.
+
+    Under tensor parallelism it is whole in each process, and so is its gradient: the projections that read it, of which
+    each process has some heads, add up what they give their input. Adding it once more would double it.
+    """
 
     def __init__(self, config, bidirectional: bool):
         super().__init__()
