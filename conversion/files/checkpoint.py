@@ -320,7 +320,7 @@ class Checkpoint:
         return file
 
     def _whole(self, path: Path) -> dict[str, Tensor]:
-        """The tensors of one shard that torch before 1.6 has pickled; one shard is held at a time."""
+        """The tensors of one shard that torch reads only as a whole; one shard is held at a time."""
         self._compare(path, os.stat(path))
         if self._pickled is None or self._pickled[0] != path:
             self.close()

@@ -8,7 +8,7 @@ else is refused too; there is no fallback.
 
 In the zip files of today torch only says what tensors there are and where their data lies; the data is read like that
 of a safetensors file, so nothing is mapped into memory and a file cut short meanwhile is an error. Files from before
-torch 1.6 are read whole.
+torch 1.6 are read whole, and by a torch that does not say where data lies (2.6) all are.
 """
 
 import zipfile
@@ -25,6 +25,7 @@ from .safetensors_io import DTYPE_NAMES, LFS_POINTER, MAX_TENSORS, TensorInfo, o
 ZIP = b"PK\x03\x04"
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts save a model's state dict, next to the epoch and the optimizer's state."""
+TELLS_PLACES = hasattr(torch.UntypedStorage, "_checkpoint_offset")
 RESAVE = "save it again as safetensors with a tool that you trust"
 
 
@@ -39,10 +40,10 @@ def headers(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> list[Tensor
         CheckpointError: damaged, compressed, or holding more than plain tensors, such as code to run.
     """
     with open_regular(path) as file:
-        if not _is_zip(file, path):
+        records = _records(file, path) if _is_zip(file, path) else None
+        if records is None or not TELLS_PLACES:
             tensors = _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")
             return [TensorInfo(name, t.dtype, tuple(t.shape), path, t.nbytes) for name, t in tensors.items()]
-        records = _records(file, path)
         tensors = _state_dict(_unpickled(file, path, "meta"), path, wrappers, "meta")
     return [_placed(name, tensor, path, records) for name, tensor in tensors.items()]
 
@@ -50,9 +51,9 @@ def headers(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> list[Tensor
 def load(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> dict[str, Tensor]:
     """All tensors of a pickled file, its checksums compared; the arguments and errors are those of `headers`."""
     with open_regular(path) as file:
-        if not _is_zip(file, path):
-            return _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")
         check_sums(file, path)
+        if not (_is_zip(file, path) and TELLS_PLACES):
+            return _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")
         return {info.name: read_tensor(file, info) for info in headers(path, wrappers)}
 
 

@@ -73,7 +73,7 @@ class TensorInfo:
         shape: its shape.
         file: the file that holds it.
         nbytes: bytes of its data.
-        offset: where the data begins in `file`, in bytes; -1 in pickles of torch before 1.6, which have no such place.
+        offset: where the data begins in `file`, in bytes; -1 in pickles that torch reads only as a whole.
         strides: elements from one index to the next in each dimension; None: row by row, without gaps.
     """
 

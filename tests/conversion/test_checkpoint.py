@@ -371,9 +371,13 @@ def make_bin(folder: Path, value: Any, **how: Any) -> Path:
     return folder / "pytorch_model.bin"
 
 
-@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(("zipped", "tells"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_pickled_tensors(tmp_path: Path, zipped: bool, wrapped: bool) -> None:
+def test_pickled_tensors(
+    tmp_path: Path, zipped: bool, tells: bool, wrapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of zip files also with a torch that does not tell where the data lies."""
+    monkeypatch.setattr(pickled, "TELLS_PLACES", tells)
     shared = torch.randn(4, 4)
     tensors = {
         **small_tensors(),
