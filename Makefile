@@ -4,15 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTS ?= tests
+THREADS ?= 2
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 CLIENTS ?=
+EXTRAS ?=
 ATEN ?= avx2
 ONEDNN ?= AVX2
 MKL ?= AVX2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test portable exhaustive check lint format bench bench-full versions clients quantization wheel smoke clean
+.PHONY: help setup demo test portable exhaustive nightly threads-1 threads-4 check lint format bench bench-full versions clients \
+  extra-tests quantization wheel smoke clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -29,15 +32,23 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## the main job: train, publish, reload and convert a small model on real text
 	$(BIN)/blockformer demo $(DEMO_ARGS)
 
+# Each process of the tests computes with one thread, for there are several. Those of the engine and of generation compute
+# with two whatever the process has; see tests/conftest.py.
 test: $(READY) ## run the tests, up to four at a time (TESTS=tests/cli to run some)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal --threads $(THREADS) $(TESTS)
 
 portable: $(READY) ## the tests that compare numbers, as a processor without AVX-512 computes them
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ONEDNN) MKL_ENABLE_INSTRUCTIONS=$(MKL) \
 	  $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal --margins 10 -m "portable and not exhaustive" $(TESTS)
 
-exhaustive: $(READY) ## the tests that take minutes: fuzzing with 50,000 cases, large checkpoints
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m exhaustive --durations=0 --timeout=3600 $(TESTS)
+exhaustive: $(READY) ## the tests that take minutes, with examples drawn afresh: 50,000 cases of fuzzing, large checkpoints
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m exhaustive --fresh-seeds --durations=0 --timeout=3600 $(TESTS)
+
+threads-1 threads-4: threads-%: $(READY) ## what generates, with one thread and with four
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --threads $* -m "several_threads and not exhaustive" $(TESTS)
+
+nightly: ## all of this, some hours: make --keep-going nightly
+nightly: check portable exhaustive threads-1 threads-4 versions clients extra-tests smoke
 
 check: lint test ## lint, types and tests
 
@@ -63,8 +74,11 @@ versions: $(READY) ## the parity, generation and remote-code tests on transforme
 clients: $(READY) ## other people's tools on our models and on transformers' own (CLIENTS="peft onnx" for some)
 	$(BIN)/python scripts/clients $(CLIENTS)
 
-quantization: $(READY) ## the tests of the low-bit libraries, in an environment of their own
-	$(BIN)/python scripts/quantization.py
+extra-tests: $(READY) ## the tests that need other packages, in environments of their own (EXTRAS="quantization onnx" for some)
+	$(BIN)/python scripts/extra_tests.py $(EXTRAS)
+
+quantization: ## those of the low-bit libraries
+	$(MAKE) extra-tests EXTRAS=quantization
 
 wheel: $(READY) ## build dist/blockformer-*.whl
 	@rm -rf build dist

@@ -7,6 +7,8 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+AS_LIBRARIES_WARN = ("-W", "default", "-W", "error::pytest.PytestUnhandledThreadExceptionWarning")
+"""For pytest, where packages of other versions warn of other things: only a thread that raises still fails its test."""
 
 
 def build(name: str, requirements: list[str], fresh: bool = False) -> Path:

@@ -1,4 +1,4 @@
-"""Try an installed Blockformer: import, command line, an exported repo that loads where Blockformer cannot be imported.
+"""Try an installed Blockformer: import, every main command, an exported repo that loads where it cannot be imported.
 
 Runs in the environment under test, from a folder outside the checkout, offline.
 """
@@ -37,9 +37,13 @@ assert "blockformer" not in sys.modules
 """
 
 
-def run(*command: object) -> str:
-    """Run a command and return its output; a failure ends the smoke test with that output."""
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+def run(*command: object, typed: str = "") -> str:
+    """Run a command and return its output; a failure ends the smoke test with that output.
+
+    Args:
+        typed: what it reads from its standard input.
+    """
+    done = subprocess.run([str(part) for part in command], input=typed, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{command[0]} ... ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout
@@ -55,6 +59,23 @@ def byte_tokenizer():
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+
+
+def convert_and_chat(script: Path, tokenizer, folder: Path) -> None:
+    """Convert a small official checkpoint there and back, and have the result answer a line."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen3Config(vocab_size=300, num_hidden_layers=2, head_dim=16, max_position_embeddings=256, **sizes)
+    official, ours, back = (folder / name for name in ("official", "ours", "back"))
+    Qwen3ForCausalLM(config).save_pretrained(official)
+    tokenizer.save_pretrained(official)
+    said = run(script, "convert", official, ours)
+    assert "not verified" not in said, said
+    run(script, "convert", ours, back, "--to", "official")
+    assert (official / "model.safetensors").read_bytes() == (back / "model.safetensors").read_bytes()
+    answers = run(script, "chat", ours, "--greedy", "--max-new-tokens", 6, typed="def f\n")
+    assert len(answers.strip()) > 0, "chat wrote nothing"
 
 
 def main() -> None:
@@ -94,7 +115,10 @@ def main() -> None:
         run(sys.executable, "-I", "-c", RELOAD, repo, expected)
         print(run(script, "inspect", repo).splitlines()[0])
         print(run(script, "inspect", repo, "--html", repo.parent / "page.html", "--text", "def f"))
-    print("smoke test passed: import, command line, remote-code reload")
+        assert (repo.parent / "page.html").stat().st_size > 10_000
+        convert_and_chat(script, tokenizer, Path(folder))
+        run(script, "demo", "--quick", "--output", Path(folder) / "demo")
+    print("smoke test passed: import, export, remote-code reload, inspect, convert, chat, demo")
 
 
 if __name__ == "__main__":

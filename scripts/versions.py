@@ -1,7 +1,7 @@
 """Run the tests marked `versions` on every supported release of transformers that is tested, and print the table.
 
-The older ones get environments of their own in .venvs/, which see everything of the environment that runs this script
-(torch, pytest, this package); only transformers, and what its older release needs otherwise, is installed into them.
+All but the installed one get environments of their own in .venvs/, which see everything of the environment that runs
+this script (torch, pytest, this package); only transformers, and what that release needs otherwise, is installed there.
 The installed release comes last.
 
 Usage: python scripts/versions.py [--quick] [--fresh] [VERSION ...] [-- PYTEST_ARGUMENT ...]
@@ -16,9 +16,9 @@ import xml.etree.ElementTree as ElementTree  # nosec B405 # of a report that we 
 from importlib import metadata
 from pathlib import Path
 
-from environments import ROOT, build
+from environments import AS_LIBRARIES_WARN, ROOT, build
 
-VERSIONS = ("5.5.0", "5.10.4")
+VERSIONS = ("5.5.0", "5.10.4", "5.24.0")
 COLUMNS = ("transformers", "huggingface_hub", "torch")
 QUICK = (
     "tests/test_hub.py::test_each_revision_has_its_own_weights_elsewhere",
@@ -45,7 +45,8 @@ def run_tests(version: str, python: str | Path, arguments: list[str]) -> dict[st
     report.unlink(missing_ok=True)
     start = time.perf_counter()
     status = subprocess.run(
-        [python, "-m", "pytest", "-m", "versions", "-q", f"--junit-xml={report}", *arguments],
+        [python, "-m", "pytest", "-m", "versions", "-q", "--environment=versions", *AS_LIBRARIES_WARN,
+         f"--junit-xml={report}", *arguments],
         cwd=ROOT, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     ).returncode  # fmt: skip
     row: dict[str, object] = {"seconds": time.perf_counter() - start, "code": status}
@@ -62,7 +63,7 @@ def main() -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="default: those tested, and the installed one")
-    parser.add_argument("--quick", action="store_true", help="a few tests of each kind on the oldest release alone")
+    parser.add_argument("--quick", action="store_true", help="a few tests of each kind on the oldest and the newest release")
     parser.add_argument("--fresh", action="store_true", help="build the environments anew")
     options = parser.parse_args(arguments[:split])
     given = arguments[split + 1 :]
@@ -71,7 +72,7 @@ def main() -> int:
     elif not given:
         given = ["--numprocesses=auto", "--maxprocesses=4"]
     installed = metadata.version("transformers")
-    versions = options.versions or (VERSIONS[:1] if options.quick else dict.fromkeys((*VERSIONS, installed)))
+    versions = options.versions or ((VERSIONS[0], VERSIONS[-1]) if options.quick else dict.fromkeys((*VERSIONS, installed)))
 
     rows = []
     for version in versions:

@@ -32,6 +32,7 @@ if "ATEN_CPU_CAPABILITY" in os.environ:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_HF_HOME}/inductor"
 
 import pytest
+from allowed_skips import ENVIRONMENTS, SkipGate
 
 # torch and transformers are imported where they are used: the process that only shares out the tests needs neither.
 if TYPE_CHECKING:
@@ -39,17 +40,35 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-def pytest_configure() -> None:
-    """Draw the same examples in every run, so that a failure is of the change and not of the draw."""
-    if importlib.util.find_spec("hypothesis") is not None:  # not in every environment that runs some of the tests
-        from hypothesis import settings
-
-        settings.register_profile("seeded", derandomize=True)
-        settings.load_profile("seeded")
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--margins", type=int, default=0, help="list so many tests that came nearest to their bound")
+    add = parser.addoption
+    add("--margins", type=int, default=0, help="list so many tests that came nearest to their bound")
+    add("--threads", type=int, default=2, help="of PyTorch in the tests of what generates (default: %(default)s)")
+    add("--environment", choices=ENVIRONMENTS, default="development", help="whose skips are allowed; allowed_skips.py")
+    add("--fresh-seeds", action="store_true", help="draw other examples than last time, and print the seed of them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the same examples in every run, so that a failure is of the change and not of the draw.
+
+    With `--fresh-seeds` they are new ones; `--hypothesis-seed` then repeats a run.
+    """
+    if not hasattr(config, "workerinput"):  # the process that shares out the tests hears of all
+        config.pluginmanager.register(SkipGate(config.getoption("--environment")))
+    if importlib.util.find_spec("hypothesis") is None:  # not in every environment that runs some of the tests
+        return
+    from hypothesis import settings
+
+    is_fresh = config.getoption("--fresh-seeds")
+    if is_fresh and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(1 << 32))
+    settings.register_profile("blockformer", derandomize=not is_fresh, print_blob=True)
+    settings.load_profile("blockformer")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    seed = config.getoption("hypothesis_seed", None) if config.getoption("--fresh-seeds") else None
+    return [] if seed is None else [f"examples drawn with --fresh-seeds --hypothesis-seed={seed}"]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -102,6 +121,36 @@ def seeded() -> Iterator[None]:
     dtype = torch.get_default_dtype()
     yield
     torch.set_default_dtype(dtype)
+
+
+@pytest.fixture(scope="session")
+def first_seed(pytestconfig: pytest.Config) -> int:
+    """Where a test begins to count its own cases: 0, or with `--fresh-seeds` the seed that the run prints."""
+    return int(pytestconfig.option.hypothesis_seed) if pytestconfig.getoption("--fresh-seeds") else 0
+
+
+# Tests of what generates, and of code that is compiled for a number of threads.
+SEVERAL_THREADS = ("engine/", "test_generation.py", "test_compile.py", "test_awq_linear.py", "test_encoder_decoder.py")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.relative_to(Path(__file__).parent).as_posix().startswith(SEVERAL_THREADS):
+        item.add_marker("several_threads")
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those tests run with `--threads` threads, their child processes too; the others with what the process has."""
+    if request.node.get_closest_marker("several_threads") is None:
+        yield
+        return
+    import torch
+
+    before, count = torch.get_num_threads(), request.config.getoption("--threads")
+    monkeypatch.setenv("OMP_NUM_THREADS", str(count))
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

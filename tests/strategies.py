@@ -138,9 +138,10 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
 
 
 def property_test(few: int, many: int, **strategies):
-    """A test of a property: `few` examples in the ordinary suite, `many` with the marker `exhaustive`; always the same.
+    """A test of a property: `few` examples in the ordinary suite, `many` with the marker `exhaustive`.
 
-    The checked function takes what the strategies draw.
+    They are always the same, except with `--fresh-seeds`, as the exhaustive run has it. The checked function takes what
+    the strategies draw.
     """
 
     def decorate(check):
@@ -149,7 +150,6 @@ def property_test(few: int, many: int, **strategies):
             quiet = settings(
                 max_examples=examples,
                 deadline=None,
-                derandomize=True,
                 database=None,
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
             )

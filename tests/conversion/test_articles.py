@@ -17,6 +17,10 @@ from blockformer.conversion.families.registry import ARTICLES, FAMILIES, family_
 
 from .oracles import fingerprint, stored
 
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:.*(its norms divide by std|\((tie_word|share)_embeddings\)):UserWarning"  # notes of `from_official`
+)
+
 GPT_CONFIG = {
     "vocab_size": 61,
     "max_seq_length": 24,

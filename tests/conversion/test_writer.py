@@ -480,6 +480,7 @@ def test_modes_follow_the_umask(tmp_path: Path, umask: int) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == want, path
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of open files from /proc")
 def test_everything_is_synced_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, renamed = [], []
     real_sync, real_rename = os.fsync, atomic._renameat2

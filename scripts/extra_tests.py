@@ -1,0 +1,67 @@
+"""Run the tests that need other packages, each in an environment of its own.
+
+They are not in the extra `dev`: some change what transformers does as soon as they are installed (torchao), some are
+large, some are compiled. Their versions are those of constraints.txt, where it has them.
+
+Usage: python scripts/extra_tests.py [--fresh] [NAME ...] [-- PYTEST_ARGUMENT ...]
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+from environments import AS_LIBRARIES_WARN, ROOT, build
+
+
+class Extra(NamedTuple):
+    """An environment.
+
+    Attributes:
+        packages: what pip installs into it.
+        tests: what pytest runs in it. None of them may be skipped for a package of this environment.
+    """
+
+    packages: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+EXTRAS = {
+    "quantization": Extra(("bitsandbytes", "optimum-quanto", "torchao"), ("tests/test_quantization.py",)),
+    "look-inside": Extra(("transformer-lens==4.3.0", "nnsight==0.8.1"), ("tests/test_look_inside.py",)),
+    "onnx": Extra(
+        ("onnx", "onnxscript", "onnxruntime"), ("tests/test_clients.py::test_the_onnx_example_says_what_pytorch_says",)
+    ),
+    "peers": Extra(("gguf", "llama-cpp-python"), ("tests/test_gguf.py", "tests/test_benchmarks.py")),
+    "deepspeed": Extra(("deepspeed",), ("tests/test_scale.py::test_the_configuration_of_deepspeed_is_understood",)),
+    "gptqmodel": Extra(("gptqmodel",), ("tests/engine/test_gptqmodel_kernels.py",)),
+}
+
+
+def run(name: str, fresh: bool, given: list[str]) -> int:
+    """Run an environment's tests; give pytest's exit status."""
+    extra = EXTRAS[name]
+    python = build(name, [*extra.packages, "-c", str(ROOT / "constraints.txt")], fresh=fresh)
+    command = [python, "-m", "pytest", "-q", f"--environment={name}", *AS_LIBRARIES_WARN, *extra.tests, *given]
+    print(f"\n{name}: {' '.join(extra.tests)}", flush=True)
+    return subprocess.run(command, cwd=ROOT, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+
+
+def main() -> int:
+    arguments = sys.argv[1:]
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(EXTRAS)}; default: all")
+    parser.add_argument("--fresh", action="store_true", help="build the environments anew")
+    options = parser.parse_args(arguments[:split])
+    if unknown := [name for name in options.names if name not in EXTRAS]:
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(EXTRAS)}")
+    codes = {name: run(name, options.fresh, arguments[split + 1 :]) for name in options.names or EXTRAS}
+    if failed := [name for name, code in codes.items() if code]:
+        print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""Check that a tag is the version of this checkout and has its section in CHANGELOG.md; print that section.
+
+Usage: python scripts/release.py v0.1.0
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def version() -> str:
+    """The version of the checkout, from the one place where it stands."""
+    text = (ROOT / "src" / "blockformer" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    if found is None:
+        raise SystemExit("src/blockformer/__init__.py has no __version__")
+    return found[1]
+
+
+def notes(wanted: str, changelog: str) -> str:
+    """The section of a version; a release's heading names its date: `## 0.1.0 (2026-11-30)`.
+
+    Raises:
+        SystemExit: there is no such section, it has no date, or it is empty.
+    """
+    sections = re.split(r"^## ", changelog, flags=re.MULTILINE)[1:]
+    for section in sections:
+        heading, _, body = section.partition("\n")
+        if heading.split()[0] != wanted:
+            continue
+        if not re.fullmatch(r"\S+ \(\d{4}-\d\d-\d\d\)", heading.strip()):
+            raise SystemExit(f"CHANGELOG.md: the heading '{heading.strip()}' needs a date: ## {wanted} (YYYY-MM-DD)")
+        if not body.strip():
+            raise SystemExit(f"CHANGELOG.md: the section of {wanted} is empty")
+        return body.strip() + "\n"
+    raise SystemExit(f"CHANGELOG.md has no section '## {wanted} (YYYY-MM-DD)'")
+
+
+def main() -> None:
+    if len(sys.argv) != 2 or not sys.argv[1].startswith("v"):
+        raise SystemExit(__doc__)
+    tagged, here = sys.argv[1][1:], version()
+    if tagged != here:
+        raise SystemExit(f"the tag is v{tagged}, and src/blockformer/__init__.py says {here}")
+    print(notes(here, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")), end="")
+
+
+if __name__ == "__main__":
+    main()

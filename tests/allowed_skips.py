@@ -1,0 +1,104 @@
+"""The skips that are allowed in each environment. Any other skip fails the run, by `conftest.py`.
+
+An environment is what `--environment` names: "development" is what `make` installs; scripts/versions.py and
+scripts/extra_tests.py name theirs. A skip that depends on the machine says which machines may have it.
+"""
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Callable
+
+import pytest
+
+
+def _lacks_avx512() -> bool:
+    """Whether PyTorch multiplies without AVX-512 here, where it packs neither bfloat16 nor 8-bit weights."""
+    import torch
+
+    return torch.backends.cpu.get_cpu_capability() != "AVX512"
+
+
+def _is_not_linux() -> bool:
+    return sys.platform != "linux"
+
+
+def _is_not_root() -> bool:
+    return not hasattr(os, "geteuid") or os.geteuid() != 0
+
+
+# What depends on the machine: a pattern of reasons -> on which machines it may be the reason.
+MACHINES: dict[str, Callable[[], bool]] = {
+    r"this PyTorch has no packed (bfloat16 )?product|no packed product of this dtype here": _lacks_avx512,
+    r"this PyTorch has no (FBGEMM|oneDNN linear)": _is_not_linux,
+    r"needs? (Linux|POSIX files|links)|(reads|limits|watches).*/proc": _is_not_linux,
+    r"devices can be made by root only|a small tmpfs cannot be mounted here": _is_not_root,
+    r"^gptqmodel is installed$": lambda: importlib.util.find_spec("gptqmodel") is not None,
+    r"the file system has no sparse files of this size|needs 30 GB of disk": lambda: True,
+}
+
+# Packages of the extra environments: each runs the tests that need it.
+_EXTRAS = {
+    "quantization": r"(torchao|bitsandbytes|optimum\.quanto) is not installed",
+    "look-inside": r"could not import '(transformer_lens|nnsight)'",
+    "onnx": r"could not import 'onnxscript'|could not import 'onnxruntime'",
+    "peers": r"(gguf|llama_cpp) is not installed",
+    "deepspeed": r"DeepSpeed itself is not installed",
+    "gptqmodel": r"gptqmodel, in an environment of its own",
+}
+
+# What an older transformers or torch lacks.
+_OLDER = (
+    r"transformers [\d.]+ has no \w+",
+    r"this transformers has no \w+",
+    r"this release's class reads a pooler that it does not make",
+    r"with windows in some layers, transformers 5\.5\.0 and 5\.10\.4 write another text, their models too",
+    r"torch\.optim\.Muon came with torch 2\.9",
+    r"^newer$",
+)
+
+ENVIRONMENTS: dict[str, tuple[str, ...]] = {
+    "development": tuple(_EXTRAS.values()),
+    "versions": (*_EXTRAS.values(), *_OLDER),
+    **{name: tuple(pattern for other, pattern in _EXTRAS.items() if other != name) for name in _EXTRAS},
+}
+
+
+def is_allowed(reason: str, environment: str) -> bool:
+    """Whether a test may be skipped for this reason in this environment, on this machine."""
+    if any(re.search(pattern, reason) for pattern in ENVIRONMENTS[environment]):
+        return True
+    return any(re.search(pattern, reason) and applies() for pattern, applies in MACHINES.items())
+
+
+class SkipGate:
+    """A plugin that fails a run with a skip that is not allowed, and lists those."""
+
+    def __init__(self, environment: str):
+        self.environment = environment
+        self.refused: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._look_at(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._look_at(report)
+
+    def _look_at(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if not report.skipped:
+            return
+        said = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        reason = str(said).removeprefix("Skipped: ")
+        if not is_allowed(reason, self.environment):
+            self.refused.append(f"{report.nodeid}: {reason}")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.refused and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.refused:
+            terminalreporter.section(f"skips that allowed_skips.py does not allow in '{self.environment}'", red=True)
+            for line in self.refused:
+                terminalreporter.line(line)
