@@ -63,7 +63,7 @@ def main() -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="default: those tested, and the installed one")
-    parser.add_argument("--quick", action="store_true", help="a few tests of each kind on the oldest and the newest release")
+    parser.add_argument("--quick", action="store_true", help="a few tests, on the oldest and the newest release")
     parser.add_argument("--fresh", action="store_true", help="build the environments anew")
     options = parser.parse_args(arguments[:split])
     given = arguments[split + 1 :]
@@ -72,7 +72,8 @@ def main() -> int:
     elif not given:
         given = ["--numprocesses=auto", "--maxprocesses=4"]
     installed = metadata.version("transformers")
-    versions = options.versions or ((VERSIONS[0], VERSIONS[-1]) if options.quick else dict.fromkeys((*VERSIONS, installed)))
+    usual = (VERSIONS[0], VERSIONS[-1]) if options.quick else (*VERSIONS, installed)
+    versions = options.versions or dict.fromkeys(usual)
 
     rows = []
     for version in versions:
