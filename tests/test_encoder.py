@@ -110,7 +110,7 @@ def test_flex_attention_agrees(stance):
 
 
 def flex_agrees():
-    ours, tokens = encoder(), ids(2, 9)
+    ours, tokens = encoder(head_dim=16), ids(2, 9)  # torch 2.6 has it for powers of two only
     expected = ours(tokens).last_hidden_state
     ours.set_attn_implementation("flex_attention")
     head_mask = torch.ones(2, 4)
