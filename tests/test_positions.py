@@ -9,10 +9,11 @@ from test_configuration import ROPE_EXTRAS
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderModel
-from blockformer.positions import SinusoidalPositions, rotate
+from blockformer.positions import rotate
 from blockformer.relative_bias import RelativeBias
 from blockformer.relative_keys import RelativeKeys
 from blockformer.rotary import ROPE_TYPES, RotaryPositions
+from blockformer.sinusoidal import SinusoidalPositions
 
 
 def rope(rope_type):

@@ -278,7 +278,7 @@ CARRIED = {
     "modernbert": ({}, {"rotary"}),
     "deberta-v2": (DISTANCES, {"disentangled", "relative_bias"}),
     "t5": ({}, {"relative_bias"}),
-    "marian": ({"decoder_start_token_id": 0}, set()),
+    "marian": ({"decoder_start_token_id": 0}, {"sinusoidal"}),
 }
 
 EACH = (
@@ -297,7 +297,7 @@ for name, auto_class in json.loads(sys.argv[2]).items():
     assert code == {each for each in os.listdir(folder + "-again") if each.endswith(".py")}, name
     results[name] = logits.tolist()
 config = transformers.AutoConfig.from_pretrained(os.path.join(sys.argv[1], "gpt2"), trust_remote_code=True)
-for kind in ("rotary", "alibi"):
+for kind in ("rotary", "alibi", "sinusoidal"):
     try:
         type(config)(position_type=kind)
     except ValueError as error:
@@ -311,7 +311,8 @@ print(json.dumps(results))
 
 
 def test_a_repo_carries_what_its_config_uses_and_works_by_that_alone(tmp_path, fresh):
-    optional = {"alibi", "awq_linear", "disentangled", "experts", "relative_bias", "relative_keys", "rotary"}
+    optional = {"alibi", "awq_linear", "disentangled", "experts"}
+    optional |= {"relative_bias", "relative_keys", "rotary", "sinusoidal"}
     autos, wanted = {}, {}
     for name, (fields, carried) in CARRIED.items():
         config = blockformer.preset(name, **{**SIZED, **fields})

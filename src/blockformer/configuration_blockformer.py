@@ -20,6 +20,7 @@ from .positions import PositionFields
 from .relative_bias import RelativeBiasFields
 from .relative_keys import RelativeKeyFields
 from .rotary import RotaryFields
+from .sinusoidal import SinusoidalPositions  # noqa: F401 - which enters its position types
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")

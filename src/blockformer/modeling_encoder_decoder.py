@@ -35,6 +35,7 @@ from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
+from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_token_states
 from .unpadding import Unpadding  # noqa: F401
 

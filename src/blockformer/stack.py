@@ -135,11 +135,8 @@ class Stack(BlockformerPreTrainedModel):
         )
 
     def _run_layers(self, hidden_states, encoder_hidden_states, position_bias, batch, **kwargs):
-        """All layers and the final norm: [B, T, C] -> [B, T, C].
-
-        As in the library, a config with fewer layers, set while `generate(assistant_early_exit=...)` drafts, is obeyed.
-        """
-        for layer in list(self.layers)[: self.depth() // self.passes]:
+        """The layers, as many as the config says while `generate` drafts with the first ones, and the final norm."""
+        for layer in list(self.layers)[: self.config.stack_sizes(self.is_causal)[0] // self.passes]:
             for _ in range(self.passes):
                 hidden_states = layer(hidden_states, encoder_hidden_states, position_bias, batch=batch, **kwargs)
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
@@ -185,10 +182,6 @@ class Stack(BlockformerPreTrainedModel):
         encoder_mask = self._encoder_mask(hidden_states, *source)
         batch = Batch(masks, rotations, query_positions, encoder_mask, unpadding=unpadding)
         return hidden_states, given_positions, batch
-
-    def depth(self) -> int:
-        """How many layers the states pass, as the config says."""
-        return self.config.stack_sizes(self.is_causal)[0]
 
     def _uses_cache(self, use_cache) -> bool:
         if not self.is_causal:

@@ -161,7 +161,7 @@ class CompiledLayers:
             return False
         if encoder_hidden_states is not None or batch.encoder_mask is not None or batch.head_mask is not None:
             return False
-        if stack.depth() != len(stack.layers) * stack.passes:
+        if stack.config.stack_sizes(stack.is_causal)[0] != len(stack.layers) * stack.passes:
             return False
         if any(mask is not None for mask in batch.masks.values()) or stack.config._attn_implementation != "sdpa":
             return False

@@ -13,7 +13,9 @@ from transformers import PretrainedConfig
 CORE = Path(__file__).parents[1]
 THIRD_PARTY = frozenset({"torch", "transformers"})
 """What exported code may import besides the standard library: it is there wherever the repo can be loaded at all."""
-OPTIONAL = frozenset({"alibi", "awq_linear", "disentangled", "experts", "relative_bias", "relative_keys", "rotary"})
+OPTIONAL = frozenset(
+    {"alibi", "awq_linear", "disentangled", "experts", "relative_bias", "relative_keys", "rotary", "sinusoidal"}
+)
 """Modules that a repo carries only where its config uses what they declare and define."""
 
 
@@ -84,12 +86,12 @@ def _uses(config: PretrainedConfig, name: str) -> bool:
     """Whether a field that the module `name` declares is set, or the config's positions are defined there."""
     from blockformer.attention import ATTENTIONS
     from blockformer.axes import axes
-    from blockformer.positions import BIASES, KEY_TERMS, ROTATIONS
+    from blockformer.positions import BIASES, KEY_TERMS, ROTATIONS, TABLES
 
     neutral = {field: axis.default for field, axis in axes(type(config)).items()}
     neutral["router_aux_loss_coef"] = 0.0  # without experts
     is_set = any(getattr(config, field) != neutral[field] for field in _declared(config, name))
-    kind, tables = config.position_type, (ATTENTIONS, BIASES, KEY_TERMS, ROTATIONS)
+    kind, tables = config.position_type, (ATTENTIONS, BIASES, KEY_TERMS, ROTATIONS, TABLES)
     return is_set or any(table[kind].__module__ == f"blockformer.{name}" for table in tables if kind in table)
 
 
