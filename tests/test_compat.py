@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from pairs import assert_close, token_ids
 from torch import nn
 
 import blockformer
@@ -137,3 +139,27 @@ def test_a_repo_says_what_a_release_of_transformers_lacks(tmp_path, processes):
     assert gone.startswith(f"{start} 5.99.0 (cannot import name 'DynamicLayer'")
     assert old.startswith(f"{start} 4.57.1 (it needs 5.5 at least)")
     assert gone.count(f"pip install 'transformers=={compat.NEWEST}.*'") == old.count(compat.NEWEST + ".*") == 1
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("name", ["qwen3", "t5"])
+def test_a_cache_goes_by_both_of_its_names(name):
+    """transformers 5.24 calls `past_key_values` `cache`, in arguments and in outputs."""
+    sizes = {"vocab_size": 200, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    config = blockformer.preset(name, num_hidden_layers=2, initializer_range=0.4, pad_token_id=0, **sizes)
+    classes = {"qwen3": "DecoderForCausalLM", "t5": "EncoderDecoderForConditionalGeneration"}
+    model = getattr(blockformer, f"Blockformer{classes[name]}")(config).eval()
+    ids = token_ids(1, 9)
+    source = {"input_ids": ids} if name == "t5" else {}
+    reads = "decoder_input_ids" if name == "t5" else "input_ids"
+    found = []
+    with torch.no_grad():
+        for each in ("cache", "past_key_values"):
+            output = model(**source, **{reads: ids[:, :8]}, use_cache=True)
+            cache = output[compat.CACHE]
+            assert cache.get_seq_length() == 8
+            found.append(model(**source, **{reads: ids[:, 8:], each: cache}).logits)
+        assert torch.equal(*found)
+        assert_close(found[0], model(**source, **{reads: ids}).logits[:, -1:])
+        with pytest.raises(ValueError, match="two names of one argument"):
+            model(**source, **{reads: ids[:, 8:]}, cache=cache, past_key_values=cache)

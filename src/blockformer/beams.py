@@ -5,6 +5,7 @@ import functools
 from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 from transformers.generation import GenerationMixin
 
+from .compat import CACHE
 from .input_checks import check_early_exit
 from .stack import shared_cache
 
@@ -16,7 +17,7 @@ class SharedBeamsGenerationMixin(GenerationMixin):
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):
         outputs = super().generate(*args, **kwargs)
-        cache = getattr(outputs, "past_key_values", None)
+        cache = getattr(outputs, CACHE, None)
         if isinstance(cache, EncoderDecoderCache):  # the caller gets a row a beam, as from any model
             beams = cache.self_attention_cache.layers[0].keys.shape[0]
             for layer in cache.cross_attention_cache.layers:
@@ -26,9 +27,9 @@ class SharedBeamsGenerationMixin(GenerationMixin):
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
         check_early_exit(generation_config, 0)
-        is_fresh = model_kwargs.get("past_key_values") is None
+        is_fresh = model_kwargs.get(CACHE) is None
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         if is_fresh and isinstance(cache, EncoderDecoderCache):  # the library sizes it for every beam
             cache.cross_attention_cache = shared_cache()
 

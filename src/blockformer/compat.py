@@ -1,6 +1,6 @@
 """The one place that depends on the releases of the libraries: needed names, changed homes and private interfaces.
 
-Private names of torch (seen in 2.6 to 2.13) and transformers (5.5 to 5.23), and what happens once one is gone:
+Private names of torch (seen in 2.6 to 2.13) and transformers (5.5 to 5.24), and what happens once one is gone:
 
 - `_no_split_modules`, `_skip_keys_device_placement` (PreTrainedModel): `device_map` splits a layer, or copies a cache.
 - `_tp_plan`, `_pp_plan` (heads): tensor and pipeline parallelism leave the head whole.
@@ -19,12 +19,14 @@ Private names of torch (seen in 2.6 to 2.13) and transformers (5.5 to 5.23), and
 Those that no repo needs are in `engine/__init__.py`.
 """
 
+import functools
+import inspect
 import sys
 
 import torch
 import transformers
 
-OLDEST, NEWEST = "5.5", "5.23"
+OLDEST, NEWEST = "5.5", "5.24"
 """The releases of transformers that this code is tested with."""
 _MODULES = frozenset("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj norm".split())
 
@@ -52,6 +54,23 @@ except (ImportError, AttributeError) as error:
         f"transformers {OLDEST} to {NEWEST}: pip install 'transformers=={NEWEST}.*'. For a newer release, "
         "export the model again with a newer Blockformer."
     ) from error
+
+CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
+"""What the library calls a cache, in arguments and in outputs: `past_key_values` up to 5.23."""
+
+
+def takes_cache(forward):
+    """A `forward` that takes its cache under both names, `past_key_values` and `cache`."""
+
+    @functools.wraps(forward)
+    def with_either_name(self, *args, cache=None, **kwargs):
+        if cache is not None:
+            if kwargs.get("past_key_values") is not None:
+                raise ValueError("cache and past_key_values are two names of one argument: give one of them.")
+            kwargs["past_key_values"] = cache
+        return forward(self, *args, **kwargs)
+
+    return with_either_name
 
 
 def generation_field_names() -> set:
@@ -92,7 +111,7 @@ def causal_masks(config, hidden_states, attention_mask, past_key_values, positio
     """
     arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
     past_key_values = getattr(past_key_values, "self_attention_cache", past_key_values)
-    arguments |= {"past_key_values": past_key_values, "position_ids": position_ids}
+    arguments |= {CACHE: past_key_values, "position_ids": position_ids}
     makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_mask}
     return {layer_type: makers[layer_type](**arguments) for layer_type in sorted(set(config.layer_types))}
 

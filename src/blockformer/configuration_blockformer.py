@@ -53,7 +53,7 @@ class BlockformerConfig(
             other, or sizes that no machine holds.
     """
 
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
     auto_classes: ClassVar[dict] = {}
     base_model_pp_plan: ClassVar[dict] = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),

@@ -38,7 +38,7 @@ class BlockformerDecoderConfig(LinearFields, ExpertsFields, BlockformerConfig):
     """
 
     model_type = "blockformer_decoder"
-    keys_to_ignore_at_inference = ["past_key_values", "aux_loss", "router_logits"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache", "aux_loss", "router_logits"]
     is_decoder: bool = True
     auto_classes = {
         "AutoConfig": "configuration_decoder.BlockformerDecoderConfig",

@@ -14,7 +14,7 @@ from .alibi import Alibi  # noqa: F401
 from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import axis  # noqa: F401
-from .compat import causal_masks  # noqa: F401
+from .compat import CACHE, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
 from .experts import Router  # noqa: F401 - their @use_experts_implementation is looked for in this file
@@ -69,6 +69,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         super().__init__(config)
         self.post_init()
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
@@ -118,7 +119,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
         )
-        output = {name: getattr(outputs, name) for name in ("past_key_values", "hidden_states", "attentions")}
+        output = {name: getattr(outputs, name) for name in (CACHE, "hidden_states", "attentions")}
         output |= {"loss": loss, "logits": logits, "cross_attentions": outputs.cross_attentions or None}
         output_class: type[ModelOutput] = CausalLMOutputWithCrossAttentions
         for name, (_, with_recorded) in OUTPUTS_WITH_LOSS.items():
@@ -137,7 +138,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
                 self.config.num_hidden_layers = depth
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, mode, batch_size, length):
-        mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
+        mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get(CACHE)
         _check_generation(self.config, generation_config, mask, cache, length)
         return super()._prepare_cache_for_generation(generation_config, model_kwargs, mode, batch_size, length)
 

@@ -21,7 +21,7 @@ from transformers.utils import can_return_tuple
 from .attention import Attention  # noqa: F401
 from .axes import axis  # noqa: F401
 from .beams import SharedBeamsGenerationMixin
-from .compat import causal_masks  # noqa: F401
+from .compat import CACHE, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
@@ -104,6 +104,7 @@ class BlockformerEncoderDecoderModel(TwoStacks):
         if self.config.share_embeddings:
             self.decoder.embed_tokens = value
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
@@ -150,7 +151,7 @@ class BlockformerEncoderDecoderModel(TwoStacks):
         states = encoder_outputs["last_hidden_state"]
         outputs = self.decoder(**target, encoder_hidden_states=states, encoder_attention_mask=attention_mask, **kwargs)
         return Seq2SeqModelOutput(
-            **{name: outputs.get(name) for name in ("last_hidden_state", "past_key_values", "cross_attentions")},
+            **{name: outputs.get(name) for name in ("last_hidden_state", CACHE, "cross_attentions")},
             **{f"decoder_{name}": outputs.get(name) for name in ("hidden_states", "attentions")},
             **{f"encoder_{name}": encoder_outputs.get(name) for name in ("hidden_states", "attentions")},
             encoder_last_hidden_state=states,
@@ -239,6 +240,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         tied = {"lm_head.weight": f"model.{source}.embed_tokens.weight"}
         return tied if self.config.tie_word_embeddings else {}
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,

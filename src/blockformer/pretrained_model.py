@@ -19,7 +19,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ("Layer",)
-    _skip_keys_device_placement = ("past_key_values",)
+    _skip_keys_device_placement = ("past_key_values", "cache")
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 
-from .compat import capture_outputs, causal_masks, create_bidirectional_mask, encoder_masks
+from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_mask, encoder_masks, takes_cache
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Batch, Layer
 from .normalization import make_norm
@@ -67,6 +67,7 @@ class Stack(BlockformerPreTrainedModel):
         # False where a head reads the states of padding too.
         self.skips_padding = True
 
+    @takes_cache
     @capture_outputs
     def forward(
         self,
@@ -99,7 +100,7 @@ class Stack(BlockformerPreTrainedModel):
             use_cache: whether to return keys and values; None is the config's in evaluation, no in training.
 
         Returns:
-            `last_hidden_state` [B, T, C], `past_key_values`, and what was asked for by `output_hidden_states` (each
+            `last_hidden_state` [B, T, C], the cache, and what was asked for by `output_hidden_states` (each
             layer's input and the final state) and `output_attentions` (needs the eager backend).
         """
         _, vocab_size = self.config.stack_sizes(self.is_causal)
@@ -131,7 +132,7 @@ class Stack(BlockformerPreTrainedModel):
         if batch.unpadding is not None:
             hidden_states = batch.unpadding.scatter(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
+            last_hidden_state=hidden_states, **{CACHE: past_key_values if use_cache else None}
         )
 
     def _run_layers(self, hidden_states, encoder_hidden_states, position_bias, batch, **kwargs):

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import modeling_outputs
 from transformers.utils import can_return_tuple
 
+from .compat import CACHE, takes_cache
 from .language_model_head import HeadTransform
 from .losses import sequence_loss, span_loss, token_cross_entropy, without_padding
 from .pretrained_model import BlockformerPreTrainedModel
@@ -32,6 +33,7 @@ class Classification(Classifier):
     output_class: type[modeling_outputs.ModelOutput]
     passed_on: tuple[str, ...] = ("hidden_states", "attentions")
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,
@@ -66,7 +68,7 @@ class SequenceClassification(Classification):
     """
 
     output_class = modeling_outputs.SequenceClassifierOutputWithPast
-    passed_on = ("past_key_values", "hidden_states", "attentions")
+    passed_on = (CACHE, "hidden_states", "attentions")
 
     def __init__(self, config):
         super().__init__(config)
@@ -112,6 +114,7 @@ class QuestionAnswering(Classifier):
         self.model.skips_padding = False
         self.post_init()
 
+    @takes_cache
     @can_return_tuple
     def forward(
         self,

@@ -10,6 +10,7 @@ import threading
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
+from ..compat import CACHE
 from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..stack import Stack
@@ -254,10 +255,10 @@ def plug_in() -> None:
 def _growing(prepare_cache):
     @functools.wraps(prepare_cache)
     def prepare_growing_cache(self, generation_config, model_kwargs, *args, **kwargs):
-        is_fresh = model_kwargs.get("past_key_values") is None
+        is_fresh = model_kwargs.get(CACHE) is None
         prepare_cache(self, generation_config, model_kwargs, *args, **kwargs)
         if is_fresh:
             # A compiled step reads and writes buffers that hold everything.
-            grow_in_place(model_kwargs.get("past_key_values"), and_windows="_steps" in vars(self))
+            grow_in_place(model_kwargs.get(CACHE), and_windows="_steps" in vars(self))
 
     return prepare_growing_cache

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, Seq2SeqLMOutput
 
+from ..compat import CACHE, takes_cache
 from ..input_checks import check_inputs, check_positions, check_source
 from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
@@ -339,8 +340,8 @@ def can_compile(model) -> bool:
 def plug_in() -> None:
     """Have this package's models that write take their compiled steps, once `prepare_for_inference` has made some."""
     decoder, both = BlockformerDecoderForCausalLM, BlockformerEncoderDecoderForConditionalGeneration
-    decoder.forward = _stepping(decoder.forward, _decoder_step)  # type: ignore[method-assign]
-    both.forward = _stepping(both.forward, _encoder_decoder_step)  # type: ignore[method-assign]
+    decoder.forward = takes_cache(_stepping(decoder.forward, _decoder_step))  # type: ignore[method-assign]
+    both.forward = takes_cache(_stepping(both.forward, _encoder_decoder_step))  # type: ignore[method-assign]
 
 
 def _stepping(forward, step):
@@ -359,7 +360,7 @@ def _stepping(forward, step):
 
 def _decoder_step(steps, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, **others):
     logits = steps.logits(input_ids, attention_mask, position_ids, past_key_values, None, others)
-    return None if logits is None else CausalLMOutputWithCrossAttentions(logits=logits, past_key_values=past_key_values)
+    return None if logits is None else CausalLMOutputWithCrossAttentions(logits=logits, **{CACHE: past_key_values})
 
 
 def _encoder_decoder_step(
@@ -379,4 +380,4 @@ def _encoder_decoder_step(
     logits = steps.logits(*given, states)
     if logits is None:
         return None
-    return Seq2SeqLMOutput(logits=logits, past_key_values=past_key_values, encoder_last_hidden_state=states)
+    return Seq2SeqLMOutput(logits=logits, **{CACHE: past_key_values}, encoder_last_hidden_state=states)

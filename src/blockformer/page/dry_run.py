@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..attention import Attention
+from ..compat import CACHE
 from ..experts import Experts, Router
 from ..relative_keys import RelativeKeys
 
@@ -117,7 +118,7 @@ def dry_run(model: Any, length: int, target: int | None = None) -> tuple[Record,
             input_ids=ids, output_attentions=True, **inputs, **source, **({"use_cache": True} if writes else {})
         )
         text.stop()
-        cache = getattr(output, "past_key_values", None)
+        cache = getattr(output, CACHE, None)
         if cache is None:
             return text, None
         step = Record(model)
