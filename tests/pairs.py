@@ -211,10 +211,6 @@ def largest(values):
     return values.max().item() if values.numel() else 0.0
 
 
-# The models of the tests are so small that padding would be left in.
-blockformer.stack.Stack.least_saving = 0
-
-
 def keep_padding(patch):
     """Have stacks compute padding too: the plain way, which a run without padding is compared with."""
     patch.setattr(blockformer.stack, "find_unpadding", lambda *arguments: None)

@@ -128,12 +128,12 @@ def test_rows_of_several_sequences():
 
 
 @torch.no_grad()
-def test_padding_is_skipped_from_so_much_of_it_on_and_left_in_below(monkeypatch):
+def test_padding_is_skipped_from_so_much_of_it_on_and_left_in_below(monkeypatch, usual_least_saving):
     """2^21 by the tokens of padding times the squared width: 512 of width 64.
 
     A repo of its own, whose attention takes a call for each row, has 2^19 a row besides: 128 tokens of width 64.
     """
-    monkeypatch.setattr(Stack, "least_saving", 1 << 21)
+    monkeypatch.setattr(Stack, "least_saving", usual_least_saving)
     ours, seen = model("bert", cls=BlockformerEncoderModel), []
     ours.layers[1].mlp.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape))
     for rows, length in ((48, 5), (65, 9), (64, 9)):
