@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTS ?= tests
 THREADS ?= 2
+ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 CLIENTS ?=
@@ -33,19 +34,19 @@ demo: $(READY) ## the main job: train, publish, reload and convert a small model
 	$(BIN)/blockformer demo $(DEMO_ARGS)
 
 # Each process of the tests computes with one thread, for there are several. Those of the engine and of generation compute
-# with two whatever the process has; see tests/conftest.py.
+# with two whatever the process has (tests/conftest.py); a thread that waits must not spin then, for there are few cores.
 test: $(READY) ## run the tests, up to four at a time (TESTS=tests/cli to run some)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal --threads $(THREADS) $(TESTS)
+	$(ONE_THREAD) $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal --threads $(THREADS) $(TESTS)
 
 portable: $(READY) ## the tests that compare numbers, as a processor without AVX-512 computes them
-	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ONEDNN) MKL_ENABLE_INSTRUCTIONS=$(MKL) \
+	$(ONE_THREAD) ATEN_CPU_CAPABILITY=$(ATEN) ONEDNN_MAX_CPU_ISA=$(ONEDNN) MKL_ENABLE_INSTRUCTIONS=$(MKL) \
 	  $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal --margins 10 -m "portable and not exhaustive" $(TESTS)
 
 exhaustive: $(READY) ## the tests that take minutes, with examples drawn afresh: 50,000 cases of fuzzing, large checkpoints
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m exhaustive --fresh-seeds --durations=0 --timeout=3600 $(TESTS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -m exhaustive --fresh-seeds --durations=0 --timeout=3600 $(TESTS)
 
 threads-1 threads-4: threads-%: $(READY) ## what generates, with one thread and with four
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --threads $* -m "several_threads and not exhaustive" $(TESTS)
+	$(ONE_THREAD) $(BIN)/python -m pytest --threads $* -m "several_threads and not exhaustive" $(TESTS)
 
 nightly: ## all of this, some hours: make --keep-going nightly
 nightly: check portable exhaustive threads-1 threads-4 versions clients extra-tests smoke
