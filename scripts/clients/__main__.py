@@ -1,14 +1,16 @@
 """Run other people's tools on our models and on transformers' own, and write the table of docs/clients.md.
 
 Each tool has a script beside this one, which runs in an environment of its own where the tool needs packages that the
-first one lacks. A row that is not the same on both sides must say whose fault it is.
+first one lacks. A row that is not the same on both sides must be one of `accepted.py`, within its bound or with its
+error, and what is accepted must happen; otherwise this ends with 1 and names the row.
 
-Usage: python scripts/clients [--quick] [--fresh] [CLIENT ...]
+Usage: python scripts/clients [--quick] [--fresh] [--arguments "..."] [CLIENT ...]
 """
 
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+from common_suite import KINDS  # noqa: E402
 from environments import ROOT, build  # noqa: E402
+from judging import differs, judge, said  # noqa: E402
 
 PAGE = ROOT / "docs" / "clients.md"
 CONSTRAINTS = ["-c", str(ROOT / "constraints.txt")]
@@ -67,58 +71,84 @@ def build_for(name: str, fresh: bool) -> str | Path:
     return build("clients-" + packages[0].partition("==")[0], [*packages, *CONSTRAINTS], fresh)
 
 
-def run(name: str, python: str | Path, models: Path, quick: bool) -> list[dict]:
+def run(name: str, python: str | Path, models: Path, arguments: list[str]) -> list[dict]:
     """The rows of a client.
+
+    Args:
+        arguments: for its script.
 
     Raises:
         SystemExit: its script failed, or gave no row.
     """
     client, start = CLIENTS[name], time.perf_counter()
-    command = [
-        python,
-        HERE / client.script,
-        *([models] if client.models else []),
-        *((client.quick or []) if quick else []),
-    ]
+    command = [python, HERE / client.script, *([models] if client.models else []), *arguments]
     home = models / f"home-{name}"
     done = subprocess.run(
         command, capture_output=True, text=True, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(home)},
     )  # fmt: skip
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if not rows or (done.returncode and client.models):
+    if not rows or done.returncode:
         raise SystemExit(f"{client.script} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-    lines = [f"\n{name}, {time.perf_counter() - start:.0f} seconds"]
-    for row in rows:
-        lines.append(f"  {row['job']:<52}{'same' if row['same'] else row['note'] or 'NOT EXPLAINED'}")
-        if not row["same"]:
-            lines += [f"      Blockformer: {row['ours']}", f"      transformers: {row['theirs']}"]
-    print("\n".join(lines), flush=True)
+    print(f"\n{name}, {time.perf_counter() - start:.0f} seconds", flush=True)
     return rows
 
 
-def table(rows: list[dict]) -> str:
-    """Rows as Markdown; jobs with the same result on several models are one line."""
-    lines: dict[tuple, list[str]] = {}
-    for row in rows:
-        job, _, model = row["job"].partition(": ")
-        note = row["note"]
-        if row["same"]:
-            note = "the same" if not note or note.startswith("largest") else f"the same, but {note}"
-        lines.setdefault((job, row["ours"], row["theirs"], note), []).append(model)
+def show(rows: list[dict], reasons: list[str | None]) -> None:
+    """Print each row; of those that are the same and are many, how many there are."""
+    few = len(rows) <= 100
+    for row, reason in zip(rows, reasons, strict=True):
+        if few or differs(row) or reason is None:
+            verdict = "NOT ACCEPTED" if reason is None else "accepted" if reason else "same"
+            print(f"  {row['job'] + ': ' + row['model']:<60}{verdict}, {said(row)}")
+    if not few:
+        print(f"  {sum(not differs(row) for row in rows)} of {len(rows)} rows are the same")
+    sys.stdout.flush()
+
+
+def table(name: str, rows: list[dict], reasons: list[str | None]) -> str:
+    """Rows as Markdown; jobs with the same result on several models are one line, in the common suite all of a kind."""
     text = [
         f"`{rows[0]['client']}` {rows[0]['version']}",
         "",
         "| job | models | Blockformer | transformers | results |",
+        "|---|---|---|---|---|",
     ]
-    text.append("|---|---|---|---|---|")
-    for (job, ours, theirs, note), models in lines.items():
-        cells = job, ", ".join(filter(None, models)), ours, theirs, note
+    for cells in (suite_cells if name == "common-suite" else tool_cells)(rows, reasons):
         text.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(text)
 
 
-def put(page: str, name: str, rows: list[dict]) -> str:
+def tool_cells(rows: list[dict], reasons: list[str | None]) -> list[tuple]:
+    """The cells of each line of a tool's table."""
+    lines: dict[tuple, list[str]] = {}
+    for row, reason in zip(rows, reasons, strict=True):
+        lines.setdefault((row["job"], row["ours"], row["theirs"], reason or "the same"), []).append(row["model"])
+    return [(job, ", ".join(models), *results) for (job, *results), models in lines.items()]
+
+
+def suite_cells(rows: list[dict], reasons: list[str | None]) -> list[tuple]:
+    """The cells of each kind of model: how many tests passed and failed, and each reason with its tests."""
+    found = []
+    for kind in dict.fromkeys(row["model"] for row in rows):
+        own = [(row, reason) for row, reason in zip(rows, reasons, strict=True) if row["model"] == kind]
+        because: dict[str, list[str]] = {}
+        for row, reason in own:
+            if reason:
+                because.setdefault(reason, []).append(row["job"])
+        results = "; ".join(f"{reason} ({', '.join(tests)})" for reason, tests in because.items())
+        counts = [counted([row[side] for row, _ in own]) for side in ("ours", "theirs")]
+        found.append((KINDS[kind], "", *counts, f"the same, but {results}" if results else "the same"))
+    return found
+
+
+def counted(outcomes: list[str]) -> str:
+    """ "N passed, M failed". Skipped tests (no GPU, not for this kind of model) are left out."""
+    passed, skipped = (sum(each.startswith(word) for each in outcomes) for word in ("works", "skipped"))
+    return f"{passed} passed, {len(outcomes) - passed - skipped} failed"
+
+
+def put(page: str, name: str, text: str) -> str:
     """The page with a client's table between its two marks.
 
     Raises:
@@ -129,32 +159,40 @@ def put(page: str, name: str, rows: list[dict]) -> str:
     _, found, after = rest.partition(end)
     if not found:
         raise SystemExit(f"{PAGE.name} has no marks for {name}")
-    return before + begin + table(rows) + end + after
+    return before + begin + text + end + after
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"default: all of {', '.join(CLIENTS)}")
     parser.add_argument("--quick", action="store_true", help="what every change is tried with; the page stays as it is")
+    parser.add_argument("--arguments", help="for the scripts, such as models; the page stays as it is")
     parser.add_argument("--fresh", action="store_true", help="build the environments anew")
     options = parser.parse_args()
     if unknown := set(options.clients) - set(CLIENTS):
         parser.error(f"no such client: {', '.join(sorted(unknown))}")
     quick = [name for name, client in CLIENTS.items() if client.quick is not None]
     names = options.clients or (quick if options.quick else list(CLIENTS))
-    unexplained = 0
+    complaints: list[str] = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         pythons = {name: build_for(name, options.fresh) for name in names}
         subprocess.run([sys.executable, HERE / "models.py", folder], check=True, stderr=subprocess.DEVNULL)
-        waiting = [pool.submit(run, name, pythons[name], Path(folder), options.quick) for name in names]
-        for name, done in zip(names, waiting, strict=True):
+        waiting = []
+        for name in names:
+            arguments = (CLIENTS[name].quick or []) if options.quick else shlex.split(options.arguments or "")
+            waiting.append((name, arguments, pool.submit(run, name, pythons[name], Path(folder), arguments)))
+        for name, arguments, done in waiting:
             rows = done.result()
-            unexplained += sum(not row["same"] and not row["note"] for row in rows)
-            if not options.quick:
-                PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), name, rows), encoding="utf-8")
-    if unexplained:
-        print(f"\n{unexplained} rows differ and do not say whose fault it is")
-    return int(unexplained > 0)
+            whole = not arguments  # what a quick run leaves out, it leaves out by arguments
+            judged = judge(name, rows, whole)
+            show(rows, judged.reasons)
+            complaints += judged.complaints
+            if whole and not options.quick and not judged.complaints:
+                text = put(PAGE.read_text(encoding="utf-8"), name, table(name, rows, judged.reasons))
+                PAGE.write_text(text, encoding="utf-8")
+    if complaints:
+        print("\nThese are not as scripts/clients/accepted.py has them:", *complaints, sep="\n  ")
+    return int(bool(complaints))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ SIZES = {
     "max_position_embeddings": POSITIONS,
 }
 QWEN3 = {"num_key_value_heads": 2, "head_dim": 8, **SPECIAL}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 BERT = {**SIZES, "type_vocab_size": 16}
 TWO_STACKS = {**SPECIAL, "eos_token_id": 1, "decoder_start_token_id": 0}
 KINDS = {
@@ -58,6 +59,11 @@ KINDS = {
         ("Qwen3Config", {**SIZES, **QWEN3}, "Qwen3Model Qwen3ForCausalLM Qwen3ForSequenceClassification "
          "Qwen3ForTokenClassification Qwen3ForQuestionAnswering"),
     ),
+    "qwen3_moe": (
+        ("qwen3_moe", {**SIZES, **QWEN3, **EXPERTS}, "Decoder"),
+        ("Qwen3MoeConfig", {**SIZES, **QWEN3, **EXPERTS}, "Qwen3MoeModel Qwen3MoeForCausalLM "
+         "Qwen3MoeForSequenceClassification Qwen3MoeForTokenClassification Qwen3MoeForQuestionAnswering"),
+    ),
     "t5": (
         ("t5", {**SIZES, **TWO_STACKS, "head_dim": 8}, "EncoderDecoder"),
         ("T5Config", {"vocab_size": VOCAB, "d_model": WIDTH, "num_layers": LAYERS, "num_heads": HEADS, "d_ff": INNER,
@@ -76,6 +82,7 @@ KINDS = {
         ("BertConfig", {**BERT, "is_decoder": True, "add_cross_attention": True}, "BertModel BertLMHeadModel"),
     ),
 }  # fmt: skip
+DECODERS = ("gpt2", "qwen3", "qwen3_moe")
 TASKS = {
     # What a class is called after its topology, and the library's list of such classes, which its tests go by.
     "Model": "MODEL_MAPPING_NAMES",
@@ -131,8 +138,8 @@ class Tester:
     encoder_seq_length = decoder_seq_length = key_length = LENGTH
     vocab_size, hidden_size, num_hidden_layers, num_attention_heads = VOCAB, WIDTH, LAYERS, HEADS
 
-    def __init__(self, kind, make_config, classes):
-        self.kind, self.get_config = kind, make_config
+    def __init__(self, kind, make_config, classes, whole_target):
+        self.kind, self.get_config, self.whole_target = kind, make_config, whole_target
         self.causal_lm_class = next((cls for cls in classes if cls.can_generate()), None)
 
     def prepare_config_and_inputs_for_common(self):
@@ -140,7 +147,7 @@ class Tester:
         inputs["attention_mask"] = random_attention_mask([BATCH, LENGTH])
         if self.kind == "bert":
             inputs["token_type_ids"] = ids_tensor([BATCH, LENGTH], 16)
-        if self.kind in ("gpt2", "qwen3"):
+        if self.kind in DECODERS:
             inputs["attention_mask"] = torch.tril(torch.ones_like(inputs["input_ids"]))
         if self.kind in ("t5", "bart"):
             inputs["input_ids"][:, -1] = 1  # a classifier of two stacks reads the state at the end token
@@ -148,6 +155,8 @@ class Tester:
             inputs["decoder_input_ids"] = ids_tensor([BATCH, LENGTH], VOCAB - 3) + 3
             inputs["decoder_input_ids"][:, -1] = 1
             inputs["decoder_attention_mask"] = random_attention_mask([BATCH, LENGTH])
+            if self.whole_target:
+                inputs["decoder_attention_mask"].fill_(1)
         if self.kind == "bert_decoder":
             inputs["encoder_hidden_states"] = torch.randn(BATCH, LENGTH, WIDTH)
             inputs["encoder_attention_mask"] = random_attention_mask([BATCH, LENGTH])
@@ -167,7 +176,9 @@ class CommonTests(ModelTesterMixin):
     model_tester = None
 
     def setUp(self):
-        self.model_tester = Tester(self.kind, self.make_config, self.all_model_classes)
+        # `generate` continues a target with holes in its mask in another way than from its beginning, of either side.
+        whole_target = "generate" in self._testMethodName
+        self.model_tester = Tester(self.kind, self.make_config, self.all_model_classes, whole_target)
 
     def test_model_rope_with_partial_rotation(self):
         """As the library has it, where positions are rotary."""
@@ -189,6 +200,13 @@ class CommonTests(ModelTesterMixin):
         """The common tests of configs."""
         settings = {name: value for name, value in self.settings.items() if name != "head_dim"}
         ConfigTester(self, config_class=self.config_class, **settings).run_common_tests()
+
+    def prepare_config_and_inputs_for_generate(self, batch_size=2):
+        """As the library has it, with the padding of prompts on the left: ours refuse it on the right."""
+        config, inputs = super().prepare_config_and_inputs_for_generate(batch_size)
+        if not config.is_encoder_decoder:
+            inputs["attention_mask"] = inputs["attention_mask"].sort(-1).values
+        return config, inputs
 
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
         inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
@@ -214,7 +232,7 @@ def make_test(kind, side, config_class, make_config, settings, classes):
     bases = (CommonTests, unittest.TestCase)
     if any(cls.can_generate() for cls in classes):
         bases = (CommonTests, GenerationTesterMixin, unittest.TestCase)
-    if kind in ("gpt2", "qwen3"):
+    if kind in DECODERS:
         bases = (*bases[:-1], TrainingTesterMixin, unittest.TestCase)
     body = {
         "kind": kind, "all_model_classes": tuple(classes), "config_class": config_class, "settings": settings,
@@ -240,7 +258,7 @@ for _kind, ((_preset, _our_settings, _topology), (_config, _their_settings, _nam
 
 
 class Recorder:
-    """Writes each test's outcome to COMMON_SUITE_REPORT; a failed subtest fails its test."""
+    """Writes what each test said to COMMON_SUITE_REPORT; a failed subtest fails its test."""
 
     def __init__(self):
         self.outcomes: dict[str, str] = {}
@@ -248,9 +266,14 @@ class Recorder:
     def pytest_runtest_logreport(self, report):
         name, is_subtest = report.nodeid.rpartition("::")[2], hasattr(report, "context")
         if report.failed:
-            self.outcomes[name] = "failed"
-        elif not is_subtest and (report.when == "call" or report.skipped):
-            self.outcomes.setdefault(name, report.outcome)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            lines = str(crash.message if crash else report.longrepr).strip().splitlines() or [""]
+            if self.outcomes.get(name, "works").startswith(("works", "skipped")):
+                self.outcomes[name] = lines[0][:160]
+        elif report.skipped and not is_subtest:
+            self.outcomes.setdefault(name, f"skipped: {report.longrepr[2].removeprefix('Skipped: ')[:120]}")
+        elif report.when == "call" and not is_subtest:
+            self.outcomes.setdefault(name, "works")
 
     def pytest_sessionfinish(self):
         Path(os.environ["COMMON_SUITE_REPORT"]).write_text(json.dumps(self.outcomes))

@@ -5,7 +5,9 @@ Importing it puts `blockformer` out of reach: a repo must do with the code that 
 
 import contextlib
 import json
+import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -38,20 +40,20 @@ class _Refuse:
 sys.meta_path.insert(0, _Refuse())
 
 
-def report(client: str, job: str, ours: str, theirs: str, same: bool | None, note: str = "") -> None:
-    """Print one row of the table: what came of a job with our model and with transformers' own; whose fault it is."""
-    row = {"client": client, "version": metadata.version(client), "job": job}
-    print(json.dumps({**row, "ours": ours, "theirs": theirs, "same": same, "note": note}), flush=True)
-
-
-def compare(
-    client: str,
-    job: str,
-    model: str,
-    run: Callable[[str], object],
-    tolerance: float = 1e-4,
-    note: str = "",
+def report(
+    client: str, job: str, model: str, ours: str, theirs: str, difference: float = 0.0, unequal: str = ""
 ) -> None:
+    """Print a row: what came of a job with our model and with transformers' own. `judging.py` says what that is worth.
+
+    Args:
+        client: the name of the client's distribution.
+        difference: the largest one of their numbers, infinite where anything else differs: then `unequal` shows it.
+    """
+    row = {"client": client, "version": metadata.version(client), "job": job, "model": model}
+    print(json.dumps({**row, "ours": ours, "theirs": theirs, "difference": difference, "unequal": unequal}), flush=True)
+
+
+def compare(client: str, job: str, model: str, run: Callable[[str], object]) -> None:
     """Do a job with both models and report.
 
     Args:
@@ -59,8 +61,6 @@ def compare(
         job: what is done.
         model: a name of `models.MODELS`.
         run: does the job with the model of a folder and returns tensors, numbers and texts, in lists and dicts.
-        tolerance: by which results may differ, as a share of the largest number of a tensor.
-        note: whose fault it is where the job fails or gives something else.
     """
     import torch
 
@@ -75,25 +75,38 @@ def compare(
             results.append(error)
     said = [_said(result) for result in results]
     if any(isinstance(result, Exception) for result in results):
-        report(client, f"{job}: {model}", *said, None if said[0] != "works" and said[1] != "works" else False, note)
-        return
-    worst, unequal = 0.0, ""
-    for ours, theirs in zip(*(list(_leaves(result)) for result in results), strict=True):
-        if isinstance(ours, torch.Tensor) and ours.shape == theirs.shape:
-            scale = theirs.abs().max().clamp(min=1.0) if theirs.numel() else torch.tensor(1.0)
-            worst = max(worst, ((ours - theirs).abs().max() / scale).item() if theirs.numel() else 0.0)
-        elif isinstance(ours, torch.Tensor) or ours != theirs:
-            unequal = f"{str(ours)[:60]} / {str(theirs)[:60]}"
-    same = worst <= tolerance and not unequal
-    found = unequal or f"largest difference {worst:.1e}"
-    report(client, f"{job}: {model}", *said, same, note if note and not same else found)
+        report(client, job, model, *said)
+    else:
+        report(client, job, model, *said, *difference_of(*results))
+
+
+def difference_of(ours: object, theirs: object) -> tuple[float, str]:
+    """The largest difference of numbers, as a share of the largest number of their tensor, or infinity and what it is.
+
+    Numbers below 1 are compared as they are. Not-a-numbers differ from everything.
+    """
+    import torch
+
+    worst, leaves = 0.0, [list(_leaves(each)) for each in (ours, theirs)]
+    if len(leaves[0]) != len(leaves[1]):
+        return math.inf, f"{len(leaves[0])} results / {len(leaves[1])}"
+    for one, other in zip(*leaves, strict=True):
+        both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        if both and one.shape == other.shape:
+            if other.numel():
+                share = ((one - other).abs().max() / other.abs().max().clamp(min=1.0)).item()
+                worst = max(worst, math.inf if math.isnan(share) else share)
+        elif both or one != other:
+            return math.inf, f"{str(one)[:60]} / {str(other)[:60]}"
+    return worst, "not a number" if worst == math.inf else ""
 
 
 def _said(result: object) -> str:
     if not isinstance(result, Exception):
         return "works"
     lines = str(result).strip().splitlines() or [""]
-    return f"{type(result).__name__}: {lines[0][:160]}"
+    text = re.sub(r"/\S*/\S*: ", "", lines[0])  # a folder of this run
+    return f"{type(result).__name__}: {text[:160]}"
 
 
 def _leaves(value: object) -> Iterable:

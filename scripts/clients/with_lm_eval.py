@@ -29,16 +29,6 @@ def run(name: str, folder: str) -> dict:
     return found
 
 
-POSITIONS = (
-    "transformers: its BART gives padding positions; ours says what it says of a text alone (padded on the left)"
-)
-
 if __name__ == "__main__":
     for name in BACKENDS:
-        compare(
-            "lm-eval",
-            "log-likelihoods and texts",
-            name,
-            lambda folder, n=name: run(n, folder),
-            note=POSITIONS * (name == "bart"),
-        )
+        compare("lm-eval", "log-likelihoods and texts", name, lambda folder, n=name: run(n, folder))

@@ -46,16 +46,7 @@ def run(name: str, method: str, folder: str) -> list:
         return [model.eval()(ids, **extra).logits]
 
 
-FUSED = "transformers: its GPT-2 has queries, keys and values in one tensor, and this method is not linear"
-
-
 if __name__ == "__main__":
     for name in AUTO:
         for method in METHODS:
-            compare(
-                "mergekit",
-                method,
-                name,
-                lambda folder, n=name, m=method: run(n, m, folder),
-                note=FUSED * (name == "gpt2"),
-            )
+            compare("mergekit", method, name, lambda folder, n=name, m=method: run(n, m, folder))

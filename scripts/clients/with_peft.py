@@ -58,13 +58,6 @@ OFFICIAL = {
     ),
 }
 MERGED = ("LoRA", "DoRA", "AdaLoRA", "IA3", "LN tuning")
-NOTES = {
-    "LN tuning": "PEFT: its merge leaves the head wrapped (`score.modules_to_save`), so the saved model has no head; "
-    "transformers draws one at random with a warning, Blockformer refuses to",
-    "adaption prompt": "PEFT: its list knows the attention of Llama, Mistral and GPT-2 by their model types, no other",
-    "prompts of tokens": "PEFT: the prompts make the logits longer, the labels stay as they are",
-    "prefix of t5": "PEFT: takes the size of a head for hidden_size / heads, which T5's need not be",
-}
 
 
 def methods(model: str, folder: str) -> dict:
@@ -92,15 +85,6 @@ def methods(model: str, folder: str) -> dict:
     if task == "CAUSAL_LM":
         found["adaption prompt"] = AdaptionPromptConfig(adapter_len=4, adapter_layers=2, **common)
     return found
-
-
-def note(model: str, method: str) -> str:
-    """Whose fault a difference is."""
-    if TASKS[model] == "TOKEN_CLS" and method in ("prompt tuning", "p-tuning"):
-        return NOTES["prompts of tokens"]
-    if (model, method) == ("t5", "prefix tuning"):
-        return NOTES["prefix of t5"]
-    return NOTES.get(method, "")
 
 
 def inputs(task: str | None) -> dict:
@@ -153,6 +137,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for model in sys.argv[2:] or TASKS:
         for method in methods(model, model):
-            compare(
-                "peft", method, model, lambda folder, m=model, n=method: run(m, n, folder), note=note(model, method)
-            )
+            compare("peft", method, model, lambda folder, m=model, n=method: run(m, n, folder))

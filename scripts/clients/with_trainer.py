@@ -23,15 +23,6 @@ WAYS = {
     "gradient checkpointing": {"per_device_train_batch_size": 4, "gradient_checkpointing": True},
 }
 
-ACCUMULATED = (
-    "transformers: these heads say that they divide by the items of a step and do not, so losses and gradients are "
-    "as many times too large as there are batches in a step"
-)
-MISCOUNTED = (
-    "transformers: GPT-2's class name does not tell Trainer that its loss shifts the labels, so it counts the first "
-    "token of each text too, which nothing predicts, and the losses come out too small"
-)
-
 
 def rows(name: str, tokenizer) -> list[dict]:
     """Rows of a task: pairs of texts with segments for a classifier, else texts."""
@@ -77,5 +68,4 @@ def run(name: str, way: str, folder: str) -> dict:
 if __name__ == "__main__":
     for way in WAYS:
         for name in sys.argv[2:] or AUTO:
-            note = ACCUMULATED if way == "accumulated batches" else MISCOUNTED if name == "gpt2" else ""
-            compare("transformers", f"Trainer, {way}", name, lambda folder, n=name, w=way: run(n, w, folder), note=note)
+            compare("transformers", f"Trainer, {way}", name, lambda folder, n=name, w=way: run(n, w, folder))
