@@ -119,6 +119,7 @@ def test_without_an_accelerator_an_offloaded_cache_is_refused_before_any_layer_r
 ):
     ours, _ = models[name]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Stream", NoStream)
     monkeypatch.setattr(torch, "Stream", NoStream)
     forbid_layers(monkeypatch, ours)
     with pytest.raises(ValueError, match="an offloaded cache needs a CUDA device"):

@@ -118,4 +118,4 @@ def rotate(states, cos, sin):
     """
     if (size := cos.shape[-1]) < states.shape[-1]:
         return torch.cat((rotate(states[..., :size], cos, sin), states[..., size:]), dim=-1)
-    return states * cos + states.roll(size // 2, dims=-1) * sin
+    return states * cos + states.roll((size // 2,), dims=(-1,)) * sin
