@@ -10,7 +10,7 @@ from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES, family_for
 from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 
-from .oracles import edit_config, edit_tensors, entries_of, stored
+from .oracles import assert_verified, edit_config, edit_tensors, entries_of, stored
 from .test_bart_families import PREFIXES, SIZES, SPECIAL, TOKENS, VOCAB
 
 TABLE = "model.decoder.embed_positions.weight"
@@ -60,7 +60,7 @@ def test_there_and_back(tmp_path, family, tied):
     model = official_folder(src, family, tie_word_embeddings=tied)
     report = convert(src, dst)
     assert report.family == f"{family}-decoder"
-    assert report.parity.passed
+    assert_verified(report)
     convert(dst, back, to_official=True, verify=False)
     assert stored(back) == stored(src)
     assert entries_of(back) == entries_of(src)
@@ -73,7 +73,7 @@ def test_there_and_back(tmp_path, family, tied):
 
     (dst / "conversion.json").unlink()
     assert family_for(ours.config).name == f"{family}-decoder"
-    assert convert(dst, fresh, to_official=True, verify="quick").parity.passed
+    assert_verified(convert(dst, fresh, to_official=True, verify="quick"))
     computed = {TABLE} if family == "marian" else set()
     assert (dst / UNUSED_FILE).exists() == bool(computed)
     assert stored(fresh) == {name: tensor for name, tensor in stored(src).items() if name not in computed}

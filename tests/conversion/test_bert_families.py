@@ -14,7 +14,16 @@ from blockformer.conversion.families.registry import FAMILIES, family_for
 from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 from blockformer.conversion.summary import summarize
 
-from .oracles import assert_loads_as, edit_config, edit_tensors, entries_of, fingerprint, stored, under_another_head
+from .oracles import (
+    assert_loads_as,
+    assert_verified,
+    edit_config,
+    edit_tensors,
+    entries_of,
+    fingerprint,
+    stored,
+    under_another_head,
+)
 
 LENGTH = 20
 BERT_SIZES = {
@@ -145,8 +154,7 @@ def test_every_head_there_and_back(tmp_path, family, head):
         pytest.skip("this release's class reads a pooler that it does not make")
     before = fingerprint(src)
     report = convert(src, dst)
-    assert report.parity.passed
-    assert report.parity.measured
+    assert_verified(report)
     assert report.parity.measured[0].same_text is None
     # The same bits as the source's, which was compared; all families are compared by the same code.
     convert(dst, back, to_official=True, verify="quick" if family == "bert" else "none")
@@ -178,7 +186,7 @@ def test_as_a_decoder(tmp_path, family, head, cross):
     arguments = {"is_decoder": True, "add_cross_attention": cross}
     model = official_folder(src, family, head.official, **arguments)
     report = convert(src, dst)
-    assert report.parity.passed
+    assert_verified(report)
     writes_text = head.ours.endswith("CausalLM") and not cross and family == "bert"
     assert report.parity.measured[0].same_text is (True if writes_text else None)
     convert(dst, back, to_official=True, verify=family != "xlm-roberta")
@@ -225,7 +233,7 @@ def test_names_with_a_prefix_where_the_class_has_none(tmp_path, family, root, ol
     edit_tensors(tmp_path / "src", lambda tensors: {root + name: tensor for name, tensor in tensors.items()})
     if old:
         edit_tensors(tmp_path / "src", OLD_NAMES)
-    assert convert(tmp_path / "src", tmp_path / "dst").parity.passed
+    assert_verified(convert(tmp_path / "src", tmp_path / "dst"))
     convert(tmp_path / "dst", tmp_path / "back", to_official=True, verify=False)
     assert stored(tmp_path / "back") == stored(tmp_path / "src")
     assert_same_outputs(from_official(tmp_path / "src"), model, "right", 2 if family == "roberta" else 0)
@@ -273,7 +281,7 @@ def test_a_pooler_that_the_class_does_not_use_is_kept(tmp_path, name):
     model = official_folder(tmp_path / "src", family, name)
     pooler = {f"{root}pooler.dense.weight": torch.randn(48, 48), f"{root}pooler.dense.bias": torch.randn(48)}
     edit_tensors(tmp_path / "src", lambda tensors: {**tensors, **pooler})
-    assert convert(tmp_path / "src", tmp_path / "dst").parity.passed
+    assert_verified(convert(tmp_path / "src", tmp_path / "dst"))
     in_memory = from_official(tmp_path / "src")
     loaded, info = type(in_memory).from_pretrained(tmp_path / "dst", output_loading_info=True)
     assert not any(info.values())
@@ -287,7 +295,7 @@ def test_a_pooler_that_the_class_does_not_use_is_kept(tmp_path, name):
         convert(tmp_path / repo, tmp_path / f"{repo}-back", to_official=True, verify=False)
         assert stored(tmp_path / f"{repo}-back") == stored(tmp_path / "src")
     loaded.save_pretrained(tmp_path / "dst")  # as training does: the pooler is gone
-    assert convert(tmp_path / "dst", tmp_path / "trained", to_official=True).parity.passed
+    assert_verified(convert(tmp_path / "dst", tmp_path / "trained", to_official=True))
     left = {name: tensor for name, tensor in stored(tmp_path / "src").items() if name not in pooler}
     assert stored(tmp_path / "trained") == left
 
@@ -313,7 +321,7 @@ def test_tensors_that_nothing_uses_come_back_exactly(tmp_path):
         "roberta.pooler.dense.bias": torch.randn(48),
     }
     edit_tensors(tmp_path / "src", lambda tensors: {**tensors, **unused})
-    assert convert(tmp_path / "src", tmp_path / "dst").parity.passed
+    assert_verified(convert(tmp_path / "src", tmp_path / "dst"))
     assert set(load_file(tmp_path / "dst" / UNUSED_FILE)) == set(unused)
     assert_same_outputs(from_official(tmp_path / "src"), model, "right", 2)
     export_folder(tmp_path / "dst", tmp_path / "copy")

@@ -17,7 +17,16 @@ from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.files.tokenizers import TEXTS
 from blockformer.conversion.verify import Measured, compare, probes, run, verify
 
-from .oracles import SPECIAL, edit_config, fingerprint, in_our_names, official_folder, official_model, stored
+from .oracles import (
+    SPECIAL,
+    assert_verified,
+    edit_config,
+    fingerprint,
+    in_our_names,
+    official_folder,
+    official_model,
+    stored,
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -96,8 +105,7 @@ def test_verification_measures_and_the_card_says_so(tmp_path, family, tiny_token
     assert f"`{family}` family" in card
     back = convert(tmp_path / "dst", tmp_path / "back", to_official=True)
     assert back.family == family
-    assert back.parity.passed
-    assert back.parity.measured
+    assert_verified(back)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -111,7 +119,7 @@ def test_smaller_dtypes_are_compared_in_their_own_and_in_float32(tmp_path, dtype
 def test_a_cast_is_done_once_said_in_the_config_and_verified(tmp_path):
     official_folder(tmp_path / "src")
     report = convert(tmp_path / "src", tmp_path / "dst", dtype="bfloat16")
-    assert report.parity.passed
+    assert_verified(report)
     assert json.loads((tmp_path / "dst/config.json").read_text())["dtype"] == "bfloat16"
     official = load_file(tmp_path / "src/model.safetensors")
     want = {name: tensor.bfloat16() for name, tensor in in_our_names(official).items()}
@@ -277,7 +285,7 @@ def test_a_native_model_needs_no_memory_to_become_official(tmp_path, family):
 def test_another_family_can_be_asked_for_and_is_checked(tmp_path):
     official_folder(tmp_path / "src", "llama", attention_bias=False, mlp_bias=False)
     convert(tmp_path / "src", tmp_path / "dst", verify=False)
-    assert convert(tmp_path / "dst", tmp_path / "mistral", to_official=True, family="mistral").parity.passed
+    assert_verified(convert(tmp_path / "dst", tmp_path / "mistral", to_official=True, family="mistral"))
     assert json.loads((tmp_path / "mistral/config.json").read_text())["model_type"] == "mistral"
     with pytest.raises(ConversionError, match=r"'qwen3' cannot express this config[\s\S]*qk_norm must be True"):
         convert(tmp_path / "dst", tmp_path / "qwen3", to_official=True, family="qwen3")

@@ -8,7 +8,17 @@ import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES
 
-from .oracles import SIZES, SPECIAL, assert_loads_as, edit_config, edit_tensors, entries_of, stored, under_another_head
+from .oracles import (
+    SIZES,
+    SPECIAL,
+    assert_loads_as,
+    assert_verified,
+    edit_config,
+    edit_tensors,
+    entries_of,
+    stored,
+    under_another_head,
+)
 from .outputs import count_same_at
 
 LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 5}
@@ -58,7 +68,7 @@ def assert_same_outputs(ours, theirs, side):
 def test_every_head_there_and_back(tmp_path, family, head):
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
     model = official_folder(src, family, head.official)
-    assert convert(src, dst).parity.passed
+    assert_verified(convert(src, dst))
     # The same bits as the source's, which was compared; all families are compared by the same code.
     convert(dst, back, to_official=True, verify="quick" if family == "qwen3" else "none")
     assert stored(back) == stored(src)
@@ -101,7 +111,7 @@ def test_the_other_spelling_of_every_head(tmp_path, head):
 
     edit_tensors(src, change)
     assert any(name.startswith(inner) for name in stored(src)) != head.bare
-    assert convert(src, dst).parity.passed
+    assert_verified(convert(src, dst))
     convert(dst, back, to_official=True, verify=False)
     assert stored(back) == stored(src)
     assert_same_outputs(from_official(src), model, "right")

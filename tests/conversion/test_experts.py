@@ -9,7 +9,7 @@ from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.families.with_experts import Stack
 from blockformer.conversion.rules.table import Rule, RuleTable, _Pattern
 
-from .oracles import edit_config, edit_tensors, entries_of, stored
+from .oracles import assert_verified, edit_config, edit_tensors, entries_of, stored
 
 SIZES = {
     "vocab_size": 131,
@@ -47,7 +47,7 @@ def test_stacked_experts_come_in_and_go_back_stacked(tmp_path, family):
     theirs.save_pretrained(tmp_path / "src", save_original_format=False)
     names = set(stored(tmp_path / "src"))
     assert "model.layers.0.mlp.experts.gate_up_proj" in names
-    assert convert(tmp_path / "src", tmp_path / "repo").parity.passed
+    assert_verified(convert(tmp_path / "src", tmp_path / "repo"))
     convert(tmp_path / "repo", tmp_path / "back", to_official=True)
     assert stored(tmp_path / "back") == stored(tmp_path / "src")
     (tmp_path / "repo" / "conversion.json").unlink()  # nothing says any more how it came
@@ -60,7 +60,7 @@ def test_a_bfloat16_checkpoint_is_compared_in_float32_alone(tmp_path):
     official_folder(tmp_path / "src", "qwen2_moe", torch.bfloat16)
     report = convert(tmp_path / "src", tmp_path / "repo")
     assert [measured.dtype for measured in report.parity.measured] == ["float32"]
-    assert report.parity.passed
+    assert_verified(report)
     convert(tmp_path / "repo", tmp_path / "back", to_official=True)
     assert stored(tmp_path / "back") == stored(tmp_path / "src")
 
@@ -165,8 +165,7 @@ def quantized_folder(folder):
 def test_mxfp4_weights_become_bfloat16_and_go_back_out_so(tmp_path):
     theirs = quantized_folder(tmp_path / "src")
     report = convert(tmp_path / "src", tmp_path / "repo")
-    assert report.parity.passed
-    assert report.parity.measured
+    assert_verified(report)
     assert any("MXFP4 weights have become bfloat16" in note for note in report.notes)
     ours = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "repo", dtype=torch.float32)
     ids = torch.randint(3, 131, (2, 12))

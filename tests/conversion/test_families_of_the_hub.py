@@ -6,7 +6,7 @@ import transformers
 
 from blockformer.conversion import ConversionError, convert
 
-from .oracles import edit_config, edit_tensors, entries_of, official_folder, stored
+from .oracles import assert_verified, edit_config, edit_tensors, entries_of, official_folder, stored
 
 SIZES = {
     "vocab_size": 97,
@@ -46,8 +46,8 @@ def save_official(folder, name, **settings):
 def assert_there_and_back(folder):
     """Convert `src`, comparing logits, and back: the same tensors to the bit, the same config; gives the report."""
     report = convert(folder / "src", folder / "dst")
-    assert report.parity.passed
-    convert(folder / "dst", folder / "back", to_official=True)
+    assert_verified(report)
+    assert_verified(convert(folder / "dst", folder / "back", to_official=True))
     assert stored(folder / "back") == stored(folder / "src")
     assert entries_of(folder / "back") == entries_of(folder / "src")
     return report

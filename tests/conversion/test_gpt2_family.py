@@ -17,7 +17,16 @@ from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 from blockformer.conversion.summary import summarize
 from blockformer.conversion.verify import compare, probes, run
 
-from .oracles import assert_loads_as, edit_config, edit_tensors, entries_of, fingerprint, stored, under_another_head
+from .oracles import (
+    assert_loads_as,
+    assert_verified,
+    edit_config,
+    edit_tensors,
+    entries_of,
+    fingerprint,
+    stored,
+    under_another_head,
+)
 from .outputs import WAYS_TO_WRITE, count_same_at, nudged, same_text
 
 GPT2 = FAMILIES["gpt2"]
@@ -84,8 +93,7 @@ def there_and_back(tmp_path, verify_back=False):
     """Convert `src` to `dst`, which is verified, and on to `back`, which is `src` bit for bit."""
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
     report = convert(src, dst)
-    assert report.parity.passed
-    assert report.parity.measured
+    assert_verified(report)
     convert(dst, back, to_official=True, verify=verify_back)
     assert stored(back) == stored(src)
     assert entries_of(back) == entries_of(src)
@@ -145,11 +153,11 @@ def test_smaller_dtypes(tmp_path, dtype):
 def test_a_cast_on_the_way(tmp_path):
     official_folder(tmp_path / "src")
     edit_tensors(tmp_path / "src", lambda tensors: without_prefix(tensors) | masks("", torch.float32))
-    assert convert(tmp_path / "src", tmp_path / "dst", dtype="bfloat16").parity.passed
-    assert convert(tmp_path / "dst", tmp_path / "back", to_official=True, dtype="bfloat16").parity.passed
+    assert_verified(convert(tmp_path / "src", tmp_path / "dst", dtype="bfloat16"))
+    assert_verified(convert(tmp_path / "dst", tmp_path / "back", to_official=True, dtype="bfloat16"))
     assert {dtype for dtype, _, _ in stored(tmp_path / "back").values()} == {"BF16"}
     # The masks were cast too, and are still what they must be: -10000 is -9984 there.
-    assert convert(tmp_path / "back", tmp_path / "again").parity.passed
+    assert_verified(convert(tmp_path / "back", tmp_path / "again"))
 
 
 def test_the_model_in_memory_is_the_one_that_is_written(tmp_path):
@@ -279,7 +287,7 @@ def test_a_head_of_its_own(tmp_path, bare):
     assert not torch.equal(ours.lm_head.weight, ours.model.embed_tokens.weight)
     assert_same_outputs(ours, model)
     (tmp_path / "dst/conversion.json").unlink()
-    assert convert(tmp_path / "dst", tmp_path / "fresh", to_official=True, verify="quick").parity.passed
+    assert_verified(convert(tmp_path / "dst", tmp_path / "fresh", to_official=True, verify="quick"))
     assert set(stored(tmp_path / "fresh")) == set(model.state_dict())
     edit_tensors(tmp_path / "src", lambda tensors: {n: t for n, t in tensors.items() if n != "lm_head.weight"})
     with pytest.raises(ConversionError, match=r"nothing fills[\s\S]*lm_head\.weight"):
@@ -526,7 +534,7 @@ def test_what_ours_has_no_word_for_outlives_a_change(tmp_path):
         "config.json: settings that gpt2 does not use: 'n_ctx', 'summary_first_dropout', 'summary_type'"
     ]
     edit_config(tmp_path / "dst", attention_dropout=0.2, classifier_dropout=0.3)
-    assert convert(tmp_path / "dst", tmp_path / "changed", to_official=True).parity.passed
+    assert_verified(convert(tmp_path / "dst", tmp_path / "changed", to_official=True))
     wanted = {**entries_of(tmp_path / "src"), "attn_pdrop": 0.2, "classifier_dropout": 0.3}
     found = transformers.GPT2Config.from_pretrained(tmp_path / "changed")
     expected = transformers.GPT2Config(**wanted)
@@ -556,7 +564,7 @@ def test_a_checkpoint_of_ours_with_another_head_goes_out_under_that_head(tmp_pat
     edit_tensors(tmp_path / "src", without_prefix)
     convert(tmp_path / "src", tmp_path / "repo", verify=False, force=True)
     tuned.save_pretrained(tmp_path / "repo")
-    assert convert(tmp_path / "repo", tmp_path / "again", to_official=True).parity.passed
+    assert_verified(convert(tmp_path / "repo", tmp_path / "again", to_official=True))
     assert stored(tmp_path / "again") == stored(tmp_path / "out")
     assert entries_of(tmp_path / "again")["architectures"] == ["GPT2ForSequenceClassification"]
 

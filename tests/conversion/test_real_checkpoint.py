@@ -16,7 +16,7 @@ from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 from blockformer.demo.search import EncoderMissing, docstrings, embed, encoder_folder, first_line
 
-from .oracles import fingerprint, stored
+from .oracles import assert_verified, fingerprint, stored
 
 try:
     FOLDER = encoder_folder()
@@ -37,8 +37,7 @@ def repo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real") / "repo"
     before = fingerprint(FOLDER)
     report = convert(FOLDER, folder)
-    assert report.parity.passed
-    assert report.parity.measured
+    assert_verified(report)
     assert "tokenizers give the same ids" in report.notes
     assert fingerprint(FOLDER) == before
     return folder
@@ -79,7 +78,7 @@ def test_the_model_in_memory_is_the_one_on_disk(repo):
 
 
 def test_the_way_back_is_exact(repo, tmp_path):
-    assert convert(repo, tmp_path / "back", to_official=True).parity.passed
+    assert_verified(convert(repo, tmp_path / "back", to_official=True))
     want, found = stored(FOLDER), stored(tmp_path / "back")
     assert found == want
     assert "embeddings.position_ids" in found

@@ -11,7 +11,7 @@ from blockformer.conversion.families.registry import FAMILIES, family_for
 from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 from blockformer.conversion.summary import summarize
 
-from .oracles import assert_loads_as, edit_config, edit_tensors, entries_of, fingerprint, stored
+from .oracles import assert_loads_as, assert_verified, edit_config, edit_tensors, entries_of, fingerprint, stored
 from .outputs import WAYS_TO_WRITE, count_same_at, nudged, same_text
 
 SIZES = {
@@ -102,7 +102,7 @@ def test_every_head_there_and_back(tmp_path, family, head):
     model = official_folder(src, family, head.official)
     before = fingerprint(src)
     report = convert(src, dst)
-    assert report.parity.passed
+    assert_verified(report)
     assert report.parity.measured[0].same_text is (True if head.writes_text else None)
     assert report.notes == []
     convert(dst, back, to_official=True, verify=family == "t5")  # the others' classes are the same
@@ -131,7 +131,7 @@ def test_every_head_there_and_back(tmp_path, family, head):
 def test_versions_and_dtypes(tmp_path, version, dtype):
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
     official_model(**VERSIONS[version]).to(dtype).save_pretrained(src)
-    assert convert(src, dst).parity.passed
+    assert_verified(convert(src, dst))
     convert(dst, back, to_official=True, verify=False)
     assert stored(back) == stored(src)
     wide = from_official(src, dtype="float32")
@@ -153,7 +153,7 @@ def test_a_head_of_its_own(tmp_path, family, said):
     edit_config(src, tie_word_embeddings=said)
     model = getattr(transformers, f"{PREFIXES[family]}ForConditionalGeneration").from_pretrained(src).eval()
     assert model.lm_head.weight is not model.shared.weight
-    assert convert(src, dst).parity.passed
+    assert_verified(convert(src, dst))
     ours = blockformer.BlockformerEncoderDecoderForConditionalGeneration.from_pretrained(dst)
     assert not ours.config.tie_word_embeddings
     assert ours.lm_head.weight is not ours.model.encoder.embed_tokens.weight
@@ -163,7 +163,7 @@ def test_a_head_of_its_own(tmp_path, family, said):
     assert stored(back) == stored(src)
     assert entries_of(back) == entries_of(src)
     (dst / "conversion.json").unlink()
-    assert convert(dst, tmp_path / "fresh", to_official=True, verify="quick").parity.passed
+    assert_verified(convert(dst, tmp_path / "fresh", to_official=True, verify="quick"))
     assert stored(tmp_path / "fresh") == stored(src)
 
 
@@ -183,7 +183,7 @@ def test_embeddings_under_several_names(tmp_path, head, names):
     model = official_folder(src, "t5", head)
     changes = {name: model.shared.weight.detach() for name in names if name[0] != "-"}
     edit_tensors(src, **changes, **({SHARED: None} if names[0][0] == "-" else {}))
-    assert convert(src, dst).parity.passed
+    assert_verified(convert(src, dst))
     assert from_official(src).config.tie_word_embeddings
     convert(dst, back, to_official=True, verify=False)
     assert stored(back) == stored(src)
@@ -205,7 +205,7 @@ def test_what_old_checkpoints_hold(tmp_path):
     edit_tensors(src, **dict.fromkeys(copies, model.shared.weight.detach()), **{UNUSED: torch.randn(12, 4)})
     edit_config(src, architectures=["T5WithLMHeadModel"], n_positions=512, dense_act_fn=..., is_gated_act=...)
     report = convert(src, dst)
-    assert report.parity.passed
+    assert_verified(report)
     assert (dst / UNUSED_FILE).exists()
     convert(dst, back, to_official=True, verify=False)
     assert stored(back) == stored(src)

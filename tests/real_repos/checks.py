@@ -57,9 +57,10 @@ def there_and_back(record: Record, folder: Path) -> Case:
     source, ours, back = (folder / name for name in ("source", "ours", "back"))
     make(record, source)
     report = convert(source, ours)
-    assert report.parity is not None
-    assert report.parity.passed
-    convert(ours, back, to_official=True)
+    for each in (report, convert(ours, back, to_official=True)):
+        assert each.parity is not None
+        assert each.parity.measured
+        assert each.parity.passed
     return Case(record, source, ours, back, tuple(report.notes))
 
 
