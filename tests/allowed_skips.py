@@ -63,6 +63,7 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "versions": (*_EXTRAS.values(), *_OLDER),
     **{name: tuple(pattern for other, pattern in _EXTRAS.items() if other != name) for name in _EXTRAS},
 }
+ENVIRONMENTS["quantization"] += (r"^its product has no derivative$",)  # torchao's int4
 
 
 def is_allowed(reason: str, environment: str) -> bool:
