@@ -100,7 +100,7 @@ def show(rows: list[dict], reasons: list[str | None]) -> None:
     for row, reason in zip(rows, reasons, strict=True):
         if few or differs(row) or reason is None:
             verdict = "NOT ACCEPTED" if reason is None else "accepted" if reason else "same"
-            print(f"  {row['job'] + ': ' + row['model']:<60}{verdict}, {said(row)}")
+            print(f"  {row['job'] + ': ' + row['model']:<60} {verdict}, {said(row)}")
     if not few:
         print(f"  {sum(not differs(row) for row in rows)} of {len(rows)} rows are the same")
     sys.stdout.flush()
