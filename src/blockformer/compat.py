@@ -1,22 +1,6 @@
 """The one place that depends on the releases of the libraries: needed names, changed homes and private interfaces.
 
-Private names of torch (seen in 2.6 to 2.13) and transformers (5.5 to 5.24), and what happens once one is gone:
-
-- `_no_split_modules`, `_skip_keys_device_placement` (PreTrainedModel): `device_map` splits a layer, or copies a cache.
-- `_tp_plan`, `_pp_plan` (heads): tensor and pipeline parallelism leave the head whole.
-- `_supports_sdpa`, `_supports_flash_attn`, `_supports_flex_attn`, `_supports_attention_backend`,
-  `_can_compile_fullgraph`, `_can_set_attn_implementation` (PreTrainedModel): other attention than eager is refused.
-- `_can_record_outputs`, `_init_weights` (PreTrainedModel): no recorded attentions and states, no frequencies.
-- `_tied_weights_keys`, `_keep_in_fp32_modules`, `_keep_in_fp32_modules_strict`, `_keys_to_ignore_on_load_unexpected`
-  (PreTrainedModel): tied weights are saved twice, some float32 weights are cast, loading warns of spare weights.
-- `_attn_implementation` (config), `_get_resized_lm_head` (PreTrainedModel), `_modules` (Module): AttributeError.
-- `_prepare_cache_for_generation`, `_expand_inputs_for_generation` (GenerationMixin): `generate` does not check lengths
-  before the first step, and every beam copies the encoder's states.
-- `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
-- `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
-- `_hf_hook` (accelerate 1.x, awq_linear.py): on transformers up to 5.12, 4-bit weights on the disk are read wrong.
-
-Those that no repo needs are in `engine/__init__.py`.
+The private names that a repo's code uses, and what happens once one is gone: see the package's `engine/__init__.py`.
 """
 
 import functools
@@ -26,8 +10,7 @@ import sys
 import torch
 import transformers
 
-OLDEST, NEWEST = "5.5", "5.24"
-"""The releases of transformers that this code is tested with."""
+OLDEST, NEWEST = "5.5", "5.24"  # the releases of transformers that this code is tested with
 _MODULES = frozenset("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj norm".split())
 
 try:
@@ -36,7 +19,7 @@ try:
     # All that the model's code imports from the library, so that what a release lacks is told here, in one sentence.
     from transformers import AttentionInterface, GenerationConfig, PretrainedConfig, PreTrainedModel, initialization
     from transformers.activations import ACT2FN
-    from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+    from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
     from transformers.generation import GenerationMixin
     from transformers.integrations import use_experts_implementation
     from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
@@ -60,14 +43,14 @@ CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters e
 
 
 def takes_cache(forward):
-    """A `forward` that takes its cache under both names, `past_key_values` and `cache`."""
+    """A `forward` whose `past_key_values` may be called `cache`. (Continuous batching calls other things so.)"""
 
     @functools.wraps(forward)
-    def with_either_name(self, *args, cache=None, **kwargs):
-        if cache is not None:
+    def with_either_name(self, *args, **kwargs):
+        if isinstance(kwargs.get("cache"), Cache):
             if kwargs.get("past_key_values") is not None:
                 raise ValueError("cache and past_key_values are two names of one argument: give one of them.")
-            kwargs["past_key_values"] = cache
+            kwargs["past_key_values"] = kwargs.pop("cache")
         return forward(self, *args, **kwargs)
 
     return with_either_name

@@ -163,12 +163,9 @@ class Experts(DrawnModule):
 
 
 class SparseFeedForward(nn.Module):
-    """A router, its experts and, optionally, an expert that every token passes through. [B, T, C] -> [B, T, C].
+    """A router, its experts and, optionally, an expert that every token passes through. [B, T, C] -> [B, T, C]."""
 
-    Its widths are `moe_intermediate_size` and `shared_expert_intermediate_size`; `inner` is that of the dense layers.
-    """
-
-    def __init__(self, config, inner: int):
+    def __init__(self, config, inner: int):  # `inner` is the width of dense layers; the experts' is another
         super().__init__()
         shared = config.shared_expert_intermediate_size
         self.gate, self.experts = Router(config), Experts(config)
@@ -203,9 +200,8 @@ def load_balancing_loss(router_logits, experts_per_token: int, attention_mask=No
 
 
 def with_router_logits(output_class, output, config, router_logits, attention_mask, targets, num_items_in_batch):
-    """The class of a decoder's output, here the library's for experts, and in its fields what comes with these.
+    """The class of a decoder's output, the library's for experts; router logits and their loss go into its fields.
 
-    `output`, the fields, gets the router logits and the loss of them, and `router_aux_loss_coef` of that in its loss.
     Of the batches that a step accumulates, each counts by its labels, as in its own loss.
     """
     if not config.num_experts:

@@ -44,10 +44,7 @@ class FeedForward(nn.Module):
     """Plain: down(act(up(x))), as in "Attention Is All You Need". Gated: down(act(gate(x)) * up(x)) (Shazeer, 2020).
 
     With `chunk_size_feed_forward` the tokens pass in chunks of that length, so that the inner states of a few are held
-    at a time. Shapes: [B, T, hidden_size] -> [B, T, hidden_size].
-
-    Args:
-        inner: the inner width.
+    at a time. Shapes: [B, T, hidden_size] -> [B, T, hidden_size]; the states between have the width `inner`.
     """
 
     def __init__(self, config, inner: int):

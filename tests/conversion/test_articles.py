@@ -556,7 +556,7 @@ def test_what_is_ambiguous_is_refused_by_name(tmp_path):
     state = GPT(GPT_CONFIG).state_dict()
     name = "out_head.weight"
     both = {"state_dict": state, "model": state}
-    refused(tmp_path, "article-gpt", both, GPT_CONFIG, "'state_dict' and, beside it, 'model': which is the model?")
+    refused(tmp_path, "article-gpt", both, GPT_CONFIG, "'state_dict' and also 'model': which is the model?")
     beside = {"model": state, name: state[name]}
     refused(tmp_path, "article-gpt", beside, GPT_CONFIG, f"'model' and, beside it, '{name}': which is the model?")
     some = {f"module.{key}" if key != name else key: tensor for key, tensor in state.items()}

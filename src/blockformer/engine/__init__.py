@@ -1,6 +1,23 @@
 """Fast paths for particular processors. They plug into the model from outside; no published repo carries them.
 
-Private names that only the package uses, besides those in `compat.py`, and what happens if one disappears:
+Private names of the libraries, and what happens if one disappears. First those that the code of a published repo uses,
+torch's (seen in 2.6 to 2.13) and transformers' (5.5 to 5.24):
+
+- `_no_split_modules`, `_skip_keys_device_placement` (PreTrainedModel): `device_map` splits a layer, or copies a cache.
+- `_tp_plan`, `_pp_plan` (heads): tensor and pipeline parallelism leave the head whole.
+- `_supports_sdpa`, `_supports_flash_attn`, `_supports_flex_attn`, `_supports_attention_backend`,
+  `_can_compile_fullgraph`, `_can_set_attn_implementation` (PreTrainedModel): other attention than eager is refused.
+- `_can_record_outputs`, `_init_weights` (PreTrainedModel): no recorded attentions and states, no frequencies.
+- `_tied_weights_keys`, `_keep_in_fp32_modules`, `_keep_in_fp32_modules_strict`, `_keys_to_ignore_on_load_unexpected`
+  (PreTrainedModel): tied weights are saved twice, some float32 weights are cast, loading warns of spare weights.
+- `_attn_implementation` (config), `_get_resized_lm_head` (PreTrainedModel), `_modules` (Module): AttributeError.
+- `_prepare_cache_for_generation`, `_expand_inputs_for_generation` (GenerationMixin): `generate` does not check lengths
+  before the first step, and every beam copies the encoder's states.
+- `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
+- `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
+- `_hf_hook` (accelerate 1.x, awq_linear.py): on transformers up to 5.12, 4-bit weights on the disk are read wrong.
+
+Then those that only the package uses:
 
 - `_linear_pointwise`, `_reorder_linear_weight` (torch.ops.mkldnn), `_convert_weight_to_int4pack_for_cpu`,
   `_weight_int4pack_mm_for_cpu` (torch.ops.aten): each is tried before it is used; products then stay
