@@ -40,6 +40,9 @@ _CONFIG = {"aot_inductor.package_constants_in_so": False, "cpp.enable_floating_p
 _PACKABLE = "packable"  # under this name a package lists the weights that may be packed ones
 _CODE = Path(__file__).parents[1]
 _KEPT_DAYS = 60  # for which code stays on the disk after a process has last loaded it
+# By its file, code with the function that runs it. PyTorch never unloads any: what nobody runs any more is run again.
+_loaded: dict[tuple, list[tuple]] = {}
+_loading = threading.Lock()
 
 
 def cache_folder() -> Path:
@@ -118,7 +121,9 @@ class CompiledFunction:
         if runner is None or not set(names) <= set(places):
             logger.warning_once(f"{type(module).__name__} could not be compiled, so the model runs uncompiled.")
             return None
-        return cls(runner, [(name, *places[name]) for name in names], copies)
+        function = cls(runner, [(name, *places[name]) for name in names], copies)
+        _note(path, runner, function)
+        return function
 
     def __call__(self, *arguments):
         """The result, or None once the module's tensors have another dtype, shape or device."""
@@ -245,16 +250,43 @@ def _digest(module, tensors, arguments, varying, packed_copies: bool) -> str:
 
 def _load(path: Path):
     """The code of a package on disk; None if there is none, or a broken one."""
-    if not path.exists():
+    if (file := _file_at(path)) is None:
         return None
     try:
-        runner = torch._inductor.aoti_load_package(str(path))
+        runner = _take_unused(file) or torch._inductor.aoti_load_package(str(path))
         with suppress(OSError):  # of a folder that cannot be written to
             os.utime(path)
         return runner
     except Exception as error:  # of a file that somebody cut off: compiled again
         logger.warning_once(f"{path} cannot be loaded and is made anew: {error}")
         return None
+
+
+def _file_at(path: Path) -> tuple | None:
+    """What tells a file from another one that has been put into its place; None if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return str(path), status.st_ino, status.st_size
+
+
+def _note(path: Path, runner, function) -> None:
+    """Remember who runs the code of a file."""
+    if (file := _file_at(path)) is not None:
+        with _loading:
+            _loaded.setdefault(file, []).append((runner, weakref.ref(function)))
+
+
+def _take_unused(file: tuple):
+    """The code of a file that no function runs any more, or None."""
+    with _loading:
+        held = _loaded.get(file, [])
+        for index, (runner, function) in enumerate(held):
+            if function() is None:
+                del held[index]
+                return runner
+    return None
 
 
 def _compile(module, arguments, varying, packed_copies: bool, path: Path):

@@ -1,0 +1,106 @@
+"""Several threads write with one prepared or compiled model, each the text that one thread writes."""
+
+import copy
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from pairs import token_ids
+
+import blockformer
+from blockformer import preset
+
+SIZES = {
+    "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 520, "num_attention_heads": 4, "vocab_size": 777,
+    "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 96,
+}  # fmt: skip
+FAMILIES = {
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 64},
+    "gpt2": {},
+    "mistral": {"sliding_window": 8},
+    "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+    | {"shared_expert_intermediate_size": 64},
+    "t5": {"decoder_start_token_id": 0, "head_dim": 64},
+    "bart": {"decoder_start_token_id": 2},
+}
+THREADS = 4
+# Rows, tokens and how they are written: each thread does all of them, each in another order.
+JOBS = [
+    (1, 5, {}),
+    (1, 33, {}),
+    (3, 9, {}),
+    (1, 17, {"num_beams": 3}),
+    (2, 40, {"max_new_tokens": 4}),
+    (1, 9, {"repetition_penalty": 1.3}),
+]
+
+
+@pytest.fixture(autouse=True)
+def _cache(folder):
+    """Compiled code goes into a folder of the tests."""
+
+
+def make(family):
+    torch.manual_seed(0)
+    config = preset(family, **{**SIZES, **FAMILIES[family]})
+    cls = blockformer.BlockformerDecoderForCausalLM
+    if config.is_encoder_decoder:
+        cls = blockformer.BlockformerEncoderDecoderForConditionalGeneration
+    return cls(config).eval()
+
+
+def written(model, job):
+    """The tokens of a job; all rows but the first are padded."""
+    rows, length, settings = job
+    ids = token_ids(rows, length, seed=length, vocab=SIZES["vocab_size"])
+    mask = torch.ones_like(ids)
+    for row in range(1, rows):
+        mask[row, slice(-2 * row, None) if model.config.is_encoder_decoder else slice(2 * row)] = 0
+    given = {"max_new_tokens": 10, "do_sample": False, **settings}
+    return model.generate(ids * mask, attention_mask=mask, **given)
+
+
+def assert_threads_agree(model, expected, rounds):
+    """All threads begin together, and an error in one of them is one here."""
+    together = threading.Barrier(THREADS, timeout=60)
+
+    def work(number):
+        together.wait()
+        order = [*range(number, len(JOBS)), *range(number)]
+        return [(each, written(model, JOBS[each])) for _ in range(rounds) for each in order]
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = [each for texts in pool.map(work, range(THREADS)) for each in texts]
+    assert len(found) == THREADS * rounds * len(JOBS)
+    for each, text in found:
+        assert torch.equal(text, expected[each]), JOBS[each]
+
+
+def texts_of(model):
+    texts = [written(model, job) for job in JOBS]
+    assert all(not torch.equal(*two) for two in itertools.combinations(texts, 2))
+    return texts
+
+
+def cases(usual, settings=({},)):
+    pairs = itertools.product(FAMILIES, settings)
+    return [
+        pytest.param(name, each, marks=[] if (name, each) in usual else pytest.mark.exhaustive) for name, each in pairs
+    ]
+
+
+SECOND_COPY = {"second_copy": True}
+USUAL = [("qwen3", {}), ("t5", {})]
+
+
+@pytest.mark.parametrize(("family", "settings"), cases(USUAL, ({}, SECOND_COPY)))
+def test_threads_write_with_a_prepared_model(family, settings):
+    """Its first texts too: what is measured or put in order on first use is done while others write."""
+    plain = make(family).to(torch.bfloat16 if settings else torch.float32)
+    model = copy.deepcopy(plain).prepare_for_inference(**settings)
+    assert {type(part) for part in model.modules()} != {type(part) for part in plain.modules()}
+    expected = texts_of(copy.deepcopy(model))
+    assert_threads_agree(model, expected, rounds=2)
+    assert_threads_agree(model.prepare_for_training().prepare_for_inference(**settings), expected, rounds=1)
