@@ -123,11 +123,11 @@ def seeded() -> Iterator[None]:
     torch.set_default_dtype(dtype)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def usual_least_saving() -> Iterator[int]:
-    """The models of the tests are so small that padding would be left in: a test skips it, however little there is.
+    """The models of the tests are so small that padding would be left in: tests skip it, however little there is.
 
-    Gives what stacks have otherwise.
+    So do the fixtures of a module. Gives what stacks have otherwise.
     """
     from blockformer.stack import Stack
 

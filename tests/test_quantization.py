@@ -135,6 +135,19 @@ def greedy(a_model):
     return a_model.generate(IDS, max_new_tokens=8, do_sample=False)
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_a_cache_that_quanto_quantizes_gives_the_text_of_transformers(bits):
+    """`test_caches.py` has the same with a stand-in, without the package."""
+    pytest.importorskip("optimum.quanto", reason="optimum.quanto is not installed")
+    few = {"backend": "quanto", "nbits": bits, "residual_length": 4, "q_group_size": 32}
+    settings = {"max_new_tokens": 16, "min_new_tokens": 16, "do_sample": False}
+    cached = settings | {"cache_implementation": "quantized", "cache_config": few}
+    ours, theirs = pair()
+    written = ours.generate(IDS, **cached)
+    assert torch.equal(written, theirs.generate(IDS, **cached))
+    assert not torch.equal(written, ours.generate(IDS, **settings)), "so few bits that the text is another one"
+
+
 def is_plain(module):
     return type(module) is nn.Linear and type(module.weight) is nn.Parameter
 
