@@ -558,7 +558,7 @@ def test_what_is_ambiguous_is_refused_by_name(tmp_path):
     both = {"state_dict": state, "model": state}
     refused(tmp_path, "article-gpt", both, GPT_CONFIG, "'state_dict' and also 'model': which is the model?")
     beside = {"model": state, name: state[name]}
-    refused(tmp_path, "article-gpt", beside, GPT_CONFIG, f"'model' and, beside it, '{name}': which is the model?")
+    refused(tmp_path, "article-gpt", beside, GPT_CONFIG, f"'model' and also '{name}': which is the model?")
     some = {f"module.{key}" if key != name else key: tensor for key, tensor in state.items()}
     refused(tmp_path, "article-gpt", some, GPT_CONFIG, rf"begin with 'module.' and these do not[\s\S]*'{name}'")
     refused(tmp_path, "article-gpt", {"net": state}, GPT_CONFIG, "'net': is a OrderedDict")
