@@ -57,6 +57,7 @@ lint: $(READY) ## ruff check, ruff format --check, mypy, bandit
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.13
 	$(BIN)/bandit -q -c pyproject.toml -r src conversion examples benchmarks scripts
 
 format: $(READY) ## apply ruff's fixes and format
