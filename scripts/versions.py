@@ -4,7 +4,7 @@ All but the installed one get environments of their own in .venvs/, which see ev
 this script (torch, pytest, this package); only transformers, and what that release needs otherwise, is installed there.
 The installed release comes last.
 
-Usage: python scripts/versions.py [--quick] [--fresh] [--torch RELEASE] [VERSION ...] [-- PYTEST_ARGUMENT ...]
+Usage: python scripts/versions.py [--quick] [--fresh] [VERSION ...] [-- PYTEST_ARGUMENT ...]
 """
 
 import argparse
@@ -58,13 +58,6 @@ def run_tests(version: str, python: str | Path, arguments: list[str]) -> dict[st
     return row
 
 
-def _environment(version: str, torch: str | None) -> tuple[str, list[str]]:
-    """The name of an environment and what it has of its own."""
-    wanted = {"transformers": version} | ({"torch": torch} if torch else {})
-    name = "-".join(part for pair in wanted.items() for part in pair)
-    return name, [f"{package}=={release}" for package, release in wanted.items()]
-
-
 def main() -> int:
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
@@ -72,9 +65,6 @@ def main() -> int:
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="default: those tested, and the installed one")
     parser.add_argument("--quick", action="store_true", help="a few tests, on the oldest and the newest release")
     parser.add_argument("--fresh", action="store_true", help="build the environments anew")
-    parser.add_argument(
-        "--torch", metavar="RELEASE", help="on this release of torch; if no VERSION is given, the installed one"
-    )
     options = parser.parse_args(arguments[:split])
     given = arguments[split + 1 :]
     if options.quick:
@@ -83,14 +73,14 @@ def main() -> int:
         given = ["--numprocesses=auto", "--maxprocesses=4"]
     installed = metadata.version("transformers")
     usual = (VERSIONS[0], VERSIONS[-1]) if options.quick else (*VERSIONS, installed)
-    versions = options.versions or dict.fromkeys((installed,) if options.torch else usual)
+    versions = options.versions or dict.fromkeys(usual)
 
     rows = []
     for version in versions:
         python = (
             sys.executable
-            if version == installed and options.torch is None
-            else build(*_environment(version, options.torch), options.fresh)
+            if version == installed
+            else build(f"transformers-{version}", [f"transformers=={version}"], options.fresh)
         )
         rows.append(run_tests(version, python, given))
     print(
