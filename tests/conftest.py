@@ -25,6 +25,7 @@ os.environ.update(
     HF_HUB_DISABLE_TELEMETRY="1",
     TOKENIZERS_PARALLELISM="false",
     MPLBACKEND="Agg",
+    BLOCKFORMER_DECISIONS="",  # what is the fastest here; some tests give other answers, which no process must keep
 )
 os.environ.pop("HF_MODULES_CACHE", None)
 if "ATEN_CPU_CAPABILITY" in os.environ:

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from blockformer.engine import compiled
+from blockformer.engine import compiled, compiling
+from blockformer.engine.cache_folder import cache_folder
 
 
 @pytest.fixture(scope="module")
@@ -14,8 +15,8 @@ def folder(tmp_path_factory):
     base = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(base.parent / run if run else base))
-        patch.setitem(compiled._CONFIG, "aot_inductor.compile_wrapper_opt_level", "O0")  # a third less to compile
-        yield compiled.cache_folder()
+        patch.setitem(compiling._CONFIG, "aot_inductor.compile_wrapper_opt_level", "O0")  # a third less to compile
+        yield cache_folder()
 
 
 @pytest.fixture

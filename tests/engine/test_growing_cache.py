@@ -43,9 +43,13 @@ steps = st.lists(
         st.tuples(st.just("select"), st.just([1, 0])),
         st.tuples(st.just("copy"), st.none()),
         st.tuples(st.just("offload"), st.none()),
+        st.tuples(st.just("keep"), st.none()),
+        st.tuples(st.just("go back"), st.integers(0, 3)),
+        st.tuples(st.just("branch"), st.none()),
+        st.tuples(st.just("other branch"), st.integers(0, 3)),
     ),
     min_size=1,
-    max_size=12,
+    max_size=16,
 )
 
 
@@ -53,8 +57,11 @@ steps = st.lists(
 @given(steps=steps, inference=st.booleans())
 def test_any_sequence_of_operations_equals_the_dynamic_layer(steps, inference):
     ours, theirs = GrowingLayer(), DynamicLayer()
+    kept, branches = [], []  # states that somebody holds, and shallow copies
     with torch.inference_mode(inference):
         for name, argument in steps:
+            for held, copies, _ in kept:
+                assert all(map(torch.equal, held, copies)), "memory that somebody holds was written over"
             batch = theirs.keys.shape[0] if theirs.get_seq_length() else 2
             if name == "update":
                 new = states(argument, batch)
@@ -67,6 +74,18 @@ def test_any_sequence_of_operations_equals_the_dynamic_layer(steps, inference):
                 theirs.reset()
             elif name == "offload":
                 ours.offload()
+            elif name == "branch":
+                branches.append((copy.copy(ours), copy.copy(theirs)))
+            elif name == "other branch":
+                if argument < len(branches):
+                    (ours, theirs), branches[argument] = branches[argument], (ours, theirs)
+            elif name == "go back":
+                if argument < len(kept):
+                    (ours.keys, ours.values), _, (theirs.keys, theirs.values) = kept[argument]
+            elif name == "keep":
+                if theirs.get_seq_length():
+                    held = (ours.keys, ours.values)
+                    kept.append((held, [each.clone() for each in held], (theirs.keys, theirs.values)))
             elif theirs.get_seq_length():
                 for layer in (ours, theirs):
                     if name == "reorder":
@@ -89,6 +108,50 @@ def test_tokens_are_written_in_place():
         layer.update(*states(1))
     assert layer.keys.data_ptr() == address
     assert layer.keys.shape[-2] == 71
+
+
+@torch.no_grad()
+def test_a_branch_that_somebody_keeps_is_not_written_over():
+    """Neither the views of a cache nor shallow copies of its layers."""
+    decoder = model("qwen3")
+    first, second, end = (token_ids(1, length, seed=length, vocab=97) for length in (60, 50, 3))
+    cache = decoder.generate(first, max_new_tokens=9, do_sample=False, return_dict_in_generate=True).past_key_values
+    kept, copies = [(layer.keys, layer.values) for layer in cache.layers], list(map(copy.copy, cache.layers))
+    before = [[each.clone() for each in pair] for pair in kept]
+    expected = decoder(end, past_key_values=copy.deepcopy(cache), use_cache=True).logits
+    cache.crop(-48)
+    decoder(second, past_key_values=cache, use_cache=True)
+    for held, (keys, values), layer in zip(kept, before, copies, strict=True):
+        for mine, other in zip(held, (layer.keys, layer.values), strict=True):
+            assert mine is other
+        assert torch.equal(held[0], keys)
+        assert torch.equal(held[1], values)
+    for layer, (keys, values) in zip(cache.layers, kept, strict=True):
+        layer.keys, layer.values = keys, values
+    assert torch.equal(decoder(end, past_key_values=cache, use_cache=True).logits, expected)
+    cache.layers[:] = copies
+    assert torch.equal(decoder(end, past_key_values=cache, use_cache=True).logits, expected)
+
+
+def test_two_shallow_copies_grow_apart():
+    layer = GrowingLayer()
+    layer.update(*states(10))
+    layer.update(*states(1))
+    other, (mine, theirs) = copy.copy(layer), (states(3), states(3))
+    first, second = layer.update(*mine)[0], other.update(*theirs)[0]
+    assert torch.equal(first[..., -3:, :], mine[0])
+    assert torch.equal(second[..., -3:, :], theirs[0])
+
+
+def test_a_cropped_layer_that_nobody_else_reads_goes_on_in_place():
+    layer = GrowingLayer()
+    layer.update(*states(10))
+    layer.update(*states(20))
+    address = layer.keys.data_ptr()
+    for _ in range(5):
+        layer.crop(-9)
+        layer.update(*states(9))
+    assert layer.keys.data_ptr() == address
 
 
 def test_the_buffer_grows_geometrically():

@@ -10,7 +10,7 @@ from test_unpadding import masked
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiled, linear, measure, prepare, step
+from blockformer.engine import compiled, compiling, linear, measure, prepare, step
 from blockformer.engine.layers import CompiledLayers, _Layer
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -193,7 +193,7 @@ def test_one_graph_takes_any_number_of_tokens_and_sequences(family, is_quicker, 
     arguments, varying = layers._example(layer)
     with measure.own_trace():
         part = _Layer(layer, config, layers._stack.is_causal)
-        program = torch.export.export(part, arguments, dynamic_shapes=varying, strict=False)
+        program = torch.export.export(part, arguments, dynamic_shapes=compiling.with_dims(varying), strict=False)
     assert all(each.upper > 1 << 40 for each in program.range_constraints.values())
     assert len(program.range_constraints) >= 2
 

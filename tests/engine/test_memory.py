@@ -73,17 +73,28 @@ def test_memory_does_not_grow(processes, tmp_path, family, job, warm, cycles):
 
 def test_code_that_no_function_runs_any_more_is_run_again(monkeypatch, tmp_path):
     """PyTorch would hold what it loads for good: 1.6 MB for each time that a small model is prepared and undone."""
-    path, loaded = tmp_path / "code.pt2", []
-    path.write_bytes(b"code")
+    loaded = []
+
+    def put(content):
+        written = tmp_path / "written"
+        written.write_bytes(content)
+        written.rename(tmp_path / f"{compiled.code_name('digest', written)}.pt2")
+
+    def load():
+        return compiled._load(tmp_path, "digest")
+
+    put(b"code")
     monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path: loaded.append(object()) or loaded[-1])
     functions = [type("Function", (), {})() for _ in range(2)]
     for function in functions:
-        compiled._note(path, compiled._load(path), function)
+        compiled._note(*load(), function)
     assert len(loaded) == 2
     del function
     functions.pop()
-    assert compiled._load(path) is loaded[1]
-    assert compiled._load(path) is loaded[2]  # the other two are in use
+    assert load()[1] is loaded[1]
+    assert load()[1] is loaded[2]  # the other two are in use
     functions.clear()
-    path.write_bytes(b"other code")
-    assert compiled._load(path) is loaded[3]
+    for path in tmp_path.iterdir():
+        path.unlink()
+    put(b"other code")
+    assert load()[1] is loaded[3]

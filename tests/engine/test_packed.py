@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from packed_layers import pack_whatever_can_be, packed_of
-from pairs import assert_as_exact, assert_close, in_float64, largest
+from pairs import assert_as_exact, assert_close, in_float64, largest, token_ids
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch import nn
@@ -73,7 +73,9 @@ def test_one_layer(shape, bias, strided, dtype):
         assert_close(packed(states), expected, TOLERANCES[dtype])
         assert packed.state_dict().keys() == before.keys()
         assert all(torch.equal(value, before[name]) for name, value in packed.state_dict().items())
-        assert packed.unpack(nn.Parameter(packed.packed.dense())) is layer
+        packed.let_go()
+        assert packed.unpack() is layer
+        assert layer.weight is weight
         assert torch.equal(layer(states), expected)
 
 
@@ -508,3 +510,59 @@ def test_threads_measure_once(monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(onednn.is_quicker_packed, [torch.bfloat16] * 4))
     assert seen == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_an_optimizer_goes_on_after_the_model_was_prepared(dtype, is_tied):
+    """Its parameters are those of before, with their numbers, and so are its averages."""
+    model, ids = make(dtype=dtype, tie_word_embeddings=is_tied), token_ids(2, 9, vocab=101)
+    other = copy.deepcopy(model)
+    parameters = dict(model.named_parameters())
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (model, other)]
+
+    def train():
+        for each, optimizer in zip((model, other), optimizers, strict=True):
+            each(ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train()
+    for _ in range(2):
+        model.prepare_for_inference()
+        assert packed_of(model)
+        model.prepare_for_training()
+        assert dict(model.named_parameters()).keys() == parameters.keys()
+        assert all(each is parameters[name] for name, each in model.named_parameters())
+        assert all(each.requires_grad for each in model.parameters())
+        train()
+    before = {name: each.clone() for name, each in parameters.items()}
+    for (name, mine), theirs in zip(parameters.items(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+    train()
+    assert not any(torch.equal(each, before[name]) for name, each in parameters.items())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["qwen3", "bert", "t5"])
+@torch.no_grad()
+def test_weights_of_a_functional_call_are_used(dtype, name):
+    plain = make(name, dtype)
+    model, ids = copy.deepcopy(plain).prepare_for_inference(), token_ids(2, 9, vocab=101)
+    given = {"input_ids": ids, "decoder_input_ids": ids} if plain.config.is_encoder_decoder else {"input_ids": ids}
+    others = {name: 1.5 * each for name, each in plain.named_parameters()}
+    expected = torch.func.functional_call(plain, others, (), given).logits
+    assert packed_of(model)
+    assert_close(torch.func.functional_call(model, others, (), given).logits, expected, TOLERANCES[dtype])
+    assert_close(model(**given).logits, plain(**given).logits, TOLERANCES[dtype])
+    assert not torch.allclose(expected, plain(**given).logits, atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@torch.no_grad()
+def test_what_another_thread_traces_says_nothing(dtype, monkeypatch):
+    plain = make(dtype=dtype)
+    model, ids = copy.deepcopy(plain).prepare_for_inference(), token_ids(2, 9, vocab=101)
+    expected = model(ids).logits
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)  # as while any thread exports
+    assert torch.equal(model(ids).logits, expected)

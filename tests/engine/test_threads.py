@@ -104,3 +104,16 @@ def test_threads_write_with_a_prepared_model(family, settings):
     expected = texts_of(copy.deepcopy(model))
     assert_threads_agree(model, expected, rounds=2)
     assert_threads_agree(model.prepare_for_training().prepare_for_inference(**settings), expected, rounds=1)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("family", "settings"), cases([("qwen3", {}), ("t5", {})], ({}, {"head_bits": 8})))
+def test_threads_write_with_a_compiled_model(family, settings):
+    """Steps are compiled by whichever thread comes first, and its code runs for one thread at a time."""
+    plain = make(family)
+    model = copy.deepcopy(plain).prepare_for_inference(compile=True, **settings)
+    expected = texts_of(copy.deepcopy(model) if settings else plain)
+    assert_threads_agree(model, expected, rounds=2)
+    assert any(model._steps._functions.values())
+    if not settings:
+        assert_threads_agree(model.prepare_for_training(), expected, rounds=1)

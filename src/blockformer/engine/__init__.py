@@ -34,6 +34,8 @@ Then those that only the package uses:
 - `_remove_final_layer_norm` (OPTConfig of transformers): OPT converts no more.
 - `_parameters` (torch.nn.Module): AttributeError in a model with compiled steps.
 - `_storage_Use_Count` (torch._C), `_cdata` (of a storage): beams are reordered into fresh memory each time.
+- `_len_torch_dispatch_stack`, `_get_dispatch_mode`, `_TorchDispatchModeKey` (torch._C): AttributeError.
+- `_has_any_global_hook` (torch.nn.modules.module): ImportError.
 - `_active_collector`, and the name `output_capturing_hook` (output_capturing of transformers): a model that was once
   asked for hidden states or attentions has no fast paths any more.
 - `_orig_mod` (of torch.compile's module), `_compiled_call_impl` (torch.nn.Module): a model as loaded that somebody has

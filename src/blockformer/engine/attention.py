@@ -6,7 +6,7 @@ B batch, T query length, S key length, H heads, K key/value heads, D head size.
 import torch
 from torch.nn import functional as F
 
-from ..attention import Attention
+from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..attention import sdpa_attention as plain
 from ..normalization import RMSNorm
 from ..positions import rotate
@@ -45,6 +45,11 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
             output = attend_in_blocks(query, key, value, None, scaling, module.is_causal)
             return output.transpose(1, 2), None
     return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
+
+
+def is_in_use(config) -> bool:
+    """Whether a model attends by `sdpa_attention`, which compiled code knows, and not by another registered one."""
+    return config._attn_implementation == "sdpa" and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention
 
 
 def can_attend_sequences(unpadding, query, attention_mask, kwargs: dict) -> bool:

@@ -51,7 +51,9 @@ class EightBitHead(QuickLinear):
         return self._origin is not None and self._origin.is_of([(self._parameters, "weight")])
 
     def _make(self) -> None:
-        origin = Origin([(self._parameters, "weight")])  # before the copy: a write meanwhile makes it anew
+        origin = Origin(
+            [(self._parameters, "weight")], sampled=True
+        )  # before the copy: a write meanwhile makes it anew
         copies = zip(*map(_rounded, self.weight.detach().split(COPY_ROWS)), strict=True)
         for name, parts in zip(ROUNDED, copies, strict=True):
             put_copy(self, name, torch.cat(parts))

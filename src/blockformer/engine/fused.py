@@ -166,6 +166,7 @@ def _pack_group(parent, names, layers) -> None:
         start += layer.out_features
     fused = FusedProduct(tuple(packed))
     for name, layer in zip(names, packed, strict=True):
+        layer.let_go()
         layer.fused = fused
         setattr(parent, name, layer)
 

@@ -14,6 +14,7 @@ from ..compat import CACHE
 from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..stack import Stack
+from .measure import is_exported
 from .onednn import writes_to
 
 _GROWTH = 1.5
@@ -25,8 +26,9 @@ _FEW = 1 << 15
 class _Buffers:
     """A place outside of `__dict__`: exporters take every tensor in there for a part of the cache."""
 
-    __slots__ = ("_buffers", "_shared")
+    __slots__ = ("_buffers", "_shared", "_shown")
     _buffers: dict[str, torch.Tensor]
+    _shown: int  # how many tokens of the buffers views have shown
     _shared: tuple[torch.Tensor, int, list | None] | None  # how many tokens rows share, of how many, writes until then
 
 
@@ -34,8 +36,9 @@ class GrowingLayer(_Buffers, DynamicLayer):
     """One layer's keys and values [B, K, S, D], views of buffers [B, K, capacity, D].
 
     Whatever replaces the views (beam reordering, cropping, offloading) stays correct: an update looks whether they
-    still are the head of the buffer, and moves to a fresh one if not. Where an in-place write is not allowed (autograd
-    needs the past values, a graph is being traced), and as long as the keys are few, the library concatenates.
+    still are the head of the buffer, and moves to a fresh one if not, or if somebody else holds views of what it would
+    write over (a branch kept before the cache was cropped). Where an in-place write is not allowed (autograd needs the
+    past values, a graph is being traced), and as long as the keys are few, the library concatenates.
 
     Beams that come from the same one hold the same tokens: a layer on the CPU knows how many any two rows share, and
     copies only what comes behind.
@@ -43,14 +46,18 @@ class GrowingLayer(_Buffers, DynamicLayer):
 
     def __new__(cls, *args, **kwargs):
         layer = super().__new__(cls)
-        layer._buffers, layer._shared = {}, None
+        layer._buffers, layer._shared, layer._shown = {}, None, 0
         return layer
+
+    def __getstate__(self):
+        return vars(self)  # a copy has buffers of its own once it grows: two that append to one would overwrite it
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Append keys and values [B, K, T, D]; returns all of them, [B, K, S, D]."""
         if not self._buffers and self.get_seq_length() and self.keys.numel() < _FEW:  # type: ignore[has-type]
             return super().update(key_states, value_states, *args, **kwargs)
-        in_place = not (torch.compiler.is_compiling() or (torch.is_grad_enabled() and key_states.requires_grad))
+        is_traced = torch.compiler.is_dynamo_compiling() or is_exported()
+        in_place = not (is_traced or (torch.is_grad_enabled() and key_states.requires_grad))
         if not in_place or not self._can_append(key_states):
             self._buffers.clear()
             return super().update(key_states, value_states, *args, **kwargs)
@@ -60,8 +67,10 @@ class GrowingLayer(_Buffers, DynamicLayer):
             self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         else:
             shared = self._take_shared()
+            self._leave_what_others_hold()
             self.keys = self._append("keys", self.keys, key_states)
             self.values = self._append("values", self.values, value_states)
+            self._shown = self.keys.shape[-2]
             self._keep_shared(shared)
         return self.keys, self.values
 
@@ -86,12 +95,18 @@ class GrowingLayer(_Buffers, DynamicLayer):
             self._buffers[name] = buffer
         return buffer
 
+    def _leave_what_others_hold(self) -> None:
+        """Begin anew in fresh buffers if views of others show the places that are to be written."""
+        if self.keys.shape[-2] < self._shown and any(map(_is_read_by_others, self._buffers.values())):
+            self._buffers.clear()
+
     def reserve(self, tokens: int):
         """The contiguous buffers [B, K, capacity, D] of keys and values, with room for so many more tokens.
 
         Whoever writes into them calls `advance` afterwards.
         """
         past, shared = self.keys.shape[-2], self._take_shared()
+        self._leave_what_others_hold()
         buffers = (self._with_room(name, getattr(self, name), past + tokens) for name in ("keys", "values"))
         self._shared = None if shared is None else (shared, past, None)
         return tuple(buffers)
@@ -100,6 +115,7 @@ class GrowingLayer(_Buffers, DynamicLayer):
         """Take the next tokens of the buffers, which somebody has written, for held ones."""
         past, shared = self.keys.shape[-2], self._shared
         self.keys, self.values = (self._buffers[name][..., : past + tokens, :] for name in ("keys", "values"))
+        self._shown = past + tokens
         self._keep_shared(shared[0] if shared is not None and shared[1:] == (past, None) else None)
 
     def reorder_cache(self, beam_idx):
@@ -146,7 +162,7 @@ class GrowingLayer(_Buffers, DynamicLayer):
         """Forget everything and give the memory back."""
         self._buffers.clear()
         self._shared = self.keys = self.values = None
-        self.is_initialized = False
+        self._shown, self.is_initialized = 0, False
 
 
 @functools.cache

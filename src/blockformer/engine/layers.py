@@ -16,10 +16,11 @@ from transformers.cache_utils import Cache, DynamicCache
 from ..layer import Batch
 from ..positions import rotations_of
 from ..stack import Stack
+from .attention import is_in_use
 from .compiled import CompiledFunction, Modules
 from .four_bit_rows import OrderedWeights
 from .four_bits import MOST_PACKED_ROWS
-from .linear import HALVES, is_quicker_widened
+from .linear import HALVES, is_quicker_widened, is_transformed
 from .measure import is_enabled, is_own_trace
 from .onednn import PackedCopies
 from .sequences import TracedSequences
@@ -154,6 +155,8 @@ class CompiledLayers:
         stack, weight = self._stack, self._stack.embed_tokens.weight
         if stack.training or stack._is_recording(others) or not is_enabled() or torch.is_autocast_enabled("cpu"):
             return False
+        if is_transformed():
+            return False
         if (hidden_states.device.type, hidden_states.dtype) != ("cpu", weight.dtype) or hidden_states.requires_grad:
             return False
         tokens, has_bits = hidden_states.shape[0] * hidden_states.shape[1], getattr(stack.config, "linear_bits", None)
@@ -163,7 +166,7 @@ class CompiledLayers:
             return False
         if stack.config.stack_sizes(stack.is_causal)[0] != len(stack.layers) * stack.passes:
             return False
-        if any(mask is not None for mask in batch.masks.values()) or stack.config._attn_implementation != "sdpa":
+        if any(mask is not None for mask in batch.masks.values()) or not is_in_use(stack.config):
             return False
         cache = others.get("past_key_values")
         if cache is not None and (type(cache) is not DynamicCache or cache.get_seq_length() or batch.unpadding):

@@ -1,18 +1,41 @@
 """Whether fast paths are allowed, and whether each is faster on this processor: each question is measured once."""
 
+import hashlib
+import json
 import os
 import threading
 import time
 from collections.abc import Callable, Hashable
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
+from filelock import FileLock
+
+from .cache_folder import cache_folder, is_trusted, processor
 
 
 def is_enabled() -> bool:
-    """Whether fast paths are allowed: not with BLOCKFORMER_FAST=0, and not while somebody else traces a graph."""
-    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return os.environ.get("BLOCKFORMER_FAST", "1") != "0" and (not is_traced or is_own_trace())
+    """Whether fast paths are allowed: not with BLOCKFORMER_FAST=0, nor where somebody else looks at the operators.
+
+    That is who traces a graph or counts operations (PyTorch's dispatch modes) in this thread; what other threads do
+    says nothing.
+    """
+    if os.environ.get("BLOCKFORMER_FAST", "1") == "0" or torch.compiler.is_dynamo_compiling():
+        return False
+    is_watched = torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+    return not is_watched or is_own_trace()
+
+
+def is_exported() -> bool:
+    """Whether this thread records a graph by `torch.export` or `torch.jit.trace`.
+
+    `torch.compiler.is_compiling` would say whether any thread does. `torch.compile` may compile a function like this
+    one by itself, so callers ask about that themselves.
+    """
+    kinds = torch._C._TorchDispatchModeKey
+    modes = (torch._C._get_dispatch_mode(kinds.PROXY), torch._C._get_dispatch_mode(kinds.FAKE))
+    return torch.jit.is_tracing() or modes != (None, None)
 
 
 _own = threading.local()
@@ -47,13 +70,77 @@ _verdicts: dict[Hashable, bool] = {}
 
 
 def is_measured(question: Hashable, measure: Callable[[], bool]) -> bool:
-    """The result of `measure`, which answers a question once per process."""
+    """The result of `measure`, which answers a question once on a machine: see `decisions_file`."""
     if question not in _verdicts:
         with _lock:
             if question not in _verdicts:
-                with torch.autocast("cpu", enabled=False):
-                    _verdicts[question] = measure()
+                _verdicts[question] = _decided(str(question), measure)
     return _verdicts[question]
+
+
+def decisions_file() -> Path | None:
+    """The file in which answers are kept, so that other processes compute alike: JSON, by machine and by question.
+
+    `BLOCKFORMER_DECISIONS` names it, or says by an empty value that answers are of this process only. Otherwise it is
+    `decisions.json` in the user's cache folder, if nobody else can write there.
+    """
+    named = os.environ.get("BLOCKFORMER_DECISIONS")
+    if named is not None:
+        return Path(named) if named else None
+    try:
+        folder = cache_folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder / "decisions.json" if is_trusted(folder) else None
+    except (OSError, RuntimeError):
+        return None
+
+
+def machine() -> str:
+    """What answers depend on: the processor, what the libraries use of it, threads and PyTorch."""
+    name, flags = processor()
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "all")
+    able = f"{torch.backends.cpu.get_cpu_capability()}, oneDNN {most}, {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
+    return f"{name} ({able}), {torch.get_num_threads()} threads, torch {torch.__version__}"
+
+
+def _decided(question: str, measure: Callable[[], bool]) -> bool:
+    file, this = decisions_file(), machine()
+    known = _kept_in(file).get(this, {}).get(question)
+    if isinstance(known, bool):
+        return known
+    with torch.autocast("cpu", enabled=False):
+        answer = measure()
+    if file is None:
+        return answer
+    try:
+        with FileLock(file.with_name(f".{file.name}.lock")):
+            kept = _kept_in(file)
+            answer = kept.setdefault(this, {}).setdefault(question, answer)  # of processes that measure, the first one
+            made = file.with_name(f".{file.name}.{os.getpid()}")
+            made.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+            os.replace(made, file)
+    except OSError:  # of a folder that cannot be written to, or a full disk
+        pass
+    return bool(answer)
+
+
+def _kept_in(file: Path | None) -> dict[str, dict[str, bool]]:
+    """All answers of a file; none if there is no such file, or it is damaged."""
+    try:
+        kept = json.loads(file.read_text()) if file is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) and all(isinstance(each, dict) for each in kept.values()) else {}
+
+
+def verdicts() -> dict[Hashable, bool]:
+    """All answers of this process so far."""
+    return dict(_verdicts)
+
+
+def adopt_verdicts(found: dict[Hashable, bool]) -> None:
+    """Take another process's answers for those of this one."""
+    _verdicts.update(found)
 
 
 def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9) -> bool:

@@ -81,7 +81,7 @@ class PackedCopies:
         with self._lock, torch.inference_mode(False):
             kept = self._copies.setdefault((id(held), name), [None, None])
             if kept[0] is None or not kept[0].is_of(places):
-                origin, copy = Origin(places), packed(weight)
+                origin, copy = Origin(places, sampled=True), packed(weight)
                 if kept[1] is None:
                     kept[1] = copy
                     nothing(copy.dtype, is_packed=True)

@@ -16,12 +16,15 @@ class Origin:
 
     Args:
         places: for each tensor the dict of its module that holds it, and its name there.
+        sampled: look at some of their numbers as well, since PyTorch does not count a write through `.data`, by which
+            adapters are merged. A write to a few numbers only may stay unseen.
     """
 
-    def __init__(self, places: list[tuple[dict, str]]):
+    def __init__(self, places: list[tuple[dict, str]], sampled: bool = False):
         self._tensors = [held[name] for held, name in places]
         self._memory = [tensor.detach() for tensor in self._tensors]
         self._counted = [tensor for tensor in self._tensors if not tensor.is_inference()]
+        self._samples = [_sample_of(tensor) for tensor in self._memory] if sampled else []
         self._state = self._now()
 
     def is_of(self, places: list[tuple[dict, str]]) -> bool:
@@ -29,12 +32,23 @@ class Origin:
         held = [held.get(name) for held, name in places]
         return all(map(is_, held, self._tensors)) and self._now() == self._state
 
-    def _now(self) -> list[int]:
+    def _now(self) -> list:
         # A compiled step asks this of all 4-bit weights.
-        return [tensor.data_ptr() for tensor in self._tensors] + [tensor._version for tensor in self._counted]
+        now: list = [tensor.data_ptr() for tensor in self._tensors] + [tensor._version for tensor in self._counted]
+        return now + [sample.tobytes() for sample in self._samples]
 
     def __reduce__(self):
         return type(None), ()
+
+
+_SAMPLED = 16  # numbers of a tensor
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _sample_of(tensor):
+    """A NumPy array over the memory of some numbers of a contiguous tensor, of any dtype, as integers."""
+    flat = tensor.view(-1).view(_INTEGERS[tensor.element_size()])
+    return flat[:: max(1, len(flat) // _SAMPLED)].numpy()
 
 
 def put_copy(module: torch.nn.Module, name: str, copy: torch.Tensor) -> None:

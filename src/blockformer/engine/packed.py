@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from . import onednn
 from .linear import is_plain_linear, is_transformed
-from .measure import MANY_ROWS, is_enabled, is_measured, is_quicker, random_matrix
+from .measure import MANY_ROWS, is_enabled, is_exported, is_measured, is_quicker, random_matrix
 from .packing_gains import is_quicker_packed_for, rows_of_layers
 
 # The second copy, if there is one, serves up to this many tokens.
@@ -44,7 +44,7 @@ class PackedWeight:
 
     def product(self, states, bias):
         """[..., I] -> [..., O]."""
-        if not self.is_table and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        if not self.is_table and (torch.compiler.is_dynamo_compiling() or is_exported()):
             raise RuntimeError("packed weights cannot be traced: call prepare_for_training() before.")
         if is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
             return F.linear(states, self.dense(), bias)
@@ -54,7 +54,7 @@ class PackedWeight:
 
     def activated(self, states, bias, activation: onednn.Activation):
         """The product and its activation as one operator, or None where they are two: see `product`."""
-        if self.is_table or torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed():
+        if self.is_table or torch.compiler.is_dynamo_compiling() or is_exported() or is_transformed():
             return None
         if (torch.is_grad_enabled() and states.requires_grad) or torch.is_autocast_enabled("cpu"):
             return None
@@ -173,21 +173,38 @@ class HalfCopy:
 
 
 class PackedModule(nn.Module):
-    """Stands in for a module while its weight is packed. No gradients; a state dict holds the plain weight."""
+    """Stands in for a module while its weight is packed. No gradients; a state dict holds the plain weight.
+
+    The parameter is kept without its numbers and has them again afterwards: an optimizer goes on with it.
+    """
 
     def __init__(self, module, packed: PackedWeight | PackedRows):
         super().__init__()
         self.packed = packed
         self.bias = getattr(module, "bias", None)
-        self._plain = [module]  # in a list, so that it is no submodule
+        self._plain = [module, module.weight]  # in a list, so that they are neither submodule nor parameter
         module.weight = None
         self.train(module.training)
 
-    def unpack(self, weight: nn.Parameter) -> nn.Module:
+    def let_go(self) -> None:
+        """Free the plain numbers."""
+        _, weight = self._plain
+        if not self.packed.whole.is_table:
+            with torch.inference_mode(weight.is_inference()):
+                weight.data = torch.empty(0, dtype=weight.dtype, device="cpu")
+
+    def unpack(self) -> nn.Module:
         """The module, with its weight again."""
-        (module,) = self._plain
+        module, weight = self._plain
+        if weight.shape != (dense := self.packed.dense()).shape:
+            with torch.inference_mode(weight.is_inference()):
+                weight.data = dense
         module.weight = weight
         return module.train(self.training)
+
+    def given(self):
+        """The weight that `torch.func.functional_call` has put here for a call, or None."""
+        return self.__dict__.get("weight", self._parameters.get("weight"))
 
     def __getattr__(self, name):
         if name == "weight":
@@ -223,6 +240,8 @@ class PackedLinear(PackedModule):
         return self._plain[0].out_features
 
     def forward(self, states):
+        if (given := self.given()) is not None:
+            return F.linear(states, given, self.bias)
         product = None if self.fused is None else self.fused.part(self, states)
         return self.packed.product(states, self.bias) if product is None else product
 
@@ -231,7 +250,8 @@ class PackedEmbedding(PackedModule):
     """`nn.Embedding` with the weight of a packed head. int [...] -> [..., I]."""
 
     def forward(self, input_ids):
-        return F.embedding(input_ids, self.packed.held)
+        given = self.given()
+        return F.embedding(input_ids, self.packed.held if given is None else given)
 
 
 def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
@@ -251,13 +271,13 @@ def pack_weights(model: nn.Module, second_copy: bool = False) -> int:
     ]
     for owners in places:
         modules = {module for _, _, module in owners}
-        weight = owners[0][2].weight
-        packed = PackedWeight(weight, _has_table(owners))
-        del weight  # the layers hold the last references, and let go of them one after the other
+        packed = PackedWeight(owners[0][2].weight, _has_table(owners))
         stand_ins = {
             module: (PackedLinear if isinstance(module, nn.Linear) else PackedEmbedding)(module, packed)
             for module in modules
         }
+        for stand_in in stand_ins.values():
+            stand_in.let_go()
         for parent, name, module in owners:
             setattr(parent, name, stand_ins[module])
     return len(places)
@@ -270,13 +290,10 @@ def packed_weights(model: nn.Module) -> set[PackedWeight]:
 
 def unpack_weights(model: nn.Module) -> None:
     """Put the plain modules back."""
-    weights: dict[PackedWeight | PackedRows, nn.Parameter] = {}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedModule):
-                if child.packed not in weights:
-                    weights[child.packed] = nn.Parameter(child.packed.dense(), requires_grad=False)
-                setattr(parent, name, child.unpack(weights[child.packed]))
+                setattr(parent, name, child.unpack())
 
 
 def owners_of_weights(model: nn.Module) -> list:

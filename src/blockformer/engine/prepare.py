@@ -59,10 +59,13 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
         compile: compile the step that writes one more token, and the layers of an encoder and of a prompt, with
             PyTorch's compiler. This needs a C++ compiler and takes some twenty seconds, up to a minute for small
             layers, when the model first writes a batch of a new kind (one row, two to four or more, and each number of
-            beams); later processes load it from `~/.cache/blockformer`. Weights stay plain, but those of 4 bits are
-            held once more, and so are float32 weights that an encoder or a step of several rows multiplies faster in
-            another layout. A change of weights is seen, unless it is made in place through `.data` or to tensors of
-            inference mode. An encoder that is faster uncompiled on this processor is prepared as without `compile`.
+            beams); later processes load it from `~/.cache/blockformer`. The compiler runs in a process of its own, so
+            other threads go on meanwhile. Weights stay plain, but those of 4 bits are held once more, and so are
+            float32 weights that an encoder or a step of several rows multiplies faster in another layout. A change of
+            weights is seen, that of a merged adapter too; only a write through `.data` to a few numbers of a weight
+            that is held twice may stay unseen, or one to tensors of inference mode. An encoder that is faster
+            uncompiled on this processor is prepared as without `compile`. Classes and attention functions from outside
+            of Blockformer, PyTorch and transformers run uncompiled.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. A decoder's prompt, and so its first token, reads the plain head, which is kept; an
@@ -76,13 +79,15 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
         ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has weights of
-            4 bits in groups of an odd number or (but for an encoder) pruned heads, or is not on the CPU; `head_bits`
-            other than 8, without `compile`, or for a model that does not write, is in float64 or has another head than
-            a plain one.
+            4 bits in groups of an odd number or (but for an encoder) pruned heads, or is not on the CPU, or together
+            with `second_copy`; `head_bits` other than 8, without `compile`, or for a model that does not write, is in
+            float64 or has another head than a plain one.
     """
     _check_class(model)
     if compile:
         _check_compiles(model)
+        if second_copy:
+            raise ValueError("second_copy=True is for a model that is not compiled: leave one of the two out.")
     if head_bits is not None:
         _check_head_bits(model, head_bits, compile)
     generating.make_plain(model)

@@ -19,11 +19,14 @@ from ..input_checks import check_inputs, check_positions, check_source
 from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..positions import rotations_of
+from .attention import is_in_use
 from .compiled import CompiledFunction, Modules
+from .compiling import Varying
 from .eight_bit_head import EightBitHead
 from .few_rows import BLOCK, MOST_ROWS
 from .four_bit_rows import OrderedWeights
 from .growing_cache import GrowingLayer
+from .linear import is_transformed
 from .measure import is_enabled
 from .onednn import PackedCopies
 from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, position_bias
@@ -78,7 +81,10 @@ class CompiledSteps:
         """
         if not _is_step(input_ids, attention_mask, position_ids, cache, others) or self._model.training:
             return None
-        if not self._parts.are_untouched() or any(getattr(self._stack.config, name, False) for name in _COLLECTED):
+        config = self._stack.config
+        if not self._parts.are_untouched() or any(getattr(config, name, False) for name in _COLLECTED):
+            return None
+        if not is_in_use(config):
             return None
         own, cross = cache, None
         if self._model.config.is_encoder_decoder:
@@ -87,8 +93,8 @@ class CompiledSteps:
             own, cross = cache.self_attention_cache, cache.cross_attention_cache
         if type(own) is not DynamicCache or not all(type(layer) is GrowingLayer for layer in own.layers):
             return None
-        _, vocab_size = self._stack.config.stack_sizes(True)
-        check_inputs(self._stack.config, vocab_size, input_ids, None, attention_mask, own, {})
+        _, vocab_size = config.stack_sizes(True)
+        check_inputs(config, vocab_size, input_ids, None, attention_mask, own, {})
         self._ordered.refresh()
         if isinstance(self._model.lm_head, EightBitHead):
             self._model.lm_head.refresh()
@@ -262,9 +268,9 @@ class _Example:
         self.stack, self.blocks = stack, 11
         self.sources = 1 if sources == "one" else _ROWS
         self.rows = self.sources * beams
-        dim = Dim("sources", min=2, max=MOST_ROWS) if sources == "few" else Dim("sources", min=2)
-        self.by_source = {} if sources == "one" else {0: dim}
-        self.by_row = {} if sources == "one" else {0: dim if beams == 1 else beams * dim}
+        most = MOST_ROWS if sources == "few" else None
+        self.by_source = {} if sources == "one" else {0: Varying("sources", 2, most)}
+        self.by_row = {} if sources == "one" else {0: Varying("sources", 2, most, times=beams)}
         self.turns = rotations_of(stack.rotary_emb, stack.config, *self._states_and_positions())
         self.turning = sorted(self.turns)
 
@@ -323,7 +329,7 @@ def _is_step(input_ids, attention_mask, position_ids, cache, others: dict) -> bo
     """Whether a call asks for the logits of one more token a row on the CPU, and for nothing else."""
     if cache is None or not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2 or input_ids.shape[1] != 1:
         return False
-    if input_ids.device.type != "cpu" or not is_enabled() or torch.is_autocast_enabled("cpu"):
+    if input_ids.device.type != "cpu" or not is_enabled() or torch.is_autocast_enabled("cpu") or is_transformed():
         return False
     if attention_mask is not None and (not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2):
         return False

@@ -1,0 +1,63 @@
+"""Where the engine keeps what it has made and decided: in the user's cache folder, if nobody else can write there."""
+
+import atexit
+import functools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+
+def cache_folder() -> Path:
+    """`blockformer` in the user's cache folder (`XDG_CACHE_HOME` or ~/.cache).
+
+    Raises:
+        RuntimeError: this user has no home.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockformer"
+
+
+def trusted_folder() -> Path:
+    """The cache folder, or one of this process for as long as it runs if others could put code into the first one."""
+    try:
+        folder = cache_folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid == os.getuid():
+            folder.chmod(folder.stat().st_mode & 0o755)
+        if is_trusted(folder):
+            return folder
+        reason = f"{folder} belongs to somebody else, or others can write into it"
+    except (OSError, RuntimeError) as error:
+        reason = str(error)
+    logger.warning_once(f"what is compiled is kept for this process only, for there is no folder for it: {reason}")
+    return _own_folder()
+
+
+@functools.cache
+def _own_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="blockformer-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def is_trusted(path: Path) -> bool:
+    """Whether only this user, or root, can have written a file or a folder."""
+    status = path.stat()
+    return status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
+
+
+@functools.cache
+def processor() -> tuple[str, str]:
+    """What the processor is called, and what it can do (its flags)."""
+    found = {"model name": os.uname().machine, "flags": os.uname().machine}
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, _, value = line.partition(":")
+        name = {"Features": "flags"}.get(name.strip(), name.strip())
+        if name in found:
+            found[name] = value.strip()
+    return found["model name"], found["flags"]
