@@ -12,6 +12,7 @@ from transformers import AttentionInterface
 from transformers.cache_utils import EncoderDecoderCache
 
 from .axes import SHARED, Part, axis, check_choice, flag
+from .compat import CACHE
 from .normalization import make_norm
 from .positions import BIASES, KEY_TERMS, SCORE_TERMS, rotate
 from .unpadding import attend_unpadded
@@ -253,7 +254,7 @@ class Attention(nn.Module):
             if self.clip_qkv is not None:
                 q, k, v = (states.clamp(-self.clip_qkv, self.clip_qkv) for states in (q, k, v))
             query, key, value = self._split_states(q, k, v, position_embeddings)
-            key, value = self._with_past(key, value, past_key_values)  # [B, K, S, D]
+            key, value = self._with_past(key, value, past_key_values, kwargs)  # [B, K, S, D]
         if self.has_relative_terms:
             attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions, unpadding)
         if unpadding is not None:
@@ -312,14 +313,14 @@ class Attention(nn.Module):
         """Products [B, T, heads * D] -> queries [B, H, T, D], keys, values [B, K, T, D]; queries and keys rotated."""
         query, key = self._split_heads(query, self.q_norm), self._split_heads(key, self.k_norm)
         if position_embeddings is not None:
-            cos, sin = position_embeddings
-            query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+            query, key = (rotate(states, *position_embeddings) for states in (query, key))
         return query, key, self._split_heads(value)
 
-    def _with_past(self, key, value, past_key_values):
-        if isinstance(past_key_values, EncoderDecoderCache):
-            past_key_values = past_key_values.self_attention_cache
-        return (key, value) if past_key_values is None else past_key_values.update(key, value, self.layer_idx)
+    def _with_past(self, key, value, past_key_values, kwargs):
+        if CACHE in kwargs:  # a paged one, by the newest name, which tells the backend more by keyword
+            return kwargs.pop(CACHE).update(key, value, self.layer_idx, kwargs)
+        own = getattr(past_key_values, "self_attention_cache", past_key_values)
+        return (key, value) if own is None else own.update(key, value, self.layer_idx)
 
     def _cross_states(self, hidden_states, key_value_states, past_key_values):
         """Queries of these states, keys and values of the encoder's; beams of an input share its keys and values.

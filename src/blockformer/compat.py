@@ -92,11 +92,10 @@ def causal_masks(config, hidden_states, attention_mask, past_key_values, positio
     The library finds several sequences of a row by `position_ids` [B, T], so they are None where they are only counted.
     Of the states [B, T, C] it reads shape, dtype and device.
     """
-    arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}
-    past_key_values = getattr(past_key_values, "self_attention_cache", past_key_values)
-    arguments |= {CACHE: past_key_values, "position_ids": position_ids}
+    own = getattr(past_key_values, "self_attention_cache", past_key_values)
+    arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask, CACHE: own}
     makers = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_mask}
-    return {layer_type: makers[layer_type](**arguments) for layer_type in sorted(set(config.layer_types))}
+    return {kind: makers[kind](**arguments, position_ids=position_ids) for kind in sorted(set(config.layer_types))}
 
 
 def encoder_masks(config, hidden_states, attention_mask, sequences=None) -> dict:
