@@ -261,17 +261,18 @@ def test_another_thread_s_trace_leaves_this_one_its_fast_paths(monkeypatch):
 
 def test_the_compiler_s_process_is_started_anew(monkeypatch):
     compiling._ask(b"no job")
-    first = compiling._running[0]
+    first = compiling._idle[-1]
     assert "UnpicklingError" in compiling._ask(b"no job")
-    assert compiling._running[0] is first
-    first._process.kill()
-    first._process.wait()
+    assert compiling._idle[-1] is first
+    for each in compiling._idle:
+        each._process.kill()
+        each._process.wait()
     assert "UnpicklingError" in compiling._ask(b"no job")
-    assert compiling._running[0] is not first
+    assert compiling._idle[-1] is not first
     monkeypatch.setattr(compiling, "_PROGRAM", "raise SystemExit(3)")
-    compiling._running.pop().end()
+    compiling._end()
     assert "ended with code" in compiling._ask(b"no job")
-    assert not compiling._running
+    assert not compiling._idle
 
 
 def test_code_is_not_made_of_files_that_were_changed_meanwhile(tmp_path):

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from operator import is_
 from pathlib import Path
@@ -36,6 +37,7 @@ from .origin import Origin, last_made
 logger = logging.get_logger(__name__)
 
 _KEPT_DAYS = 60  # for which code stays on the disk after a process has last loaded it
+_MOST_COMPILERS = 4  # at a time; each takes half a gigabyte
 # Whose classes and functions the name of compiled code knows by their names and versions.
 _KNOWN_CODE = {"blockformer", "torch", "transformers", "builtins", "math"}
 # By its file, code with the function that runs it. PyTorch never unloads any: what nobody runs any more is run again.
@@ -46,6 +48,18 @@ _loading = threading.Lock()
 def has_compiler() -> bool:
     """Whether there is a C++ compiler: the one that `CXX` names, or g++ or clang++."""
     return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
+
+
+def functions_of(parts: list[tuple], copies: onednn.PackedCopies | None) -> list["CompiledFunction"] | None:
+    """The compiled functions of some parts of a model, several compiled at a time; None if one of them cannot be.
+
+    Args:
+        parts: the arguments of `CompiledFunction.of` for each, those that take longest first.
+        copies: see there.
+    """
+    with ThreadPoolExecutor(min(_MOST_COMPILERS, os.cpu_count() or 1)) as pool:
+        functions = list(pool.map(lambda part: CompiledFunction.of(*part, copies), parts))
+    return None if any(function is None for function in functions) else functions
 
 
 class CompiledFunction:

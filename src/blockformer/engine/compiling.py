@@ -1,8 +1,8 @@
-"""PyTorch's compiler in a process of its own: whatever it patches while it traces, no thread of this one sees.
+"""PyTorch's compiler in processes of its own: whatever it patches while it traces, no thread of this one sees.
 
-The process is given a module without its weights and leaves the code on the disk. It serves all calls of this one, one
-after the other, and ends when none has come for a while. Nothing that a user sets in this process (Inductor's settings,
-a default dtype, modes) reaches it.
+Such a process is given a module without its weights and leaves the code on the disk. It serves all calls of this one,
+one after the other, and ends when none has come for a while. Nothing that a user sets in this process (Inductor's
+settings, a default dtype, modes) reaches it.
 """
 
 import atexit
@@ -96,7 +96,7 @@ def compile_to(path: Path, module: nn.Module, arguments: tuple, varying: tuple, 
     job = _Job(module, arguments, varying, packed_copies, str(path), settings, threads, measure.verdicts())
     stream = BytesIO()
     _HollowPickler(stream, pickle.HIGHEST_PROTOCOL).dump(job)
-    with _lock, _progress():
+    with _progress():
         error = _ask(stream.getvalue())
     if error is not None:
         raise RuntimeError(error)
@@ -137,7 +137,9 @@ class _Process:
             _PROGRAM,
             json.dumps([each for each in sys.path if isinstance(each, str)]),
         ]
-        pipe, environment = subprocess.PIPE, {**os.environ, "BLOCKFORMER_FAST": "1"}
+        # Of its own helpers Inductor has no use here: they compile for GPUs.
+        pipe, ours = subprocess.PIPE, {"BLOCKFORMER_FAST": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        environment = {**os.environ, **ours}
         self.parent = os.getpid()
         self._process = subprocess.Popen(  # nosec B603 # this interpreter, with our own program
             command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment
@@ -161,45 +163,58 @@ class _Process:
         return self._process.wait()
 
 
-_running: list[_Process] = []
+_idle: list[_Process] = []
 
 
 @atexit.register
 def _end() -> None:
-    while _running:
-        process = _running.pop()
-        if process.parent == os.getpid():
-            process.end()
+    with _lock:
+        while _idle:
+            if _idle[-1].parent == os.getpid():
+                _idle[-1].end()
+            _idle.pop()
 
 
 def _ask(job: bytes) -> str | None:
-    """Have a job done; returns the error, or None if it went well."""
-    if _running and _running[0].parent != os.getpid():
-        _running.clear()  # this process is a fork of the one that started it
-    was_running = bool(_running)
-    if not was_running:
-        _running.append(_Process())
-    try:
-        answer = _running[0].answer(job)
-    except BaseException:  # an interruption: an answer that nobody has read must not become that of the next job
-        _running.pop().end()
-        raise
-    if answer is not None:
-        return answer["error"]
-    code = _running.pop().end()
-    return _ask(job) if was_running else f"the compiler's process ended with code {code}"
+    """Have a job done; returns the error, or None if it went well. As many jobs at a time as threads ask."""
+    while True:
+        with _lock:
+            _idle[:] = [each for each in _idle if each.parent == os.getpid()]  # this process may be a fork
+            is_fresh = not _idle
+            process = _Process() if is_fresh else _idle.pop()
+        try:
+            answer = process.answer(job)
+        except BaseException:  # an interruption: an answer that nobody has read must not become that of the next job
+            process.end()
+            raise
+        if answer is not None:
+            with _lock:
+                _idle.append(process)
+            return answer["error"]
+        code = process.end()
+        if is_fresh:  # another one has ended because nobody asked it for a while
+            return f"the compiler's process ended with code {code}"
+
+
+_shown = threading.Lock()
 
 
 @contextmanager
 def _progress():
-    """A line on the terminal that says what takes so long, and for how long it has."""
+    """A line on the terminal that says what takes so long, and for how long it has; one at a time."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task("Compiling parts of the model; later runs find them on disk", total=None)
+    if not _shown.acquire(blocking=False):
         yield
+        return
+    try:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            progress.add_task("Compiling parts of the model; later runs find them on disk", total=None)
+            yield
+    finally:
+        _shown.release()
 
 
 def serve() -> None:

@@ -17,7 +17,7 @@ from ..layer import Batch
 from ..positions import rotations_of
 from ..stack import Stack
 from .attention import is_in_use
-from .compiled import CompiledFunction, Modules
+from .compiled import Modules, functions_of
 from .four_bit_rows import OrderedWeights
 from .four_bits import MOST_PACKED_ROWS
 from .linear import HALVES, is_quicker_widened, is_transformed
@@ -101,16 +101,11 @@ class CompiledLayers:
     @functools.cached_property
     def _functions(self):
         """Of each layer its function; None if one of them cannot be compiled."""
-        stack, functions = self._stack, []
+        stack = self._stack
         # What a prompt gains by packed weights is little beside holding those of a decoder twice.
         copies = None if stack.is_causal else PackedCopies()
-        for layer in stack.layers:
-            part = _Layer(layer, stack.config, stack.is_causal)
-            arguments, varying = self._example(layer)
-            functions.append(CompiledFunction.of(part, arguments, varying, copies))
-            if functions[-1] is None:
-                return None
-        return functions
+        parts = [(_Layer(layer, stack.config, stack.is_causal), *self._example(layer)) for layer in stack.layers]
+        return functions_of(parts, copies)
 
     def states(self, hidden_states, encoder_hidden_states, position_bias, batch, others: dict):
         """The states after all layers, or None if this call is nothing for a compiled function.

@@ -20,7 +20,7 @@ from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from ..positions import rotations_of
 from .attention import is_in_use
-from .compiled import CompiledFunction, Modules
+from .compiled import Modules, functions_of
 from .compiling import Varying
 from .eight_bit_head import EightBitHead
 from .few_rows import BLOCK, MOST_ROWS
@@ -219,15 +219,15 @@ class _Functions:
         stack = model.get_decoder()
         example = _Example(stack, sources, beams)
         groups = _groups_of(stack.layers)
-        parts = [(FirstPart(stack), *example.first()), (LastPart(model, stack.norm), *example.last())]
-        for group in groups:
-            parts.append((LayersPart(group, stack.config, example.turning, beams), *example.layers(len(group))))
-        functions = []
-        for part, arguments, varying in parts:
-            functions.append(CompiledFunction.of(part, arguments, varying, copies))
-            if functions[-1] is None:
-                return None
-        return cls(functions[0], functions[2:], [len(group) for group in groups], functions[1])
+        layers = [
+            (LayersPart(group, stack.config, example.turning, beams), *example.layers(len(group))) for group in groups
+        ]
+        others = [(FirstPart(stack), *example.first()), (LastPart(model, stack.norm), *example.last())]
+        functions = functions_of([layers[0], *others, *layers[1:]], copies)
+        if functions is None:
+            return None
+        layer, first, last, *more = functions
+        return cls(first, [layer, *more], [len(group) for group in groups], last)
 
     def run(self, input_ids, positions, mask, place, buffers: list, source_mask, sources: list):
         """The logits [B, 1, V]; None once a tensor of the model has another dtype, shape or device.
