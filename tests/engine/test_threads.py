@@ -111,11 +111,9 @@ def test_threads_write_with_a_prepared_model(family, settings):
 @pytest.mark.parametrize(("family", "settings"), cases([("qwen3", {})], ({}, {"head_bits": 8})))
 def test_threads_write_with_a_compiled_model(family, settings, request):
     """Steps are compiled by whichever thread comes first, and its code runs for one thread at a time."""
-    jobs = (
-        JOBS
-        if request.node.get_closest_marker("exhaustive")
-        else [job for job in JOBS if job[0] == 1 and "num_beams" not in job[2]]
-    )
+    jobs = JOBS
+    if not request.node.get_closest_marker("exhaustive"):
+        jobs = [job for job in JOBS if job[0] == 1 and "num_beams" not in job[2]]
     plain = make(family)
     model = copy.deepcopy(plain).prepare_for_inference(compile=True, **settings)
     expected = texts_of(copy.deepcopy(model) if settings else plain, jobs)

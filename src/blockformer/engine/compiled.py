@@ -57,9 +57,14 @@ def functions_of(parts: list[tuple], copies: onednn.PackedCopies | None) -> list
         parts: the arguments of `CompiledFunction.of` for each, those that take longest first.
         copies: see there.
     """
+
+    def function_of(part: tuple) -> CompiledFunction | None:
+        module, arguments, varying = part
+        return CompiledFunction.of(module, arguments, varying, copies)
+
     with ThreadPoolExecutor(min(_MOST_COMPILERS, os.cpu_count() or 1)) as pool:
-        functions = list(pool.map(lambda part: CompiledFunction.of(*part, copies), parts))
-    return None if any(function is None for function in functions) else functions
+        functions = [function for function in pool.map(function_of, parts) if function is not None]
+    return functions if len(functions) == len(parts) else None
 
 
 class CompiledFunction:
