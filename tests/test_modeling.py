@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pairs import FAMILIES, assert_close, left_padded, model, official_model, official_name, pair, token_ids
+from pairs import FAMILIES, assert_close, left_padded, model, official_copy, official_name, pair, token_ids
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModel,
@@ -62,7 +62,7 @@ def test_llama_biases(biases):
             if name.endswith("bias"):
                 parameter.normal_()
     ids = token_ids(2, 20)
-    assert_close(ours(ids).logits, official_model("llama", ours)(ids).logits)
+    assert_close(ours(ids).logits, official_copy("llama", ours)(ids).logits)
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
@@ -116,7 +116,7 @@ def test_auto_classes(auto_class, ours, tmp_path):
 
 def with_head(ours_class, theirs_class, prefix="model", **settings):
     ours = model("qwen3", cls=ours_class, **settings)
-    theirs = official_model("qwen3", model("qwen3"), cls=None)
+    theirs = official_copy("qwen3", model("qwen3"), cls=None)
     config = theirs.config
     config.num_labels = ours.config.num_labels
     theirs = theirs_class(config).eval()

@@ -67,7 +67,7 @@ def narrower(family, tensors):
     return tensors
 
 
-def official_folder(folder, family):
+def pruned_folder(folder, family):
     """A pruned checkpoint, and the whole official model with zeros where it has no heads."""
     torch.manual_seed(0)
     model_class, root, names = CASES[family]
@@ -92,7 +92,7 @@ def official_folder(folder, family):
 
 @pytest.mark.parametrize("family", CASES)
 def test_a_pruned_checkpoint_comes_in_and_goes_back(tmp_path, family):
-    whole = official_folder(tmp_path / "official", family)
+    whole = pruned_folder(tmp_path / "official", family)
     report = convert(tmp_path / "official", tmp_path / "ours")
     assert any(
         "transformers has no layers of fewer heads (pruned_heads) since version 5" in note for note in report.notes
@@ -119,7 +119,7 @@ def test_a_pruned_checkpoint_comes_in_and_goes_back(tmp_path, family):
 
 
 def test_all_heads_again_are_what_every_official_class_reads(tmp_path):
-    whole = official_folder(tmp_path / "official", "bert")
+    whole = pruned_folder(tmp_path / "official", "bert")
     ours = blockformer.restore_heads(from_official(tmp_path / "official"))
     blockformer.export_model(ours, tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "back", to_official=True, family="bert")
@@ -145,7 +145,7 @@ def test_a_family_without_pruned_heads_says_what_to_do(tmp_path):
 
 
 def test_tensors_that_are_not_those_of_the_pruned_heads(tmp_path):
-    official_folder(tmp_path / "official", "gpt2")
+    pruned_folder(tmp_path / "official", "gpt2")
     edit_config(tmp_path / "official", pruned_heads={"0": [1, 2]})
     with pytest.raises(ConversionError, match="wrong shapes"):
         convert(tmp_path / "official", tmp_path / "ours")
