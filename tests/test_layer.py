@@ -179,30 +179,6 @@ def test_rotations_by_layer_type_survive_a_file(tmp_path):
     assert torch.equal(again(ids).logits, ours(ids).logits)
 
 
-@pytest.mark.parametrize(
-    ("rope", "message"),
-    [
-        ({"full_attention": {}}, "need one dict for each of 'full_attention' and 'sliding_attention'"),
-        ({"full_attention": {}, "sliding_attention": 1e4}, "of a layer type must be a dict, not 10000.0"),
-        ({"full_attention": {}, "sliding_attention": {"rope_type": "yarm"}}, "Did you mean 'yarn'?"),
-        ({"full_attention": {}, "sliding_attention": {"rope_theta": 0}}, "rope_theta must be a positive number"),
-    ],
-)
-def test_wrong_rotations_by_layer_type_are_refused(rope, message):
-    types = ["sliding_attention", "full_attention", "full_attention"]
-    with pytest.raises(ValueError) as refusal:  # noqa: PT011
-        blockformer.BlockformerDecoderConfig(**SIZES, layer_types=types, sliding_window=4, rope_parameters=rope)
-    assert message in str(refusal.value)
-
-
-def test_rotations_by_layer_type_have_defaults_and_leave_the_callers_dicts_alone():
-    rope = {"full_attention": {"rope_type": "yarn", "factor": 2.0}}
-    config = blockformer.BlockformerDecoderConfig(**SIZES, rope_parameters=rope, rope_theta=500.0)
-    assert rope == {"full_attention": {"rope_type": "yarn", "factor": 2.0}}
-    settled = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 64}
-    assert config.rope_parameters == {"full_attention": settled}
-
-
 def neox_weights(theirs):
     """GPT-NeoX has queries, keys and values in one matrix, side by side for each head."""
     names = {"gpt_neox.embed_in": "model.embed_tokens", "gpt_neox.final_layer_norm": "model.norm"}
