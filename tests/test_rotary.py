@@ -3,15 +3,13 @@
 import pytest
 import torch
 from pairs import assert_close, model, pair, token_ids
+from sizes import THREE_LAYERS
 from test_configuration import ROPE_EXTRAS
 
 import blockformer
 from blockformer import BlockformerDecoderConfig
 from blockformer.positions import rotate
 from blockformer.rotary import ROPE_TYPES, RotaryPositions
-
-SIZES = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3}
-SIZES |= {"num_attention_heads": 4, "max_position_embeddings": 64}
 
 
 def rope(rope_type):
@@ -77,13 +75,13 @@ def test_rotation_depends_on_distance_only():
 def test_wrong_rotations_by_layer_type_are_refused(rope, message):
     types = ["sliding_attention", "full_attention", "full_attention"]
     with pytest.raises(ValueError) as refusal:  # noqa: PT011
-        blockformer.BlockformerDecoderConfig(**SIZES, layer_types=types, sliding_window=4, rope_parameters=rope)
+        blockformer.BlockformerDecoderConfig(**THREE_LAYERS, layer_types=types, sliding_window=4, rope_parameters=rope)
     assert message in str(refusal.value)
 
 
 def test_rotations_by_layer_type_have_defaults_and_leave_the_callers_dicts_alone():
     rope = {"full_attention": {"rope_type": "yarn", "factor": 2.0}}
-    config = blockformer.BlockformerDecoderConfig(**SIZES, rope_parameters=rope, rope_theta=500.0)
+    config = blockformer.BlockformerDecoderConfig(**THREE_LAYERS, rope_parameters=rope, rope_theta=500.0)
     assert rope == {"full_attention": {"rope_type": "yarn", "factor": 2.0}}
     settled = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 64}
     assert config.rope_parameters == {"full_attention": settled}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pairs import assert_close
+from sizes import OFFICIAL_DECODER
 
 import blockformer
 from blockformer.conversion.families.registry import FAMILIES
@@ -17,19 +18,7 @@ from blockformer.conversion.families.registry import FAMILIES
 from .outputs import assert_same_outputs
 from .rows import Row, assert_there_and_back, model_of, parameters
 
-SIZES = {
-    "vocab_size": 131,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = {**OFFICIAL_DECODER, "pad_token_id": 0}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,

@@ -13,7 +13,7 @@ from blockformer.conversion.families.registry import FAMILIES
 from .outputs import assert_same_outputs
 from .rows import Row, assert_there_and_back, model_of, parameters
 
-SIZES = {
+LIKE_BART = {
     "vocab_size": 131,
     "d_model": 32,
     "encoder_ffn_dim": 48,
@@ -59,7 +59,7 @@ FIRST = {row.family: row for row in reversed(ROWS)}
 def batch(config):
     """Two sources, the second padded on the right, and what the decoder reads of them."""
     generator = torch.Generator().manual_seed(3)
-    ids, target = (torch.randint(5, SIZES["vocab_size"], (2, length), generator=generator) for length in (14, 9))
+    ids, target = (torch.randint(5, LIKE_BART["vocab_size"], (2, length), generator=generator) for length in (14, 9))
     mask = torch.ones_like(ids)
     ids[1, 9:], mask[1, 9:] = config.pad_token_id, 0
     return {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
@@ -81,7 +81,7 @@ def assert_same_model(ours, theirs):
 @pytest.mark.versions
 @pytest.mark.parametrize("row", parameters(ROWS))
 def test_there_and_back_with_the_same_numbers_and_text(tmp_path, row):
-    theirs = model_of(row, SIZES)
+    theirs = model_of(row, LIKE_BART)
     if hasattr(theirs, "final_logits_bias"):
         theirs.final_logits_bias.normal_()
     computed = ["embed_positions.weight"] if row.family == "pegasus" else []
@@ -102,7 +102,7 @@ HEADS = [
 @torch.no_grad()
 def test_the_other_heads(tmp_path, row, head):
     is_decoder = head.ours.startswith("BlockformerDecoder")
-    theirs = model_of(row, SIZES, head, **({"is_decoder": True} if is_decoder else {}))
+    theirs = model_of(row, LIKE_BART, head, **({"is_decoder": True} if is_decoder else {}))
     theirs.save_pretrained(tmp_path)
     ours = blockformer.from_official(tmp_path)
     assert type(ours).__name__ == head.ours

@@ -9,6 +9,7 @@ import inspect
 import pytest
 import torch
 from pairs import assert_close
+from sizes import OFFICIAL_ENCODER
 
 import blockformer
 from blockformer.conversion import ConversionError, convert
@@ -18,19 +19,7 @@ from .oracles import assert_loads_as, edit_config, edit_tensors, entries_of, sto
 from .outputs import assert_same_outputs
 from .rows import Row, assert_there_and_back, family_of, model_of, parameters
 
-SIZES = {
-    "vocab_size": 131,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 66,
-    "type_vocab_size": 2,
-    "initializer_range": 0.4,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-}
+SIZES = {**OFFICIAL_ENCODER, "vocab_size": 131, "type_vocab_size": 2}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 FULL, SLIDING = "full_attention", "sliding_attention"
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from sizes import OFFICIAL_DECODER
 
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES
@@ -11,18 +12,6 @@ from blockformer.conversion.rules.table import Rule, RuleTable, _Pattern
 
 from .oracles import assert_verified, edit_config, edit_tensors, entries_of, stored
 
-SIZES = {
-    "vocab_size": 131,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.4,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 OWN = {
     "mixtral": {"num_local_experts": 5},
     "qwen2_moe": {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
@@ -34,7 +23,7 @@ def published_folder(folder, family, dtype=torch.float32, name=None, **settings)
     """A saved model of transformers, in the form that is published."""
     chosen = FAMILIES[family]
     torch.manual_seed(0)
-    config = chosen.official_config_class(**{**SIZES, **OWN[family], **settings})
+    config = chosen.official_config_class(**{**OFFICIAL_DECODER, **OWN[family], **settings})
     model = getattr(transformers, name or chosen.model_class_name)(config).to(dtype).eval()
     model.save_pretrained(folder)
     return model
@@ -136,7 +125,7 @@ def test_names_of_thousands_of_experts_are_found_in_linear_time(monkeypatch):
 
 def quantized_folder(folder):
     """gpt-oss as it is published: its experts with 4 bits, all else bfloat16; and the weights that they stand for."""
-    sizes = {**SIZES, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_local_experts": 3}
+    sizes = {**OFFICIAL_DECODER, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_local_experts": 3}
     torch.manual_seed(0)
     config = transformers.GptOssConfig(**sizes, num_experts_per_tok=2, sliding_window=8)
     model = transformers.GptOssForCausalLM(config).bfloat16()

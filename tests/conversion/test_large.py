@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.timeout(3000),
 ]
-SIZES = {
+QWEN3_4B = {
     "vocab_size": 151_936,
     "hidden_size": 2560,
     "intermediate_size": 9728,
@@ -126,7 +126,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     base = tmp_path_factory.mktemp("large")
     if shutil.disk_usage(base).free < 30e9:
         pytest.skip("needs 30 GB of disk")
-    config = Qwen3Config(**SIZES, dtype="bfloat16", architectures=["Qwen3ForCausalLM"])
+    config = Qwen3Config(**QWEN3_4B, dtype="bfloat16", architectures=["Qwen3ForCausalLM"])
     with torch.device("meta"):
         shapes = {name: tuple(p.shape) for name, p in Qwen3ForCausalLM(config).named_parameters()}
     source = base / "source"
@@ -139,7 +139,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
             count = torch.Size(shape).numel()
             parts = (noise.roll(number + at)[: count - at] for at in range(0, count, len(noise)))
             writer.write_parts(name, parts)
-    small = {**SIZES, "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    small = {**QWEN3_4B, "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
     Qwen3ForCausalLM(Qwen3Config(**small)).save_pretrained(base / "small")
     yield base
     shutil.rmtree(base)
