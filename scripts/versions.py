@@ -27,6 +27,7 @@ QUICK = (
     "tests/test_generation.py::test_greedy",
     "tests/test_modeling.py",
     "tests/test_encoder_decoder.py",
+    "tests/test_beams.py",
     "tests/test_awq_linear.py",
     "tests/conversion/test_families.py",
 )

@@ -144,7 +144,14 @@ def first_seed(pytestconfig: pytest.Config) -> int:
 
 
 # Tests of what generates, and of code that is compiled for a number of threads.
-SEVERAL_THREADS = ("engine/", "test_generation.py", "test_compile.py", "test_awq_linear.py", "test_encoder_decoder.py")
+SEVERAL_THREADS = (
+    "engine/",
+    "test_generation.py",
+    "test_compile.py",
+    "test_awq_linear.py",
+    "test_encoder_decoder.py",
+    "test_beams.py",
+)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from blockformer.demo.fresh import Refuse
 
+PROGRAMS = Path(__file__).parent / "programs"
+
 # Run by the helper. The modules that most jobs load first come with it.
 LOOP = f"""
 import gc, json, os, sys, traceback
@@ -57,6 +59,11 @@ for line in sys.stdin:
         do(json.loads(line))
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+
+def program(name: str) -> str:
+    """The text of a program of `tests/programs`, for `ForkServer.run`."""
+    return (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
 
 
 class ForkServer:

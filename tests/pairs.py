@@ -77,11 +77,11 @@ def official_config(ours):
 def pair(family="qwen3", seed=0, **overrides):
     """Ours and transformers' model of one family, same weights, both in evaluation mode."""
     ours = model(family, seed, **overrides)
-    theirs = official_model(family, ours)
+    theirs = official_copy(family, ours)
     return ours, theirs
 
 
-def official_model(family, ours, cls=None):
+def official_copy(family, ours, cls=None):
     """transformers' own model with the weights of ours."""
     config_class, model_class = OFFICIAL[family]
     settings = official_config(ours.config)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sizes import TINY
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import blockformer
@@ -24,15 +25,7 @@ CHOICES = {
     if isinstance(axis.values, tuple)
 }
 VOCAB = 61
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 40,
-    "pad_token_id": 0,
-}
+SIZES = {**TINY, "vocab_size": VOCAB, "max_position_embeddings": 40, "pad_token_id": 0}
 MODELS = {
     "encoder": (blockformer.BlockformerEncoderConfig, blockformer.BlockformerEncoderForMaskedLM, {}),
     "decoder": (blockformer.BlockformerDecoderConfig, blockformer.BlockformerDecoderForCausalLM, {}),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from client_scripts import SCRIPTS, accepted, row, runner, suite
 from example_files import EXAMPLES, load
-from pairs import SIZES, assert_close, official_model, pair, token_ids
+from pairs import SIZES, assert_close, official_copy, pair, token_ids
 from transformers import BertConfig, BertForSequenceClassification, LlamaForSequenceClassification
 
 import blockformer
@@ -250,7 +250,7 @@ def classifiers(topology):
     if topology == "decoder":
         ours, _ = pair("llama", **MILD)
         ours = blockformer.BlockformerDecoderForSequenceClassification(ours.config).eval()
-        return ours, official_model("llama", ours, LlamaForSequenceClassification)
+        return ours, official_copy("llama", ours, LlamaForSequenceClassification)
     shared = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")}
     settings = {**shared, "num_hidden_layers": 2, "pad_token_id": 0, "initializer_range": 0.2}
     theirs = BertForSequenceClassification(BertConfig(**settings)).eval()

@@ -22,7 +22,7 @@ from blockformer.engine.onednn import PackedCopies
 from blockformer.engine.step import _Functions
 from blockformer.training import chunked_loss
 
-SIZES = {
+WITHOUT_MLP_WIDTH = {
     "vocab_size": 97,
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -42,13 +42,13 @@ CASES = [pytest.param(name, marks=[] if name in SPECIAL else pytest.mark.exhaust
 
 def model_of(name, **settings):
     """A small model of a preset, its norms and biases random too."""
-    config = blockformer.preset(name, **SIZES)
+    config = blockformer.preset(name, **WITHOUT_MLP_WIDTH)
     inner = {} if config.intermediate_size == 4 * 32 else {"intermediate_size": 48}
     window = {} if config.sliding_window is None else {"sliding_window": WINDOW}
     per_head = {"qk_norm": "per_head", "norm_bias": False} if name == "stablelm" else {}
     torch.manual_seed(0)
     own = {**inner, **window, **per_head, **settings}
-    model = BlockformerDecoderForCausalLM(blockformer.preset(name, **SIZES, **own)).eval()
+    model = BlockformerDecoderForCausalLM(blockformer.preset(name, **WITHOUT_MLP_WIDTH, **own)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -194,7 +194,7 @@ def test_what_the_library_is_told_of_a_model_is_there(name):
 )
 def test_what_does_not_go_together_is_refused(fields, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        BlockformerDecoderConfig(**SIZES, **fields)
+        BlockformerDecoderConfig(**WITHOUT_MLP_WIDTH, **fields)
 
 
 def test_alibi_is_a_decoders():

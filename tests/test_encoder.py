@@ -24,7 +24,7 @@ from blockformer import (
 )
 
 VOCAB, MIXED = 97, ["full_attention", "sliding_attention"]
-SIZES = {
+DRY_ENCODER = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 64,
@@ -39,7 +39,7 @@ SIZES = {
 
 def encoder(cls=BlockformerEncoderModel, name="bert", **overrides):
     torch.manual_seed(0)
-    return cls(blockformer.preset(name, **{**SIZES, **overrides})).eval()
+    return cls(blockformer.preset(name, **{**DRY_ENCODER, **overrides})).eval()
 
 
 def ids(batch, length, seed=0):

@@ -1,10 +1,11 @@
-"""The encoder-decoder: one run of the encoder, shared cross keys, T5's numbers, training, half precision."""
+"""The encoder-decoder: T5's numbers, caches, training, half precision."""
 
 import copy
 import warnings
 
 import pytest
 import torch
+from encoder_decoders import DRY, SMALL, VOCAB, modern, source, t5, target
 from pairs import assert_close, assert_gradients_close
 from torch import nn
 from transformers import (
@@ -16,7 +17,6 @@ from transformers import (
     StaticCache,
     T5Config,
     T5ForConditionalGeneration,
-    T5Model,
 )
 from transformers.cache_utils import DynamicCache
 
@@ -30,62 +30,6 @@ from blockformer import (
     from_official,
     preset,
 )
-from blockformer.engine.growing_cache import GrowingLayer
-from blockformer.stack import CrossLayer
-
-VOCAB = 97
-SMALL = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "head_dim": 16,
-    "relative_attention_num_buckets": 12,
-    "relative_attention_max_distance": 20,
-}
-DRY = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-MODERN = {
-    **{name: value for name, value in SMALL.items() if not name.startswith("relative")},
-    "num_key_value_heads": 2,
-    "qk_norm": True,
-    "decoder_layers": 3,
-    "share_embeddings": False,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "decoder_start_token_id": 2,
-    "initializer_range": 0.3,
-}
-
-
-def t5(seed=0, name="t5", cls=BlockformerEncoderDecoderForConditionalGeneration, **settings):
-    """A small T5 of ours in evaluation mode."""
-    torch.manual_seed(seed)
-    model = cls(preset(name, **{**SMALL, **DRY, **settings})).eval()
-    _liven(model)
-    return model
-
-
-def modern(**settings):
-    """An encoder-decoder of other blocks: rotary, grouped heads, q/k norm, embeddings of its own on each side."""
-    torch.manual_seed(0)
-    return BlockformerEncoderDecoderForConditionalGeneration(
-        BlockformerEncoderDecoderConfig(**{**MODERN, **settings})
-    ).eval()
-
-
-@torch.no_grad()
-def _liven(model):
-    """Norms and biases of distance that are not all alike, strong layers, and a peaky head."""
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-        if "relative_bias" in name:
-            parameter.normal_()
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            parameter.mul_(3)
-    if hasattr(model, "lm_head"):
-        model.lm_head.weight.mul_(1.6)
 
 
 @pytest.fixture(scope="module")
@@ -112,68 +56,7 @@ def pair(tmp_path_factory):
     return from_official(folder), theirs
 
 
-def source(side="right", lengths=(11, 4, 8), seed=0):
-    """Padded source rows and their mask."""
-    width = max(lengths)
-    ids = torch.randint(2, VOCAB, (len(lengths), width), generator=torch.Generator().manual_seed(seed))
-    count = torch.arange(width).expand(len(lengths), width)
-    mask = (count < torch.tensor(lengths)[:, None]).long()
-    mask = mask if side == "right" else mask.flip(-1)
-    return {"input_ids": ids * mask, "attention_mask": mask}
-
-
-def target(rows=3, length=7, seed=1):
-    return torch.randint(2, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
 # Generation
-
-
-@torch.no_grad()
-@pytest.mark.versions
-@pytest.mark.parametrize("make", [t5, modern])
-def test_the_cache_that_beams_leave_has_a_row_for_each(make):
-    """As the library's: whoever goes on from it has an encoder state for each beam too."""
-    model, inputs = make(), source()
-    written = model.generate(**inputs, max_new_tokens=5, num_beams=4, do_sample=False, return_dict_in_generate=True)
-    cache = written.past_key_values
-    for layers in (cache.self_attention_cache.layers, cache.cross_attention_cache.layers):
-        assert {layer.keys.shape[0] for layer in layers} == {12}
-        assert {layer.values.shape[0] for layer in layers} == {12}
-    mask = inputs["attention_mask"].repeat_interleave(4, 0)
-    states = model.get_encoder()(**inputs).last_hidden_state.repeat_interleave(4, 0)
-    with_cross = EncoderDecoderCache(DynamicCache(), cache.cross_attention_cache)
-    given = {"encoder_outputs": (states,), "attention_mask": mask, "decoder_input_ids": target(rows=12)}
-    assert_close(model(**given, past_key_values=with_cross).logits, model(**given, use_cache=False).logits)
-
-
-@pytest.mark.versions
-@pytest.mark.parametrize("make", [t5, modern])
-def test_the_encoder_runs_once_and_cross_keys_are_projected_once_and_held_once(make):
-    model = make()
-    calls = {"encoder": 0, "cross": 0, "beams": set(), "cross rows": set(), "self rows": set()}
-    model.model.encoder.register_forward_hook(lambda *_: calls.update(encoder=calls["encoder"] + 1))
-    for layer in model.model.decoder.layers:
-        layer.cross_attn.k_proj.register_forward_hook(lambda *_: calls.update(cross=calls["cross"] + 1))
-
-    def look(module, arguments, keywords, output):
-        cache = keywords["past_key_values"]
-        calls["cross rows"].add(cache.cross_attention_cache.layers[0].keys.shape[0])
-        calls["self rows"].add(cache.self_attention_cache.layers[0].keys.shape[0])
-        calls["beams"].add(keywords["input_ids"].shape[0])
-        assert {type(layer) for layer in cache.self_attention_cache.layers} == {GrowingLayer}
-        assert {type(layer) for layer in cache.cross_attention_cache.layers} == {CrossLayer}
-
-    model.model.decoder.register_forward_hook(look, with_kwargs=True)
-    written = model.generate(**source(), max_new_tokens=12, num_beams=4, do_sample=False, num_return_sequences=3)
-    assert written.shape[0] == 9
-    assert calls == {
-        "encoder": 1,
-        "cross": len(model.model.decoder.layers),
-        "beams": {12},
-        "cross rows": {3},
-        "self rows": {12},
-    }
 
 
 @torch.no_grad()
@@ -371,20 +254,6 @@ def test_a_masked_head_says_nothing(name):
 
 
 # Training
-
-
-@torch.no_grad()
-def test_training_drops_out_what_the_final_norm_gives_as_t5_does():
-    """At p = 0.5 half of a stack's states are 0; at p = 1 all of them."""
-    for probability, share in ((0.5, 0.5), (1.0, 1.0)):
-        settings = {name: 64 if name == "d_model" else 2 for name in ("d_model", "num_layers", "num_heads")}
-        official = T5Config(vocab_size=VOCAB, d_kv=16, d_ff=80, dropout_rate=probability, **settings)
-        theirs = T5Model(official).train()
-        ours = BlockformerEncoderDecoderModel(preset("t5", **SMALL, hidden_dropout=probability)).train()
-        for model in (theirs, ours):
-            states = model(input_ids=target(), decoder_input_ids=target())
-            for name in ("last_hidden_state", "encoder_last_hidden_state"):
-                assert ((states[name] == 0).float().mean() - share).abs() < 0.1
 
 
 def test_labels_are_shifted_and_minus_100_becomes_padding():
@@ -816,37 +685,3 @@ def test_a_head_on_a_checkpoint_without_one_starts_with_a_fixed_bias_of_zero(tmp
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(ours.logits_bias, torch.zeros(VOCAB))
-
-
-def test_both_stacks_share_the_models_config():
-    """What is set on the model reaches them; a cache is sized by a copy that has the decoder's numbers."""
-    config = blockformer.BlockformerEncoderDecoderConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_attention_heads=4,
-        num_hidden_layers=2,
-        decoder_layers=3,
-        decoder_intermediate_size=40,
-        decoder_vocab_size=40,
-        share_embeddings=False,
-        decoder_start_token_id=1,
-        pad_token_id=0,
-    )
-    model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config)
-    encoder, decoder = model.get_encoder(), model.get_decoder()
-    assert encoder.config is decoder.config is model.config is config
-    assert (len(encoder.layers), len(decoder.layers)) == (2, 3)
-    assert [stack.layers[1].mlp.up_proj.out_features for stack in (encoder, decoder)] == [48, 40]
-    assert (encoder.embed_tokens.num_embeddings, decoder.embed_tokens.num_embeddings) == (50, 40)
-    side = config.get_text_config(decoder=True)
-    assert (side.num_hidden_layers, side.vocab_size, len(side.layer_types)) == (3, 40, 3)
-    assert (side.intermediate_size, config.intermediate_size) == (40, 48)
-    assert (config.num_hidden_layers, config.vocab_size) == (2, 50)
-    model.resize_decoder_token_embeddings(44)
-    assert (config.vocab_size, config.decoder_vocab_size, model.lm_head.out_features) == (50, 44, 44)
-    model.set_attn_implementation("eager")
-    output = model(torch.tensor([[49, 3]]), decoder_input_ids=torch.tensor([[43, 2]]), output_attentions=True)
-    assert (len(output.encoder_attentions), len(output.decoder_attentions), len(output.cross_attentions)) == (2, 3, 3)
-    with pytest.raises(ValueError, match="the vocabulary has 0 to 43"):
-        model(torch.tensor([[49, 3]]), decoder_input_ids=torch.tensor([[44, 2]]))

@@ -236,33 +236,6 @@ def test_a_prepared_model_gives_the_same_and_trains_again(dtype):
     assert all(parameter.requires_grad for parameter in prepared.parameters())
 
 
-@pytest.mark.parametrize("way", ["sdpa", "prepared"])
-def test_sinks_take_their_share_on_every_way(way):
-    """A sink is one more key of which the value is 0: written out as such, for padded rows and windows."""
-    settings = {"attention_sinks": True, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
-    config = blockformer.BlockformerDecoderConfig(**{**SIZES, "num_hidden_layers": 2, **settings})
-    torch.manual_seed(0)
-    ours = blockformer.BlockformerDecoderForCausalLM(config).eval()
-    for layer in ours.model.layers:
-        layer.self_attn.sinks.data.normal_(std=2.0)
-    plain = copy.deepcopy(ours)
-    ids, mask = left_padded(3, 9)
-    found = []
-    for layer in plain.model.layers:
-        layer.self_attn.register_forward_hook(lambda module, given, output: found.append((module, output[1])))
-    plain.set_attn_implementation("eager")
-    expected = plain(ids, attention_mask=mask).logits[mask.bool()]
-    for module, probabilities in found:
-        share = 1 - probabilities.sum(-1)[0]  # of the sinks, in the row without padding, [H, T]
-        assert ((share > 0) & (share < 1)).all()
-        assert (share.mean(-1)[module.sinks.argmax()] > share.mean(-1)[module.sinks.argmin()]).all()
-    if way == "prepared":
-        ours.prepare_for_inference()
-    assert_close(ours(ids, attention_mask=mask).logits[mask.bool()], expected)
-    text = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
-    assert torch.equal(ours.generate(ids, **text), plain.generate(ids, **text))
-
-
 def test_gradient_checkpointing_changes_no_gradient():
     ours = model(output_router_logits=True, router_aux_loss_coef=0.5).train()
     ids, gradients = token_ids(2, 9), []

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from sizes import TINY
 
 import blockformer
 from blockformer.publishing import code_files, copy_code, export_model, full_auto_map, save_tokenizer, write_card
 
 SIZES = {
+    **TINY,
     "vocab_size": 512,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "initializer_range": 0.4,
     "eos_token_id": 0,

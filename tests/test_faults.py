@@ -15,6 +15,7 @@ import pytest
 import torch
 from pairs import assert_close, model, pair, token_ids
 from safetensors.torch import load_file, save_file
+from sizes import TINY
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -39,11 +40,8 @@ from blockformer import (
 from blockformer.cli import main
 
 SIZES = {
+    **TINY,
     "vocab_size": 199,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
     "max_position_embeddings": 64,
     "initializer_range": 0.25,
     "pad_token_id": 0,

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from pairs import token_ids
+from sizes import TINY, TOKENS
 
 import blockformer
 
-SIZES = {"vocab_size": 199, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-SIZES |= {"num_attention_heads": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES = {**TINY, **TOKENS, "vocab_size": 199}
 # Of each topology what has the most parts.
 MOST = {"encoder": ["bert"], "decoder": ["qwen3", "gpt2"], "encoder_decoder": ["marian", "bart", "umt5"]}
 HEADS = [

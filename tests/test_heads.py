@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from pairs import assert_close
+from sizes import TINY
 from test_training import arguments
 from transformers import Trainer
 from transformers.trainer_utils import set_seed
@@ -16,12 +17,9 @@ from transformers.trainer_utils import set_seed
 import blockformer
 
 VOCAB = 61
-SIZES = {
+DRY = {
+    **TINY,
     "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
     "max_position_embeddings": 32,
     "initializer_range": 0.2,
     "pad_token_id": 0,
@@ -67,7 +65,7 @@ def make(name, **overrides):
     torch.manual_seed(0)
     topology = next(each for each in ("EncoderDecoder", "Encoder", "Decoder") if name.startswith(each))
     own = TOKENS if topology == "EncoderDecoder" else {"eos_token_id": 1}
-    settings = {**SIZES, **own, "num_labels": 3, **overrides}
+    settings = {**DRY, **own, "num_labels": 3, **overrides}
     if topology == "Decoder":
         settings["bos_token_id"] = 0
     return getattr(blockformer, f"Blockformer{name}")(blockformer.preset(PRESETS[topology], **settings)).train()
@@ -148,7 +146,7 @@ def test_the_class_for_pre_training_is_the_one_that_made_the_weights(tmp_path, f
         assert type(again) is type(model)
         assert type(transformers.AutoModelForPreTraining.from_config(again.config)) is type(model)
         found[name] = model(ids)[0].flatten().tolist()
-    bert = blockformer.preset("bert", **SIZES)
+    bert = blockformer.preset("bert", **DRY)
     assert type(transformers.AutoModelForPreTraining.from_config(bert)).__name__ == "BlockformerEncoderForPreTraining"
     script = """
 import json, torch
@@ -291,7 +289,7 @@ def test_padded_question_answering_ends_where_that_of_transformers_ends(family, 
 def test_generate_takes_token_types(tmp_path):
     """A BERT decoder's tokens after the prompt have the type of its last one."""
     torch.manual_seed(0)
-    own = {**SIZES, "type_vocab_size": 2, "eos_token_id": None, "initializer_range": 0.5}
+    own = {**DRY, "type_vocab_size": 2, "eos_token_id": None, "initializer_range": 0.5}
     model = blockformer.BlockformerDecoderForCausalLM(blockformer.preset("bert-decoder", **own)).eval()
     ids = torch.randint(3, VOCAB, (2, 5), generator=torch.Generator().manual_seed(0))
     types, text = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]]), ids

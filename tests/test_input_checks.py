@@ -85,14 +85,6 @@ def test_a_text_longer_than_in_training_warns(caplog):
     assert "the text is 24 tokens long, longer than the 23 (max_position_embeddings)" in caplog.text
 
 
-def test_boolean_and_four_dimensional_masks_are_taken(decoder):
-    ids, mask = token_ids(1, 5), ones(1, 5)
-    expected = decoder(ids).logits
-    assert_close(decoder(ids, attention_mask=mask.bool()).logits, expected)
-    causal = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
-    assert_close(decoder(ids, attention_mask=causal).logits, expected)
-
-
 def test_int32_tokens_are_taken(decoder):
     ids = token_ids(1, 5)
     assert torch.equal(decoder(ids.int()).logits, decoder(ids).logits)
@@ -119,28 +111,3 @@ def test_num_items_divides_the_sum(count):
     logits, labels = torch.randn(3, 7), torch.tensor([0, -100, 6])
     mean = token_cross_entropy(logits, labels)
     assert_close(token_cross_entropy(logits, labels, count), mean * 2 / 5)
-
-
-@pytest.mark.parametrize("preset", ["qwen3", "bert"])
-def test_a_mask_of_ones_is_left_out_and_says_what_it_said(preset):
-    """Where it was read: positions beside it name one sequence, and a graph that is traced with it keeps it."""
-    ours, tokens, positions = model(preset), token_ids(2, 6), torch.tensor([[0, 1, 2, 0, 1, 2]])
-    body = ours.base_model
-    causal = torch.ones(6, 6, dtype=torch.bool).tril() if body.is_causal else torch.ones(6, 6, dtype=torch.bool)
-    expected = body(tokens, attention_mask=causal.expand(2, 1, 6, 6), position_ids=positions).last_hidden_state
-    assert_close(body(tokens, attention_mask=ones(2, 6), position_ids=positions).last_hidden_state, expected)
-
-    class Traced(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = body
-
-        def forward(self, tokens, mask):
-            return self.body(tokens, attention_mask=mask).last_hidden_state
-
-    body.config.use_cache = False
-    padded = ones(2, 6)
-    padded[0, -2:] = 0
-    with pytest.warns(torch.jit.TracerWarning):
-        traced = torch.jit.trace(Traced(), (tokens, ones(2, 6)), check_trace=False)
-    assert_close(traced(tokens, padded)[0, :4], body(tokens, attention_mask=padded).last_hidden_state[0, :4])

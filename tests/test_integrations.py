@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
-from pairs import VOCAB, assert_close, config, left_padded, model, official_model, pair, token_ids, train
+from pairs import VOCAB, assert_close, config, left_padded, model, official_copy, pair, token_ids, train
 from transformers import AutoModelForCausalLM, pipeline
 
 import blockformer
@@ -280,7 +280,7 @@ def test_the_plans_for_many_devices_name_real_modules():
         assert {pattern.replace("*", str(layer)) for layer in range(3)} <= modules
     assert set(ours.config.base_model_pp_plan) <= modules
     assert {"lm_head"} == set(blockformer.BlockformerDecoderForCausalLM._tp_plan)
-    theirs = official_model("qwen3", ours)
+    theirs = official_copy("qwen3", ours)
     assert ours.tp_plan == theirs.tp_plan
     assert ours.pp_plan == theirs.pp_plan
 

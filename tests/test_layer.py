@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pairs import assert_close, token_ids
+from sizes import THREE_LAYERS
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -18,8 +19,6 @@ import blockformer
 from blockformer.layer import Batch, Layer
 
 VOCAB, WIDTH, HEADS, LAYERS = 97, 48, 4, 3
-SIZES = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 80, "num_hidden_layers": LAYERS}
-SIZES |= {"num_attention_heads": HEADS, "max_position_embeddings": 64}
 BIASES = {"attention_bias": True, "attention_output_bias": True, "mlp_bias": True}
 
 
@@ -96,7 +95,9 @@ def by_hand(layer, states, batch):
     ],
 )
 def test_a_layer_is_its_formula(fields, slots):
-    config = blockformer.BlockformerDecoderConfig(**SIZES, **fields, norm_type="layer_norm", position_type="none")
+    config = blockformer.BlockformerDecoderConfig(
+        **THREE_LAYERS, **fields, norm_type="layer_norm", position_type="none"
+    )
     config._attn_implementation = "eager"
     layer = randomise(Layer(config, 0, is_causal=True, has_cross_attention=False))
     assert [name.removesuffix("_norm") for name, _ in layer.named_children() if name.endswith("_norm")] == slots
@@ -109,13 +110,13 @@ def test_a_layer_is_its_formula(fields, slots):
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 def test_norms_of_outputs_are_olmo2s(backend):
     """Without its norms over whole projections, which are another axis."""
-    theirs = Olmo2ForCausalLM(Olmo2Config(**SIZES, num_key_value_heads=2, rms_norm_eps=1e-6, pad_token_id=0))
+    theirs = Olmo2ForCausalLM(Olmo2Config(**THREE_LAYERS, num_key_value_heads=2, rms_norm_eps=1e-6, pad_token_id=0))
     for layer in theirs.model.layers:
         layer.self_attn.q_norm = layer.self_attn.k_norm = torch.nn.Identity()
     randomise(theirs)
     theirs.set_attn_implementation(backend)
     config = blockformer.BlockformerDecoderConfig(
-        **SIZES, num_key_value_heads=2, norm_placement="output", rope_parameters={"rope_theta": 10_000.0}
+        **THREE_LAYERS, num_key_value_heads=2, norm_placement="output", rope_parameters={"rope_theta": 10_000.0}
     )
     names = {"post_attention_layernorm": "self_attn_output_norm", "post_feedforward_layernorm": "mlp_output_norm"}
     ours = loaded(config, renamed(theirs.state_dict(), names))
@@ -131,7 +132,7 @@ def gemma3_pair():
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         "full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
     }
-    shared = {**SIZES, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 6, "layer_types": layer_types}
+    shared = {**THREE_LAYERS, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 6, "layer_types": layer_types}
     theirs = Gemma3ForCausalLM(
         Gemma3TextConfig(
             **shared,
@@ -179,30 +180,6 @@ def test_rotations_by_layer_type_survive_a_file(tmp_path):
     assert torch.equal(again(ids).logits, ours(ids).logits)
 
 
-@pytest.mark.parametrize(
-    ("rope", "message"),
-    [
-        ({"full_attention": {}}, "need one dict for each of 'full_attention' and 'sliding_attention'"),
-        ({"full_attention": {}, "sliding_attention": 1e4}, "of a layer type must be a dict, not 10000.0"),
-        ({"full_attention": {}, "sliding_attention": {"rope_type": "yarm"}}, "Did you mean 'yarn'?"),
-        ({"full_attention": {}, "sliding_attention": {"rope_theta": 0}}, "rope_theta must be a positive number"),
-    ],
-)
-def test_wrong_rotations_by_layer_type_are_refused(rope, message):
-    types = ["sliding_attention", "full_attention", "full_attention"]
-    with pytest.raises(ValueError) as refusal:  # noqa: PT011
-        blockformer.BlockformerDecoderConfig(**SIZES, layer_types=types, sliding_window=4, rope_parameters=rope)
-    assert message in str(refusal.value)
-
-
-def test_rotations_by_layer_type_have_defaults_and_leave_the_callers_dicts_alone():
-    rope = {"full_attention": {"rope_type": "yarn", "factor": 2.0}}
-    config = blockformer.BlockformerDecoderConfig(**SIZES, rope_parameters=rope, rope_theta=500.0)
-    assert rope == {"full_attention": {"rope_type": "yarn", "factor": 2.0}}
-    settled = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 64}
-    assert config.rope_parameters == {"full_attention": settled}
-
-
 def neox_weights(theirs):
     """GPT-NeoX has queries, keys and values in one matrix, side by side for each head."""
     names = {"gpt_neox.embed_in": "model.embed_tokens", "gpt_neox.final_layer_norm": "model.norm"}
@@ -223,7 +200,7 @@ def test_parallel_sublayers_are_gpt_neoxs(is_parallel):
     rope = {"rope_type": "default", "rope_theta": 1000.0}
     theirs = GPTNeoXForCausalLM(
         GPTNeoXConfig(
-            **SIZES,
+            **THREE_LAYERS,
             use_parallel_residual=is_parallel,
             rope_parameters={**rope, "partial_rotary_factor": 1.0},
             hidden_act="gelu",
@@ -232,7 +209,7 @@ def test_parallel_sublayers_are_gpt_neoxs(is_parallel):
     )
     randomise(theirs)
     config = blockformer.BlockformerDecoderConfig(
-        **SIZES,
+        **THREE_LAYERS,
         **BIASES,
         residual="parallel" if is_parallel else "sequential",
         rope_parameters=rope,
@@ -252,12 +229,15 @@ def test_parallel_sublayers_behind_one_norm_are_phis():
     rope = {"rope_type": "default", "rope_theta": 1000.0}
     theirs = PhiForCausalLM(
         PhiConfig(
-            **SIZES, rope_parameters={**rope, "partial_rotary_factor": 1.0}, hidden_act="gelu_new", pad_token_id=0
+            **THREE_LAYERS,
+            rope_parameters={**rope, "partial_rotary_factor": 1.0},
+            hidden_act="gelu_new",
+            pad_token_id=0,
         )
     )
     randomise(theirs)
     config = blockformer.BlockformerDecoderConfig(
-        **SIZES,
+        **THREE_LAYERS,
         **BIASES,
         residual="parallel_shared_norm",
         rope_parameters=rope,
@@ -279,7 +259,7 @@ def test_gradient_checkpointing_changes_no_gradient_of_parallel_sublayers(residu
     for checkpoints in (False, True):
         torch.manual_seed(0)
         model = blockformer.BlockformerDecoderForCausalLM(
-            blockformer.BlockformerDecoderConfig(**SIZES, residual=residual, initializer_range=0.3)
+            blockformer.BlockformerDecoderConfig(**THREE_LAYERS, residual=residual, initializer_range=0.3)
         ).train()
         if checkpoints:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairs import assert_close, assert_gradients_close
 from peft import LoraConfig, get_peft_model
+from sizes import TINY
 from test_training import arguments, gradients_of, uneven_rows
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,15 +25,7 @@ from blockformer.training import chunked_loss
 from blockformer.training.chunked_loss import chunked_cross_entropy
 from blockformer.training.late_outputs import DeferredLogits
 
-SIZES = {
-    "vocab_size": 101,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "head_dim": 8,
-    "max_position_embeddings": 32,
-}
+SIZES = {**TINY, "vocab_size": 101, "head_dim": 8, "max_position_embeddings": 32}
 TOKENS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 MODELS = {
     "qwen3": ("BlockformerDecoderForCausalLM", {}),

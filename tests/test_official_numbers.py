@@ -84,7 +84,7 @@ def official_models(draw):
 
 
 @torch.no_grad()
-def official_model(family, name, fields, dtype=torch.float32, seed=0):
+def random_model(family, name, fields, dtype=torch.float32, seed=0):
     """transformers' own model, every weight random."""
     model = getattr(transformers, name)(FAMILIES[family].official_config_class(**fields)).eval()
     generator, embeddings = torch.Generator().manual_seed(seed), model.get_input_embeddings().weight
@@ -158,7 +158,7 @@ def test_ours_is_the_official_implementation_and_converts_there_and_back_exactly
     family = case[0]
     with tempfile.TemporaryDirectory() as folder:
         src, dst, back, again = (Path(folder) / part for part in ("src", "dst", "back", "again"))
-        theirs = official_model(*case)
+        theirs = random_model(*case)
         theirs.save_pretrained(src)
         exact = type(theirs).from_pretrained(src, dtype=torch.float32).eval()  # a cast model has rounded frequencies
         report = convert(src, dst)

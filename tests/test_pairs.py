@@ -15,7 +15,7 @@ pytestmark = pytest.mark.portable
 VOCAB = 97
 DECODER = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 TARGET = {**DECODER, "decoder_start_token_id": 2, "forced_eos_token_id": 2}
-SIZES = {
+SIZES_BY_FAMILY = {
     "bert": {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4},
     "gpt2": {"n_embd": 48, "n_inner": 80, "n_layer": 2, "n_head": 4, **DECODER},
     "t5": {"d_model": 48, "d_kv": 12, "d_ff": 80, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
@@ -40,7 +40,7 @@ def compared(tmp_path_factory):
             return pair(family)
         config_class, model_class = CLASSES[family]
         torch.manual_seed(0)
-        theirs = model_class(config_class(vocab_size=VOCAB, **SIZES[family])).eval()
+        theirs = model_class(config_class(vocab_size=VOCAB, **SIZES_BY_FAMILY[family])).eval()
         with torch.no_grad():
             for name, parameter in theirs.named_parameters():
                 if parameter.dim() == 1:

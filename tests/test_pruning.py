@@ -5,27 +5,32 @@ import json
 import pytest
 import torch
 from pairs import assert_close
+from sizes import TINY
 from strategies import draw_weights
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 import blockformer
 from blockformer import preset, prune_heads, restore_heads
 
-SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
-GROUPED = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
+DEEPER = {**TINY, "vocab_size": 61, "num_hidden_layers": 3}
+GROUPED = {**DEEPER, "num_key_value_heads": 2, "head_dim": 8}
 NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 HEADS = {0: [2, 3], 2: [0, 1]}
 IDS = torch.randint(1, 61, (2, 9), generator=torch.Generator().manual_seed(0))
 PADDED = (torch.arange(9) < torch.tensor([[9], [5]])).long()
 # What has something for each head: absolute, relative and rotary positions, norms, sinks, soft caps, biases.
 SETTINGS = {
-    "bert": SIZES,
-    "bert relative_key_query": {**SIZES, "position_type": "relative_key_query"},
-    "bert relative_bias": {**SIZES, "position_type": "relative_bias"},
-    "bert relative_bias_per_layer": {**SIZES, "position_type": "relative_bias", "relative_bias_per_layer": True},
-    "bert-decoder": {**SIZES, "add_cross_attention": True},
-    "gpt2": SIZES,
-    "bloom": SIZES,
+    "bert": DEEPER,
+    "bert relative_key_query": {**DEEPER, "position_type": "relative_key_query"},
+    "bert relative_bias": {**DEEPER, "position_type": "relative_bias"},
+    "bert relative_bias_per_layer": {
+        **DEEPER,
+        "position_type": "relative_bias",
+        "relative_bias_per_layer": True,
+    },
+    "bert-decoder": {**DEEPER, "add_cross_attention": True},
+    "gpt2": DEEPER,
+    "bloom": DEEPER,
     "qwen3": GROUPED,
     "cohere": {**GROUPED, "qk_norm": "per_head"},
     "gemma2": {**GROUPED, "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
@@ -145,7 +150,9 @@ def test_a_pruned_repo_needs_no_package(tmp_path, fresh, name, auto_class):
 
 
 def test_a_classifier_keeps_its_labels_and_is_not_changed():
-    config = preset("bert", **SIZES, id2label={0: "no", 1: "yes", 2: "none"}, problem_type="multi_label_classification")
+    config = preset(
+        "bert", **DEEPER, id2label={0: "no", 1: "yes", 2: "none"}, problem_type="multi_label_classification"
+    )
     model = draw_weights(blockformer.BlockformerEncoderForSequenceClassification(config), 0)
     before = logits(model)
     pruned = prune_heads(model, {1: [0]})
@@ -187,7 +194,7 @@ def test_what_cannot_be_pruned_is_refused(name, changes, heads, message):
     ],
 )
 def test_configs_of_pruned_heads_that_are_refused(name, settings, message):
-    sizes = {**SIZES, "intermediate_size": 64, **NO_TOKENS}
+    sizes = {**DEEPER, "intermediate_size": 64, **NO_TOKENS}
     with pytest.raises(ValueError, match=message):
         preset(name, **{**sizes, "pruned_heads": {0: [1]}, **settings})
 

@@ -27,7 +27,7 @@ from blockformer.engine import measure, onednn, packed
 from blockformer.engine.packed import PackedLinear, PackedWeight
 
 # Multiples of 32 rows and of 64 columns, as bitsandbytes' 4-bit product for AVX-512 wants them.
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.08}
+WEAK_LAYERS = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "initializer_range": 0.08}
 
 
 def torchao_int8():
@@ -106,7 +106,7 @@ class Saved:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    ours, theirs = pair(tie_word_embeddings=True, **SIZES)
+    ours, theirs = pair(tie_word_embeddings=True, **WEAK_LAYERS)
     places = [tmp_path_factory.mktemp(name) for name in ("ours", "official")]
     for a_model, place in zip((ours, theirs), places, strict=True):
         a_model.save_pretrained(place)
@@ -248,7 +248,7 @@ def test_preparing_for_inference_packs_an_untied_head_alone(method, monkeypatch,
         pytest.skip("this PyTorch has no packed bfloat16 product here")
     monkeypatch.setattr(measure, "_verdicts", {"packed, torch.bfloat16": True})
     monkeypatch.setattr(packed, "_LEAST_WEIGHTS", {torch.bfloat16: 0})
-    pair(tie_word_embeddings=False, **SIZES)[0].save_pretrained(tmp_path / "untied")
+    pair(tie_word_embeddings=False, **WEAK_LAYERS)[0].save_pretrained(tmp_path / "untied")
     quantized = load(tmp_path / "untied", method, torch.bfloat16)
     before, expected = linears(quantized), logits_of(quantized)
     quantized.prepare_for_inference()

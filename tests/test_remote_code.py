@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from fork_server import program
 from pairs import assert_close
 from repos import CLOSE, SIZES
 
@@ -94,67 +95,6 @@ print(json.dumps(first))
 """
 )
 
-CONFIG_ALONE = r"""
-import json, os, shutil
-import transformers
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-)
-repo, again, auto_class = sys.argv[1:4]
-config = transformers.AutoConfig.from_pretrained(repo, trust_remote_code=True)
-lists = [config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-         config.model_type in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES]
-assert not [name for name in sys.modules if ".modeling_" in name and name.startswith("transformers_modules.")]
-config.save_pretrained(again)
-code = {name for name in os.listdir(repo) if name.endswith(".py")}
-assert code == {name for name in os.listdir(again) if name.endswith(".py")}
-shutil.copy(os.path.join(repo, "model.safetensors"), again)
-shutil.rmtree(repo)
-model = getattr(transformers, auto_class).from_pretrained(again, trust_remote_code=True)
-assert type(model).__name__ == config.architectures[0]
-assert "blockformer" not in sys.modules
-print(json.dumps(lists))
-"""
-
-REFUSED = r"""
-import os, threading
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
-repo, planted = sys.argv[1:3]
-
-def attempt(auto, **options):
-    try:
-        auto.from_pretrained(repo, **options)
-    except Exception as error:
-        outcome = error
-    else:
-        outcome = None
-    assert not os.path.exists(planted), (auto, options)
-    assert not [name for name in sys.modules if name.startswith("transformers_modules.")], (auto, options)
-    return outcome
-
-outcomes = []
-def everything():
-    for options in ({"trust_remote_code": False}, {"trust_remote_code": None}, {}):
-        for auto in (AutoConfig, AutoModel, AutoModelForCausalLM):
-            outcomes.append(attempt(auto, **options))
-        attempt(AutoTokenizer, **options)  # needs no code of the repo: it may succeed
-
-everything()
-thread = threading.Thread(target=everything)
-thread.start()
-thread.join()
-assert len(outcomes) == 18
-assert all(isinstance(outcome, (ValueError, EOFError, OSError)) for outcome in outcomes), outcomes
-
-try:
-    AutoConfig.from_pretrained(repo, trust_remote_code=True)
-except ValueError as error:
-    assert "no field 'trust_remote_code'" in str(error)  # the planted flag; the code that refuses it has run
-assert os.path.exists(planted), "the planted code is real"
-print("refused")
-"""
-
 
 @pytest.fixture(scope="module")
 def model():
@@ -214,7 +154,7 @@ def test_nothing_of_a_repo_runs_without_trust(tmp_path, fresh, model, tiny_token
         path.write_text(f"open({str(planted)!r}, 'w').close()\n" + path.read_text())
     config = tmp_path / "repo/config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "trust_remote_code": True}))
-    assert fresh(REFUSED, tmp_path / "repo", planted, folder=tmp_path).endswith("refused")
+    assert fresh(program("remote_code_refused"), tmp_path / "repo", planted, folder=tmp_path).endswith("refused")
 
 
 @pytest.mark.parametrize("way", ["exported", "converted"])
@@ -259,7 +199,7 @@ def test_a_config_alone_brings_the_code_of_its_models_and_says_what_they_are(
     sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     model = getattr(blockformer, model_class)(blockformer.preset(preset, num_attention_heads=2, **sizes))
     blockformer.export_model(model, tmp_path / "repo")
-    found = fresh(CONFIG_ALONE, tmp_path / "repo", tmp_path / "again", auto_class, folder=tmp_path)
+    found = fresh(program("remote_config"), tmp_path / "repo", tmp_path / "again", auto_class, folder=tmp_path)
     assert json.loads(found) == lists
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from pairs import assert_close, token_ids
+from sizes import STRONG
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import blockformer
@@ -13,16 +14,13 @@ from blockformer.axes import axes
 from blockformer.cli import main
 from blockformer.conversion import from_official
 
-SIZES = {
-    "num_hidden_layers": 4, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
-    "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 64,
-}  # fmt: skip
+FOUR_LAYERS = {**STRONG, "num_hidden_layers": 4, "initializer_range": 0.3}
 IDS = token_ids(2, 9, vocab=97)
 
 
 def decoder(name="qwen3", **settings):
     torch.manual_seed(0)
-    return blockformer.BlockformerDecoderForCausalLM(preset(name, **SIZES, **settings)).eval()
+    return blockformer.BlockformerDecoderForCausalLM(preset(name, **FOUR_LAYERS, **settings)).eval()
 
 
 @torch.no_grad()
@@ -111,7 +109,7 @@ def test_two_stacks_of_one(name):
 
 
 def test_a_bare_stack_stays_bare_and_all_at_once(tmp_path):
-    model = blockformer.BlockformerDecoderModel(preset("llama", **SIZES)).to(torch.bfloat16)
+    model = blockformer.BlockformerDecoderModel(preset("llama", **FOUR_LAYERS)).to(torch.bfloat16)
     made = reshape(model, layers=[0, 3], kv_heads=2, topology="encoder")
     assert type(made) is blockformer.BlockformerEncoderModel
     assert (made.dtype, made.config.num_hidden_layers, made.config.num_key_value_heads) == (torch.bfloat16, 2, 2)
@@ -140,14 +138,16 @@ def test_what_has_no_such_shape_is_refused(name, shape, named):
 
 
 def test_other_models_are_refused():
-    shared = blockformer.BlockformerEncoderModel(preset("albert", **SIZES))
+    shared = blockformer.BlockformerEncoderModel(preset("albert", **FOUR_LAYERS))
     for shape, named in (({"layers": [0]}, "where they share"), ({"topology": "decoder"}, "has no num_hidden_groups")):
         with pytest.raises(ValueError, match=named):
             reshape(shared, **shape)
-    config = preset("llama", **SIZES)
+    config = preset("llama", **FOUR_LAYERS)
     with pytest.raises(ValueError, match="ForSequenceClassification cannot be reshaped"):
         reshape(blockformer.BlockformerDecoderForSequenceClassification(config), layers=[0])
-    low = preset("qwen3", **SIZES | {"hidden_size": 64, "intermediate_size": 64}, linear_bits=4, linear_group_size=32)
+    low = preset(
+        "qwen3", **FOUR_LAYERS | {"hidden_size": 64, "intermediate_size": 64}, linear_bits=4, linear_group_size=32
+    )
     with pytest.raises(ValueError, match="4-bit weights"):
         reshape(blockformer.BlockformerDecoderForCausalLM(low), layers=[0])
     without = decoder("modernbert-decoder")
@@ -162,7 +162,7 @@ def run(capsys, *arguments):
 
 
 def test_the_command_line(tmp_path, capsys, tiny_tokenizer):
-    model = Qwen3ForCausalLM(Qwen3Config(**SIZES, num_key_value_heads=4, head_dim=8, tie_word_embeddings=True))
+    model = Qwen3ForCausalLM(Qwen3Config(**FOUR_LAYERS, num_key_value_heads=4, head_dim=8, tie_word_embeddings=True))
     model.save_pretrained(tmp_path / "official")
     tiny_tokenizer.save_pretrained(tmp_path / "official")
     shape = ("--as", "encoder", "--layers", "0,2-3", "--kv-heads", 2)

@@ -13,7 +13,7 @@ from pairs import (
     in_float64,
     left_padded,
     model,
-    official_model,
+    official_copy,
     official_name,
     pair,
     token_ids,
@@ -307,7 +307,7 @@ def head_pair(task, **settings):
     weights = {official_name(name): weight for name, weight in ours.state_dict().items()}
     if task == "question":  # the library kept an old name for this one
         weights = {name.replace("model.", "transformer.", 1): weight for name, weight in weights.items()}
-    their_config = official_model("qwen3", model(**{**SMALL, **settings})).config
+    their_config = official_copy("qwen3", model(**{**SMALL, **settings})).config
     their_config.num_labels = settings.get("num_labels", 2)
     their_config.classifier_dropout = 0.0  # the library takes 0.1 where nothing is said
     their_config.problem_type = settings.get("problem_type")

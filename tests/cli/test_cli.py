@@ -5,6 +5,7 @@ import pytest
 import torch
 from article_modules import GPT
 from safetensors import safe_open
+from sizes import TINY
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import blockformer
@@ -13,16 +14,7 @@ from blockformer.cli.checkpoints import progress_bar
 from blockformer.conversion.files.sizes import format_size
 from blockformer.conversion.summary import describe, summarize
 
-SIZES = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.4,
-}
+SIZES = {**TINY, "vocab_size": 99, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.4}
 # The settings of Qwen/Qwen3-14B as its config.json has them.
 QWEN3_14B = {
     "architectures": ["Qwen3ForCausalLM"],

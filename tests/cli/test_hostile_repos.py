@@ -9,6 +9,7 @@ import unicodedata
 
 import pytest
 import torch
+from sizes import ONE_LAYER
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from blockformer.cli import main, template
@@ -16,7 +17,6 @@ from blockformer.cli.commands import printable_logs
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.errors import printable
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 # Writes into the clipboard, clears the screen, sets the window's title; turns the direction of writing; goes back.
 STEERING = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x1b]0;t\x1b\\\u202eevil\u2066\r\x9b31m\x08"
 HARMFUL = {"\x1b", "\x07", "\x08", "\r", "\x9b", "\u202e", "\u2066"}
@@ -26,7 +26,7 @@ HARMFUL = {"\x1b", "\x07", "\x08", "\r", "\x9b", "\u202e", "\u2066"}
 def whole(tiny_tokenizer, tmp_path_factory):
     torch.manual_seed(0)
     ends = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 1, "max_position_embeddings": 96}
-    config = Qwen3Config(vocab_size=512, **SIZES, head_dim=8, num_key_value_heads=2, initializer_range=0.3, **ends)
+    config = Qwen3Config(vocab_size=512, **ONE_LAYER, head_dim=8, num_key_value_heads=2, initializer_range=0.3, **ends)
     folder = tmp_path_factory.mktemp("whole") / "model"
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)

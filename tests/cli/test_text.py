@@ -7,12 +7,12 @@ import types
 
 import pytest
 import torch
+from sizes import TINY
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, Qwen3Config, Qwen3ForCausalLM
 
 from blockformer.cli import main
 from blockformer.conversion import convert
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 
 
@@ -21,7 +21,7 @@ def official(tiny_tokenizer, tmp_path):
     torch.manual_seed(0)
     ends = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 1, "max_position_embeddings": 96}
     model = Qwen3ForCausalLM(
-        Qwen3Config(vocab_size=512, **SIZES, head_dim=8, num_key_value_heads=2, initializer_range=0.3, **ends)
+        Qwen3Config(vocab_size=512, **TINY, head_dim=8, num_key_value_heads=2, initializer_range=0.3, **ends)
     )
     model.save_pretrained(tmp_path / "official")
     tiny_tokenizer.save_pretrained(tmp_path / "official")
@@ -134,7 +134,7 @@ def test_the_figures_of_a_file_are_those_of_its_tokens(official, tmp_path, capsy
 
 def test_what_cannot_be_talked_to_or_measured_is_said(official, tmp_path, capsys):
     folder, _ = official
-    encoder = BertForMaskedLM(BertConfig(vocab_size=64, **SIZES))
+    encoder = BertForMaskedLM(BertConfig(vocab_size=64, **TINY))
     encoder.save_pretrained(tmp_path / "encoder")
     (tmp_path / "one.txt").write_text("a", encoding="utf-8")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")

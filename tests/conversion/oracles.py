@@ -1,8 +1,9 @@
-"""Small official checkpoints with random, peaky weights, and folders compared to the bit."""
+"""Small official models with random, peaky weights, and folders compared to the bit."""
 
 import hashlib
 import json
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -31,24 +32,145 @@ SPECIAL = {
     "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "qwen3": {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
 }
+GPT2_SIZES = {
+    "vocab_size": 97,
+    "n_positions": 64,
+    "n_embd": 48,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_inner": 80,
+    "initializer_range": 0.35,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+BERT_SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+ROBERTA_SIZES = {**BERT_SIZES, "type_vocab_size": 1, "max_position_embeddings": 66, "layer_norm_eps": 1e-5}
+DISTILBERT_SIZES = {
+    "vocab_size": 97,
+    "dim": 48,
+    "hidden_dim": 80,
+    "n_layers": 2,
+    "n_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
+T5_SIZES = {
+    "vocab_size": 97,
+    "d_model": 48,
+    "d_kv": 16,
+    "d_ff": 80,
+    "num_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 12,
+    "relative_attention_max_distance": 20,
+    "decoder_start_token_id": 0,
+}
+BART_SIZES = {
+    "vocab_size": 97,
+    "d_model": 48,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 80,
+    "decoder_ffn_dim": 80,
+    "max_position_embeddings": 64,
+    "init_std": 0.2,
+}
+BART_TOKENS = {
+    "marian": {"pad_token_id": 60, "eos_token_id": 0, "forced_eos_token_id": 0, "decoder_start_token_id": 60},
+    "bart": {"pad_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": 2, "decoder_start_token_id": 2},
+    "mbart": {"pad_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": 2, "decoder_start_token_id": 50},
+}
+BART_SPECIAL = {
+    "marian": {"scale_embedding": True, "activation_function": "swish", "init_std": 0.15},
+    "bart": {},
+    "mbart": {"scale_embedding": True},
+}
+LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 5}
 
 
-def official_model(family, seed=0, dtype=torch.float32, **settings):
-    """A model of transformers; its biases are random too."""
-    torch.manual_seed(seed)
+class Small(NamedTuple):
+    """How the small models of a family are made.
+
+    Attributes:
+        settings: of the official config.
+        spread: the deviation of what is added to biases and norms.
+        labels: how many there are, by the end of the class's name.
+    """
+
+    settings: dict[str, Any]
+    spread: float
+    labels: dict[str, int] = LABELS
+
+
+SMALL = {family: Small({**SIZES, **special}, spread=0.2) for family, special in SPECIAL.items()}
+SMALL["gpt2"] = Small(GPT2_SIZES, spread=0.3)
+SMALL["bert"] = Small(BERT_SIZES, spread=0.3)
+SMALL |= {family: Small(ROBERTA_SIZES, spread=0.3) for family in ("roberta", "xlm-roberta")}
+SMALL["distilbert"] = Small(DISTILBERT_SIZES, spread=0.3)
+SMALL |= {family: Small(T5_SIZES, 0.3, dict.fromkeys(LABELS, 5)) for family in ("t5", "mt5", "umt5")}
+SMALL |= {
+    family: Small({**BART_SIZES, **BART_TOKENS[family], **special}, 0.1, dict.fromkeys(LABELS, 5))
+    for family, special in BART_SPECIAL.items()
+}
+
+
+def official_class(family, name=None):
+    """A family's class of transformers: "Model" and "BartModel" are the same; without a name, the usual one."""
     chosen = FAMILIES[family]
-    config = chosen.official_config_class(**{**SIZES, **SPECIAL.get(family, {}), **settings})
-    model = getattr(transformers, chosen.model_class_name)(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
+    name = name or chosen.model_class_name
+    prefix = chosen.official_config_class.__name__.removesuffix("Config")
+    return getattr(transformers, name if name.startswith(prefix) else prefix + name)
+
+
+def labels_of(name, labels=LABELS):
+    """The setting of how many labels a class has, if it has any."""
+    return next(({"num_labels": count} for ending, count in labels.items() if name.endswith(ending)), {})
+
+
+@torch.no_grad()
+def randomize_biases_and_norms(model, spread, redrawn=None):
+    """Add noise to what starts as all zeros or all ones, and draw matrices of the name `redrawn` anew."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1 or "norm" in name or "statics" in name:
+            parameter.add_(torch.randn_like(parameter) * spread)
+        elif redrawn is not None and redrawn in name:
+            parameter.normal_()
+
+
+def official_model(family, name=None, *, seed=0, dtype=torch.float32, **settings):
+    """A small model of transformers, peaky, its biases and norms random too.
+
+    Args:
+        family: one of `SMALL`, or any whose config takes `SIZES`.
+        name: of its class, with or without the prefix that all of the family have.
+        seed: of the weights.
+        dtype: of the weights.
+        settings: of the config, over the family's own.
+    """
+    torch.manual_seed(seed)
+    small, cls = SMALL.get(family, Small(SIZES, spread=0.2)), official_class(family, name)
+    settings = {**small.settings, **labels_of(cls.__name__, small.labels), **settings}
+    model = cls(FAMILIES[family].official_config_class(**settings)).eval()
+    randomize_biases_and_norms(model, small.spread, redrawn="relative_attention_bias")
+    if hasattr(model, "final_logits_bias"):  # of BART, a buffer
+        model.final_logits_bias.normal_(std=0.3)
     return model.to(dtype)
 
 
-def official_folder(folder, family="qwen3", dtype=torch.float32, shards=False, tokenizer=None, **settings):
+def official_folder(folder, family="qwen3", name=None, *, shards=False, tokenizer=None, **settings):
     """The same, saved; with a tokenizer if one is given."""
-    model = official_model(family, dtype=dtype, **settings)
+    model = official_model(family, name, **settings)
     model.save_pretrained(folder, max_shard_size="60KB" if shards else "5GB")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)

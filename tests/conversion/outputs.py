@@ -3,6 +3,7 @@
 import torch
 from pairs import assert_close
 
+OF_OURS = {"sop_logits": "seq_relationship_logits"}  # ALBERT's name of the same head
 WAYS_TO_WRITE = (
     {"do_sample": False},
     {"do_sample": True, "temperature": 1.5, "top_k": 40},
@@ -11,22 +12,43 @@ WAYS_TO_WRITE = (
 )
 
 
-def count_same_at(mask, found, expected, spread, tolerance=1e-5):
-    """How many outputs there are, if all are the same: at the real tokens of a mask [B, T], or of whole rows.
+@torch.no_grad()
+def assert_same_outputs(ours, theirs, given, official=None, *, spread, row_terms=0.0):
+    """Both models give the same outputs, all of them: at real tokens, or for whole rows.
 
-    Each has a deviation above `spread`; numbers that are all alike would show little.
+    Args:
+        ours: a model.
+        theirs: the official one.
+        given: what both read. A token of a target is real if there is no `decoder_attention_mask`.
+        official: what the official one reads, if that is something else.
+        spread: the least deviation of an output; numbers that are all alike would show little.
+        row_terms: the size of the terms that an output of a row is a sum of, if they may cancel. Its deviation may then
+            be anything, and only rows whose first token is real are compared: that is where they are read.
     """
-    kinds = "last_hidden_state logits start_logits end_logits prediction_logits seq_relationship_logits".split()
-    names = {name: name for name in kinds if name in expected}
-    if "sop_logits" in expected:  # ALBERT's name of the same head
-        names["seq_relationship_logits"] = "sop_logits"
-    for name, official in names.items():
-        pair = (found[name], expected[official])
-        if pair[0].shape[:2] == mask.shape:
-            pair = tuple(tensor[mask] for tensor in pair)
-        assert_close(*pair, tolerance)
-        assert pair[1].std() > spread
-    return len(names)
+    found, expected = ours(**given), theirs(**(given if official is None else official))
+    source = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
+    real = source
+    if "decoder_input_ids" in given:
+        real = given.get("decoder_attention_mask", torch.ones_like(given["decoder_input_ids"])).bool()
+    left = {"past_key_values", "decoder_hidden_states"}  # the states are T5Gemma's, which gives them unasked
+    if getattr(ours.config, "is_decoder", False):  # ours has no pooler there
+        left.add("pooler_output")
+    names = {OF_OURS.get(name, name): name for name in expected if name not in left}
+    assert names
+    assert set(found) - left == set(names)
+    for name, official_name in names.items():
+        pair = found[name], expected[official_name]
+        if name == "encoder_last_hidden_state":
+            assert_close(pair[0][source], pair[1][source])
+        elif pair[1].shape[: real.dim()] == real.shape:
+            assert_close(pair[0][real], pair[1][real])
+            assert pair[1][real].std() > spread, name
+        elif row_terms:
+            rows = source[..., 0]
+            assert_close(pair[0][rows], pair[1][rows], at_least=row_terms)
+        else:
+            assert_close(*pair)
+            assert name == "pooler_output" or pair[1].std() > spread, name
 
 
 def same_text(ours, theirs, **settings):

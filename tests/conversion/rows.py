@@ -10,9 +10,15 @@ import transformers
 from blockformer.conversion import convert
 from blockformer.conversion.families.registry import FAMILIES
 
-from .oracles import assert_loads_as, assert_same_state, assert_verified, entries_of, stored
-
-LABELS = {"ForSequenceClassification": 3, "ForTokenClassification": 5}
+from .oracles import (
+    assert_loads_as,
+    assert_same_state,
+    assert_verified,
+    entries_of,
+    labels_of,
+    randomize_biases_and_norms,
+    stored,
+)
 
 
 class Row(NamedTuple):
@@ -45,11 +51,11 @@ def family_of(row):
     return FAMILIES[row.family]
 
 
-def official_model(row, usual, head=None, **more):
-    """A model of a row over the usual settings, with random biases and norms too."""
+def model_of(row, usual, head=None, **more):
+    """The official model of a row over those of the usual settings that its class has, its biases random too."""
     family = family_of(row)
     name = family.model_class_name if head is None else head.official
-    labels = next(({"num_labels": count} for ending, count in LABELS.items() if name.endswith(ending)), {})
+    labels = labels_of(name)
     names = {field for field, ours in family.fields.items() if ours}
     known = set(inspect.signature(family.official_config_class.__init__).parameters) | names
     sizes = {**usual, **labels, **row.settings, **more}
@@ -61,13 +67,10 @@ def official_model(row, usual, head=None, **more):
     model = getattr(transformers, name)(family.official_config_class(**settings)).eval()
     if getattr(model.config, "attn_logit_softcapping", None) is not None:
         model.set_attn_implementation("eager")  # older releases forget the cap otherwise
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            if parameter.dim() == 1 or "norm" in parameter_name or "statics" in parameter_name:
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-        for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
-                buffer.copy_(torch.randn_like(buffer) * 0.2)
+    randomize_biases_and_norms(model, spread=0.2)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn_like(buffer) * 0.2)
     return model
 
 

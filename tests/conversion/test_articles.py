@@ -277,15 +277,15 @@ def test_the_third_article_with_the_spellings_of_the_others(tmp_path, names):
     compare_pair(from_official(path, family="article-encoder-decoder", config=settings), module, 53, 61)
 
 
-SIZES = "vocab_size decoder_vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-SIZES += "max_position_embeddings pad_token_id bos_token_id eos_token_id decoder_start_token_id norm_eps"
+SIZE_FIELDS = "vocab_size decoder_vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+SIZE_FIELDS += "max_position_embeddings pad_token_id bos_token_id eos_token_id decoder_start_token_id norm_eps"
 
 
 @pytest.mark.parametrize("family", MODELS)
 def test_a_preset_is_the_config_of_a_converted_model_of_its_sizes(tmp_path, family):
     make, config = MODELS[family]
     ours = load(tmp_path, family, make(config), config).config
-    made = preset(family, **{name: getattr(ours, name) for name in SIZES.split() if hasattr(ours, name)})
+    made = preset(family, **{name: getattr(ours, name) for name in SIZE_FIELDS.split() if hasattr(ours, name)})
     meant = {**ours.to_dict(), "architectures": None, "dtype": None, "_name_or_path": ""}
     assert {name: value for name, value in made.to_dict().items() if meant[name] != value} == {}
 

@@ -41,7 +41,7 @@ SMALL = {"head_dim": 32, "initializer_range": 0.25}
 def awq_folder(folder, family="qwen3", group=32, entries=ENTRIES, tokenizer=None, **settings):
     """An official checkpoint with 4-bit projections; returns the official model of the weights that it means."""
     settings = {**({"head_dim": 32} if family in ("qwen3", "llama") else {}), "initializer_range": 0.25, **settings}
-    model = official_folder(folder, family, torch.float16, tokenizer=tokenizer, **settings)
+    model = official_folder(folder, family, dtype=torch.float16, tokenizer=tokenizer, **settings)
     low, meant = state_of(model, group)
     if model.config.tie_word_embeddings:
         low.pop("lm_head.weight")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import transformers
 from pairs import assert_close
 
 import blockformer
@@ -10,29 +9,19 @@ from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES, family_for
 from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 
-from .oracles import assert_verified, edit_config, edit_tensors, entries_of, stored
-from .test_bart_families import PREFIXES, SIZES, SPECIAL, TOKENS, VOCAB
+from .oracles import assert_verified, edit_config, edit_tensors, entries_of, official_folder, stored
+from .outputs import assert_same_outputs
+from .test_bart_families import BARTS, VOCAB
 
 TABLE = "model.decoder.embed_positions.weight"
 
 
-def official_folder(folder, family, **settings):
-    """A small decoder, its norms and biases random too."""
-    torch.manual_seed(0)
+def decoder_folder(folder, family, **settings):
     own = {"decoder_layers": 2, "decoder_ffn_dim": 64, "init_std": 0.15}
-    wanted = {**SIZES, **TOKENS[family], **SPECIAL[family], **own, **settings}
-    config = FAMILIES[family].official_config_class(**wanted)
-    model = getattr(transformers, f"{PREFIXES[family]}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "layer_norm" in name or "layernorm" in name:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
-    return model
+    return official_folder(folder, family, "ForCausalLM", **own, **settings)
 
 
-@torch.no_grad()
-def assert_same_outputs(ours, theirs):
+def assert_same_with_and_without_an_encoder(ours, theirs):
     """With an encoder's states and without, the second row padded on the right.
 
     Without a cache: the official one has as many layers as the encoder that is not there.
@@ -42,22 +31,20 @@ def assert_same_outputs(ours, theirs):
     states = torch.randn(2, 7, 48, generator=torch.Generator().manual_seed(4))
     for more in ({}, {"encoder_hidden_states": states}):
         given = {"input_ids": ids, "attention_mask": mask, "use_cache": False, **more}
-        found, expected = (model(**given).logits[mask.bool()] for model in (ours, theirs))
-        assert_close(found, expected)
-        assert expected.std() > 0.3
+        assert_same_outputs(ours, theirs, given, spread=0.3)
 
 
 @pytest.mark.parametrize(
     ("family", "tied"),
     [
         pytest.param(family, tied, marks=[] if (family == "bart") == tied else pytest.mark.exhaustive)
-        for family in PREFIXES
+        for family in BARTS
         for tied in (True, False)
     ],
 )
 def test_there_and_back(tmp_path, family, tied):
     src, dst, back, fresh = (tmp_path / name for name in ("src", "dst", "back", "fresh"))
-    model = official_folder(src, family, tie_word_embeddings=tied)
+    model = decoder_folder(src, family, tie_word_embeddings=tied)
     report = convert(src, dst)
     assert report.family == f"{family}-decoder"
     assert_verified(report)
@@ -66,7 +53,7 @@ def test_there_and_back(tmp_path, family, tied):
     assert entries_of(back) == entries_of(src)
     ours = blockformer.BlockformerDecoderForCausalLM.from_pretrained(dst)
     assert (ours.lm_head.weight is ours.model.embed_tokens.weight) == tied
-    assert_same_outputs(ours, model)
+    assert_same_with_and_without_an_encoder(ours, model)
     prompt = {"inputs": torch.arange(5, 9)[None], "max_new_tokens": 8, "do_sample": False}
     texts = [ours.generate(**prompt), model.generate(**prompt, use_cache=False)]
     assert torch.equal(*texts)
@@ -78,12 +65,12 @@ def test_there_and_back(tmp_path, family, tied):
     assert (dst / UNUSED_FILE).exists() == bool(computed)
     assert stored(fresh) == {name: tensor for name, tensor in stored(src).items() if name not in computed}
     again = type(model).from_pretrained(fresh)
-    assert_same_outputs(ours, again)
+    assert_same_with_and_without_an_encoder(ours, again)
 
 
-@pytest.mark.parametrize("family", PREFIXES)
+@pytest.mark.parametrize("family", BARTS)
 def test_a_decoder_in_memory_learns_as_the_official_one(tmp_path, family):
-    model = official_folder(tmp_path, family)
+    model = decoder_folder(tmp_path, family)
     ours = from_official(tmp_path, family=f"{family}-decoder")
     ids = torch.randint(3, 60, (2, 12), generator=torch.Generator().manual_seed(3))
     shifted = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)  # the official class does not shift
@@ -92,7 +79,7 @@ def test_a_decoder_in_memory_learns_as_the_official_one(tmp_path, family):
 
 
 def test_what_does_not_fit_is_named(tmp_path):
-    official_folder(tmp_path / "src", "bart")
+    decoder_folder(tmp_path / "src", "bart")
     edit_tensors(tmp_path / "src", **{"lm_head.weight": torch.randn(VOCAB, 48)})
     with pytest.raises(ConversionError, match="ties these tensors"):
         from_official(tmp_path / "src")
@@ -100,7 +87,7 @@ def test_what_does_not_fit_is_named(tmp_path):
     edit_config(tmp_path / "src", num_hidden_layers=..., decoder_layers=1)
     with pytest.raises(ConversionError, match=r"layers\.1"):
         from_official(tmp_path / "src")
-    official_folder(tmp_path / "own", "marian")
+    decoder_folder(tmp_path / "own", "marian")
     edit_config(tmp_path / "own", decoder_vocab_size=71)
     with pytest.raises(ConversionError, match="decoder_vocab_size is 71 and vocab_size is 97"):
         from_official(tmp_path / "own")
@@ -117,7 +104,7 @@ def test_what_does_not_fit_is_named(tmp_path):
     ],
 )
 def test_a_config_that_it_cannot_express_is_named(tmp_path, changes, named):
-    official_folder(tmp_path, "bart")
+    decoder_folder(tmp_path, "bart")
     settings = from_official(tmp_path).config.to_dict()
     config = blockformer.BlockformerDecoderConfig(**{**settings, **changes})
     with pytest.raises(ConversionError, match=named):

@@ -59,7 +59,7 @@ def text(model, length=6):
 )
 def test_there_and_back_every_bit_is_the_same(tmp_path, family, tied, dtype, shards):
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
-    model = official_folder(src, family, DTYPES[dtype], shards, tie_word_embeddings=tied)
+    model = official_folder(src, family, dtype=DTYPES[dtype], shards=shards, tie_word_embeddings=tied)
     before = fingerprint(src)
     report = convert(src, dst, max_shard_size="60KB" if shards else "5GB", verify=False)
     assert (report.family, report.dtypes) == (family, [dtype])

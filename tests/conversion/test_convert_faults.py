@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fork_server import program
 from safetensors.torch import load_file, save_file
 
 from blockformer.conversion import ConversionError, convert
@@ -244,97 +245,14 @@ def test_the_first_kind_of_weights_is_fetched(tmp_path, kept, monkeypatch):
     assert [name for name in asked if name.endswith((".safetensors", ".bin", ".h5"))] == [kept]
 
 
-# One process imports everything once; each scenario runs in a fork of it and says how it ended.
-SCENARIOS = r"""
-import json, os, resource, signal, sys, time
-from pathlib import Path
-from types import SimpleNamespace
-import torch
-torch.set_num_threads(1)
-import transformers.models.qwen3.modeling_qwen3
-import blockformer.cli.checkpoints
-from blockformer import cli, conversion
-from blockformer.conversion import convert
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background jobs ignore it
-base = Path(sys.argv[1])
-source, big, target = base / "source", base / "big", base / "dst"
-
-def at(count, action):
-    # Do something when progress is told for the count-th time.
-    def run(*args, progress, **kwargs):
-        told = 0
-        def tell(*step):
-            nonlocal told
-            told += 1
-            if told == count:
-                action()
-            progress(*step)
-        return convert(*args, progress=tell, **kwargs)
-    conversion.convert = run
-
-def interrupted(count):
-    at(count, lambda: os.kill(os.getpid(), signal.SIGINT))
-    cli.main(["convert", str(source), str(target)])
-
-def terminated(count):
-    at(count, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    cli.main(["convert", str(source), str(target)])
-
-def killed(count):
-    at(count, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    cli.main(["convert", str(source), str(target), "--force"])
-
-def little_memory():
-    used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    limit = used + (20 << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    cli.main(["convert", str(big), str(target)])
-
-def status(name):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
-
-def peak():
-    convert(source, base / "warm", verify=False)
-    open("/proc/self/clear_refs", "w").write("5")
-    before = status("VmRSS")
-    convert(big, target, verify=False)
-    print(json.dumps(status("VmHWM") - before), flush=True)
-
-for name, *arguments in json.loads(sys.argv[2]):
-    receive, send = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.dup2(send, 1)
-        os.dup2(send, 2)
-        try:
-            globals()[name](*arguments)
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(code or 0)
-    os.close(send)
-    text = b""
-    while part := os.read(receive, 65536):
-        text += part
-    _, status_code = os.waitpid(pid, 0)
-    left = sorted(os.listdir(base))
-    for path in left:
-        if path.endswith(".tmp"):
-            import shutil
-            shutil.rmtree(base / path)
-    run = {"code": os.waitstatus_to_exitcode(status_code), "text": text.decode(), "left": left}
-    print(json.dumps(run), flush=True)  # or the next child has it to write too
-"""
-
-
 @pytest.fixture
 def scenarios(processes, tmp_path):
-    """Runs scenarios of the script in the test's folder: a name and its arguments each."""
+    """Runs scenarios of `interrupted_conversion` in the test's folder: a name and its arguments each."""
 
     def run(*wanted):
-        done = processes.run(SCENARIOS, tmp_path, json.dumps(wanted), folder=tmp_path, elsewhere=False)
+        done = processes.run(
+            program("interrupted_conversion"), tmp_path, json.dumps(wanted), folder=tmp_path, elsewhere=False
+        )
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"code"')]
 
@@ -392,57 +310,6 @@ def test_memory_limits(tmp_path, scenarios, source):
     assert peak < 1.5 * largest + (32 << 20), f"{peak / 2**20:.0f} MiB for tensors of {largest / 2**20:.0f} MiB"
 
 
-AUDITED = r"""
-import json, os, socket, sys
-sys.path.insert(0, "")  # as `python -c` has it: the source's own folder
-sys.dont_write_bytecode = True
-base, target = sys.argv[1:]
-import torch
-import transformers.models.qwen3.modeling_qwen3
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
-import blockformer
-from blockformer.conversion import convert
-
-found = []
-source = os.path.join(base, "source")
-def inside(path, folder):
-    return os.path.realpath(os.fspath(path)).startswith(folder)
-def code(path):
-    return isinstance(path, str) and path.endswith((".py", ".pyc", ".so"))
-def hook(event, args):
-    try:
-        if event == "open":
-            path, mode, flags = args
-            writes = isinstance(mode, str) and set(mode) & set("wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            if isinstance(path, (str, bytes)):
-                path = os.fsdecode(path)
-                if writes and not path.startswith(os.path.join(base, ".dst.")) and path != os.devnull:
-                    found.append(["writes", path])
-                if inside(path, source) and code(path):
-                    found.append(["reads code", path])
-        elif event == "exec" and inside(args[0].co_filename, base):
-            found.append(["runs", args[0].co_filename])
-        elif event == "import" and str(args[0]).partition(".")[0] in ("evil", "generate", "modeling_evil"):
-            found.append(["imports", args[0]])
-        elif event in ("socket.connect", "socket.getaddrinfo", "subprocess.Popen", "os.system", "os.exec", "os.fork"):
-            found.append([event, str(args)])
-        elif event in ("os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.chmod", "os.utime", "shutil.rmtree"):
-            names = [os.fspath(arg) for arg in args if isinstance(arg, (str, os.PathLike))]
-            own = (os.path.join(base, ".dst."), target)
-            if any(name.startswith("/") and not name.startswith(own) for name in names):
-                found.append([event, names])
-    except Exception as error:
-        found.append(["hook", repr(error)])
-
-sys.addaudithook(hook)
-report = convert(source, target)
-blockformer.from_official(source)
-listed = list(found)
-assert report.parity.measured and report.parity.passed
-print(json.dumps(listed))
-"""
-
-
 def test_nothing_of_the_source_is_run_and_nothing_written_elsewhere(tmp_path, processes, source, tiny_tokenizer):
     tiny_tokenizer.save_pretrained(source)
     planted = f"open({str(tmp_path / 'PLANTED')!r}, 'w').write('run')\n"
@@ -461,7 +328,7 @@ def test_nothing_of_the_source_is_run_and_nothing_written_elsewhere(tmp_path, pr
     settings["auto_map"] = {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}
     (source / "tokenizer_config.json").write_text(json.dumps(settings))
     before = fingerprint(source)
-    done = processes.run(AUDITED, tmp_path, tmp_path / "dst", folder=source, elsewhere=False)
+    done = processes.run(program("audited_conversion"), tmp_path, tmp_path / "dst", folder=source, elsewhere=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []
     assert not (tmp_path / "PLANTED").exists()

@@ -10,26 +10,15 @@ from typing import Any
 import pytest
 import torch
 from pairs import assert_close
+from sizes import OFFICIAL_DECODER
 
 import blockformer
 from blockformer.conversion.families.registry import FAMILIES
 
-from .outputs import count_same_at
-from .rows import Row, assert_there_and_back, official_model, parameters
+from .outputs import assert_same_outputs
+from .rows import Row, assert_there_and_back, model_of, parameters
 
-SIZES = {
-    "vocab_size": 131,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.4,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+SIZES = {**OFFICIAL_DECODER, "pad_token_id": 0}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -230,7 +219,7 @@ def assert_same_model(ours, theirs):
     """Logits of padded rows, step by step with a cache, and text in two ways."""
     inputs = batch(theirs)
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    assert count_same_at(mask.bool(), ours(**inputs), theirs(**inputs), spread=0.3)
+    assert_same_outputs(ours, theirs, inputs, spread=0.3)
     caches: list[Any] = [None, None]
     for part in (ids[:1, :17], ids[:1, 17:18], ids[:1, 18:]):
         outputs = [
@@ -248,7 +237,7 @@ def assert_same_model(ours, theirs):
 @pytest.mark.versions
 @pytest.mark.parametrize("row", parameters(ROWS))
 def test_there_and_back_with_the_same_numbers_and_text(tmp_path, row):
-    theirs = official_model(row, SIZES)
+    theirs = model_of(row, SIZES)
     dst = assert_there_and_back(tmp_path, row, theirs)
     assert_same_model(blockformer.BlockformerDecoderForCausalLM.from_pretrained(dst), theirs)
     fresh = type(theirs).from_pretrained(tmp_path / "fresh")
@@ -268,10 +257,8 @@ HEADS = [
 @pytest.mark.versions
 @pytest.mark.parametrize(("row", "head"), HEADS, ids=lambda value: getattr(value, "official", ""))
 def test_the_other_heads(tmp_path, row, head):
-    theirs = official_model(row, SIZES, head)
+    theirs = model_of(row, SIZES, head)
     theirs.save_pretrained(tmp_path)
     ours = blockformer.from_official(tmp_path)
     assert type(ours).__name__ == head.ours
-    inputs = batch(theirs)
-    with torch.no_grad():
-        assert count_same_at(inputs["attention_mask"].bool(), ours(**inputs), theirs(**inputs), spread=0.1)
+    assert_same_outputs(ours, theirs, batch(theirs), spread=0.1)

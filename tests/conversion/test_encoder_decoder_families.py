@@ -10,10 +10,10 @@ from pairs import assert_close
 import blockformer
 from blockformer.conversion.families.registry import FAMILIES
 
-from .outputs import count_same_at
-from .rows import Row, assert_there_and_back, official_model, parameters
+from .outputs import assert_same_outputs
+from .rows import Row, assert_there_and_back, model_of, parameters
 
-SIZES = {
+LIKE_BART = {
     "vocab_size": 131,
     "d_model": 32,
     "encoder_ffn_dim": 48,
@@ -59,7 +59,7 @@ FIRST = {row.family: row for row in reversed(ROWS)}
 def batch(config):
     """Two sources, the second padded on the right, and what the decoder reads of them."""
     generator = torch.Generator().manual_seed(3)
-    ids, target = (torch.randint(5, SIZES["vocab_size"], (2, length), generator=generator) for length in (14, 9))
+    ids, target = (torch.randint(5, LIKE_BART["vocab_size"], (2, length), generator=generator) for length in (14, 9))
     mask = torch.ones_like(ids)
     ids[1, 9:], mask[1, 9:] = config.pad_token_id, 0
     return {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": target}
@@ -69,11 +69,9 @@ def batch(config):
 def assert_same_model(ours, theirs):
     """Logits, those of a padded row like those of it alone, and text in two ways."""
     inputs = batch(ours.config)
-    every = torch.ones_like(inputs["decoder_input_ids"]).bool()
-    found = ours(**inputs)
-    assert count_same_at(every, found, theirs(**inputs), spread=0.3)
+    assert_same_outputs(ours, theirs, inputs, spread=0.3)
     alone = ours(inputs["input_ids"][1:, :9], decoder_input_ids=inputs["decoder_input_ids"][1:])
-    assert_close(found.logits[1:], alone.logits)
+    assert_close(ours(**inputs).logits[1:], alone.logits)
     source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     for way in ({}, {"num_beams": 3}):
         settings = {"max_new_tokens": 6, "do_sample": False, "decoder_start_token_id": 2, **way}
@@ -83,7 +81,7 @@ def assert_same_model(ours, theirs):
 @pytest.mark.versions
 @pytest.mark.parametrize("row", parameters(ROWS))
 def test_there_and_back_with_the_same_numbers_and_text(tmp_path, row):
-    theirs = official_model(row, SIZES)
+    theirs = model_of(row, LIKE_BART)
     if hasattr(theirs, "final_logits_bias"):
         theirs.final_logits_bias.normal_()
     computed = ["embed_positions.weight"] if row.family == "pegasus" else []
@@ -104,7 +102,7 @@ HEADS = [
 @torch.no_grad()
 def test_the_other_heads(tmp_path, row, head):
     is_decoder = head.ours.startswith("BlockformerDecoder")
-    theirs = official_model(row, SIZES, head, **({"is_decoder": True} if is_decoder else {}))
+    theirs = model_of(row, LIKE_BART, head, **({"is_decoder": True} if is_decoder else {}))
     theirs.save_pretrained(tmp_path)
     ours = blockformer.from_official(tmp_path)
     assert type(ours).__name__ == head.ours
@@ -114,5 +112,4 @@ def test_the_other_heads(tmp_path, row, head):
     elif head.official.endswith("Classification"):
         inputs.pop("decoder_input_ids")
         inputs["input_ids"][0, -1] = inputs["input_ids"][1, 8] = 2
-    found, expected = ours(**inputs), theirs(**inputs)
-    assert count_same_at(torch.ones(2, found[0].shape[1]).bool(), found, expected, spread=0.05)
+    assert_same_outputs(ours, theirs, inputs, spread=0.05)

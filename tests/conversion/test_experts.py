@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from sizes import OFFICIAL_DECODER
 
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES
@@ -11,18 +12,6 @@ from blockformer.conversion.rules.table import Rule, RuleTable, _Pattern
 
 from .oracles import assert_verified, edit_config, edit_tensors, entries_of, stored
 
-SIZES = {
-    "vocab_size": 131,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.4,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 OWN = {
     "mixtral": {"num_local_experts": 5},
     "qwen2_moe": {"num_experts": 6, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
@@ -30,11 +19,11 @@ OWN = {
 }
 
 
-def official_folder(folder, family, dtype=torch.float32, name=None, **settings):
+def published_folder(folder, family, dtype=torch.float32, name=None, **settings):
     """A saved model of transformers, in the form that is published."""
     chosen = FAMILIES[family]
     torch.manual_seed(0)
-    config = chosen.official_config_class(**{**SIZES, **OWN[family], **settings})
+    config = chosen.official_config_class(**{**OFFICIAL_DECODER, **OWN[family], **settings})
     model = getattr(transformers, name or chosen.model_class_name)(config).to(dtype).eval()
     model.save_pretrained(folder)
     return model
@@ -43,7 +32,7 @@ def official_folder(folder, family, dtype=torch.float32, name=None, **settings):
 @pytest.mark.parametrize("family", OWN)
 def test_stacked_experts_come_in_and_go_back_stacked(tmp_path, family):
     """As transformers has them in memory; another tool may write them so."""
-    theirs = official_folder(tmp_path / "published", family)
+    theirs = published_folder(tmp_path / "published", family)
     theirs.save_pretrained(tmp_path / "src", save_original_format=False)
     names = set(stored(tmp_path / "src"))
     assert "model.layers.0.mlp.experts.gate_up_proj" in names
@@ -57,7 +46,7 @@ def test_stacked_experts_come_in_and_go_back_stacked(tmp_path, family):
 
 def test_a_bfloat16_checkpoint_is_compared_in_float32_alone(tmp_path):
     """In bfloat16 a rounding chooses another expert for a token, in two models that are both right."""
-    official_folder(tmp_path / "src", "qwen2_moe", torch.bfloat16)
+    published_folder(tmp_path / "src", "qwen2_moe", torch.bfloat16)
     report = convert(tmp_path / "src", tmp_path / "repo")
     assert [measured.dtype for measured in report.parity.measured] == ["float32"]
     assert_verified(report)
@@ -66,14 +55,14 @@ def test_a_bfloat16_checkpoint_is_compared_in_float32_alone(tmp_path):
 
 
 def test_an_expert_that_is_missing_is_named(tmp_path):
-    official_folder(tmp_path / "src", "qwen3_moe")
+    published_folder(tmp_path / "src", "qwen3_moe")
     edit_tensors(tmp_path / "src", **{"model.layers.0.mlp.experts.4.up_proj.weight": None})
     with pytest.raises(ConversionError, match=r"parts that are missing.*\n.*experts\.4\.up_proj"):
         from_official(tmp_path / "src")
 
 
 def test_another_number_of_experts_than_the_config_says_is_refused(tmp_path):
-    official_folder(tmp_path / "src", "mixtral")
+    published_folder(tmp_path / "src", "mixtral")
     edit_config(tmp_path / "src", num_local_experts=4)
     with pytest.raises(ConversionError, match=r"no rule takes.*\n.*experts\.4\.w1"):
         from_official(tmp_path / "src")
@@ -88,7 +77,7 @@ def test_another_number_of_experts_than_the_config_says_is_refused(tmp_path):
     ],
 )
 def test_settings_that_ours_cannot_express_are_refused(tmp_path, family, changes, named):
-    official_folder(tmp_path / "src", family)
+    published_folder(tmp_path / "src", family)
     edit_config(tmp_path / "src", **changes)
     with pytest.raises(ConversionError, match=named):
         from_official(tmp_path / "src")
@@ -96,7 +85,7 @@ def test_settings_that_ours_cannot_express_are_refused(tmp_path, family, changes
 
 def test_the_router_of_a_repo_goes_back_as_it_was_trained(tmp_path):
     """Its settings say how it is trained, too."""
-    official_folder(tmp_path / "src", "qwen3_moe", router_aux_loss_coef=0.02, output_router_logits=True)
+    published_folder(tmp_path / "src", "qwen3_moe", router_aux_loss_coef=0.02, output_router_logits=True)
     ours = from_official(tmp_path / "src")
     assert (ours.config.router_aux_loss_coef, ours.config.output_router_logits) == (0.02, True)
     assert ours.config.mlp_layer_types == ["sparse", "dense"]
@@ -136,7 +125,7 @@ def test_names_of_thousands_of_experts_are_found_in_linear_time(monkeypatch):
 
 def quantized_folder(folder):
     """gpt-oss as it is published: its experts with 4 bits, all else bfloat16; and the weights that they stand for."""
-    sizes = {**SIZES, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_local_experts": 3}
+    sizes = {**OFFICIAL_DECODER, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_local_experts": 3}
     torch.manual_seed(0)
     config = transformers.GptOssConfig(**sizes, num_experts_per_tok=2, sliding_window=8)
     model = transformers.GptOssForCausalLM(config).bfloat16()

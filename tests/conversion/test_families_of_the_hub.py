@@ -3,17 +3,15 @@
 import pytest
 import torch
 import transformers
+from sizes import TINY
 
 from blockformer.conversion import ConversionError, convert
 
 from .oracles import assert_verified, edit_config, edit_tensors, entries_of, official_folder, stored
 
 SIZES = {
+    **TINY,
     "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
     "max_position_embeddings": 64,
     "initializer_range": 0.4,
     "bos_token_id": 1,

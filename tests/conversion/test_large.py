@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from fork_server import PROGRAMS
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from blockformer.conversion.files.checkpoint import Checkpoint
@@ -24,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
     pytest.mark.timeout(3000),
 ]
-SIZES = {
+QWEN3_4B = {
     "vocab_size": 151_936,
     "hidden_size": 2560,
     "intermediate_size": 9728,
@@ -38,76 +39,11 @@ SIZES = {
 LARGEST = 151_936 * 2560 * 2
 ROUNDS = 2
 
-SCRIPT = r"""
-import json, os, resource, sys, threading, time
-import torch
-import transformers.models.qwen3.modeling_qwen3
-from blockformer.conversion import ConversionError, convert
-
-def status(*names):
-    with open("/proc/self/status") as file:
-        lines = dict(line.split(":", 1) for line in file)
-    return [int(lines[name].split()[0]) * 1024 for name in names]
-
-def dirty():
-    with open("/proc/meminfo") as file:
-        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(("Dirty:", "Writeback:")))
-
-class Peak:
-    # The largest resident size of this process, anonymous and file pages apart, and of the machine's dirty pages.
-    def __enter__(self):
-        self.before, self.dirty_before = status("RssAnon", "RssFile"), dirty()
-        self.peaks, self.dirty, self.over = list(self.before), self.dirty_before, threading.Event()
-        self.thread = threading.Thread(target=self.sample, daemon=True)
-        self.thread.start()
-        return self
-    def sample(self):
-        while not self.over.wait(0.02):
-            self.peaks = [max(pair) for pair in zip(self.peaks, status("RssAnon", "RssFile"))]
-            self.dirty = max(self.dirty, dirty())
-    def __exit__(self, *error):
-        self.over.set()
-        self.thread.join()
-    def result(self):
-        anonymous, file = (peak - before for peak, before in zip(self.peaks, self.before))
-        return {"anonymous": anonymous, "file": file, "total": sum(self.peaks), "dirty": self.dirty - self.dirty_before}
-
-def limited(nbytes):
-    limit = status("VmSize")[0] + nbytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-def converting(small, source, target, to_official, limit):
-    convert(small, target + "-warm", verify=False)
-    with Peak() as peak:
-        limited(limit)
-        start = time.monotonic()
-        try:
-            convert(source, target, to_official=to_official, verify=False)
-            outcome = "converted"
-        except ConversionError as error:
-            outcome = str(error)
-    return {**peak.result(), "outcome": outcome, "seconds": time.monotonic() - start}
-
-def offloaded(folder, offload):
-    import blockformer
-    with Peak() as peak:
-        model = blockformer.BlockformerDecoderForCausalLM.from_pretrained(
-            folder, device_map="auto", max_memory={"cpu": "1GiB"}, offload_folder=offload
-        )
-        places = sorted(set(map(str, model.hf_device_map.values())))
-        with torch.no_grad():
-            logits = model(torch.arange(16)[None]).logits
-    return {**peak.result(), "places": places, "finite": bool(logits.isfinite().all())}
-
-print(json.dumps(globals()[sys.argv[1]](*json.loads(sys.argv[2]))))
-"""
-
 
 def run(name: str, *arguments: Any) -> dict[str, Any]:
     command = [
         sys.executable,
-        "-c",
-        SCRIPT,
+        PROGRAMS / "memory_of_conversion.py",
         name,
         json.dumps([str(x) if isinstance(x, Path) else x for x in arguments]),
     ]
@@ -126,7 +62,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
     base = tmp_path_factory.mktemp("large")
     if shutil.disk_usage(base).free < 30e9:
         pytest.skip("needs 30 GB of disk")
-    config = Qwen3Config(**SIZES, dtype="bfloat16", architectures=["Qwen3ForCausalLM"])
+    config = Qwen3Config(**QWEN3_4B, dtype="bfloat16", architectures=["Qwen3ForCausalLM"])
     with torch.device("meta"):
         shapes = {name: tuple(p.shape) for name, p in Qwen3ForCausalLM(config).named_parameters()}
     source = base / "source"
@@ -139,7 +75,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
             count = torch.Size(shape).numel()
             parts = (noise.roll(number + at)[: count - at] for at in range(0, count, len(noise)))
             writer.write_parts(name, parts)
-    small = {**SIZES, "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+    small = {**QWEN3_4B, "vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
     Qwen3ForCausalLM(Qwen3Config(**small)).save_pretrained(base / "small")
     yield base
     shutil.rmtree(base)

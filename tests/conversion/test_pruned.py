@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from pairs import assert_close
+from sizes import THREE_LAYERS, TOKENS
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
@@ -15,18 +16,7 @@ from blockformer.conversion.summary import summarize
 from .oracles import edit_config, edit_tensors, entries_of, stored
 
 PRUNED = {0: [1, 2], 1: [3]}
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 66,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+WITH_POSITIONS_OF_ROBERTA = {**THREE_LAYERS, **TOKENS, "max_position_embeddings": 66, "initializer_range": 0.3}
 # Family -> a class of its own, and the names of queries, keys, values and the output in a layer.
 BERT = "encoder.layer.{}.attention."
 NAMES = [f"{BERT}self.{name}" for name in ("query", "key", "value")] + [f"{BERT}output.dense"]
@@ -67,13 +57,13 @@ def narrower(family, tensors):
     return tensors
 
 
-def official_folder(folder, family):
+def pruned_folder(folder, family):
     """A pruned checkpoint, and the whole official model with zeros where it has no heads."""
     torch.manual_seed(0)
     model_class, root, names = CASES[family]
     config_class = FAMILIES[family].official_config_class
     own = {"embedding_size": 24} if family == "electra" else {}
-    model = getattr(transformers, model_class)(config_class(**SIZES, **own)).eval()
+    model = getattr(transformers, model_class)(config_class(**WITH_POSITIONS_OF_ROBERTA, **own)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -92,7 +82,7 @@ def official_folder(folder, family):
 
 @pytest.mark.parametrize("family", CASES)
 def test_a_pruned_checkpoint_comes_in_and_goes_back(tmp_path, family):
-    whole = official_folder(tmp_path / "official", family)
+    whole = pruned_folder(tmp_path / "official", family)
     report = convert(tmp_path / "official", tmp_path / "ours")
     assert any(
         "transformers has no layers of fewer heads (pruned_heads) since version 5" in note for note in report.notes
@@ -119,7 +109,7 @@ def test_a_pruned_checkpoint_comes_in_and_goes_back(tmp_path, family):
 
 
 def test_all_heads_again_are_what_every_official_class_reads(tmp_path):
-    whole = official_folder(tmp_path / "official", "bert")
+    whole = pruned_folder(tmp_path / "official", "bert")
     ours = blockformer.restore_heads(from_official(tmp_path / "official"))
     blockformer.export_model(ours, tmp_path / "ours")
     convert(tmp_path / "ours", tmp_path / "back", to_official=True, family="bert")
@@ -129,7 +119,7 @@ def test_all_heads_again_are_what_every_official_class_reads(tmp_path):
 
 
 def test_a_family_without_pruned_heads_says_what_to_do(tmp_path):
-    config = blockformer.preset("llama", **SIZES, head_dim=12)
+    config = blockformer.preset("llama", **WITH_POSITIONS_OF_ROBERTA, head_dim=12)
     model = blockformer.prune_heads(blockformer.BlockformerDecoderForCausalLM(config), {0: [1]})
     model.save_pretrained(tmp_path / "ours")
     with pytest.raises(ConversionError, match=r"pruned_heads must be None \(blockformer.restore_heads has zeros"):
@@ -145,7 +135,7 @@ def test_a_family_without_pruned_heads_says_what_to_do(tmp_path):
 
 
 def test_tensors_that_are_not_those_of_the_pruned_heads(tmp_path):
-    official_folder(tmp_path / "official", "gpt2")
+    pruned_folder(tmp_path / "official", "gpt2")
     edit_config(tmp_path / "official", pruned_heads={"0": [1, 2]})
     with pytest.raises(ConversionError, match="wrong shapes"):
         convert(tmp_path / "official", tmp_path / "ours")
@@ -158,7 +148,7 @@ def test_tensors_that_are_not_those_of_the_pruned_heads(tmp_path):
 
 
 def test_the_cache_of_fewer_heads_is_counted(tmp_path):
-    config = blockformer.preset("qwen3", **SIZES, num_key_value_heads=2, head_dim=12)
+    config = blockformer.preset("qwen3", **WITH_POSITIONS_OF_ROBERTA, num_key_value_heads=2, head_dim=12)
     model = blockformer.BlockformerDecoderForCausalLM(config)
     sizes = []
     for name, one in (("whole", model), ("pruned", blockformer.prune_heads(model, {0: [0, 1]}))):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from sizes import OFFICIAL_ENCODER
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from blockformer.conversion import convert
@@ -17,18 +18,7 @@ sentence_transformers = pytest.importorskip("sentence_transformers")
 parts_of = pytest.importorskip("sentence_transformers.models")
 WORDS = ["<s>", "<pad>", "</s>", "<unk>", *"the a cat dog bird sees hears and or not in on : query text".split()]
 TEXTS = ["the cat sees a dog", "a bird", "the dog and the bird and the cat : not in the text or on a query"]
-SIZES = {
-    "vocab_size": len(WORDS),
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 66,
-    "initializer_range": 0.4,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-}
+SIZES = {**OFFICIAL_ENCODER, "vocab_size": len(WORDS)}
 SPECIAL = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"}
 
 

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-import transformers
-from pairs import assert_close
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
@@ -11,28 +9,29 @@ from blockformer.conversion.families.registry import FAMILIES, family_for
 from blockformer.conversion.files.unused_tensors import UNUSED_FILE
 from blockformer.conversion.summary import summarize
 
-from .oracles import assert_loads_as, assert_verified, edit_config, edit_tensors, entries_of, fingerprint, stored
-from .outputs import WAYS_TO_WRITE, count_same_at, nudged, same_text
+from .oracles import (
+    T5_SIZES,
+    assert_loads_as,
+    assert_verified,
+    edit_config,
+    edit_tensors,
+    entries_of,
+    fingerprint,
+    official_class,
+    official_folder,
+    official_model,
+    stored,
+)
+from .outputs import WAYS_TO_WRITE, assert_same_outputs, nudged, same_text
 
-SIZES = {
-    "vocab_size": 97,
-    "d_model": 48,
-    "d_kv": 16,
-    "d_ff": 80,
-    "num_layers": 2,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 12,
-    "relative_attention_max_distance": 20,
-    "decoder_start_token_id": 0,
-}
-PREFIXES = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}
+T5 = ("t5", "mt5", "umt5")
 VERSIONS = {
     "t5": {"feed_forward_proj": "relu"},
     "v1.1": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
     "silu": {"feed_forward_proj": "gated-silu", "num_decoder_layers": 3},
 }
 FIRST = FAMILIES["mt5"].heads[0]
-HEADS = [(family, head) for family in PREFIXES for head in FAMILIES[family].heads]
+HEADS = [(family, head) for family in T5 for head in FAMILIES[family].heads]
 # The classes of mT5 are those of T5; its first head is asked for its names alone.
 USUALLY = [
     pytest.param(*each, marks=[pytest.mark.exhaustive] if each[0] == "mt5" and each[1] is not FIRST else [])
@@ -46,28 +45,6 @@ def name_of(value):
     return getattr(value, "ours", str(value))
 
 
-def official_model(family="t5", head="ForConditionalGeneration", **settings):
-    """A small official model; its norms and biases are random too."""
-    torch.manual_seed(0)
-    name = head if head.startswith(PREFIXES[family]) else PREFIXES[family] + head
-    labels = {"num_labels": 5} if name.endswith(("SequenceClassification", "TokenClassification")) else {}
-    config = FAMILIES[family].official_config_class(**{**SIZES, **labels, **settings})
-    model = getattr(transformers, name)(config).eval()
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            if parameter_name.endswith("bias") or "layer_norm" in parameter_name:
-                parameter.add_(torch.randn_like(parameter) * 0.3)
-            if "relative_attention_bias" in parameter_name:
-                parameter.normal_()
-    return model
-
-
-def official_folder(folder, *arguments, **settings):
-    model = official_model(*arguments, **settings)
-    model.save_pretrained(folder)
-    return model
-
-
 def inputs(side="right", config=None):
     """A source of three rows, one of them padded, each with one end token at its end; and a target."""
     generator = torch.Generator().manual_seed(3)
@@ -79,19 +56,6 @@ def inputs(side="right", config=None):
     if config is None or config.is_encoder_decoder:
         tensors["decoder_input_ids"] = torch.randint(2, 97, (3, 30), generator=generator)
     return tensors
-
-
-@torch.no_grad()
-def assert_same_outputs(ours, theirs, side):
-    """Whatever tells of real tokens, to 1e-5; a target is all real."""
-    tensors = inputs(side, ours.config)
-    mask = torch.ones(3, 30, dtype=torch.bool) if ours.config.is_encoder_decoder else tensors["attention_mask"].bool()
-    found, expected = ours(**tensors), theirs(**tensors)
-    assert count_same_at(mask, found, expected, spread=0.1)
-    if ours.config.is_encoder_decoder:
-        source = tensors["attention_mask"].bool()
-        pair = (found.encoder_last_hidden_state[source], expected.encoder_last_hidden_state[source])
-        assert_close(*pair)
 
 
 @pytest.mark.portable
@@ -112,7 +76,7 @@ def test_every_head_there_and_back(tmp_path, family, head):
 
     ours = getattr(blockformer, head.ours).from_pretrained(dst)
     for side in ("left", "right"):
-        assert_same_outputs(ours, model, side)
+        assert_same_outputs(ours, model, inputs(side, ours.config), spread=0.1)
     assert_loads_as(back, model)
 
     (dst / "conversion.json").unlink()
@@ -130,7 +94,7 @@ def test_every_head_there_and_back(tmp_path, family, head):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.exhaustive)], ids=str)
 def test_versions_and_dtypes(tmp_path, version, dtype):
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
-    official_model(**VERSIONS[version]).to(dtype).save_pretrained(src)
+    official_folder(src, "t5", dtype=dtype, **VERSIONS[version])
     assert_verified(convert(src, dst))
     convert(dst, back, to_official=True, verify=False)
     assert stored(back) == stored(src)
@@ -151,14 +115,14 @@ def test_a_head_of_its_own(tmp_path, family, said):
     official_folder(src, family, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
     edit_tensors(src, **{"lm_head.weight": torch.randn(97, 48)})
     edit_config(src, tie_word_embeddings=said)
-    model = getattr(transformers, f"{PREFIXES[family]}ForConditionalGeneration").from_pretrained(src).eval()
+    model = official_class(family).from_pretrained(src).eval()
     assert model.lm_head.weight is not model.shared.weight
     assert_verified(convert(src, dst))
     ours = blockformer.BlockformerEncoderDecoderForConditionalGeneration.from_pretrained(dst)
     assert not ours.config.tie_word_embeddings
     assert ours.lm_head.weight is not ours.model.encoder.embed_tokens.weight
     assert ours.model.decoder.embed_tokens.weight is ours.model.encoder.embed_tokens.weight
-    assert_same_outputs(ours, model, "left")
+    assert_same_outputs(ours, model, inputs("left"), spread=0.1)
     convert(dst, back, to_official=True, verify=False)
     assert stored(back) == stored(src)
     assert entries_of(back) == entries_of(src)
@@ -190,7 +154,7 @@ def test_embeddings_under_several_names(tmp_path, head, names):
 
 
 def test_copies_that_differ_are_refused_by_name(tmp_path):
-    official_folder(tmp_path / "src")
+    official_folder(tmp_path / "src", "t5")
     edit_tensors(tmp_path / "src", **{"decoder.embed_tokens.weight": torch.randn(97, 48)})
     with pytest.raises(ConversionError, match=r"shared\.weight.*decoder\.embed_tokens\.weight"):
         convert(tmp_path / "src", tmp_path / "dst")
@@ -200,7 +164,7 @@ def test_copies_that_differ_are_refused_by_name(tmp_path):
 def test_what_old_checkpoints_hold(tmp_path):
     """The first T5: all copies, a bias that nothing reads, the class's old name, settings that no class knows."""
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
-    model = official_folder(src)
+    model = official_folder(src, "t5")
     copies = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"}
     edit_tensors(src, **dict.fromkeys(copies, model.shared.weight.detach()), **{UNUSED: torch.randn(12, 4)})
     edit_config(src, architectures=["T5WithLMHeadModel"], n_positions=512, dense_act_fn=..., is_gated_act=...)
@@ -220,11 +184,10 @@ def test_without_architectures_the_tensors_tell(tmp_path, head):
     assert type(from_official(tmp_path / "src")).__name__ == wanted
 
 
-@pytest.mark.parametrize("family", PREFIXES)
+@pytest.mark.parametrize("family", T5)
 def test_the_same_text_in_every_way(tmp_path, family):
     official_folder(tmp_path / "src", family, initializer_factor=1.6)
-    name = f"{PREFIXES[family]}ForConditionalGeneration"
-    theirs = getattr(transformers, name).from_pretrained(tmp_path / "src").eval()
+    theirs = official_class(family).from_pretrained(tmp_path / "src").eval()
     ours = from_official(tmp_path / "src")
     assistant = nudged(from_official(tmp_path / "src"))
     for side in ("left", "right") if family == "t5" else ("right",):
@@ -239,7 +202,7 @@ def test_the_same_text_in_every_way(tmp_path, family):
         assert torch.equal(assisted, plain)
 
 
-@pytest.mark.parametrize("family", PREFIXES)
+@pytest.mark.parametrize("family", T5)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -251,7 +214,7 @@ def test_the_same_text_in_every_way(tmp_path, family):
 )
 def test_every_setting_there_and_back(family, changes):
     chosen = FAMILIES[family]
-    entries = {"model_type": family, "architectures": [chosen.model_class_name], **SIZES, **changes}
+    entries = {"model_type": family, "architectures": [chosen.model_class_name], **T5_SIZES, **changes}
     config = chosen.our_config(chosen.config_from(entries))
     again = type(config).from_dict(config.to_dict())
     assert again.to_dict() == config.to_dict()
@@ -289,7 +252,7 @@ def test_the_family_follows_from_the_settings():
 
 
 def test_quantized_checkpoints_and_other_heads_are_refused(tmp_path):
-    official_folder(tmp_path / "src")
+    official_folder(tmp_path / "src", "t5")
     edit_config(tmp_path / "src", quantization_config={"quant_method": "bitsandbytes"})
     with pytest.raises(ConversionError, match="quantization_config"):
         convert(tmp_path / "src", tmp_path / "dst")
@@ -299,8 +262,8 @@ def test_quantized_checkpoints_and_other_heads_are_refused(tmp_path):
 
 
 def test_inspecting_an_official_config(tmp_path):
-    official_folder(tmp_path / "src", num_decoder_layers=3)
+    official_folder(tmp_path / "src", "t5", num_decoder_layers=3)
     summary = summarize(tmp_path / "src")
-    assert summary.parameters == official_model(num_decoder_layers=3).num_parameters()
+    assert summary.parameters == official_model("t5", num_decoder_layers=3).num_parameters()
     # Keys and values of self-attention in the decoder's three layers.
     assert summary.cache["float32"] == 2 * 3 * 4 * 16 * 4

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from pairs import assert_as_exact, assert_close, in_float64, token_ids
+from sizes import STRONG
 from torch.nn import functional as F
 
 import blockformer
@@ -11,10 +12,6 @@ from blockformer.engine.blocks import attend_in_blocks, can_attend_in_blocks
 
 pytestmark = pytest.mark.portable
 DTYPES = (torch.float32, torch.bfloat16)
-SIZES = {
-    "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
-    "initializer_range": 0.6, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 64,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -106,7 +103,7 @@ def test_the_sizes_that_gain(dtype, heads, size, lengths, monkeypatch):
 
 def model_of(family, cls, dtype=torch.float32):
     torch.manual_seed(0)
-    return cls(blockformer.preset(family, **SIZES)).to(dtype).eval()
+    return cls(blockformer.preset(family, **STRONG)).to(dtype).eval()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

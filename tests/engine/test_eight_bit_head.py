@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from pairs import assert_close, token_ids
+from sizes import STRONG
 from torch import nn
 
 import blockformer
@@ -15,10 +16,7 @@ from blockformer.engine.linear import QuickLinear
 from blockformer.engine.measure import own_trace
 from blockformer.engine.step_parts import LastPart
 
-SIZES = {
-    "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 1003,
-    "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 64,
-}  # fmt: skip
+LARGE_VOCABULARY = {**STRONG, "num_hidden_layers": 1, "hidden_size": 64, "vocab_size": 1003, "initializer_range": 0.3}
 
 # On a busy machine the compiler may take minutes for one step.
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.timeout(1200)]
@@ -26,7 +24,7 @@ pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.timeout(1200)]
 
 def make(family="qwen3", dtype=torch.float32, cls=blockformer.BlockformerDecoderForCausalLM, **settings):
     torch.manual_seed(0)
-    return cls(preset(family, **SIZES, **settings)).to(dtype).eval()
+    return cls(preset(family, **LARGE_VOCABULARY, **settings)).to(dtype).eval()
 
 
 def head_of(bias, dtype):
@@ -119,7 +117,7 @@ def test_the_copy_follows_the_weight_and_is_in_no_file():
 @torch.no_grad()
 def logits(model, rows=1):
     """Those of the prompt's last token, and of one more."""
-    ids = token_ids(rows, 7, vocab=SIZES["vocab_size"])
+    ids = token_ids(rows, 7, vocab=LARGE_VOCABULARY["vocab_size"])
     first = model(ids[:, :-1], use_cache=True)
     return first.logits[:, -1], model(ids[:, -1:], past_key_values=first.past_key_values).logits[:, -1]
 
@@ -179,7 +177,7 @@ def test_which_batches_read_it(family, cls, rows, beams, is_read, traced, monkey
         return found
 
     monkeypatch.setattr(EightBitHead, "forward", forward)
-    ids = token_ids(rows, 7, vocab=SIZES["vocab_size"])
+    ids = token_ids(rows, 7, vocab=LARGE_VOCABULARY["vocab_size"])
     model.generate(ids, num_beams=beams, do_sample=False, min_new_tokens=3, max_new_tokens=3)
     # A decoder's first token is its prompt's. Beams of it are rows like any others.
     assert calls == [is_read and not is_decoder, is_read, is_read]

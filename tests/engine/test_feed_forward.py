@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from pairs import assert_close
+from sizes import ONE_LAYER
 from torch import nn
 from transformers.activations import ACT2FN
 
@@ -16,7 +17,6 @@ from blockformer.engine.packed import PackedLinear
 from blockformer.feed_forward import make_activation
 from blockformer.normalization import RMSNorm
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 FUSED = ("relu", "silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
 
@@ -51,7 +51,7 @@ def activated(monkeypatch):
 
 def make(hidden_act, dtype=torch.float32, **settings):
     torch.manual_seed(0)
-    sizes = {**SIZES, "initializer_range": 0.3, "hidden_act": hidden_act, "vocab_size": 40, **settings}
+    sizes = {**ONE_LAYER, "initializer_range": 0.3, "hidden_act": hidden_act, "vocab_size": 40, **settings}
     return blockformer.BlockformerEncoderModel(blockformer.preset("bert", **sizes)).to(dtype).eval()
 
 

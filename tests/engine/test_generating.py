@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from pairs import assert_close, token_ids
+from sizes import UNEVEN
 from torch import nn
 from torch.nn import functional as F
 from transformers import StoppingCriteria, StoppingCriteriaList
@@ -17,10 +18,6 @@ from blockformer.engine import generating, in_parts, measure, onednn
 from blockformer.engine.generating import GeneratingLinear
 from blockformer.engine.linear import QuickLinear
 
-SIZES = {
-    "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 520, "num_attention_heads": 4, "vocab_size": 777,
-    "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 64,
-}  # fmt: skip
 LENGTH = {"min_new_tokens": 5, "max_new_tokens": 5, "do_sample": False}
 
 
@@ -33,7 +30,7 @@ def verdicts(monkeypatch):
 
 def make(family="qwen3", dtype=torch.float32, cls=blockformer.BlockformerDecoderForCausalLM, **settings):
     torch.manual_seed(0)
-    return cls(preset(family, **SIZES, **settings)).to(dtype).eval()
+    return cls(preset(family, **UNEVEN, **settings)).to(dtype).eval()
 
 
 class Watch(StoppingCriteria):
@@ -49,7 +46,7 @@ class Watch(StoppingCriteria):
 
 def seen_in(model, **settings):
     """The layers that are quick while the model writes."""
-    watch, ids = Watch(model), token_ids(1, 6, vocab=SIZES["vocab_size"])
+    watch, ids = Watch(model), token_ids(1, 6, vocab=UNEVEN["vocab_size"])
     model.generate(ids, stopping_criteria=StoppingCriteriaList([watch]), **LENGTH, **settings)
     assert len(watch.seen) == 5
     assert all(seen == watch.seen[0] for seen in watch.seen)
@@ -118,7 +115,7 @@ def test_large_layers_are_quick_while_a_decoder_writes():
     mlp = {f"model.layers.{index}.mlp.{name}_proj" for index in (0, 1) for name in ("gate", "up", "down")}
     assert seen_in(model) == {"lm_head", *mlp}
     assert is_plain(model)
-    ids = token_ids(2, 6, vocab=SIZES["vocab_size"])
+    ids = token_ids(2, 6, vocab=UNEVEN["vocab_size"])
     quick = model.generate(ids, num_beams=2, return_dict_in_generate=True, output_logits=True, **LENGTH)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BLOCKFORMER_FAST", "0")
@@ -196,13 +193,13 @@ class Do(StoppingCriteria):
 
 def doing(model, work):
     """What some work gives that is done while the model writes."""
-    act, ids = Do(work), token_ids(1, 6, vocab=SIZES["vocab_size"])
+    act, ids = Do(work), token_ids(1, 6, vocab=UNEVEN["vocab_size"])
     model.generate(ids, stopping_criteria=StoppingCriteriaList([act]), **LENGTH)
     return act.result
 
 
 def test_other_threads_and_copies_have_plain_layers():
-    model, ids, found = make(), token_ids(1, 1, vocab=SIZES["vocab_size"]), []
+    model, ids, found = make(), token_ids(1, 1, vocab=UNEVEN["vocab_size"]), []
     with torch.no_grad():
         right = model(ids).logits
 
@@ -259,7 +256,7 @@ def test_an_error_leaves_plain_layers_and_so_do_several_at_a_time():
     with pytest.raises(ValueError, match="holds the token 9999"):
         model.generate(torch.tensor([[5, 9999]]), **LENGTH)
     assert is_plain(model)
-    ids = token_ids(1, 6, vocab=SIZES["vocab_size"])
+    ids = token_ids(1, 6, vocab=UNEVEN["vocab_size"])
     right, found = model.generate(ids, **LENGTH), []
     threads = [threading.Thread(target=lambda: found.append(model.generate(ids, **LENGTH))) for _ in range(4)]
     for each in threads:

@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from pairs import assert_close, token_ids
+from sizes import STRONG
 from test_unpadding import masked
 
 import blockformer
@@ -15,10 +16,6 @@ from blockformer.engine.layers import CompiledLayers, _Layer
 
 pytestmark = pytest.mark.usefixtures("folder")
 
-SIZES = {
-    "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
-    "initializer_range": 0.6, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 64,
-}  # fmt: skip
 # Lengths of the rows and of the longest: mixed, full, one row, one token, all padding, one long row among short ones.
 BATCHES = [([9, 4, 1], 9), ([6, 6], 6), ([7], 7), ([1], 1), ([3, 0, 2], 4), ([60, 2, 3, 3, 3], 60)]
 
@@ -26,7 +23,7 @@ BATCHES = [([9, 4, 1], 9), ([6, 6], 6), ([7], 7), ([1], 1), ([3, 0, 2], 4), ([60
 def pair(family="bert", cls=None, dtype=torch.float32, **settings):
     """A model, and a compiled copy of it."""
     torch.manual_seed(0)
-    config = preset(family, **{**SIZES, **settings})
+    config = preset(family, **{**STRONG, **settings})
     names = {"blockformer_encoder": "EncoderModel", "blockformer_decoder": "DecoderModel"}
     cls = cls or getattr(blockformer, "Blockformer" + names.get(config.model_type, "EncoderDecoderModel"))
     plain = cls(config).to(dtype).eval()
@@ -45,7 +42,7 @@ def is_compiled(model) -> bool:
 def assert_same_states(quick, plain, tolerance=1e-5):
     for lengths, longest in BATCHES:
         mask = masked(lengths, longest)
-        ids = token_ids(len(lengths), longest, vocab=SIZES["vocab_size"]) * mask
+        ids = token_ids(len(lengths), longest, vocab=STRONG["vocab_size"]) * mask
         ours, theirs = (stack_of(model)(ids, attention_mask=mask).last_hidden_state for model in (quick, plain))
         assert_close(ours * mask[..., None], theirs * mask[..., None], tolerance)
 

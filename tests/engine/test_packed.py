@@ -12,19 +12,14 @@ from packed_layers import pack_whatever_can_be, packed_of
 from pairs import assert_as_exact, assert_close, in_float64, largest, token_ids
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
+from sizes import TINY
 from torch import nn
 
 import blockformer
 from blockformer.engine import measure, onednn, packed
 from blockformer.engine.packed import HalfCopy, PackedEmbedding, PackedLinear, PackedWeight
 
-SIZES = {
-    "vocab_size": 101,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
+SIZES = {**TINY, "vocab_size": 101}
 
 DTYPES = (torch.bfloat16, torch.float32)
 TOLERANCES = {torch.bfloat16: 0.05, torch.float32: 1e-5}

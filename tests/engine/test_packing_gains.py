@@ -2,18 +2,13 @@
 
 import pytest
 import torch
+from sizes import ONE_LAYER
 from torch.nn import functional as F
 
 import blockformer
 from blockformer.engine import in_parts, linear, measure, onednn, packing_gains
 
-SIZES = {
-    "vocab_size": 101,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-}
+SIZES = {**ONE_LAYER, "vocab_size": 101}
 
 
 @pytest.fixture(autouse=True)

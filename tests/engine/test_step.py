@@ -13,6 +13,7 @@ import pytest
 import torch
 from pairs import assert_as_exact, assert_close, in_float64, token_ids
 from quantized_layers import low_of
+from sizes import STRONG
 from torch._subclasses.fake_tensor import FakeTensorMode, in_kernel_invocation_manager
 from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import BaseStreamer
@@ -27,12 +28,6 @@ from blockformer.engine.onednn import PackedCopies
 from blockformer.engine.step import CompiledSteps, _Example
 from blockformer.engine.step_parts import LayersPart
 
-SIZES = {
-    "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 97,
-    "initializer_range": 0.6, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 64,
-}  # fmt: skip
-
-
 # On a busy machine the compiler may take minutes for one step, and some tests compile four.
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.timeout(1200)]
 
@@ -40,7 +35,7 @@ pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.timeout(1200)]
 def pair(family="qwen3", dtype=torch.float32, **settings):
     """A model, and a compiled copy of it."""
     torch.manual_seed(0)
-    config = preset(family, **SIZES, **settings)
+    config = preset(family, **STRONG, **settings)
     cls = (
         blockformer.BlockformerEncoderDecoderForConditionalGeneration
         if config.is_encoder_decoder
@@ -52,7 +47,7 @@ def pair(family="qwen3", dtype=torch.float32, **settings):
 
 def prompts(model, rows=3):
     """Padded prompts, of a decoder on the left."""
-    ids = token_ids(rows, 9, vocab=SIZES["vocab_size"])
+    ids = token_ids(rows, 9, vocab=STRONG["vocab_size"])
     mask = torch.ones_like(ids)
     for row in range(1, rows):
         mask[row, (slice(-2 * row, None) if model.config.is_encoder_decoder else slice(2 * row))] = 0
@@ -126,7 +121,7 @@ def test_the_step_is_right_before_it_is_compiled(family, together, untraced, mon
 @torch.no_grad()
 def test_experts_in_a_trace_give_the_same(family):
     plain, quick = family_pair(family)
-    states = torch.randn(1, 1, SIZES["hidden_size"])
+    states = torch.randn(1, 1, STRONG["hidden_size"])
     sparse, traced = (model.model.layers[1].mlp for model in (plain, quick))
     with measure.own_trace():
         found = traced(states)
@@ -362,7 +357,7 @@ def _replace(model):
 
 def _other_weights():
     torch.manual_seed(5)
-    config = preset("qwen3", **SIZES)
+    config = preset("qwen3", **STRONG)
     return blockformer.BlockformerDecoderForCausalLM(config).state_dict()
 
 
@@ -565,7 +560,7 @@ def test_a_text_by_weights_of_4_bits_follows_them(dtype):
 def low_model(dtype):
     """A decoder with random weights of 4 bits, two groups of inputs or more."""
     torch.manual_seed(0)
-    sizes = {**SIZES, "hidden_size": 128, "intermediate_size": 256}
+    sizes = {**STRONG, "hidden_size": 128, "intermediate_size": 256}
     model = blockformer.BlockformerDecoderForCausalLM(preset("qwen3", **sizes, linear_bits=4, linear_group_size=64))
     for layer in low_of(model):
         layer.qweight.random_(-(2**31), 2**31 - 1)
@@ -577,7 +572,7 @@ def low_model(dtype):
 @torch.no_grad()
 def assert_same_logits(quick, plain):
     """Of one more token after a prompt: as near as the dtype goes."""
-    ids = token_ids(1, 10, vocab=SIZES["vocab_size"])
+    ids = token_ids(1, 10, vocab=STRONG["vocab_size"])
     found, expected = one_more_token(quick, ids), one_more_token(plain, ids)
     if plain.dtype is torch.float32:
         assert_close(found, expected)
@@ -593,22 +588,22 @@ def test_what_lies_behind_the_keys_is_not_read(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *args, **kwargs: made(*args, **kwargs).fill_(float("nan")))
     plain, quick = pair()
     for length in (1, 2, 3, 4, 5, 8, 9):
-        ids = token_ids(1, length, vocab=SIZES["vocab_size"])
+        ids = token_ids(1, length, vocab=STRONG["vocab_size"])
         ways = {"max_new_tokens": 10, "do_sample": False}
         assert torch.equal(quick.generate(ids, **ways), plain.generate(ids, **ways)), length
     assert kinds(quick) == {("one", 1)}
 
 
 @pytest.mark.parametrize(("make", "message"), [
-    (lambda: blockformer.BlockformerEncoderModel(preset("bert", **SIZES, position_type="relative_key")), "neither"),
-    (lambda: blockformer.BlockformerDecoderForCausalLM(preset("qwen3", **SIZES, linear_bits=4, linear_group_size=1)),
+    (lambda: blockformer.BlockformerEncoderModel(preset("bert", **STRONG, position_type="relative_key")), "neither"),
+    (lambda: blockformer.BlockformerDecoderForCausalLM(preset("qwen3", **STRONG, linear_bits=4, linear_group_size=1)),
      "groups of an even number of inputs; linear_group_size is 1"),
 ])  # fmt: skip
 def test_what_cannot_be_compiled_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make().prepare_for_inference(compile=True)
     with torch.device("meta"):
-        model = blockformer.BlockformerDecoderForCausalLM(preset("qwen3", **SIZES))
+        model = blockformer.BlockformerDecoderForCausalLM(preset("qwen3", **STRONG))
     with pytest.raises(ValueError, match="for the CPU"):
         model.prepare_for_inference(compile=True)
 

@@ -8,14 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from pairs import token_ids
+from sizes import UNEVEN
 
 import blockformer
 from blockformer import preset
 
-SIZES = {
-    "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 520, "num_attention_heads": 4, "vocab_size": 777,
-    "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_position_embeddings": 96,
-}  # fmt: skip
+UNEVEN_AND_LONGER = {**UNEVEN, "max_position_embeddings": 96}
 FAMILIES = {
     "qwen3": {"num_key_value_heads": 2, "head_dim": 64},
     "gpt2": {},
@@ -44,7 +42,7 @@ def _cache(folder):
 
 def make(family):
     torch.manual_seed(0)
-    config = preset(family, **{**SIZES, **FAMILIES[family]})
+    config = preset(family, **{**UNEVEN_AND_LONGER, **FAMILIES[family]})
     cls = blockformer.BlockformerDecoderForCausalLM
     if config.is_encoder_decoder:
         cls = blockformer.BlockformerEncoderDecoderForConditionalGeneration
@@ -54,7 +52,7 @@ def make(family):
 def written(model, job):
     """The tokens of a job; all rows but the first are padded."""
     rows, length, settings = job
-    ids = token_ids(rows, length, seed=length, vocab=SIZES["vocab_size"])
+    ids = token_ids(rows, length, seed=length, vocab=UNEVEN_AND_LONGER["vocab_size"])
     mask = torch.ones_like(ids)
     for row in range(1, rows):
         mask[row, slice(-2 * row, None) if model.config.is_encoder_decoder else slice(2 * row)] = 0

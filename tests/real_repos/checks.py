@@ -84,7 +84,7 @@ def assert_same_tokens(source: Path, other: Path) -> None:
         assert found[name]["attention_mask"] == entries["attention_mask"], name
 
 
-def official_model(record: Record, folder: Path) -> PreTrainedModel:
+def load_official(record: Record, folder: Path) -> PreTrainedModel:
     """The official class with the weights of a folder, in float32."""
     kind = getattr(transformers, record.oracle_class)
     capped = record.config.get("attn_logit_softcapping") is not None
@@ -131,7 +131,7 @@ def outputs_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str
 def difference(record: Record, source: Path, ours: Path) -> float:
     """The largest difference of an output, as a share of the largest output of its kind."""
     inputs = probe(source)
-    theirs, own = official_model(record, source), our_model(ours)
+    theirs, own = load_official(record, source), our_model(ours)
     if theirs.config.is_encoder_decoder and "Classification" not in record.oracle_class:
         inputs["decoder_input_ids"] = inputs["input_ids"][:, :7].flip(1)
     expected, found = outputs_of(theirs, inputs), outputs_of(own, inputs)

@@ -1,0 +1,117 @@
+"""Attention: windows, cross-attention and its cache, masked heads, sinks, on every backend."""
+
+import copy
+
+import pairs
+import pytest
+import torch
+from pairs import assert_close, left_padded, pair, token_ids
+from test_axes import HEADS, LAYERS, SIZES, VOCAB, WIDTH, bert_decoders
+
+import blockformer
+from blockformer import BlockformerDecoderConfig, BlockformerDecoderModel
+
+
+@pytest.mark.portable
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_mixed_sliding_and_full_layers(backend):
+    ours, theirs = pair(
+        "qwen3", sliding_window=8, layer_types=["full_attention", "sliding_attention", "sliding_attention"]
+    )
+    ours.set_attn_implementation(backend)
+    ids = token_ids(2, 40)
+    assert_close(ours(ids).logits, theirs(ids).logits)
+
+
+@pytest.mark.portable
+def test_cross_keys_are_projected_once_and_reused():
+    ours, _ = bert_decoders()
+    ids, states = token_ids(2, 12, vocab=VOCAB), torch.randn(2, 9, WIDTH)
+    whole = ours(ids, encoder_hidden_states=states).last_hidden_state
+    calls = []
+    for layer in ours.layers:
+        layer.cross_attn.k_proj.register_forward_hook(lambda *_: calls.append(1))
+    first = ours(ids[:, :7], encoder_hidden_states=states, use_cache=True)
+    rest = ours(ids[:, 7:], encoder_hidden_states=states, past_key_values=first.past_key_values, use_cache=True)
+    assert_close(torch.cat((first.last_hidden_state, rest.last_hidden_state), dim=1), whole)
+    assert len(calls) == LAYERS
+
+
+@pytest.mark.portable
+def test_self_and_cross_attentions_are_captured_apart():
+    ours, theirs = bert_decoders()
+    for model in (ours, theirs):
+        model.set_attn_implementation("eager")
+    ids, states = token_ids(2, 12, vocab=VOCAB), torch.randn(2, 9, WIDTH)
+    arguments = {"encoder_hidden_states": states, "output_attentions": True, "output_hidden_states": True}
+    mine, official = ours(ids, **arguments), theirs(ids, **arguments)
+    for kind in ("attentions", "cross_attentions", "hidden_states"):
+        assert len(mine[kind]) == len(official[kind])
+        for one, other in zip(mine[kind], official[kind], strict=True):
+            assert_close(one, other)
+
+
+@torch.no_grad()
+def test_a_head_mask_reaches_cross_attention_unless_that_has_its_own():
+    """In a decoder alone, as in the first article's layer: a head's columns of both projections are as if zero."""
+    ours, _ = bert_decoders()
+    ids, source = token_ids(2, 7, vocab=VOCAB), torch.randn(2, 5, ours.config.hidden_size)
+    mask, ones = torch.ones(LAYERS, HEADS), torch.ones(LAYERS, HEADS)
+    mask[1, 2] = 0
+    both = ours(ids, encoder_hidden_states=source, head_mask=mask).last_hidden_state
+    own = ours(ids, encoder_hidden_states=source, head_mask=mask, cross_attn_head_mask=ones).last_hidden_state
+    layer = ours.layers[1]
+    columns = slice(2 * ours.config.head_dim, 3 * ours.config.head_dim)
+    layer.self_attn.o_proj.weight[:, columns] = 0
+    assert_close(own, ours(ids, encoder_hidden_states=source).last_hidden_state)
+    layer.cross_attn.o_proj.weight[:, columns] = 0
+    assert_close(both, ours(ids, encoder_hidden_states=source).last_hidden_state)
+    assert not torch.allclose(both, own)
+
+
+@pytest.mark.portable
+def test_head_mask_silences_a_head_on_every_backend():
+    model = BlockformerDecoderModel(BlockformerDecoderConfig(**SIZES, initializer_range=0.3)).eval()
+    ids, head_mask = token_ids(2, 9, vocab=VOCAB), torch.ones(LAYERS, HEADS)
+    head_mask[1, 2] = 0
+    sdpa = model(ids, head_mask=head_mask).last_hidden_state
+    model.set_attn_implementation("eager")
+    assert_close(model(ids, head_mask=head_mask).last_hidden_state, sdpa)
+    with torch.no_grad():
+        model.layers[1].self_attn.v_proj.weight[2 * 12 : 3 * 12] = 0
+    assert_close(model(ids).last_hidden_state, sdpa)
+
+
+@pytest.mark.parametrize("position_type", ["relative_bias", "relative_key"])
+def test_relative_terms_refuse_a_backend_that_takes_none(position_type):
+    model = BlockformerDecoderModel(BlockformerDecoderConfig(**SIZES, position_type=position_type)).eval()
+    model.set_attn_implementation("flex_attention")
+    with pytest.raises(ValueError, match="use 'sdpa' or 'eager'"):
+        model(token_ids(1, 5, vocab=VOCAB))
+
+
+@pytest.mark.parametrize("way", ["sdpa", "prepared"])
+def test_sinks_take_their_share_on_every_way(way):
+    """A sink is one more key of which the value is 0: written out as such, for padded rows and windows."""
+    settings = {"attention_sinks": True, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+    config = blockformer.BlockformerDecoderConfig(**{**pairs.SIZES, "num_hidden_layers": 2, **settings})
+    torch.manual_seed(0)
+    ours = blockformer.BlockformerDecoderForCausalLM(config).eval()
+    for layer in ours.model.layers:
+        layer.self_attn.sinks.data.normal_(std=2.0)
+    plain = copy.deepcopy(ours)
+    ids, mask = left_padded(3, 9)
+    found = []
+    for layer in plain.model.layers:
+        layer.self_attn.register_forward_hook(lambda module, given, output: found.append((module, output[1])))
+    plain.set_attn_implementation("eager")
+    expected = plain(ids, attention_mask=mask).logits[mask.bool()]
+    for module, probabilities in found:
+        share = 1 - probabilities.sum(-1)[0]  # of the sinks, in the row without padding, [H, T]
+        assert ((share > 0) & (share < 1)).all()
+        assert (share.mean(-1)[module.sinks.argmax()] > share.mean(-1)[module.sinks.argmin()]).all()
+    if way == "prepared":
+        ours.prepare_for_inference()
+    assert_close(ours(ids, attention_mask=mask).logits[mask.bool()], expected)
+    text = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+    assert torch.equal(ours.generate(ids, **text), plain.generate(ids, **text))

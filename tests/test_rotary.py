@@ -1,0 +1,87 @@
+"""Rotary positions: every type against transformers, and a rotation for each layer type."""
+
+import pytest
+import torch
+from pairs import assert_close, model, pair, token_ids
+from sizes import THREE_LAYERS
+from test_configuration import ROPE_EXTRAS
+
+import blockformer
+from blockformer import BlockformerDecoderConfig
+from blockformer.positions import rotate
+from blockformer.rotary import ROPE_TYPES, RotaryPositions
+
+
+def rope(rope_type):
+    extras = dict(ROPE_EXTRAS[rope_type])
+    if rope_type == "longrope":
+        generator = torch.Generator().manual_seed(0)
+        extras["short_factor"] = (1 + torch.rand(16, generator=generator)).tolist()
+        extras["long_factor"] = (2 + torch.rand(16, generator=generator)).tolist()
+    return {"rope_type": rope_type, "rope_theta": 10_000.0, **extras}
+
+
+@pytest.mark.parametrize("rope_type", ROPE_TYPES)
+@pytest.mark.parametrize("length", [20, 100])
+def test_every_rope_type_gives_the_logits_of_transformers(rope_type, length):
+    """At 100 tokens the text is longer than the 64 of training, where some types change their frequencies."""
+    sizes = {"max_position_embeddings": 64 if rope_type != "llama3" else 128}
+    ours, theirs = pair("qwen3", rope_parameters=rope(rope_type), **sizes)
+    ids = token_ids(2, length)
+    assert_close(ours(ids).logits, theirs(ids).logits)
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_a_long_text_leaves_no_trace_in_the_next_short_one(rope_type):
+    ours = model("qwen3", rope_parameters=rope(rope_type), max_position_embeddings=64)
+    short, long = token_ids(1, 20), token_ids(1, 100)
+    before = ours(short).logits
+    ours(long)
+    assert torch.equal(ours(short).logits, before)
+
+
+@pytest.mark.parametrize("rope_type", ["default", "dynamic", "longrope"])
+def test_generated_text_with_rope_types(rope_type):
+    ours, theirs = pair("qwen3", rope_parameters=rope(rope_type), max_position_embeddings=64)
+    ids = token_ids(1, 40)
+    arguments = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None}
+    assert torch.equal(ours.generate(ids, **arguments), theirs.generate(ids, **arguments))
+
+
+def test_rotation_depends_on_distance_only():
+    config = BlockformerDecoderConfig(hidden_size=64, num_attention_heads=4)
+    rotary, query, key = RotaryPositions(config), torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
+
+    def score(query_position, key_position):
+        turned = [
+            rotate(states, *rotary(states, torch.tensor([[position]])))
+            for states, position in ((query, query_position), (key, key_position))
+        ]
+        return (turned[0] * turned[1]).sum()
+
+    assert_close(score(3, 1), score(103, 101), at_least=(query.norm() * key.norm()).item())
+    assert not torch.isclose(score(3, 1), score(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"full_attention": {}}, "need one dict for each of 'full_attention' and 'sliding_attention'"),
+        ({"full_attention": {}, "sliding_attention": 1e4}, "of a layer type must be a dict, not 10000.0"),
+        ({"full_attention": {}, "sliding_attention": {"rope_type": "yarm"}}, "Did you mean 'yarn'?"),
+        ({"full_attention": {}, "sliding_attention": {"rope_theta": 0}}, "rope_theta must be a positive number"),
+    ],
+)
+def test_wrong_rotations_by_layer_type_are_refused(rope, message):
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011
+        blockformer.BlockformerDecoderConfig(**THREE_LAYERS, layer_types=types, sliding_window=4, rope_parameters=rope)
+    assert message in str(refusal.value)
+
+
+def test_rotations_by_layer_type_have_defaults_and_leave_the_callers_dicts_alone():
+    rope = {"full_attention": {"rope_type": "yarn", "factor": 2.0}}
+    config = blockformer.BlockformerDecoderConfig(**THREE_LAYERS, rope_parameters=rope, rope_theta=500.0)
+    assert rope == {"full_attention": {"rope_type": "yarn", "factor": 2.0}}
+    settled = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 64}
+    assert config.rope_parameters == {"full_attention": settled}

@@ -1,0 +1,117 @@
+"""The stack: positions and masks of a batch, what it captures, dropout after its norm, two stacks under one config."""
+
+import pytest
+import torch
+from encoder_decoders import SMALL, VOCAB, target
+from pairs import assert_close, model, pair, token_ids
+from transformers import T5Config, T5Model
+
+import blockformer
+from blockformer import BlockformerDecoderModel, BlockformerEncoderDecoderModel, preset
+
+
+def test_left_padding_shifts_no_position():
+    """Positions count tokens, so a row gives the same states however it is padded, for absolute positions too."""
+    for position_type in ("learned", "sinusoidal", "sinusoidal_halves", "rotary", "relative_bias", "relative_key"):
+        settings = {} if position_type == "rotary" else {"rope_parameters": None}
+        ours = model("qwen3", cls=BlockformerDecoderModel, position_type=position_type, **settings)
+        ids = token_ids(1, 7)
+        padded = torch.cat((torch.zeros(1, 5, dtype=torch.long), ids), dim=1)
+        mask = torch.cat((torch.zeros(1, 5, dtype=torch.long), torch.ones_like(ids)), dim=1)
+        assert_close(ours(padded, mask).last_hidden_state[:, 5:], ours(ids).last_hidden_state)
+
+
+@pytest.mark.portable
+def test_captured_states_and_attentions_are_those_of_transformers():
+    ours, theirs = pair("qwen3")
+    for one in (ours, theirs):
+        one.set_attn_implementation("eager")
+    ids = token_ids(2, 11)
+    mine = ours(ids, output_hidden_states=True, output_attentions=True)
+    official = theirs(ids, output_hidden_states=True, output_attentions=True)
+    for kind, count in (("hidden_states", 4), ("attentions", 3)):
+        assert len(mine[kind]) == count
+        for one, other in zip(mine[kind], official[kind], strict=True):
+            assert_close(one, other)
+
+
+def test_boolean_and_four_dimensional_masks_are_taken():
+    decoder, ids, mask = model("qwen3"), token_ids(1, 5), torch.ones(1, 5, dtype=torch.long)
+    expected = decoder(ids).logits
+    assert_close(decoder(ids, attention_mask=mask.bool()).logits, expected)
+    causal = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
+    assert_close(decoder(ids, attention_mask=causal).logits, expected)
+
+
+@pytest.mark.parametrize("preset", ["qwen3", "bert"])
+def test_a_mask_of_ones_is_left_out_and_says_what_it_said(preset):
+    """Where it was read: positions beside it name one sequence, and a graph that is traced with it keeps it."""
+    ours, tokens, positions = model(preset), token_ids(2, 6), torch.tensor([[0, 1, 2, 0, 1, 2]])
+    body = ours.base_model
+    causal = torch.ones(6, 6, dtype=torch.bool).tril() if body.is_causal else torch.ones(6, 6, dtype=torch.bool)
+    mask = torch.ones(2, 6, dtype=torch.long)
+    expected = body(tokens, attention_mask=causal.expand(2, 1, 6, 6), position_ids=positions).last_hidden_state
+    assert_close(body(tokens, attention_mask=mask, position_ids=positions).last_hidden_state, expected)
+
+    class Traced(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = body
+
+        def forward(self, tokens, mask):
+            return self.body(tokens, attention_mask=mask).last_hidden_state
+
+    body.config.use_cache = False
+    padded = mask.clone()
+    padded[0, -2:] = 0
+    with pytest.warns(torch.jit.TracerWarning):
+        traced = torch.jit.trace(Traced(), (tokens, mask), check_trace=False)
+    assert_close(traced(tokens, padded)[0, :4], body(tokens, attention_mask=padded).last_hidden_state[0, :4])
+
+
+@torch.no_grad()
+def test_training_drops_out_what_the_final_norm_gives_as_t5_does():
+    """At p = 0.5 half of a stack's states are 0; at p = 1 all of them."""
+    for probability, share in ((0.5, 0.5), (1.0, 1.0)):
+        settings = {name: 64 if name == "d_model" else 2 for name in ("d_model", "num_layers", "num_heads")}
+        official = T5Config(vocab_size=VOCAB, d_kv=16, d_ff=80, dropout_rate=probability, **settings)
+        theirs = T5Model(official).train()
+        ours = BlockformerEncoderDecoderModel(preset("t5", **SMALL, hidden_dropout=probability)).train()
+        for one in (theirs, ours):
+            states = one(input_ids=target(), decoder_input_ids=target())
+            for name in ("last_hidden_state", "encoder_last_hidden_state"):
+                assert ((states[name] == 0).float().mean() - share).abs() < 0.1
+
+
+def test_both_stacks_share_the_models_config():
+    """What is set on the model reaches them; a cache is sized by a copy that has the decoder's numbers."""
+    config = blockformer.BlockformerEncoderDecoderConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        decoder_layers=3,
+        decoder_intermediate_size=40,
+        decoder_vocab_size=40,
+        share_embeddings=False,
+        decoder_start_token_id=1,
+        pad_token_id=0,
+    )
+    model = blockformer.BlockformerEncoderDecoderForConditionalGeneration(config)
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    assert encoder.config is decoder.config is model.config is config
+    assert (len(encoder.layers), len(decoder.layers)) == (2, 3)
+    assert [stack.layers[1].mlp.up_proj.out_features for stack in (encoder, decoder)] == [48, 40]
+    assert (encoder.embed_tokens.num_embeddings, decoder.embed_tokens.num_embeddings) == (50, 40)
+    side = config.get_text_config(decoder=True)
+    assert (side.num_hidden_layers, side.vocab_size, len(side.layer_types)) == (3, 40, 3)
+    assert (side.intermediate_size, config.intermediate_size) == (40, 48)
+    assert (config.num_hidden_layers, config.vocab_size) == (2, 50)
+    model.resize_decoder_token_embeddings(44)
+    assert (config.vocab_size, config.decoder_vocab_size, model.lm_head.out_features) == (50, 44, 44)
+    model.set_attn_implementation("eager")
+    output = model(torch.tensor([[49, 3]]), decoder_input_ids=torch.tensor([[43, 2]]), output_attentions=True)
+    assert (len(output.encoder_attentions), len(output.decoder_attentions), len(output.cross_attentions)) == (2, 3, 3)
+    with pytest.raises(ValueError, match="the vocabulary has 0 to 43"):
+        model(torch.tensor([[49, 3]]), decoder_input_ids=torch.tensor([[44, 2]]))
