@@ -117,7 +117,7 @@ def test_plain_save_pretrained_carries_all_code_and_the_full_auto_map(tmp_path, 
 def test_the_code_of_a_repo_can_be_read_in_an_afternoon(tmp_path):
     for name in blockformer.PRESETS:
         copied = copy_code(tmp_path, blockformer.preset(name))
-        assert sum(len(path.read_text().splitlines()) for path in copied) <= 3000, name
+        assert sum(len(path.read_text().splitlines()) for path in copied) <= 3100, name
 
 
 @pytest.mark.parametrize("name", ["qwen3", "bert", "t5"])

@@ -232,7 +232,9 @@ def test_logits_are_there_for_whoever_reads_them(reading, few):
         assert list(outputs.keys()) == ["loss", "logits"]
         assert outputs["loss"] is outputs[0] is outputs.loss
     assert largest.elements < 3 * 14 * 101
-    assert torch.equal(READINGS[reading](outputs), model(**batch, return_logits=True).logits)
+    with Largest():  # under a mode of PyTorch's the fast paths are off
+        expected = model(**batch, return_logits=True).logits
+    assert torch.equal(READINGS[reading](outputs), expected)
 
 
 def test_a_loss_of_ones_own_learns_from_late_logits(few):

@@ -44,7 +44,6 @@ from .publishing.strict_loading import plug_in as _plug_in_strict_loading
 from .publishing.upload import push_to_hub, save_pretrained
 from .reshaping import reshape
 from .stack import Stack
-from .training.chunked_loss import plug_in as _plug_in_chunked_loss
 from .training.muon import muon
 from .training.optimizer import adamw, mup_groups, optimizer_groups
 from .training.width_transfer import mup_model
@@ -79,7 +78,6 @@ for _config, _models in (
 transformers.AutoModelForPreTraining.register(BlockformerEncoderConfig, _ForPreTraining, exist_ok=True)
 
 _plug_in()
-_plug_in_chunked_loss()
 _plug_in_strict_loading()
 Stack.least_saving_of_row = 0  # the engine's attention takes the short sequences of a batch in one product
 

@@ -32,6 +32,8 @@ class SharedBeamsGenerationMixin(GenerationMixin):
         cache = model_kwargs.get(CACHE)
         if is_fresh and isinstance(cache, EncoderDecoderCache):  # the library sizes it for every beam
             cache.cross_attention_cache = shared_cache()
+        if is_fresh and cache is not None:
+            model_kwargs[CACHE] = self.runtime.cache(cache)
 
     def _expand_inputs_for_generation(self, expand_size=1, is_encoder_decoder=True, input_ids=None, **model_kwargs):
         """Only what belongs to the target is repeated for each beam."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .relative_bias import RelativeBias  # noqa: F401
     from .relative_keys import RelativeKeys  # noqa: F401
     from .rotary import RotaryPositions  # noqa: F401
+    from .runtime import Runtime  # noqa: F401
     from .sinusoidal import SinusoidalPositions  # noqa: F401
     from .stack import Stack  # noqa: F401
     from .task_heads import TokenClassification  # noqa: F401

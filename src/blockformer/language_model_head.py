@@ -62,22 +62,18 @@ class LanguageModelHead(BlockformerPreTrainedModel):
     def logits_and_loss(self, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
         """States [..., C] and labels int [...] or None -> logits [..., V], loss or None.
 
-        The package puts a loss in chunks here and logits that are computed when read (`training/chunked_loss.py`).
-
         Args:
             return_logits: False gives no logits where there is a loss.
             num_items_in_batch, label_smoothing: see `losses.token_cross_entropy`.
         """
+        given = (hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
+        if (found := self.runtime.loss(self, *given)) is not None:
+            return found
         logits = self.logits_of(hidden_states)
         if labels is None:
             return logits, None
         loss = token_cross_entropy(logits, labels, num_items_in_batch, label_smoothing)
         return (None if return_logits is False else logits), loss
-
-    @staticmethod
-    def make_output(output_class, **fields):
-        """What `forward` returns."""
-        return output_class(**fields)
 
     def before_head(self, hidden_states):
         """What the matrix of the head multiplies: [..., C] -> [..., C]."""

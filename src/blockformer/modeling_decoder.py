@@ -29,6 +29,7 @@ from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
+from .runtime import by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_token_states
 from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
@@ -70,6 +71,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         self.post_init()
 
     @takes_cache
+    @by_runtime
     @can_return_tuple
     def forward(
         self,
@@ -125,7 +127,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         for name, (_, with_recorded) in OUTPUTS_WITH_LOSS.items():
             recorded = (outputs.get(name), attention_mask, targets, num_items_in_batch)
             output_class = with_recorded(output_class, output, self.config, *recorded)
-        return self.make_output(output_class, **output)
+        return self.runtime.output(output_class, **output)
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):
@@ -138,9 +140,11 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
                 self.config.num_hidden_layers = depth
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, mode, batch_size, length):
-        mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get(CACHE)
-        _check_generation(self.config, generation_config, mask, cache, length)
-        return super()._prepare_cache_for_generation(generation_config, model_kwargs, mode, batch_size, length)
+        mask, given = model_kwargs.get("attention_mask"), model_kwargs.get(CACHE)
+        _check_generation(self.config, generation_config, mask, given, length)
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, mode, batch_size, length)
+        if given is None and model_kwargs.get(CACHE) is not None:
+            model_kwargs[CACHE] = self.runtime.cache(model_kwargs[CACHE])
 
 
 def _check_generation(config, generation_config, attention_mask, past_key_values, length: int) -> None:

@@ -28,6 +28,7 @@ from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
+from .runtime import Runtime  # noqa: F401
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack
 from .task_heads import Classification, Classifier, QuestionAnswering, SequenceClassification, TokenClassification
@@ -164,7 +165,7 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
             outputs.last_hidden_state, labels, num_items_in_batch, return_logits, label_smoothing
         )
         parts = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
-        return self.make_output(modeling_outputs.MaskedLMOutput, loss=loss, logits=logits, **parts)
+        return self.runtime.output(modeling_outputs.MaskedLMOutput, loss=loss, logits=logits, **parts)
 
 
 class BlockformerEncoderForNextSentencePrediction(Classification, BlockformerEncoderPreTrainedModel):
@@ -248,7 +249,7 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
             loss = loss + next_loss * _share_of_items(labels, num_items_in_batch)
         scores = {"prediction_logits": logits, "seq_relationship_logits": next_logits}
         parts = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
-        return self.make_output(PreTrainingOutput, loss=loss, **scores, **parts)
+        return self.runtime.output(PreTrainingOutput, loss=loss, **scores, **parts)
 
 
 class BlockformerEncoderForReplacedTokenDetection(Classification, BlockformerEncoderPreTrainedModel):

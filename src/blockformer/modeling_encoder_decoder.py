@@ -35,6 +35,7 @@ from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
+from .runtime import by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_token_states
 from .unpadding import Unpadding  # noqa: F401
@@ -241,6 +242,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         return tied if self.config.tie_word_embeddings else {}
 
     @takes_cache
+    @by_runtime
     @can_return_tuple
     def forward(
         self,
@@ -282,7 +284,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], labels, num_items_in_batch, return_logits, label_smoothing
         )
-        return self.make_output(Seq2SeqLMOutput, loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
+        return self.runtime.output(Seq2SeqLMOutput, loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
 
 
 class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecoderPreTrainedModel):

@@ -7,6 +7,7 @@ from transformers import initialization as init
 from .attention import Attention
 from .compat import OutputRecorder
 from .layer import Layer
+from .runtime import Runtime
 
 
 class WeightsError(ValueError, RuntimeError):
@@ -16,6 +17,7 @@ class WeightsError(ValueError, RuntimeError):
 class BlockformerPreTrainedModel(PreTrainedModel):
     """Loading, saving and placement, from transformers; weights drawn as `initializer_range` says."""
 
+    runtime = Runtime()
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ("Layer",)
@@ -58,6 +60,10 @@ class BlockformerPreTrainedModel(PreTrainedModel):
             if hasattr(module, "after_loading"):
                 module.after_loading(name)
         return (model, info) if wants_info else model
+
+    def _apply(self, fn, recurse=True):
+        self.runtime.check_move(self, fn)
+        return super()._apply(fn, recurse)
 
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):
         """As the library counts them, and the weights of 4 bits, which are none of torch's parameters."""

@@ -136,6 +136,9 @@ class Stack(BlockformerPreTrainedModel):
         )
 
     def _run_layers(self, hidden_states, encoder_hidden_states, position_bias, batch, **kwargs):
+        states = self.runtime.layers(self, hidden_states, encoder_hidden_states, position_bias, batch, kwargs)
+        if states is not None:
+            return states
         """The layers, as many as the config says while `generate` drafts with the first ones, and the final norm."""
         for layer in list(self.layers)[: self.config.stack_sizes(self.is_causal)[0] // self.passes]:
             for _ in range(self.passes):
@@ -146,7 +149,7 @@ class Stack(BlockformerPreTrainedModel):
     def new_cache(self, for_cross_attention: bool = False):
         """An empty cache; with `for_cross_attention` one that holds the encoder's keys and values too."""
         cache = DynamicCache(config=self.config)
-        return EncoderDecoderCache(cache, shared_cache()) if for_cross_attention else cache
+        return self.runtime.cache(EncoderDecoderCache(cache, shared_cache()) if for_cross_attention else cache)
 
     def _prepare(self, hidden_states, places: tuple, source: tuple, unpads: bool):
         """What the layers need: embedded states [B, T, C] (unpadded [1, N, C]), positions for the backend, a `Batch`.
@@ -219,6 +222,8 @@ class Stack(BlockformerPreTrainedModel):
     def _masks(self, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
         if isinstance(attention_mask, dict):
             return attention_mask
+        if (masks := self.runtime.masks(self, hidden_states, attention_mask, past_key_values)) is not None:
+            return masks
         if self.is_causal:
             return causal_masks(self.config, hidden_states, attention_mask, past_key_values, position_ids)
         is_packed = attention_mask is None and position_ids is not None

@@ -36,7 +36,7 @@ def stack_of(model):
 
 def is_compiled(model) -> bool:
     """Whether the layers were compiled."""
-    return stack_of(model)._compiled_layers.__dict__.get("_functions") is not None
+    return stack_of(model).runtime.compiled_layers.__dict__.get("_functions") is not None
 
 
 def assert_same_states(quick, plain, tolerance=1e-5):
@@ -65,7 +65,7 @@ def test_states_are_the_same_for_every_batch(untraced, monkeypatch):
         assert_close(dict(quick(ids, **way)), dict(plain(ids, **way)))
     assert not calls
     assert quick.train()(ids).last_hidden_state.shape == (2, 9, 32)
-    assert not hasattr(quick.prepare_for_training(), "_compiled_layers")
+    assert "runtime" not in vars(stack_of(quick.prepare_for_training()))
     assert_same_states(quick.eval(), plain)
     assert not calls
 
@@ -165,7 +165,7 @@ def test_layers_stay_uncompiled_where_a_half_precision_is_quicker_in_float32_or_
         monkeypatch.setitem(measure._verdicts, "widened, torch.bfloat16", is_widened)
         monkeypatch.setitem(measure._verdicts, "packed, torch.bfloat16", is_packed)
         plain, quick = pair(dtype=torch.bfloat16)
-        assert hasattr(stack_of(quick), "_compiled_layers") != (is_widened or is_packed)
+        assert hasattr(stack_of(quick).runtime, "compiled_layers") != (is_widened or is_packed)
         ids = token_ids(2, 9, vocab=97)
         found, expected = (model(ids).last_hidden_state for model in (quick, plain))
         assert (found - expected).norm() <= 0.1 * expected.norm()
@@ -185,7 +185,7 @@ def test_a_compiled_prompt(family, settings):
 def test_one_graph_takes_any_number_of_tokens_and_sequences(family, is_quicker, monkeypatch):
     monkeypatch.setattr(linear, "_LEAST_WEIGHTS_IN_GRAPHS", 1)
     monkeypatch.setattr(measure, "_verdicts", {"onednn": is_quicker})
-    layers: CompiledLayers = stack_of(pair(family)[1])._compiled_layers
+    layers: CompiledLayers = stack_of(pair(family)[1]).runtime.compiled_layers
     layer, config = layers._stack.layers[0], layers._stack.config
     arguments, varying = layers._example(layer)
     with measure.own_trace():

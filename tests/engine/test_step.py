@@ -61,7 +61,7 @@ def text(model, rows=3, **settings):
 
 def kinds(model):
     """What was compiled: for one source, few or many, and the beams of each."""
-    return {kind for kind, function in model._steps._functions.items() if function is not None}
+    return {kind for kind, function in model.runtime.steps._functions.items() if function is not None}
 
 
 WAYS = [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}, {"repetition_penalty": 1.3}]
@@ -225,7 +225,7 @@ def test_a_second_process_finds_it_on_the_disk_and_a_broken_file_is_made_anew(fo
     made = []
     monkeypatch.setattr(compiled, "_compile", lambda *arguments: made.append(arguments))
     for again in (copy.deepcopy(quick), _pickled(quick), pair()[1]):
-        assert isinstance(again._steps, CompiledSteps)
+        assert isinstance(again.runtime.steps, CompiledSteps)
         assert_close(one_more_token(again, ids), one_more_token(plain, ids))
         assert kinds(again) == {("few", 1)}
     assert not made
@@ -308,7 +308,7 @@ def test_a_step_takes_any_number_of_rows_whatever_product_is_quicker(dtype, is_q
     take_onednn(monkeypatch, is_packed, wide=wide)
     verdicts = dict.fromkeys(["onednn", "widened, torch.float16"], is_quicker)
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
-    steps = pair(dtype=dtype)[1]._steps
+    steps = pair(dtype=dtype)[1].runtime.steps
     for sources, most in (("few", 4), ("many", 1 << 40)):
         example = _Example(steps._stack, sources, 1)
         arguments, varying = example.layers(2)
@@ -368,7 +368,7 @@ def test_weights_that_change_or_move_are_seen(monkeypatch, tmp_path):
     plain, quick = pair()
     ids = token_ids(3, 9, vocab=97)
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
-    copies = quick._steps._copies._copies
+    copies = quick.runtime.steps._copies._copies
     assert len(copies) == 2  # of the last layer of each feed-forward
     for change in (_write, _replace, lambda model: model.load_state_dict(_other_weights())):
         change(plain), change(quick)
@@ -378,13 +378,13 @@ def test_weights_that_change_or_move_are_seen(monkeypatch, tmp_path):
         each.to(torch.bfloat16).to(torch.float32)  # the old memory may be another tensor's afterwards
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
     packed = [copy for _, copy in copies.values()]
-    functions = [quick._steps._functions["few", 1]._first, *quick._steps._functions["few", 1]._layers]
+    functions = [quick.runtime.steps._functions["few", 1]._first, *quick.runtime.steps._functions["few", 1]._layers]
     given = [tensor for function in functions for tensor in function._given]
     plain, quick = plain.to(torch.bfloat16), quick.to(torch.bfloat16)
     assert one_more_token(quick, ids).dtype is torch.bfloat16
     del copies, functions
     quick.prepare_for_training()
-    assert not hasattr(quick, "_steps")
+    assert "runtime" not in vars(quick)
     gc.collect()
     assert {tensor.numel() for tensor in given} == {0}  # the compiled code, which never lets go of them, holds nothing
     assert {tensor.to_dense().numel() for tensor in packed} == {1}
@@ -434,7 +434,7 @@ def test_a_call_that_asks_for_more_does_not_end_the_steps(family, untraced):
         assert torch.equal(text(quick), text(plain))
         assert len(steps) == count
     later = copy.deepcopy(plain).prepare_for_inference(compile=True)  # prepared after it was asked
-    assert later._steps._parts.are_untouched()
+    assert later.runtime.steps._parts.are_untouched()
     assert type(later.get_decoder().layers[0].self_attn) is FusedAttention
 
 
@@ -465,7 +465,7 @@ def test_what_does_not_fit_never_reaches_the_compiled_code(untraced):
     """It would read and write beyond the end of a tensor; PyTorch does what it always did, or says what is wrong."""
     plain, quick = pair()
     ids = token_ids(3, 9, vocab=97)
-    quick._steps._functions = dict.fromkeys([("few", 1), ("one", 1), ("many", 1)], Unreached())
+    quick.runtime.steps._functions = dict.fromkeys([("few", 1), ("one", 1), ("many", 1)], Unreached())
     cache = quick(ids, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="holds 3 rows, the input has 2"):
         quick(ids[:2, :1], past_key_values=cache)
@@ -477,7 +477,7 @@ def test_what_does_not_fit_never_reaches_the_compiled_code(untraced):
     assert quick(ids[:, :1], past_key_values=other).logits.shape == (3, 1, 97)
 
     _, quick = pair("t5", decoder_start_token_id=0)
-    quick._steps._functions = {("few", 1): Unreached()}
+    quick.runtime.steps._functions = {("few", 1): Unreached()}
     states = (quick.get_encoder()(ids).last_hidden_state,)
     cache = quick(encoder_outputs=states, decoder_input_ids=ids[:, :3], use_cache=True).past_key_values
     with pytest.raises(ValueError, match="mask of the source must be"):

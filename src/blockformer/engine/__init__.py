@@ -38,8 +38,6 @@ Then those that only the package uses:
 - `_has_any_global_hook` (torch.nn.modules.module): ImportError.
 - `_active_collector`, and the name `output_capturing_hook` (output_capturing of transformers): a model that was once
   asked for hidden states or attentions has no fast paths any more.
-- `_orig_mod` (of torch.compile's module), `_compiled_call_impl` (torch.nn.Module): a model as loaded that somebody has
-  compiled is traced anew when it generates.
 - `_checkpoint_offset` (torch.UntypedStorage): `pytorch_model.bin` is read whole instead of tensor by tensor.
 - `_is_replica` (set on DataParallel's copies): every copy packs the weights again.
 """

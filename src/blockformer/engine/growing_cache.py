@@ -10,10 +10,6 @@ import threading
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
-from ..compat import CACHE
-from ..modeling_decoder import BlockformerDecoderForCausalLM
-from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
-from ..stack import Stack
 from .measure import is_exported
 from .onednn import writes_to
 
@@ -237,44 +233,3 @@ def grow_in_place(cache, and_windows: bool = False):
         swapped = (DynamicLayer, DynamicSlidingWindowLayer) if and_windows else (DynamicLayer,)
         own.layers = [GrowingLayer() if type(layer) in swapped else layer for layer in own.layers]
     return cache
-
-
-def _asking_less(masks_of):
-    """`Stack._masks` that knows without the library that one token [B, 1, C] sees all that a dynamic cache holds."""
-
-    @functools.wraps(masks_of)
-    def step_masks(self, hidden_states, attention_mask, past_key_values, position_ids):
-        own = getattr(past_key_values, "self_attention_cache", past_key_values)
-        is_step = attention_mask is None and hidden_states.shape[1] == 1 and type(own) is DynamicCache
-        if is_step and self.config.sliding_window is None and self.config._attn_implementation == "sdpa":
-            return {"full_attention": None}
-        return masks_of(self, hidden_states, attention_mask, past_key_values, position_ids)
-
-    return step_masks
-
-
-def plug_in() -> None:
-    """Have this package's models make growing caches, by themselves and in `generate`, and few masks over them."""
-    Stack._masks = _asking_less(Stack._masks)  # type: ignore[method-assign]
-    new_cache = Stack.new_cache
-
-    @functools.wraps(new_cache)
-    def new_growing_cache(self, for_cross_attention: bool = False):
-        return grow_in_place(new_cache(self, for_cross_attention))
-
-    Stack.new_cache = new_growing_cache  # type: ignore[method-assign]
-    for generating in (BlockformerDecoderForCausalLM, BlockformerEncoderDecoderForConditionalGeneration):
-        growing = _growing(generating._prepare_cache_for_generation)
-        generating._prepare_cache_for_generation = growing  # type: ignore[method-assign]
-
-
-def _growing(prepare_cache):
-    @functools.wraps(prepare_cache)
-    def prepare_growing_cache(self, generation_config, model_kwargs, *args, **kwargs):
-        is_fresh = model_kwargs.get(CACHE) is None
-        prepare_cache(self, generation_config, model_kwargs, *args, **kwargs)
-        if is_fresh:
-            # A compiled step reads and writes buffers that hold everything.
-            grow_in_place(model_kwargs.get(CACHE), and_windows="_steps" in vars(self))
-
-    return prepare_growing_cache

@@ -15,13 +15,12 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from ..layer import Batch
 from ..positions import rotations_of
-from ..stack import Stack
 from .attention import is_in_use
 from .compiled import Modules, functions_of
 from .four_bit_rows import OrderedWeights
 from .four_bits import MOST_PACKED_ROWS
 from .linear import HALVES, is_quicker_widened, is_transformed
-from .measure import is_enabled, is_own_trace
+from .measure import is_enabled
 from .onednn import PackedCopies
 from .sequences import TracedSequences
 
@@ -213,17 +212,3 @@ def gains(stack) -> bool:
     if stack.dtype in HALVES and is_quicker_widened(stack.dtype):
         return False
     return stack.dtype is torch.bfloat16 or not getattr(stack.config, "linear_bits", None)
-
-
-def plug_in() -> None:
-    """Have this package's stacks take their compiled layers, once `prepare_for_inference` has made some."""
-    run_layers = Stack._run_layers
-
-    @functools.wraps(run_layers)
-    def run_compiled_layers(self, hidden_states, encoder_hidden_states, position_bias, batch, **kwargs):
-        compiled = None if is_own_trace() else self.__dict__.get("_compiled_layers")
-        given = (hidden_states, encoder_hidden_states, position_bias, batch)
-        states = None if compiled is None else compiled.states(*given, kwargs)
-        return run_layers(self, *given, **kwargs) if states is None else states
-
-    Stack._run_layers = run_compiled_layers  # type: ignore[method-assign]

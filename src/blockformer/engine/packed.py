@@ -288,6 +288,24 @@ def packed_weights(model: nn.Module) -> set[PackedWeight]:
     return {module.packed.whole for module in model.modules() if isinstance(module, PackedModule)}
 
 
+def check_stays(model: nn.Module, fn) -> None:
+    """Refuse to cast or move a model with packed weights, before anything is changed.
+
+    Args:
+        fn: what `nn.Module._apply` will do to each tensor.
+
+    Raises:
+        RuntimeError: `fn` changes the dtype or the device.
+    """
+    for dtype in {weight.dtype for weight in packed_weights(model)}:
+        changed = fn(torch.empty(0, dtype=dtype, device="cpu"))
+        if changed.dtype is not dtype or changed.device.type != "cpu":
+            raise RuntimeError(
+                f"the model is prepared for inference in {str(dtype).removeprefix('torch.')} on the CPU: call "
+                "prepare_for_training() before it is moved or cast."
+            )
+
+
 def unpack_weights(model: nn.Module) -> None:
     """Put the plain modules back."""
     for parent in list(model.modules()):

@@ -14,7 +14,7 @@ from ..normalization import RMSNorm
 from ..positions import SCORE_TERMS
 from ..pretrained_model import BlockformerPreTrainedModel
 from ..stack import Stack
-from . import eight_bit_head, generating, growing_cache, layers, onednn, step
+from . import eight_bit_head, layers, onednn, step
 from .attention import FusedAttention, sdpa_attention
 from .eight_bit_head import EightBitHead
 from .experts import TracedExperts
@@ -26,6 +26,7 @@ from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled
 from .normalization import QuickRMSNorm, can_be_quick_norm
 from .packed import HalfCopy, is_quicker_copied, pack_weights, packed_weights, unpack_weights
+from .runtime import CompiledRuntime, LoadedRuntime
 
 # Each plain class and its replacement of the same parameters in a prepared model, and in one with compiled steps.
 _PREPARED = {
@@ -90,7 +91,6 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
             raise ValueError("second_copy=True is for a model that is not compiled: leave one of the two out.")
     if head_bits is not None:
         _check_head_bits(model, head_bits, compile)
-    generating.make_plain(model)
     model.eval()
     if not hasattr(model, "_trainable"):
         model._trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -99,9 +99,10 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
     if compile and (step.can_compile(model) or (stacks and not _is_faster_packed(model))):
         _make_plain(model)
         if step.can_compile(model):
-            model._steps = step.CompiledSteps(model)
+            model.runtime = CompiledRuntime(steps=step.CompiledSteps(model))
+            model.get_decoder().runtime = CompiledRuntime()
         for stack in stacks:
-            stack._compiled_layers = layers.CompiledLayers(stack)
+            stack.runtime = CompiledRuntime(compiled_layers=layers.CompiledLayers(stack))
             stack.least_saving = 0  # compiled layers take the sequences of a batch, and no mask
         if is_enabled():
             _put_in(model, _COMPILED)
@@ -135,7 +136,6 @@ def prepare_for_training(model):
         TypeError: the model comes from another library, or from the code in a repo.
     """
     _check_class(model)
-    generating.make_plain(model)
     _make_plain(model)
     trainable = model.__dict__.pop("_trainable", ())
     for name, parameter in model.named_parameters():
@@ -208,10 +208,10 @@ def _is_faster_packed(model) -> bool:
 
 
 def _forget_compiled(model) -> None:
-    vars(model).pop("_steps", None)
     for module in model.modules():
-        if vars(module).pop("_compiled_layers", None) is not None:
-            del module.least_saving
+        if isinstance(module, BlockformerPreTrainedModel):
+            for name in ("runtime", "least_saving"):
+                module.__dict__.pop(name, None)
 
 
 def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> None:
@@ -250,37 +250,9 @@ def _hold_twice(model: nn.Module) -> None:
         list(pool.map(copy, (weight for weight in packed_weights(model) if weight.dtype is torch.bfloat16)))
 
 
-def check_stays(model: nn.Module, fn) -> None:
-    """Refuse to cast or move a model with packed weights, before anything is changed.
-
-    Args:
-        fn: what `nn.Module._apply` will do to each tensor.
-
-    Raises:
-        RuntimeError: `fn` changes the dtype or the device.
-    """
-    for dtype in {weight.dtype for weight in packed_weights(model)}:
-        changed = fn(torch.empty(0, dtype=dtype, device="cpu"))
-        if changed.dtype is not dtype or changed.device.type != "cpu":
-            raise RuntimeError(
-                f"the model is prepared for inference in {str(dtype).removeprefix('torch.')} on the CPU: call "
-                "prepare_for_training() before it is moved or cast."
-            )
-
-
 def plug_in() -> None:
-    """Give this package's models the faster attention and the methods that prepare them."""
-    apply = BlockformerPreTrainedModel._apply
-
-    def checked_apply(self, fn, recurse=True):
-        check_stays(self, fn)
-        return apply(self, fn, recurse)
-
+    """Give this package's models their runtime, the faster attention, and the methods that prepare them."""
     ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
-    BlockformerPreTrainedModel._apply = checked_apply
+    BlockformerPreTrainedModel.runtime = LoadedRuntime()
     BlockformerPreTrainedModel.prepare_for_inference = prepare_for_inference
     BlockformerPreTrainedModel.prepare_for_training = prepare_for_training
-    generating.plug_in()
-    growing_cache.plug_in()
-    step.plug_in()
-    layers.plug_in()

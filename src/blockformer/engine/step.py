@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, Seq2SeqLMOutput
 
-from ..compat import CACHE, takes_cache
+from ..compat import CACHE
 from ..input_checks import check_inputs, check_positions, check_source
 from ..modeling_decoder import BlockformerDecoderForCausalLM
 from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
@@ -343,25 +343,15 @@ def can_compile(model) -> bool:
     return isinstance(model, BlockformerDecoderForCausalLM | BlockformerEncoderDecoderForConditionalGeneration)
 
 
-def plug_in() -> None:
-    """Have this package's models that write take their compiled steps, once `prepare_for_inference` has made some."""
-    decoder, both = BlockformerDecoderForCausalLM, BlockformerEncoderDecoderForConditionalGeneration
-    decoder.forward = takes_cache(_stepping(decoder.forward, _decoder_step))  # type: ignore[method-assign]
-    both.forward = takes_cache(_stepping(both.forward, _encoder_decoder_step))  # type: ignore[method-assign]
+def output_of(steps: CompiledSteps, model, arguments: tuple, named: dict):
+    """What a model answers to these arguments of its `forward` by a compiled step, or None if it is nothing for one."""
+    given = dict(zip(_names(model.forward.__func__), arguments, strict=False))
+    return (_encoder_decoder_step if model.config.is_encoder_decoder else _decoder_step)(steps, **given, **named)
 
 
-def _stepping(forward, step):
-    signature = inspect.signature(forward)
-    names = list(signature.parameters)[1:]
-
-    @functools.wraps(forward)
-    def stepping_forward(self, *args, **kwargs):
-        steps = self.__dict__.get("_steps")
-        output = None if steps is None else step(steps, **dict(zip(names, args, strict=False)), **kwargs)
-        return forward(self, *args, **kwargs) if output is None else output
-
-    stepping_forward.__signature__ = signature  # type: ignore[attr-defined]  # `generate` looks at it in every step
-    return stepping_forward
+@functools.cache
+def _names(forward) -> list[str]:
+    return list(inspect.signature(forward).parameters)[1:]
 
 
 def _decoder_step(steps, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, **others):

@@ -8,26 +8,17 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..engine.linear import is_plain_linear
-from ..language_model_head import LanguageModelHead
 from ..losses import IGNORED, check_labels, divisor_of
-from .late_outputs import DeferredLogits, make_output
+from .late_outputs import DeferredLogits
 
 # Logits that may be held at once: 128 MiB in float32.
 MAX_LOGITS = 1 << 25
 # Elements of a product that is made to be added to another dtype.
 _MAX_PRODUCT = 1 << 22
 
-_plain_logits_and_loss = LanguageModelHead.logits_and_loss
 
-
-def plug_in() -> None:
-    """Have this package's models take a large loss in chunks, and compute their logits when they are read."""
-    LanguageModelHead.logits_and_loss = logits_and_loss  # type: ignore[method-assign]
-    LanguageModelHead.make_output = staticmethod(make_output)  # type: ignore[method-assign]
-
-
-def logits_and_loss(head, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
-    """States [..., C] and labels int [...] or None -> logits [..., V], loss or None.
+def loss_in_chunks(head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing):
+    """States [..., C] and labels int [...] or None -> logits [..., V] or None, and loss; None for the plain way.
 
     A loss in chunks never holds more than `MAX_LOGITS` logits at once.
 
@@ -41,7 +32,7 @@ def logits_and_loss(head, hidden_states, labels, num_items_in_batch=None, return
     is_deferred = is_deferred and not torch.compiler.is_compiling()
     is_deferred = is_deferred and labels.numel() * head.lm_head.out_features > MAX_LOGITS
     if labels is None or (return_logits is not False and not is_deferred):
-        return _plain_logits_and_loss(head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
+        return None
     loss = _loss_in_chunks(head, hidden_states, labels, num_items_in_batch, label_smoothing)
     logits = DeferredLogits(lambda: head.logits_of(hidden_states), head.lm_head.weight) if is_deferred else None
     return logits, loss

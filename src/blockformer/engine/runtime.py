@@ -1,0 +1,58 @@
+"""The runtimes of this package's models: as loaded, and with compiled parts."""
+
+from transformers.cache_utils import DynamicCache
+
+from ..runtime import Runtime
+from ..training.chunked_loss import loss_in_chunks
+from ..training.late_outputs import make_output
+from .growing_cache import grow_in_place
+from .layers import CompiledLayers
+from .packed import check_stays
+from .step import CompiledSteps, output_of
+
+
+class LoadedRuntime(Runtime):
+    """Plain PyTorch with a cache that grows in place, fewer masks, and a large loss in chunks."""
+
+    def cache(self, fresh):
+        return grow_in_place(fresh)
+
+    def masks(self, stack, hidden_states, attention_mask, past_key_values):
+        """One token [B, 1, C] sees all that a dynamic cache holds, which is known without the library."""
+        own = getattr(past_key_values, "self_attention_cache", past_key_values)
+        is_step = attention_mask is None and hidden_states.shape[1] == 1 and type(own) is DynamicCache
+        if is_step and stack.config.sliding_window is None and stack.config._attn_implementation == "sdpa":
+            return {"full_attention": None}
+        return None
+
+    def loss(self, head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing):
+        return loss_in_chunks(head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
+
+    def output(self, output_class, **fields):
+        return make_output(output_class, **fields)
+
+    def check_move(self, model, fn):
+        check_stays(model, fn)
+
+
+class CompiledRuntime(LoadedRuntime):
+    """A runtime of one model, or of one of its stacks.
+
+    Args:
+        steps: of a model that writes, or None.
+        compiled_layers: of a stack, or None.
+    """
+
+    def __init__(self, steps: CompiledSteps | None = None, compiled_layers: CompiledLayers | None = None):
+        self.steps, self.compiled_layers = steps, compiled_layers
+
+    def cache(self, fresh):
+        """A compiled step reads and writes buffers that hold everything."""
+        return grow_in_place(fresh, and_windows=True)
+
+    def step(self, model, arguments, named):
+        return None if self.steps is None else output_of(self.steps, model, arguments, named)
+
+    def layers(self, stack, hidden_states, encoder_hidden_states, position_bias, batch, named):
+        given = (hidden_states, encoder_hidden_states, position_bias, batch, named)
+        return None if self.compiled_layers is None else self.compiled_layers.states(*given)

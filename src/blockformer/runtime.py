@@ -1,0 +1,46 @@
+"""How a model runs: here in plain PyTorch. Whatever makes models faster is another runtime, of the same methods.
+
+A model and its stacks each hold one as `runtime`. What answers None leaves the question to the plain code.
+
+B batch, T length, N tokens, C hidden size, V vocabulary.
+"""
+
+import functools
+
+
+class Runtime:
+    """The plain way, which serves every model."""
+
+    def step(self, model, arguments: tuple, named: dict):
+        """The output of a model that writes for these arguments of its `forward`, or None."""
+
+    def layers(self, stack, hidden_states, encoder_hidden_states, position_bias, batch, named: dict):
+        """States [B, T, C] or [1, N, C] after all layers and the final norm, or None. It is given what layers are."""
+
+    def masks(self, stack, hidden_states, attention_mask, past_key_values):
+        """The mask of each layer type for these inputs of a stack, or None."""
+
+    def cache(self, fresh):
+        """The cache that takes the place of the library's fresh one."""
+        return fresh
+
+    def loss(self, head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing: float):
+        """Logits [..., V] (or None) and loss, as `LanguageModelHead.logits_and_loss` gives them, or None."""
+
+    def output(self, output_class: type, **fields):
+        """What a `forward` returns."""
+        return output_class(**fields)
+
+    def check_move(self, model, fn) -> None:
+        """Refuse what `fn` would do to each tensor of a model, such as a cast or a move."""
+
+
+def by_runtime(forward):
+    """A `forward` of a model that writes: its runtime is asked first."""
+
+    @functools.wraps(forward)
+    def forward_by_runtime(self, *args, **kwargs):
+        output = self.runtime.step(self, args, kwargs)
+        return forward(self, *args, **kwargs) if output is None else output
+
+    return forward_by_runtime
