@@ -1,6 +1,7 @@
 """What the tests of compiled functions share."""
 
 import os
+import pickle
 
 import pytest
 
@@ -17,6 +18,12 @@ def folder(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(base.parent / run if run else base))
         patch.setitem(compiling._CONFIG, "aot_inductor.compile_wrapper_opt_level", "O0")  # a third less to compile
         yield cache_folder()
+
+
+@pytest.fixture
+def compiling_here(monkeypatch):
+    """Compile in this process: another one would not know what a test has set here."""
+    monkeypatch.setattr(compiling, "_ask", lambda job: compiling._make(pickle.loads(job)))
 
 
 @pytest.fixture

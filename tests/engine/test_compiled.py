@@ -135,12 +135,14 @@ def test_another_attention_than_ours_is_attended_by(untraced, monkeypatch):
 def made(folder):
     """A compiled network and one that reads packed copies, each with its module."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "_ask", lambda job: compiling._make(compiling.pickle.loads(job)))
         patch.setattr(measure, "_verdicts", {**measure._verdicts, "onednn": True, "packed, torch.float32": True})
         plain, packed = network(), network()
         functions = [CompiledFunction.of(plain, (states(),), VARYING)]
         if onednn.can_pack(torch.float32):
             patch.setattr("blockformer.engine.linear._LEAST_PACKED_WEIGHTS", 0)
             functions.append(CompiledFunction.of(packed, (states(),), VARYING, PackedCopies()))
+            assert len(functions[1]._packed) == 2
         return list(zip([plain, packed], functions, strict=False))
 
 
@@ -220,11 +222,11 @@ def test_weights_of_few_numbers_are_read_and_not_written_into_the_code(folder, s
 
 @torch.no_grad()
 def test_weights_that_are_swapped_are_let_go_of(folder):
-    module = network(16)
-    function = CompiledFunction.of(module, (states(16),), VARYING)
+    module = network(8)
+    function = CompiledFunction.of(module, (states(8),), VARYING)
     for _ in range(20):
-        module[0].weight = nn.Parameter(torch.randn(16, 16), requires_grad=False)
-        assert_close(function(states(16)), module(states(16)))
+        module[0].weight = nn.Parameter(torch.randn(8, 8), requires_grad=False)
+        assert_close(function(states(8)), module(states(8)))
     assert len(function._given) == len(list(module.parameters()))
 
 

@@ -235,7 +235,8 @@ def test_a_second_process_finds_it_on_the_disk_and_a_broken_file_is_made_anew(fo
     for path in cache_folder().glob("*.pt2"):
         path.write_bytes(path.read_bytes()[:1000])
     assert_close(one_more_token(pair()[1], ids), one_more_token(plain, ids))  # uncompiled: nothing was made here
-    assert [type(module).__name__ for module, *_ in made] == ["_Layer", "FirstPart"]  # of the prompt and the step
+    # Of the prompt and the step.
+    assert {type(module).__name__ for module, *_ in made} == {"_Layer", "FirstPart", "LayersPart", "LastPart"}
 
 
 def test_code_that_nobody_loads_is_removed_in_time(tmp_path):
@@ -362,7 +363,7 @@ def _other_weights():
 
 
 @torch.no_grad()
-def test_weights_that_change_or_move_are_seen(monkeypatch, tmp_path):
+def test_weights_that_change_or_move_are_seen(compiling_here, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the code is of other products than elsewhere in this file
     take_onednn(monkeypatch, is_packed=True, wide=48)
     plain, quick = pair()
@@ -529,13 +530,13 @@ def test_without_a_compiler_it_runs_uncompiled(monkeypatch, tmp_path, caplog):
     said = []
     monkeypatch.setattr(compiled.logger, "warning_once", said.append)
     assert torch.equal(text(quick), text(plain))
-    assert len(said) == 1
+    assert len(set(said)) == 1  # of each part; the logger says it once
     assert "no C++ compiler" in said[0]
     monkeypatch.setattr(compiled, "has_compiler", lambda: True)
     monkeypatch.setattr(compiling, "_ask", lambda job: "the disk is full")
     quick = pair()[1]
     assert torch.equal(text(quick), text(plain))
-    assert "compiling it failed: the disk is full" in said[1]
+    assert "compiling it failed: the disk is full" in said[-1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

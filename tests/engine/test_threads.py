@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from pairs import token_ids
-from sizes import UNEVEN
+from sizes import STRONG, UNEVEN
 
 import blockformer
 from blockformer import preset
@@ -40,9 +40,9 @@ def _cache(folder):
     """Compiled code goes into a folder of the tests."""
 
 
-def make(family):
+def make(family, sizes=None):
     torch.manual_seed(0)
-    config = preset(family, **{**UNEVEN_AND_LONGER, **FAMILIES[family]})
+    config = preset(family, **({**UNEVEN_AND_LONGER, **FAMILIES[family]} if sizes is None else sizes))
     cls = blockformer.BlockformerDecoderForCausalLM
     if config.is_encoder_decoder:
         cls = blockformer.BlockformerEncoderDecoderForConditionalGeneration
@@ -52,7 +52,7 @@ def make(family):
 def written(model, job):
     """The tokens of a job; all rows but the first are padded."""
     rows, length, settings = job
-    ids = token_ids(rows, length, seed=length, vocab=UNEVEN_AND_LONGER["vocab_size"])
+    ids = token_ids(rows, length, seed=length, vocab=model.config.get_text_config(decoder=True).vocab_size)
     mask = torch.ones_like(ids)
     for row in range(1, rows):
         mask[row, slice(-2 * row, None) if model.config.is_encoder_decoder else slice(2 * row)] = 0
@@ -109,10 +109,10 @@ def test_threads_write_with_a_prepared_model(family, settings):
 @pytest.mark.parametrize(("family", "settings"), cases([("qwen3", {})], ({}, {"head_bits": 8})))
 def test_threads_write_with_a_compiled_model(family, settings, request):
     """Steps are compiled by whichever thread comes first, and its code runs for one thread at a time."""
-    jobs = JOBS
-    if not request.node.get_closest_marker("exhaustive"):
-        jobs = [job for job in JOBS if job[0] == 1 and "num_beams" not in job[2]]
-    plain = make(family)
+    jobs, sizes = JOBS, None
+    if not request.node.get_closest_marker("exhaustive"):  # a model that other tests compile, too
+        jobs, sizes = [job for job in JOBS if job[0] == 1 and "num_beams" not in job[2]], STRONG
+    plain = make(family, sizes)
     model = copy.deepcopy(plain).prepare_for_inference(compile=True, **settings)
     expected = texts_of(copy.deepcopy(model) if settings else plain, jobs)
     assert_threads_agree(model, expected, rounds=2, jobs=jobs)

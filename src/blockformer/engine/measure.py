@@ -30,12 +30,12 @@ def is_enabled() -> bool:
 def is_exported() -> bool:
     """Whether this thread records a graph by `torch.export` or `torch.jit.trace`.
 
-    `torch.compiler.is_compiling` would say whether any thread does. `torch.compile` may compile a function like this
-    one by itself, so callers ask about that themselves.
+    `torch.compiler.is_compiling` by itself says whether any thread does. `torch.compile` may compile a function like
+    this one by itself, so callers ask about that themselves.
     """
-    kinds = torch._C._TorchDispatchModeKey
-    modes = (torch._C._get_dispatch_mode(kinds.PROXY), torch._C._get_dispatch_mode(kinds.FAKE))
-    return torch.jit.is_tracing() or modes != (None, None)
+    fake = torch._C._TorchDispatchModeKey.FAKE
+    is_fake = torch.compiler.is_compiling() and torch._C._get_dispatch_mode(fake) is not None
+    return torch.jit.is_tracing() or is_fake
 
 
 _own = threading.local()
