@@ -1,0 +1,106 @@
+"""What a model asks its runtime, and that nothing else decides how it runs."""
+
+import copy
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from pairs import model, token_ids
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
+
+import blockformer
+from blockformer import modeling_decoder, modeling_encoder, modeling_encoder_decoder
+from blockformer.attention import Attention
+from blockformer.engine.growing_cache import GrowingLayer
+from blockformer.engine.runtime import CompiledRuntime, LoadedRuntime
+from blockformer.feed_forward import FeedForward
+from blockformer.language_model_head import LanguageModelHead
+from blockformer.layer import Layer
+from blockformer.pretrained_model import BlockformerPreTrainedModel
+from blockformer.runtime import Runtime
+from blockformer.stack import Stack
+
+ROOT = Path(blockformer.__file__).parent
+CLASSES = {BlockformerPreTrainedModel, Attention, FeedForward, LanguageModelHead, Layer, Stack} | {
+    each
+    for module in (modeling_decoder, modeling_encoder, modeling_encoder_decoder)
+    for _, each in inspect.getmembers(module, inspect.isclass)
+    if each.__module__ == module.__name__
+}
+# What the package adds to a model, and what it does better than the library where a model is saved.
+ADDED = {"prepare_for_inference", "prepare_for_training", "save_pretrained", "push_to_hub"}
+
+
+def is_from_above(function) -> bool:
+    """Whether code of the package's folders is in a function, or in what wraps it."""
+    while function is not None:
+        path = Path(function.__code__.co_filename)
+        if ROOT in path.parents and path.parent != ROOT:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+@pytest.mark.parametrize("kind", sorted(CLASSES, key=lambda each: each.__name__), ids=lambda each: each.__name__)
+def test_the_package_replaces_no_method_of_a_class(kind):
+    replaced = {name for name, each in vars(kind).items() if inspect.isfunction(each) and is_from_above(each)}
+    assert replaced <= (ADDED if kind is BlockformerPreTrainedModel else set())
+
+
+def test_such_a_method_would_be_found(monkeypatch):
+    monkeypatch.setattr(Stack, "new_cache", LoadedRuntime.cache)
+    with pytest.raises(AssertionError):
+        test_the_package_replaces_no_method_of_a_class(Stack)
+
+
+class Watch(LogitsProcessor):
+    """Notes the classes of all modules at each token."""
+
+    def __init__(self, model):
+        self.model, self.seen = model, []
+
+    def __call__(self, input_ids, scores):
+        self.seen.append([type(module) for module in self.model.modules()])
+        return scores
+
+
+@torch.no_grad()
+def test_no_layer_has_another_class_while_a_model_writes():
+    ours = model("qwen3", hidden_size=512, intermediate_size=1024)
+    before, watch = [type(module) for module in ours.modules()], Watch(ours)
+    ours.generate(token_ids(1, 5), max_new_tokens=4, logits_processor=LogitsProcessorList([watch]))
+    assert watch.seen == [before] * 4
+
+
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+@torch.no_grad()
+def test_a_plain_runtime_writes_the_same_text(family):
+    """That of a repo which runs its own code."""
+    cls = blockformer.BlockformerEncoderDecoderForConditionalGeneration if family == "t5" else None
+    ours = model(family, **({} if cls is None else {"cls": cls, "decoder_start_token_id": 0}))
+    assert type(ours.runtime) is LoadedRuntime
+    plain = copy.deepcopy(ours)
+    for module in plain.modules():
+        if isinstance(module, BlockformerPreTrainedModel):
+            module.runtime = Runtime()
+    given = {"max_new_tokens": 30, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+    first, second = (each.generate(token_ids(2, 40), **given) for each in (ours, plain))
+    assert all(map(torch.equal, first.scores, second.scores))
+    caches = [getattr(each.past_key_values, "self_attention_cache", each.past_key_values) for each in (first, second)]
+    assert [type(cache) for cache in caches] == [DynamicCache] * 2
+    assert [{type(layer) is GrowingLayer for layer in cache.layers} for cache in caches] == [{True}, {False}]
+
+
+def test_a_prepared_model_has_a_runtime_of_its_own():
+    ours = model("qwen3")
+    ours.prepare_for_inference(compile=True)
+    assert type(ours.runtime) is CompiledRuntime
+    other = copy.deepcopy(ours)
+    assert other.runtime is not ours.runtime
+    assert other.runtime.steps._model is other
+    assert other.model.runtime.compiled_layers._stack is other.model
+    ours.prepare_for_training()
+    assert not any("runtime" in vars(module) for module in ours.modules())
+    assert type(ours.runtime) is LoadedRuntime
+    assert type(other.runtime) is CompiledRuntime
