@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import threading
 
 import pytest
 
@@ -22,8 +23,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def compiling_here(monkeypatch):
-    """Compile in this process: another one would not know what a test has set here."""
-    monkeypatch.setattr(compiling, "_ask", lambda job: compiling._make(pickle.loads(job)))
+    """Compile in this process, one part after the other: another one would not know what a test has set here."""
+    one_at_a_time = threading.Lock()
+
+    def make(job):
+        with one_at_a_time:
+            compiling._make(pickle.loads(job))
+
+    monkeypatch.setattr(compiling, "_ask", make)
 
 
 @pytest.fixture

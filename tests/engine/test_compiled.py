@@ -19,6 +19,7 @@ from blockformer.attention import ALL_ATTENTION_FUNCTIONS
 from blockformer.engine import cache_folder, compiled, compiling, measure, onednn
 from blockformer.engine.attention import is_in_use
 from blockformer.engine.compiled import CompiledFunction
+from blockformer.engine.linear import QuickLinear
 from blockformer.engine.onednn import PackedCopies
 
 SIZES = {
@@ -141,6 +142,9 @@ def made(folder):
         functions = [CompiledFunction.of(plain, (states(),), VARYING)]
         if onednn.can_pack(torch.float32):
             patch.setattr("blockformer.engine.linear._LEAST_PACKED_WEIGHTS", 0)
+            for layer in (packed[0], packed[2]):
+                layer.__class__ = QuickLinear
+                layer.adopt()
             functions.append(CompiledFunction.of(packed, (states(),), VARYING, PackedCopies()))
             assert len(functions[1]._packed) == 2
         return list(zip([plain, packed], functions, strict=False))
