@@ -33,7 +33,7 @@ def trusted_folder() -> Path:
         reason = f"{folder} belongs to somebody else, or others can write into it"
     except (OSError, RuntimeError) as error:
         reason = str(error)
-    logger.warning_once(f"what is compiled is kept for this process only, for there is no folder for it: {reason}")
+    logger.warning_once(f"what is compiled is kept for this process only, since its folder cannot be used: {reason}")
     return _own_folder()
 
 
