@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from . import measure
 from .few_rows import with_products_as_loops, without_repeats
 
-# Under these names a package lists the weights that it reads, and those of them that may be packed ones.
+# Under these names a package lists the weights that it reads, and which of them may be packed ones.
 READ, PACKABLE = "read", "packable"
 _CONFIG = {
     "aot_inductor.package_constants_in_so": False,
@@ -222,7 +222,7 @@ def serve() -> None:
     import blockformer.api  # noqa: F401 - the engine is plugged in
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a compiler prints is no answer
+    os.dup2(2, 1)  # so that a compiler's own prints are not read as answers
     jobs = os.fdopen(os.dup(0), "rb", buffering=0)
     while select.select([jobs], [], [], _IDLE_SECONDS)[0]:
         if len(header := _exactly(jobs, 8)) < 8:
