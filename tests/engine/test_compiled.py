@@ -236,7 +236,6 @@ def test_weights_that_are_swapped_are_let_go_of(folder):
 
 @torch.no_grad()
 def test_settings_of_the_user_and_of_other_threads_do_not_reach_the_compiler(folder, monkeypatch, said):
-    monkeypatch.setattr(torch._inductor.config, "freezing", True)
     monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
     flags, ask = [], compiling._ask
     watching = threading.Event()
@@ -250,7 +249,8 @@ def test_settings_of_the_user_and_of_other_threads_do_not_reach_the_compiler(fol
 
     monkeypatch.setattr(compiling, "_ask", watched)
     module = network(40)
-    function = CompiledFunction.of(module, (states(40),), VARYING)
+    with torch._inductor.config.patch(freezing=True):  # monkeypatch would delete the setting afterwards
+        function = CompiledFunction.of(module, (states(40),), VARYING)
     assert watching.is_set()
     assert flags == [(False, True)]
     assert not said
