@@ -71,7 +71,7 @@ def _llama_rows(size, limits, console: Console, folder: Path) -> Iterator[Row]:
     ours, official = workloads.make_pair(shape, torch.bfloat16)
     config, entries = ours.config, official.config.to_dict()
     gguf_model.write(path, entries, official.state_dict())
-    ours.prepare_for_inference(second_copy=True)
+    ours.prepare_for_inference()
     work = _Work(shape, contexts, prefills, size, limits, console)
     yield from work.beside(ours, gguf_model.GgufModel(path, room, threads), "bfloat16", "llama.cpp")
     del ours
@@ -81,7 +81,7 @@ def _llama_rows(size, limits, console: Console, folder: Path) -> Iterator[Row]:
     gguf_model.write(path, entries, weights)
     del weights
     for peer, bfloat16_head in (("llama.cpp Q4_0, head bfloat16", True), ("llama.cpp Q4_0", False)):
-        ours.prepare_for_inference(second_copy=True)
+        ours.prepare_for_inference()
         gguf_model.quantize(path, low_path, threads, bfloat16_head)
         yield from work.beside(ours, gguf_model.GgufModel(low_path, room, threads), "int4", peer)
     path.unlink()
@@ -137,7 +137,7 @@ class _Work:
         shape = self.shape
         self.console.print(f"{shape.name}: {dtype} beside {peer}")
         self._check_same(ours, theirs, peer)
-        yield from self._decoding("decode, prepared twice", ours, theirs, dtype, peer)
+        yield from self._decoding("decode, prepared", ours, theirs, dtype, peer)
         for length in self.prefills:
             ids = self._prompt(length)
             times = interleaved(

@@ -132,7 +132,7 @@ def decoder_rows(
 ) -> list[workloads.Row]:
     """Decode at these contexts and batches, and prefill of these lengths, in these dtypes.
 
-    As `from_pretrained` gives the model, after `prepare_for_inference()`, and in bfloat16 with its second copy.
+    As `from_pretrained` gives the model, and after `prepare_for_inference()`.
     """
     rows: list[workloads.Row] = []
     for dtype in dtypes:
@@ -154,12 +154,9 @@ def decoder_rows(
             rows += measure(", prepared")
         else:
             console.print(f"{shape.name}: no rows of prepared {dtype} models, which are no quicker here.")
-        if dtype == torch.bfloat16:
-            if workloads.prepared(pair, second_copy=True):
-                rows += measure(", prepared twice", prefills=[])  # a prompt does not read the second copy
-            if shape.family == "qwen3":
-                pair = workloads.in_four_bits(pair, shape)
-                rows += measure(", 4 bits", pair)
+        if dtype == torch.bfloat16 and shape.family == "qwen3":
+            pair = workloads.in_four_bits(pair, shape)
+            rows += measure(", 4 bits", pair)
         del pair, measure
     return rows
 

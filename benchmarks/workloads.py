@@ -238,10 +238,10 @@ def interleaved(
     return mine, theirs
 
 
-def prepared(pair, second_copy: bool = False) -> bool:
+def prepared(pair) -> bool:
     """Prepare ours for inference; whether the processor gains from it: any layer multiplies otherwise."""
     ours, _ = pair
-    modules = ours.prepare_for_inference(second_copy=second_copy).modules()
+    modules = ours.prepare_for_inference().modules()
     return any(isinstance(module, PackedLinear | QuickLinear) for module in modules)
 
 
@@ -279,7 +279,7 @@ def in_four_bits(pair, shape: Shape) -> tuple[PreTrainedModel, PreTrainedModel]:
             peer.get_parameter(f"{name}.weight").copy_(module.dequantized(torch.float32).t())
     ids = torch.randint(0, shape.vocab_size, (1, 24))
     check_same(f"{shape.name} in 4 bits", peer.dtype, [model(ids).logits for model in (low, peer)])
-    return low.prepare_for_inference(second_copy=True), peer
+    return low.prepare_for_inference(), peer
 
 
 def weight_bytes(pair) -> int:

@@ -62,7 +62,7 @@ METHODS = {
     "quanto-int8": ("optimum.quanto", lambda: QuantoConfig(weights="int8"), False),
     "quanto-int4": ("optimum.quanto", lambda: QuantoConfig(weights="int4"), False),
 }
-PLAIN = ["float32", "bfloat16", "bfloat16, prepared", "bfloat16, prepared twice"]
+PLAIN = ["float32", "bfloat16", "bfloat16, prepared"]
 COLUMNS = "weights | on disk, MB | in memory, MB | tokens/s | prefill, ms | logit error | same argmax | perplexity"
 
 
@@ -107,7 +107,7 @@ def load(folder: str | Path, name: str):
     if package is None:
         dtype = torch.float32 if name == "float32" else torch.bfloat16
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-        return model.prepare_for_inference(second_copy="twice" in name) if "prepared" in name else model
+        return model.prepare_for_inference() if "prepared" in name else model
     settings = {"quantization_config": make(), "dtype": torch.bfloat16, "device_map": "cpu"}
     return AutoModelForCausalLM.from_pretrained(folder, **settings).eval()
 

@@ -35,7 +35,6 @@ EXTRAS = {
     ),
     "peers": Extra(("gguf", "llama-cpp-python"), ("tests/test_gguf.py", "tests/test_benchmarks.py")),
     "deepspeed": Extra(("deepspeed",), ("tests/test_scale.py::test_the_configuration_of_deepspeed_is_understood",)),
-    "gptqmodel": Extra(("gptqmodel",), ("tests/engine/test_gptqmodel_kernels.py",)),
 }
 
 

@@ -4,7 +4,6 @@ An environment is what `--environment` names: "development" is what `make` insta
 scripts/extra_tests.py name theirs. A skip that depends on the machine says which machines may have it.
 """
 
-import importlib.util
 import os
 import re
 import sys
@@ -31,10 +30,9 @@ def _is_not_root() -> bool:
 # What depends on the machine: a pattern of reasons -> on which machines it may be the reason.
 MACHINES: dict[str, Callable[[], bool]] = {
     r"this PyTorch has no packed (bfloat16 )?product|no packed product of this dtype here": _lacks_avx512,
-    r"this PyTorch has no (FBGEMM|oneDNN linear)": _is_not_linux,
+    r"this PyTorch has no oneDNN linear": _is_not_linux,
     r"needs? (Linux|POSIX files|links)|(reads|limits|watches).*/proc": _is_not_linux,
     r"devices can be made by root only|a small tmpfs cannot be mounted here": _is_not_root,
-    r"^gptqmodel is installed$": lambda: importlib.util.find_spec("gptqmodel") is not None,
     r"the file system has no sparse files of this size|needs 30 GB of disk": lambda: True,
 }
 
@@ -45,7 +43,6 @@ _EXTRAS = {
     "onnx": r"could not import 'onnxscript'|could not import 'onnxruntime'",
     "peers": r"(gguf|llama_cpp) is not installed",
     "deepspeed": r"DeepSpeed itself is not installed",
-    "gptqmodel": r"gptqmodel, in an environment of its own",
 }
 
 # What an older transformers or torch lacks.

@@ -7,7 +7,6 @@ from blockformer.engine.packed import PackedLinear
 def pack_whatever_can_be(monkeypatch):
     """Have every weight packed that this PyTorch has a layout for, whatever its size and whatever is measured here."""
     verdicts = {f"packed, {dtype}": onednn.can_pack(dtype) for dtype in packed._LEAST_WEIGHTS}
-    verdicts["copy"] = verdicts["packed, torch.bfloat16"]  # besides what is packed
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
     monkeypatch.setattr(packed, "_LEAST_WEIGHTS", dict.fromkeys(packed._LEAST_WEIGHTS, 0))
     monkeypatch.setattr(packed, "is_quicker_packed_for", lambda *_: True)

@@ -96,7 +96,7 @@ def test_in_bfloat16_a_prepared_model_is_as_near(name, monkeypatch):
     exact = model(ids, attention_mask=mask).logits[real]
     narrow = model.to(torch.bfloat16)
     errors = [(narrow(ids, attention_mask=mask).logits[real].float() - exact).abs().mean()]
-    narrow.prepare_for_inference(second_copy=True)
+    narrow.prepare_for_inference()
     assert bool(packed_of(narrow)) == onednn.can_pack(torch.bfloat16)
     errors.append((narrow(ids, attention_mask=mask).logits[real].float() - exact).abs().mean())
     assert errors[1] < 1.5 * errors[0]

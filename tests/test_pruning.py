@@ -114,7 +114,7 @@ def test_a_pruned_model_writes_with_every_cache_and_learns(name):
 def test_a_prepared_pruned_model_is_the_same(name, dtype, compile):
     pruned = prune_heads(model_of(name).to(dtype), HEADS)
     wanted = logits(pruned, attention_mask=PADDED)[PADDED == 1]
-    prepared = blockformer.prepare_for_inference(pruned, second_copy=not compile, compile=compile)
+    prepared = blockformer.prepare_for_inference(pruned, compile=compile)
     for _ in range(2):
         got = logits(prepared, attention_mask=PADDED)[PADDED == 1]
         assert_close(got, wanted, **({"tolerance": 0.03} if dtype == torch.bfloat16 else {}))

@@ -21,7 +21,6 @@ from pairs import assert_close, assert_gradients_close, config
 
 import blockformer
 from blockformer.attention import Attention
-from blockformer.engine.fused import groups_of
 from blockformer.feed_forward import FeedForward
 from blockformer.normalization import RMSNorm
 
@@ -401,16 +400,6 @@ def test_what_a_symbolic_trace_sees():
     assert called == ["gate_proj", "act_fn", "up_proj", "down_proj"]
     called = [getattr(node.target, "__name__", node.target) for node in LeafTracer().trace(RMSNorm(4, 1e-6)).nodes]
     assert {"rms_norm", "mul"} <= set(called)
-
-
-def test_layers_that_an_engine_has_put_together_are_not_looked_for():
-    model = blockformer.BlockformerDecoderModel(config()).eval()
-    for layer in model.layers:
-        for module, names in ((layer.self_attn, ("q_proj", "k_proj", "v_proj")), (layer.mlp, ("gate_proj", "up_proj"))):
-            for name in names:
-                delattr(module, name)
-    blockformer.prepare_for_inference(model, second_copy=True)
-    assert groups_of(model) == []
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -184,11 +184,10 @@ def test_which_batches_read_it(family, cls, rows, beams, is_read, traced, monkey
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("second_copy", [True, False])
 @torch.no_grad()
-def test_a_model_that_is_prepared_already(is_tied, second_copy, traced):
+def test_a_model_that_is_prepared_already(is_tied, traced):
     plain = make(dtype=torch.bfloat16, tie_word_embeddings=is_tied)
-    model = copy.deepcopy(plain).prepare_for_inference(second_copy=second_copy)
+    model = copy.deepcopy(plain).prepare_for_inference()
     model.prepare_for_inference(compile=True, head_bits=8)
     assert type(model.lm_head) is EightBitHead
     assert_within_tolerance(logits(model)[1].float(), logits(plain)[1].float())

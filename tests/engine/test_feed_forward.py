@@ -1,21 +1,17 @@
-"""Norms and activations of a prepared model, which are fewer operators there."""
-
-import copy
+"""Products of a prepared model that end in an activation."""
 
 import pytest
 import torch
+from packed_layers import pack_whatever_can_be
 from pairs import assert_close
 from sizes import ONE_LAYER
-from torch import nn
 from transformers.activations import ACT2FN
 
 import blockformer
-from blockformer.engine import feed_forward, measure, normalization, onednn, packed
+from blockformer.engine import feed_forward, onednn
 from blockformer.engine.feed_forward import FusedFeedForward
-from blockformer.engine.normalization import QuickRMSNorm
 from blockformer.engine.packed import PackedLinear
 from blockformer.feed_forward import make_activation
-from blockformer.normalization import RMSNorm
 
 FUSED = ("relu", "silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
@@ -25,12 +21,7 @@ def packs(monkeypatch):
     """Float32 and bfloat16 weights of any size packed, where that is possible."""
     if not onednn.can_pack(torch.float32):
         pytest.skip("this PyTorch has no packed product here")
-    verdicts = {f"packed, {dtype}": onednn.can_pack(dtype) for dtype in (torch.bfloat16, torch.float32)} | {
-        "copy": False
-    }
-    monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
-    monkeypatch.setattr(packed, "_LEAST_WEIGHTS", dict.fromkeys(packed._LEAST_WEIGHTS, 0))
-    monkeypatch.setattr(packed, "is_quicker_packed_for", lambda *_: True)
+    pack_whatever_can_be(monkeypatch)
 
 
 @pytest.fixture
@@ -154,44 +145,3 @@ def test_states_that_do_not_fit_are_refused_in_pytorch_s_words():
         with pytest.raises(RuntimeError) as found:
             model.layers[0].mlp(states)
         assert str(found.value) == str(expected.value)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", [(1, 1, 32), (2, 3, 5, 32), (1, 200, 32), (0, 32)], ids=str)
-@torch.no_grad()
-def test_norms_of_few_tokens(shape, dtype, monkeypatch):
-    norms = []
-    layer_norm = nn.functional.layer_norm
-    monkeypatch.setattr(nn.functional, "layer_norm", lambda *args, **more: norms.append(1) or layer_norm(*args, **more))
-    torch.manual_seed(0)
-    norm = RMSNorm(32, 1e-6).to(dtype)
-    norm.weight.normal_(1, 0.3)
-    quick = copy.deepcopy(norm)
-    quick.__class__ = QuickRMSNorm
-    states = torch.randn(shape).add(3).to(dtype)  # whose mean is not 0
-    exact = copy.deepcopy(norm).double()(states.double())
-    bound = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
-    torch.testing.assert_close(quick(states).double(), exact, rtol=bound, atol=1e-6)
-    torch.testing.assert_close(norm(states).double(), exact, rtol=bound, atol=1e-6)
-    is_few = states.numel() <= normalization._FEW
-    assert len(norms) == (is_few and dtype is not torch.float32)
-    norms.clear()
-    copy.deepcopy(quick).to("meta")(states.to("meta"))
-    assert not norms  # another device has a kernel for an RMS norm
-    exact = nn.functional.rms_norm(states.double(), (32,), eps=1e-6)
-    torch.testing.assert_close(normalization.normed(states, 1e-6).double(), exact, rtol=bound, atol=1e-6)
-    assert torch.isfinite(quick(states * 0 + 6e4)).all()  # whose square is no number of float16
-
-
-def test_norms_of_states_in_another_dtype_and_with_gradients():
-    norm = RMSNorm(8, 1e-6).bfloat16()
-    quick = copy.deepcopy(norm)
-    quick.__class__ = QuickRMSNorm
-    states, factors = torch.randn(2, 2, 8)
-    assert torch.equal(quick(states), norm(states))
-    gradients = []
-    for each in (quick, norm):
-        inputs = states.bfloat16().requires_grad_()
-        (each(inputs) * factors).sum().backward()
-        gradients.append(inputs.grad)
-    assert_close(*gradients, 0.02)

@@ -11,7 +11,7 @@ from blockformer.engine import compiled
 # The keys and values of one row are 400 kB, the smallest matrix 256 kB.
 ROOM, ROOM_OF_CYCLE = 8 << 20, 4 << 10
 JOBS = ["write", "write with beams", "write prepared", "write compiled"]
-JOBS += ["prepare", "prepare with a second copy", "prepare compiled"]
+JOBS += ["prepare", "prepare in bfloat16", "prepare compiled"]
 CASES = [
     pytest.param("qwen3", "write", 20, 60),
     pytest.param("t5", "write prepared", 20, 60),

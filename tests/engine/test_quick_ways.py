@@ -14,7 +14,7 @@ import blockformer
 from blockformer import attention
 from blockformer.attention import eager_attention_forward
 from blockformer.engine import attention as quick_attention
-from blockformer.engine import blocks, four_bits, fused, measure, onednn, packed, packing_gains
+from blockformer.engine import blocks, four_bits, measure, onednn, packing_gains
 from blockformer.engine import linear as quick_linear
 from blockformer.engine.attention import attend_grouped, can_attend_grouped
 from blockformer.engine.linear import QuickLinear
@@ -288,15 +288,14 @@ def test_measuring_leaves_the_random_state_alone(monkeypatch):
     for dtype in (*halves, torch.float32):  # the first one asks for the last
         linear(nn.utils.skip_init(nn.Linear, 4, 3, dtype=dtype), torch.ones(8, 4, dtype=dtype))
     quick_linear.quickest(1, 512, 256)
-    packing_gains.is_quicker_packed_for(1, (48, 16), 64)
+    packing_gains.is_quicker_packed_for(1, 64, 64)
     for dtype in (torch.bfloat16, torch.float32):
         onednn.is_quicker_packed(dtype)
-    packed.is_quicker_copied()
     states = torch.ones(1, 8, 512, 64, dtype=torch.bfloat16)
     blocks.can_attend_in_blocks(states, states)
     widened = {f"widened, {dtype}" for dtype in halves}
-    ways = {"packed, torch.bfloat16", "packed, torch.float32", "copy"}
-    sizes = {("in parts", 1, 512, 256), ("onednn", 1, 512, 256), ("packed", 1, (48, 16), 64)}
+    ways = {"packed, torch.bfloat16", "packed, torch.float32"}
+    sizes = {("in parts", 1, 512, 256), ("onednn", 1, 512, 256), ("packed", 1, 64, 64)}
     known = {"onednn", *sizes, *ways, "attention in blocks, torch.bfloat16", *widened}
     assert measure._verdicts.keys() == known
     assert torch.equal(torch.get_rng_state(), before)
@@ -308,7 +307,7 @@ def test_the_switch_comes_before_private_interfaces(monkeypatch):
     def gone():
         raise AttributeError("no such thing in this PyTorch")
 
-    for module in (quick_linear, four_bits, fused):
+    for module in (quick_linear, four_bits):
         monkeypatch.setattr(module, "is_transformed", gone)
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     layer, states = nn.Linear(64, 32), torch.randn(2, 64)

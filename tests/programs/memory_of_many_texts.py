@@ -24,13 +24,12 @@ torch.manual_seed(0)
 config = blockformer.preset(family, **sizes, **({"decoder_start_token_id": 0} if family == "t5" else {}))
 kind = "EncoderDecoderForConditionalGeneration" if config.is_encoder_decoder else "DecoderForCausalLM"
 model = getattr(blockformer, "Blockformer" + kind)(config).eval()
-if job.endswith("second copy"):
+if job.endswith("bfloat16"):
     model.to(torch.bfloat16)
 
 
 def prepare():
-    how = {"compile": True} if job.endswith("compiled") else {"second_copy": True} if job.endswith("copy") else {}
-    model.prepare_for_inference(**how)
+    model.prepare_for_inference(compile=job.endswith("compiled"))
 
 
 def write(cycle):

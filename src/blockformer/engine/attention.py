@@ -8,14 +8,10 @@ from torch.nn import functional as F
 
 from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..attention import sdpa_attention as plain
-from ..normalization import RMSNorm
-from ..positions import rotate
 from ..unpadding import attend_unpadded
 from .blocks import attend_in_blocks, can_attend_in_blocks
 from .few_rows import attend, can_attend
-from .linear import is_bare
 from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix
-from .normalization import QuickRMSNorm, normed
 from .sequences import TracedSequences, attend_sequences, is_short
 
 
@@ -30,7 +26,7 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
         return plain(module, query, key, value, attention_mask, unpadding, scaling=scaling, dropout=dropout, **kwargs)
     if is_own_trace() and can_attend(query, key):
         return attend(query, key, value, attention_mask, scaling), None
-    is_prepared = isinstance(module, FusedAttention)
+    is_prepared = isinstance(module, PreparedAttention)
     if unpadding is not None:
         if can_attend_sequences(unpadding, query, attention_mask, kwargs):
             given = (query, key, value, unpadding.lengths, scaling, module.is_causal)
@@ -108,30 +104,8 @@ def _measure_pairs() -> bool:
     )
 
 
-class FusedAttention(Attention):
-    """`Attention` of a prepared model: it may attend in blocks, and norms and rotates queries and keys together when
-    they come from one fused product.
+class PreparedAttention(Attention):
+    """`Attention` of a prepared model: it may attend in blocks.
 
     An `Attention` becomes one by changing its class.
     """
-
-    def _split_states(self, query, key, value, position_embeddings):
-        fused = vars(self._modules["q_proj"]).get("fused")  # asked in each step of a model, most often in vain
-        product = None if fused is None else fused.whole(query, key, value)
-        if product is None or self.norms_projection or not self._has_plain_norms():
-            return super()._split_states(query, key, value, position_embeddings)
-        counts = [size // self.head_dim for size in fused.sizes]  # H, K, K
-        heads = self._split_heads(product)  # [B, H + 2K, T, D]
-        turned, values = heads[:, : -counts[2]], heads[:, -counts[2] :]
-        if self.q_norm is not None:
-            weights = [norm.weight.expand(count, 1, -1) for norm, count in zip(self._norms(), counts, strict=False)]
-            turned = normed(turned, self.config.norm_eps) * torch.cat(weights)
-        if position_embeddings is not None:
-            turned = rotate(turned, *position_embeddings)
-        return turned[:, : counts[0]], turned[:, counts[0] :], values
-
-    def _has_plain_norms(self) -> bool:
-        return all(type(norm) in (RMSNorm, QuickRMSNorm) and is_bare(norm) for norm in self._norms())
-
-    def _norms(self) -> list:
-        return [] if self.q_norm is None else [self.q_norm, self.k_norm]

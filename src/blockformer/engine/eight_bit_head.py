@@ -14,9 +14,10 @@ from .few_rows import are_few, as_rows, rows_of
 from .linear import QuickLinear, is_bare
 from .measure import is_own_trace
 from .origin import Origin, kept, put_copy
-from .packed import COPY_ROWS, PackedLinear
+from .packed import PackedLinear
 
 _lock = threading.Lock()
+_ROWS = 1 << 14  # rows that are rounded at a time, by way of float32
 ROUNDED = ("rounded_weight", "row_scales")  # the buffers of the copy
 
 
@@ -54,7 +55,7 @@ class EightBitHead(QuickLinear):
         origin = Origin(
             [(self._parameters, "weight")], sampled=True
         )  # before the copy: a write meanwhile makes it anew
-        copies = zip(*map(_rounded, self.weight.detach().split(COPY_ROWS)), strict=True)
+        copies = zip(*map(_rounded, self.weight.detach().split(_ROWS)), strict=True)
         for name, parts in zip(ROUNDED, copies, strict=True):
             put_copy(self, name, torch.cat(parts))
         self._origin = origin

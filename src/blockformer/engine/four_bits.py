@@ -1,4 +1,4 @@
-"""4-bit weights in the layouts of faster products: PyTorch's on a CPU, gptqmodel's kernels on a GPU.
+"""4-bit weights in the layouts of faster products on a CPU.
 
 I inputs and O outputs of a layer, G inputs of a group that share a scale and a zero point.
 """
@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional as F
 
 from ..awq_linear import ABOVE, SHIFTS, QuantizedLinear, raised
-from .gptqmodel_kernels import Kernel, has_kernel
 from .linear import float32_product, is_transformed
 from .measure import is_enabled, is_measured, is_quicker, random_matrix
 from .origin import Origin
@@ -29,14 +28,12 @@ _lock = threading.Lock()
 class PreparedQuantizedLinear(QuantizedLinear):
     """`QuantizedLinear` with faster products. A plain layer becomes one by changing its class.
 
-    The first call that can use a second copy of the weights makes it: on a CPU with few rows, in the layout of
-    PyTorch's 4-bit product, or as plain weights if the layer is small; on a GPU, in that of a gptqmodel kernel, if that
-    package is installed.
+    The first call of few rows on a CPU makes a copy of the weights: in the layout of PyTorch's 4-bit product, or
+    as plain weights if the layer is small.
 
     Shapes: [..., I] -> [..., O].
     """
 
-    fused: Any = None  # with the layers that read the same states, see `fused.FusedProduct`
     _copy: Any = None
     _plain_copy: Any = None
 
@@ -48,9 +45,6 @@ class PreparedQuantizedLinear(QuantizedLinear):
             return F.linear(states, copy.weight, self._parameters["bias"])
         if torch.is_autocast_enabled(states.device.type):
             states = states.to(torch.get_autocast_dtype(states.device.type))
-        product = None if self.fused is None else self.fused.part(self, states)
-        if product is not None:
-            return product
         product = self._quick_product(states)
         if product is None:
             return self.plain_product(states)
@@ -63,26 +57,21 @@ class PreparedQuantizedLinear(QuantizedLinear):
         return (float32_product() if is_quick else F.linear)(states, weight, bias)
 
     def _quick_product(self, states):
-        """The product with a second copy of the weights, without the bias; None if there is no such copy."""
-        kind: tuple
+        """The product with a copy of the weights, without the bias; None if there is no such copy."""
         if _is_visiting(self):
             return None
-        if has_kernel(self, states):
-            kind = (Kernel, states.dtype)
-        elif self._is_for_plain(states):
-            copy = self._plain_copy = _PlainCopy(self, states.dtype)
-            return F.linear(states, copy.weight)
-        elif self._is_for_packed(states):
-            kind = (_Packed,)
-        else:
+        if self._is_for_plain(states):
+            plain = self._plain_copy = _PlainCopy(self, states.dtype)
+            return F.linear(states, plain.weight)
+        if not self._is_for_packed(states):
             return None
         copy = self._copy
-        if copy is None or not copy.is_of((self,), kind):
+        if copy is None or not copy.is_current():
             with _lock:
-                if self._copy is None or not self._copy.is_of((self,), kind):
-                    self._copy = _Copy((self,), kind)
+                if self._copy is None or not self._copy.is_current():
+                    self._copy = _Packed(self)
                 copy = self._copy
-        return copy.made.product(states)
+        return copy.product(states)
 
     def _is_for_plain(self, states) -> bool:
         rows, is_small = states.numel() // self.in_features, self.in_features * self.out_features <= _SMALL
@@ -98,35 +87,15 @@ class PreparedQuantizedLinear(QuantizedLinear):
 
     def _apply(self, fn, recurse=True):
         self._copy = self._plain_copy = None
-        super()._apply(fn, recurse)
-        if self.fused is not None and not self.fused.is_current():
-            self.fused = None
-        return self
+        return super()._apply(fn, recurse)
 
     def __getstate__(self):
         return {**self.__dict__, "_copy": None, "_plain_copy": None}
 
 
 def places_of(*layers: QuantizedLinear) -> list[tuple[dict, str]]:
-    """Where the layers hold their 4-bit weights, see `Origin`."""
+    """Where layers hold their 4-bit weights, see `Origin`."""
     return [(layer._buffers, name) for layer in layers for name in _NAMES]
-
-
-class _Copy:
-    """A second copy of some layers' weights, in the layout of a faster product.
-
-    Args:
-        layers: one layer, or several with the same inputs that are fused.
-        kind: the product's class, and its arguments besides the layers.
-    """
-
-    def __init__(self, layers: tuple[QuantizedLinear, ...], kind: tuple):
-        self.kind, self._origin = kind, Origin(places_of(*layers))
-        self.made = kind[0](*layers, *kind[1:])
-
-    def is_of(self, layers: tuple[QuantizedLinear, ...], kind: tuple) -> bool:
-        """Whether it is of this kind, and the layers still have the integers that it was made from."""
-        return self.kind == kind and self._origin.is_of(places_of(*layers))
 
 
 def _is_visiting(layer) -> bool:
@@ -158,20 +127,23 @@ class _PlainCopy:
 
 
 class _Packed:
-    """The weights of layers, one after the other, as PyTorch's 4-bit product on a CPU reads them."""
+    """The weights of a layer as PyTorch's 4-bit product on a CPU reads them."""
 
-    def __init__(self, *layers: QuantizedLinear):
-        with torch.autocast("cpu", enabled=False):  # it does not know float16
-            numbers, zeros, scales = (
-                torch.cat([getattr(layer, name) for layer in layers], dim=1) for name in ("qweight", "qzeros", "scales")
-            )
+    def __init__(self, layer: QuantizedLinear):
+        self._places = places_of(layer)
+        self._origin = Origin(self._places)
+        numbers, zeros, scales = (getattr(layer, name) for name in _NAMES)
         numbers = unpack(numbers).t().to(torch.int32)  # [O, I]
         self.weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.contiguous(), 1)
-        self.group_size = layers[0].group_size
+        self.group_size = layer.group_size
         # The product takes each number less 8 times the scale, plus a zero term.
         scales = scales.float()
         table = torch.stack([scales, (8 - unpack(zeros).float()) * scales], dim=-1)
         self._tables = {torch.float32: table}  # by the dtype of the states
+
+    def is_current(self) -> bool:
+        """Whether the layer still has the integers that it was made from."""
+        return self._origin.is_of(self._places)
 
     def product(self, states):
         rows, table = states.reshape(-1, states.shape[-1]).contiguous(), self._tables.get(states.dtype)
@@ -179,41 +151,6 @@ class _Packed:
             table = self._tables[states.dtype] = self._tables[torch.float32].to(states.dtype)
         product = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, self.group_size, table)
         return product.view(*states.shape[:-1], -1)
-
-
-class JointlyPacked:
-    """The packed weights of some layers as one. A layer makes a copy of its own only if it is called alone."""
-
-    def __init__(self, layers: tuple[PreparedQuantizedLinear, ...]):
-        self._layers, self._copy = layers, _Copy(layers, (_Packed,))
-        for layer in layers:
-            layer._copy = None
-
-    @staticmethod
-    def is_there_for(layers, dtype) -> bool:
-        """Whether PyTorch's 4-bit product takes these layers together, and gains with states of this dtype."""
-        are_small = all(layer.in_features * layer.out_features <= _SMALL for layer in layers)
-        if dtype not in _DTYPES or not is_packed_quicker(dtype) or (are_small and is_plain_quicker(dtype, 1)):
-            return False
-        kinds = {(layer.in_features, layer.group_size, layer.qweight.device.type) for layer in layers}
-        if len(kinds) != 1 or any(map(_is_visiting, layers)) or layers[0].qweight.device.type != "cpu":
-            return False
-        return _has_product(layers[0].group_size, sum(layer.out_features for layer in layers))
-
-    def is_current(self) -> bool:
-        """Whether the layers' integers are still those that were packed."""
-        return self._copy.is_of(self._layers, (_Packed,))
-
-    def takes(self, states) -> bool:
-        """Whether the states have few rows."""
-        is_few = 0 < states.shape[:-1].numel() <= MOST_PACKED_ROWS
-        is_known = states.device.type == "cpu" and states.dtype in _DTYPES
-        return is_few and is_known and is_packed_quicker(states.dtype)
-
-    def product(self, states, bias):
-        """[..., I] -> [..., O of all layers]."""
-        product = self._copy.made.product(states)
-        return product if bias is None else product + bias.to(product.dtype)
 
 
 @functools.cache

@@ -33,8 +33,8 @@ def rows_of_layers(model: nn.Module) -> dict[nn.Module, int]:
     return rows if head is None or not rows else {**rows, head: min(rows.values())}
 
 
-def is_quicker_packed_for(rows: int, outputs: tuple[int, ...], inputs: int) -> bool:
-    """Whether a packed float32 matrix is faster than plain layers [each of the outputs, inputs] in its place.
+def is_quicker_packed_for(rows: int, outputs: int, inputs: int) -> bool:
+    """Whether a packed float32 matrix [outputs, inputs] is faster than a plain one.
 
     With few rows it must not be slower, and faster with more of them.
     """
@@ -49,15 +49,12 @@ def is_quicker_packed_for(rows: int, outputs: tuple[int, ...], inputs: int) -> b
 
 
 @torch.no_grad()
-def _is_faster(rows: int, outputs: tuple[int, ...], inputs: int, share: float) -> bool:
-    """Whether the packed matrix takes less than that share of the plain layers' time with so many rows."""
-    states, weights = random_matrix(rows, inputs), some_weights(rows, sum(outputs), inputs)
-    packed, products = [onednn.packed(weight) for weight in weights], [quickest(rows, each, inputs) for each in outputs]
-    length, total = len(weights[0]), sum(outputs)
-    sizes = [each * length // total for each in outputs[1:]]  # smaller than the outputs where the weights are cut
-    parts = [weight.split([length - sum(sizes), *sizes]) for weight in weights]
-
-    def others():
-        return [product(states, part) for layers in parts for product, part in zip(products, layers, strict=True)]
-
-    return is_quicker(lambda: [onednn.product(states, weight) for weight in packed], others, rounds=5, share=share)
+def _is_faster(rows: int, outputs: int, inputs: int, share: float) -> bool:
+    """Whether the packed matrix takes less than that share of the plain one's time with so many rows."""
+    states, weights = random_matrix(rows, inputs), some_weights(rows, outputs, inputs)
+    packed, product = [onednn.packed(weight) for weight in weights], quickest(rows, outputs, inputs)
+    ours, others = (
+        lambda by=by, kept=kept: [by(states, weight) for weight in kept]
+        for by, kept in ((onednn.product, packed), (product, weights))
+    )
+    return is_quicker(ours, others, rounds=5, share=share)

@@ -1,6 +1,5 @@
 """Prepare a model for inference, or for training."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import torch
@@ -10,50 +9,45 @@ from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..awq_linear import QuantizedLinear
 from ..experts import Experts
 from ..feed_forward import FeedForward
-from ..normalization import RMSNorm
 from ..positions import SCORE_TERMS
 from ..pretrained_model import BlockformerPreTrainedModel
 from ..stack import Stack
 from . import eight_bit_head, layers, onednn, step
-from .attention import FusedAttention, sdpa_attention
+from .attention import PreparedAttention, sdpa_attention
 from .eight_bit_head import EightBitHead
 from .experts import TracedExperts
 from .feed_forward import FusedFeedForward, can_be_fused
 from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
 from .four_bits import PreparedQuantizedLinear
-from .fused import fuse_four_bits, pack_together
 from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled
-from .normalization import QuickRMSNorm, can_be_quick_norm
-from .packed import HalfCopy, is_quicker_copied, pack_weights, packed_weights, unpack_weights
+from .packed import pack_weights, unpack_weights
 from .runtime import CompiledRuntime, LoadedRuntime
 
 # Each plain class and its replacement of the same parameters in a prepared model, and in one with compiled steps.
 _PREPARED = {
     QuantizedLinear: PreparedQuantizedLinear,
-    Attention: FusedAttention,
+    Attention: PreparedAttention,
     FeedForward: FusedFeedForward,
-    RMSNorm: QuickRMSNorm,
     nn.Linear: QuickLinear,
 }
 _COMPILED = {
     Experts: TracedExperts,
     QuantizedLinear: TracedQuantizedLinear,
-    Attention: FusedAttention,
+    Attention: PreparedAttention,
     nn.Linear: QuickLinear,
 }
 # What a module must be like besides, for these.
-_CONDITIONS = {QuickLinear: can_be_quick, FusedFeedForward: can_be_fused, QuickRMSNorm: can_be_quick_norm}
+_CONDITIONS = {QuickLinear: can_be_quick, FusedFeedForward: can_be_fused}
 
 
-def prepare_for_inference(model, second_copy: bool = False, compile: bool = False, head_bits: Literal[8] | None = None):
+def prepare_for_inference(model, *, compile: bool = False, head_bits: Literal[8] | None = None):
     """Make a model faster at inference.
 
-    On a CPU, weights are packed for the processor, layers that read the same states are one product, a product ends in
-    its activation, half precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a
-    GPU, 4-bit weights use gptqmodel's kernels if that package is installed. Results agree within the rounding of the
-    dtype, and saving still writes plain tensors. Until `prepare_for_training`, the model takes no gradients, adapters,
-    casts or moves.
+    On a CPU, weights are packed for the processor, a product ends in its activation, few rows are multiplied in parts,
+    half precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a
+    GPU nothing changes. Results agree within the rounding of the dtype, and saving still writes plain tensors. Until
+    `prepare_for_training`, the model takes no gradients, adapters, casts or moves.
 
     Args:
         model: a Blockformer model of this package.
@@ -71,8 +65,6 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. A decoder's prompt, and so its first token, reads the plain head, which is kept; an
             encoder-decoder's first token is a step like the others.
-        second_copy: hold bfloat16 weights twice. The second layout makes steps of up to four tokens faster still. Only
-            `prepare_for_training` frees it.
 
     Returns:
         The model, in evaluation mode.
@@ -80,15 +72,13 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
         ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has weights of
-            4 bits in groups of an odd number or (but for an encoder) pruned heads, or is not on the CPU, or together
-            with `second_copy`; `head_bits` other than 8, without `compile`, or for a model that does not write, is in
-            float64 or has another head than a plain one.
+            4 bits in groups of an odd number or (unless it is an encoder) pruned heads, or is not on the CPU;
+            `head_bits` other than 8, without `compile`, or for a model that does not write, is in float64 or has
+            another head than a plain one.
     """
     _check_class(model)
     if compile:
         _check_compiles(model)
-        if second_copy:
-            raise ValueError("second_copy=True is for a model that is not compiled: leave one of the two out.")
     if head_bits is not None:
         _check_head_bits(model, head_bits, compile)
     model.eval()
@@ -111,13 +101,9 @@ def prepare_for_inference(model, second_copy: bool = False, compile: bool = Fals
         return model
     _forget_compiled(model)
     _take_out(model)
-    pack_together(model, second_copy)
-    pack_weights(model, second_copy)
+    pack_weights(model)
     if is_enabled():
         _put_in(model, _PREPARED)
-        fuse_four_bits(model)
-        if second_copy and is_quicker_copied():
-            _hold_twice(model)
     return model
 
 
@@ -150,8 +136,6 @@ def prepare_for_training(model):
 def _make_plain(model) -> None:
     """Undo all that was done for inference, but for gradients."""
     _forget_compiled(model)
-    for module in model.modules():
-        vars(module).pop("fused", None)
     _take_out(model)
     unpack_weights(model)
 
@@ -237,17 +221,6 @@ def _take_out(model: nn.Module) -> None:
         if isinstance(module, QuickLinear):
             module.forget()
         module.__class__ = plain.get(type(module), type(module))
-
-
-def _hold_twice(model: nn.Module) -> None:
-    """Make the second copy of each packed bfloat16 weight that has none yet."""
-
-    def copy(weight):
-        weight.copy = weight.copy or HalfCopy.of(weight.dense())
-
-    # One thread copies 30 million weights per second; more than two would use much memory at a time.
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(copy, (weight for weight in packed_weights(model) if weight.dtype is torch.bfloat16)))
 
 
 def plug_in() -> None:
