@@ -130,11 +130,11 @@ def usual_least_saving() -> Iterator[int]:
 
     So do the fixtures of a module. Gives what stacks have otherwise.
     """
-    from blockformer.stack import Stack
+    from blockformer.runtime import Runtime
 
-    usual, Stack.least_saving = Stack.least_saving, 0
+    usual, Runtime.least_saving = Runtime.least_saving, 0
     yield usual
-    Stack.least_saving = usual
+    Runtime.least_saving = usual
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from blockformer import (
     BlockformerEncoderModel,
 )
 from blockformer.attention import eager_attention_forward
-from blockformer.stack import Stack
+from blockformer.runtime import Runtime
 from blockformer.unpadding import Unpadding, find_unpadding, flattened_positions, sequence_numbers
 
 pytestmark = pytest.mark.portable
@@ -133,7 +133,7 @@ def test_padding_is_skipped_from_so_much_of_it_on_and_left_in_below(monkeypatch,
 
     A repo of its own, whose attention takes a call for each row, has 2^19 a row besides: 128 tokens of width 64.
     """
-    monkeypatch.setattr(Stack, "least_saving", usual_least_saving)
+    monkeypatch.setattr(Runtime, "least_saving", usual_least_saving)
     ours, seen = model("bert", cls=BlockformerEncoderModel), []
     ours.layers[1].mlp.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape))
     for rows, length in ((48, 5), (65, 9), (64, 9)):
@@ -144,7 +144,7 @@ def test_padding_is_skipped_from_so_much_of_it_on_and_left_in_below(monkeypatch,
             assert_close(states[mask.bool()], ours(ids, mask).last_hidden_state[mask.bool()])
     assert [tuple(shape)[:2] for shape in seen[::2]] == [(48, 5), (1, 73), (64, 9)]
     seen.clear()
-    monkeypatch.setattr(Stack, "least_saving_of_row", 1 << 19)
+    monkeypatch.setattr(type(ours.runtime), "least_saving_of_row", 1 << 19)
     for short in (18, 17):  # of 16 rows, 15 are padded: 2,040 and 2,055 tokens, 2,048 are 16 times 128
         ids, mask = token_ids(16, 154), masked([short] * 15 + [154], 154)
         ours(ids, mask)

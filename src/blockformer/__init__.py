@@ -44,6 +44,7 @@ __all__ = [
     "StopOnNonFiniteLoss",
     "adamw",
     "convert",
+    "explain",
     "export_model",
     "from_official",
     "last_complete_checkpoint",
@@ -57,6 +58,7 @@ __all__ = [
     "prune_heads",
     "reshape",
     "restore_heads",
+    "warm_up",
 ]
 
 # The modules of public names that are elsewhere than in `api`, for they bring more libraries along.

@@ -10,8 +10,8 @@ from . import modeling_decoder, modeling_encoder, modeling_encoder_decoder
 from .configuration_decoder import BlockformerDecoderConfig
 from .configuration_encoder import BlockformerEncoderConfig
 from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
+from .engine import explain, prepare_for_inference, prepare_for_training, warm_up
 from .engine import plug_in as _plug_in
-from .engine import prepare_for_inference, prepare_for_training
 from .modeling_decoder import (
     BlockformerDecoderForCausalLM,
     BlockformerDecoderForQuestionAnswering,
@@ -43,7 +43,6 @@ from .publishing import export_model
 from .publishing.strict_loading import plug_in as _plug_in_strict_loading
 from .publishing.upload import push_to_hub, save_pretrained
 from .reshaping import reshape
-from .stack import Stack
 from .training.muon import muon
 from .training.optimizer import adamw, mup_groups, optimizer_groups
 from .training.width_transfer import mup_model
@@ -79,7 +78,6 @@ transformers.AutoModelForPreTraining.register(BlockformerEncoderConfig, _ForPreT
 
 _plug_in()
 _plug_in_strict_loading()
-Stack.least_saving_of_row = 0  # the engine's attention takes the short sequences of a batch in one product
 
 # A repo's own code has transformers' uploads; what our models do better stands above the core and is put in here.
 BlockformerPreTrainedModel.push_to_hub = push_to_hub

@@ -31,9 +31,6 @@ class Stack(BlockformerPreTrainedModel):
         has_cross_attention: whether each layer also looks at an encoder's states.
     """
 
-    # Tokens of padding times the squared width from which on skipping them pays: of a batch, and for each of its rows.
-    least_saving, least_saving_of_row = 1 << 21, 1 << 19
-
     def __init__(self, config, is_causal: bool, has_cross_attention: bool = False):
         super().__init__(config)
         self.is_causal = is_causal
@@ -173,7 +170,7 @@ class Stack(BlockformerPreTrainedModel):
 
         unpadding = None
         if unpads and source[0] is None:
-            least = max(self.least_saving, self.least_saving_of_row * shape[0])
+            least = max(self.runtime.least_saving, self.runtime.least_saving_of_row * shape[0])
             unpadding = find_unpadding(self.config, attention_mask, given_positions, least)
         if unpadding is None:
             packed = None if is_whole else given_positions

@@ -21,7 +21,7 @@ from transformers.generation import BaseStreamer
 import blockformer
 from blockformer import preset
 from blockformer.engine import compiled, compiling, linear, measure, onednn, step
-from blockformer.engine.attention import FusedAttention
+from blockformer.engine.attention import PreparedAttention
 from blockformer.engine.cache_folder import cache_folder
 from blockformer.engine.experts import TracedExperts
 from blockformer.engine.onednn import PackedCopies
@@ -436,7 +436,7 @@ def test_a_call_that_asks_for_more_does_not_end_the_steps(family, untraced):
         assert len(steps) == count
     later = copy.deepcopy(plain).prepare_for_inference(compile=True)  # prepared after it was asked
     assert later.runtime.steps._parts.are_untouched()
-    assert type(later.get_decoder().layers[0].self_attn) is FusedAttention
+    assert type(later.get_decoder().layers[0].self_attn) is PreparedAttention
 
 
 @torch.no_grad()

@@ -42,6 +42,7 @@ Then those that only the package uses:
 - `_is_replica` (set on DataParallel's copies): every copy packs the weights again.
 """
 
+from .explain import explain, warm_up
 from .prepare import plug_in, prepare_for_inference, prepare_for_training
 
-__all__ = ["plug_in", "prepare_for_inference", "prepare_for_training"]
+__all__ = ["explain", "plug_in", "prepare_for_inference", "prepare_for_training", "warm_up"]

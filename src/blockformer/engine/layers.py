@@ -17,6 +17,7 @@ from ..layer import Batch
 from ..positions import rotations_of
 from .attention import is_in_use
 from .compiled import Modules, functions_of
+from .fallbacks import NO_CODE, OTHER_WEIGHTS, Fallbacks, Uncompiled
 from .four_bit_rows import OrderedWeights
 from .four_bits import MOST_PACKED_ROWS
 from .linear import HALVES, is_quicker_widened, is_transformed
@@ -89,7 +90,8 @@ class CompiledLayers:
     def __init__(self, stack):
         self._stack = stack
         self._parts = Modules(stack)
-        self._ordered = OrderedWeights(stack)
+        # What a prompt gains by packed weights is little, and those of a decoder would be held twice for it.
+        self._ordered, self._copies = OrderedWeights(stack), PackedCopies()
 
     def __reduce__(self):
         return CompiledLayers, (None,), self._stack  # a copy finds its function on the disk
@@ -98,13 +100,20 @@ class CompiledLayers:
         self.__init__(stack)  # type: ignore[misc]
 
     @functools.cached_property
+    def fallbacks(self) -> Fallbacks:
+        """Why calls ran uncompiled."""
+        return Fallbacks("a prompt" if self._stack.is_causal else "an encoder's layers")
+
+    @functools.cached_property
     def _functions(self):
         """Of each layer its function; None if one of them cannot be compiled."""
-        stack = self._stack
-        # What a prompt gains by packed weights is little beside holding those of a decoder twice.
-        copies = None if stack.is_causal else PackedCopies()
+        stack, copies = self._stack, None if self._stack.is_causal else self._copies
         parts = [(_Layer(layer, stack.config, stack.is_causal), *self._example(layer)) for layer in stack.layers]
         return functions_of(parts, copies)
+
+    def bytes_of_copies(self) -> int:
+        """Of weights in oneDNN's layout, held beside the plain ones."""
+        return self._copies.nbytes
 
     def states(self, hidden_states, encoder_hidden_states, position_bias, batch, others: dict):
         """The states after all layers, or None if this call is nothing for a compiled function.
@@ -112,8 +121,16 @@ class CompiledLayers:
         Args:
             others: what else the layers are given, by name.
         """
-        if not self._can_run(hidden_states, encoder_hidden_states, batch, others) or not self._parts.are_untouched():
+        if not self._is_for(hidden_states, others):
             return None
+        try:
+            self._check(hidden_states, encoder_hidden_states, batch, others)
+            return self._states(hidden_states, position_bias, batch, others)
+        except Uncompiled as reason:
+            self.fallbacks.note(str(reason), is_said=str(reason) == NO_CODE)
+            return None
+
+    def _states(self, hidden_states, position_bias, batch, others: dict):
         shape, types = hidden_states.shape, _layer_types(self._stack)
         turns = {name: batch.rotations.get(name, ()) for name in types}
         if batch.unpadding is None:
@@ -122,10 +139,10 @@ class CompiledLayers:
         else:
             lengths = batch.unpadding.lengths
         if any(turn.shape[:3] != (1, 1, shape[0] * shape[1]) for pair in turns.values() for turn in pair):
-            return None
+            raise Uncompiled("position_ids are not those of the tokens")
         self._ordered.refresh()
         if self._functions is None:
-            return None
+            raise Uncompiled(NO_CODE)
         # A sequence of no tokens more: there are never fewer than the two that a dimension that varies must have.
         others_of = (torch.tensor([*lengths, 0]), position_bias)
         states, keys_values = hidden_states.reshape(1, -1, shape[2]), []
@@ -133,7 +150,7 @@ class CompiledLayers:
             for _ in range(self._stack.passes):
                 states = function(states, *others_of, list(turns[layer.layer_type]))
                 if states is None:
-                    return None
+                    raise Uncompiled(OTHER_WEIGHTS)
                 if self._stack.is_causal:
                     states, *pair = states
                     keys_values.append(pair)
@@ -145,28 +162,46 @@ class CompiledLayers:
         states = states if self._stack.norm is None else self._stack.norm(states)
         return states.view(shape)
 
-    def _can_run(self, hidden_states, encoder_hidden_states, batch, others: dict) -> bool:
-        stack, weight = self._stack, self._stack.embed_tokens.weight
-        if stack.training or stack._is_recording(others) or not is_enabled() or torch.is_autocast_enabled("cpu"):
+    def _is_for(self, hidden_states, others: dict) -> bool:
+        """Whether these are the tokens of some texts, a prompt's without earlier ones; a step is another thing."""
+        cache, tokens = others.get("past_key_values"), hidden_states.shape[0] * hidden_states.shape[1]
+        has_bits = getattr(self._stack.config, "linear_bits", None)
+        if hidden_states.device.type != "cpu" or tokens < (MOST_PACKED_ROWS + 1 if has_bits else 2):
             return False
+        return is_enabled() and not (self._stack.is_causal and cache is not None and cache.get_seq_length())
+
+    def _check(self, hidden_states, encoder_hidden_states, batch, others: dict) -> None:
+        """Refuse what the compiled code knows nothing of: see `Uncompiled`."""
+        stack, dtype, cache = self._stack, self._stack.embed_tokens.weight.dtype, others.get("past_key_values")
+        known = ("position_ids", "past_key_values", "use_cache")
+        asked = [
+            name for name, value in others.items() if name not in known and value is not None and value is not False
+        ]
+        asked += ["encoder_hidden_states"] * (encoder_hidden_states is not None or batch.encoder_mask is not None)
+        asked += ["head_mask"] * (batch.head_mask is not None)
+        if stack.training:
+            raise Uncompiled("the model is in training mode")
+        if torch.is_autocast_enabled("cpu"):
+            raise Uncompiled("autocast is on")
         if is_transformed():
-            return False
-        if (hidden_states.device.type, hidden_states.dtype) != ("cpu", weight.dtype) or hidden_states.requires_grad:
-            return False
-        tokens, has_bits = hidden_states.shape[0] * hidden_states.shape[1], getattr(stack.config, "linear_bits", None)
-        if hidden_states.shape[2] != stack.config.hidden_size or tokens < (MOST_PACKED_ROWS + 1 if has_bits else 2):
-            return False
-        if encoder_hidden_states is not None or batch.encoder_mask is not None or batch.head_mask is not None:
-            return False
+            raise Uncompiled("torch.func is at work")
+        if stack._is_recording(others) or asked:
+            raise Uncompiled(f"{asked[0]} is given" if asked else "states or attentions of each layer are asked for")
+        if hidden_states.dtype is not dtype or hidden_states.shape[2] != stack.config.hidden_size:
+            raise Uncompiled("the embeddings are not of the model's dtype and width")
+        if hidden_states.requires_grad:
+            raise Uncompiled("gradients are recorded")
         if stack.config.stack_sizes(stack.is_causal)[0] != len(stack.layers) * stack.passes:
-            return False
-        if any(mask is not None for mask in batch.masks.values()) or not is_in_use(stack.config):
-            return False
-        cache = others.get("past_key_values")
-        if cache is not None and (type(cache) is not DynamicCache or cache.get_seq_length() or batch.unpadding):
-            return False
-        told = ("position_ids", "past_key_values", "use_cache")
-        return all(value is None or value is False or name in told for name, value in others.items())
+            raise Uncompiled("the config has another number of layers than the model")
+        if any(mask is not None for mask in batch.masks.values()):
+            raise Uncompiled("the attention mask hides more than padding, or padding that is not skipped")
+        if not is_in_use(stack.config):
+            kind = stack.config._attn_implementation
+            raise Uncompiled(f"attention is computed by '{kind}', not by the package's 'sdpa'")
+        if cache is not None and (type(cache) is not DynamicCache or batch.unpadding):
+            raise Uncompiled("a prompt has padding" if batch.unpadding else f"the cache is a {type(cache).__name__}")
+        if not self._parts.are_untouched():
+            raise Uncompiled("a module was replaced or wrapped, or has a hook")
 
     def _example(self, layer):
         """Example arguments for a layer, and which of their sizes vary."""

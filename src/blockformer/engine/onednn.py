@@ -73,6 +73,11 @@ class PackedCopies:
         self._lock = threading.Lock()
         weakref.finalize(self, _empty, self._copies).atexit = False
 
+    @property
+    def nbytes(self) -> int:
+        """Of all copies."""
+        return sum(copy.numel() * copy.element_size() for _, copy in self._copies.values() if copy is not None)
+
     def of(self, held: dict, name: str):
         """The copy of the weight that a module holds by this name; the weight itself if its changes are not counted."""
         weight, places = held[name], [(held, name)]

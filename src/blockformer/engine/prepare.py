@@ -76,7 +76,7 @@ def prepare_for_inference(model, *, compile: bool = False, head_bits: Literal[8]
             `head_bits` other than 8, without `compile`, or for a model that does not write, is in float64 or has
             another head than a plain one.
     """
-    _check_class(model)
+    check_class(model)
     if compile:
         _check_compiles(model)
     if head_bits is not None:
@@ -93,7 +93,6 @@ def prepare_for_inference(model, *, compile: bool = False, head_bits: Literal[8]
             model.get_decoder().runtime = CompiledRuntime()
         for stack in stacks:
             stack.runtime = CompiledRuntime(compiled_layers=layers.CompiledLayers(stack))
-            stack.least_saving = 0  # compiled layers take the sequences of a batch, and no mask
         if is_enabled():
             _put_in(model, _COMPILED)
             if head_bits is not None:
@@ -121,7 +120,7 @@ def prepare_for_training(model):
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
     """
-    _check_class(model)
+    check_class(model)
     _make_plain(model)
     trainable = model.__dict__.pop("_trainable", ())
     for name, parameter in model.named_parameters():
@@ -140,7 +139,12 @@ def _make_plain(model) -> None:
     unpack_weights(model)
 
 
-def _check_class(model) -> None:
+def check_class(model) -> None:
+    """Refuse what is not a model of this package.
+
+    Raises:
+        TypeError: the model comes from another library, or from the code in a repo.
+    """
     if isinstance(model, BlockformerPreTrainedModel):
         return
     if str(getattr(getattr(model, "config", None), "model_type", "")).startswith("blockformer_"):
@@ -194,8 +198,7 @@ def _is_faster_packed(model) -> bool:
 def _forget_compiled(model) -> None:
     for module in model.modules():
         if isinstance(module, BlockformerPreTrainedModel):
-            for name in ("runtime", "least_saving"):
-                module.__dict__.pop(name, None)
+            module.__dict__.pop("runtime", None)
 
 
 def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> None:

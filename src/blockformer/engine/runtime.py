@@ -14,6 +14,8 @@ from .step import CompiledSteps, output_of
 class LoadedRuntime(Runtime):
     """Plain PyTorch with a cache that grows in place, fewer masks, and a large loss in chunks."""
 
+    least_saving_of_row = 0  # the engine's attention takes the short sequences of a batch in one product
+
     def cache(self, fresh):
         return grow_in_place(fresh)
 
@@ -45,6 +47,8 @@ class CompiledRuntime(LoadedRuntime):
 
     def __init__(self, steps: CompiledSteps | None = None, compiled_layers: CompiledLayers | None = None):
         self.steps, self.compiled_layers = steps, compiled_layers
+        if compiled_layers is not None:
+            self.least_saving = 0  # compiled layers take the sequences of a batch, and no mask
 
     def cache(self, fresh):
         """A compiled step reads and writes buffers that hold everything."""

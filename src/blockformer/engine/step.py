@@ -23,6 +23,7 @@ from .attention import is_in_use
 from .compiled import Modules, functions_of
 from .compiling import Varying
 from .eight_bit_head import EightBitHead
+from .fallbacks import NO_CODE, OTHER_WEIGHTS, Fallbacks, Uncompiled
 from .few_rows import BLOCK, MOST_ROWS
 from .four_bit_rows import OrderedWeights
 from .growing_cache import GrowingLayer
@@ -49,6 +50,7 @@ class CompiledSteps:
 
     def __init__(self, model):
         self._model = model
+        self.fallbacks = Fallbacks("one more token")
         self._ordered, self._copies = OrderedWeights(model), PackedCopies()
         self._functions: dict[tuple, _Functions | None] = {}
         self._lock = threading.Lock()
@@ -68,6 +70,10 @@ class CompiledSteps:
         encoder = self._model.get_encoder() if self._model.config.is_encoder_decoder else None
         return Modules(self._model, without=encoder)
 
+    def bytes_of_copies(self) -> int:
+        """Of weights in oneDNN's layout, held beside the plain ones."""
+        return self._copies.nbytes
+
     def logits(self, input_ids, attention_mask, position_ids, cache, source_mask, others, source=None):
         """The logits [B, 1, V] of one more token a row, or None if this call is nothing for a compiled step.
 
@@ -79,20 +85,46 @@ class CompiledSteps:
             others: what else `forward` was given, by name.
             source: the encoder's states [B / n, E, C], for a cache that has no keys and values of them yet.
         """
-        if not _is_step(input_ids, attention_mask, position_ids, cache, others) or self._model.training:
+        if not _is_step(input_ids, cache):
             return None
+        try:
+            self._check(attention_mask, position_ids, cache, others)
+            return self._logits(input_ids, attention_mask, position_ids, cache, source_mask, source)
+        except Uncompiled as reason:
+            self.fallbacks.note(str(reason), is_said=str(reason) == NO_CODE)
+            return None
+
+    def _check(self, attention_mask, position_ids, cache, others: dict) -> None:
+        """Refuse what the compiled code knows nothing of: see `Uncompiled`."""
         config = self._stack.config
-        if not self._parts.are_untouched() or any(getattr(config, name, False) for name in _COLLECTED):
-            return None
+        own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+        is_growing = type(own) is DynamicCache and all(type(layer) is GrowingLayer for layer in own.layers)
+        asked = [name for name in _COLLECTED if getattr(config, name, False)]
+        asked += [name for name, value in others.items() if not _says_nothing(name, value)]
+        if self._model.training:
+            raise Uncompiled("the model is in training mode")
+        if torch.is_autocast_enabled("cpu"):
+            raise Uncompiled("autocast is on")
+        if is_transformed():
+            raise Uncompiled("torch.func is at work")
+        if asked:
+            raise Uncompiled(f"{asked[0]} is given")
+        if isinstance(cache, EncoderDecoderCache) != self._model.config.is_encoder_decoder or not is_growing:
+            raise Uncompiled(f"the cache ({type(own).__name__}) is not the one that grows in place")
+        if attention_mask is not None and (not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2):
+            raise Uncompiled("the attention mask is not one of tokens, [batch, length]")
+        if position_ids is not None and (position_ids.dim() != 2 or position_ids.shape[1] != 1):
+            raise Uncompiled("position_ids are not [batch, 1]")
+        if not self._parts.are_untouched():
+            raise Uncompiled("a module was replaced or wrapped, or has a hook")
         if not is_in_use(config):
-            return None
+            raise Uncompiled(f"attention is computed by '{config._attn_implementation}', not by the package's 'sdpa'")
+
+    def _logits(self, input_ids, attention_mask, position_ids, cache, source_mask, source):
+        config = self._stack.config
         own, cross = cache, None
-        if self._model.config.is_encoder_decoder:
-            if not isinstance(cache, EncoderDecoderCache):
-                return None
+        if isinstance(cache, EncoderDecoderCache):
             own, cross = cache.self_attention_cache, cache.cross_attention_cache
-        if type(own) is not DynamicCache or not all(type(layer) is GrowingLayer for layer in own.layers):
-            return None
         _, vocab_size = config.stack_sizes(True)
         check_inputs(config, vocab_size, input_ids, None, attention_mask, own, {})
         self._ordered.refresh()
@@ -100,28 +132,23 @@ class CompiledSteps:
             self._model.lm_head.refresh()
         if cross is not None and not any(cache.is_updated.values()):
             self._begin(cache, input_ids.shape[0], position_ids, source, source_mask)
-        if cross is not None and not (cache.is_updated and all(cache.is_updated.values())):
-            return None
         # The compiled code reads and writes as many bytes as the sizes say, whatever there is: all of them are checked.
         held, read = self._shape(own), None if cross is None else self._shape(cross)
-        if held is None or (cross is not None and not (read and read[2])):
-            return None
+        has_source = cross is None or (cache.is_updated and all(cache.is_updated.values()) and read and read[2])
+        if held is None or not has_source:
+            raise Uncompiled("the cache does not hold this model's keys and values, in its dtype")
         rows, length = input_ids.shape[0], held[2] + 1
         sources = rows if read is None else read[0]
         if held[0] != rows or rows % sources or (position_ids is not None and position_ids.shape[0] not in (1, rows)):
-            return None
+            raise Uncompiled("the cache or position_ids are of another batch")
         if read is not None and source_mask is not None and source_mask.shape != (read[0], read[2]):
-            return None
+            raise Uncompiled("the mask of the source does not fit it")
         functions = self._functions_for(sources, rows // sources)
-        if functions is None:
-            return None
         mask, positions = self._seen(attention_mask, position_ids, rows, length)
         buffers = [layer.reserve(WRITTEN) for layer in own.layers]
         place = torch.tensor([length - 1])
-        source = (None, []) if cross is None else self._source(cross, source_mask)
-        logits = functions.run(input_ids.long(), positions, mask, place, buffers, *source)
-        if logits is None:
-            return None
+        told = (None, []) if cross is None else self._source(cross, source_mask)
+        logits = functions.run(input_ids.long(), positions, mask, place, buffers, *told)
         for layer in own.layers:
             layer.advance(1)
         return logits
@@ -139,8 +166,7 @@ class CompiledSteps:
         check_source(stack, source, source_mask, rows, None)
         if position_ids is not None:
             check_positions(stack.config, position_ids, (rows, 1), None)
-        if self._functions_for(source.shape[0], rows // source.shape[0]) is None:
-            return
+        self._functions_for(source.shape[0], rows // source.shape[0])
         for layer in stack.layers:
             layer.cross_attn._cross_keys_values(source, cache)
         empty = source.new_empty(rows, stack.config.num_key_value_heads, 0, stack.config.head_dim)
@@ -184,18 +210,22 @@ class CompiledSteps:
             mask = source_mask[:, None, None, :] != 0
         return mask, [(layer.keys, layer.values) for layer in cross.layers]
 
-    def _functions_for(self, sources: int, beams: int):
-        """The compiled parts for a batch of one source or several, with so many beams each; None if there are none."""
+    def _functions_for(self, sources: int, beams: int) -> "_Functions":
+        """The compiled parts for a batch of one source or several, with so many beams each."""
         config, rows = self._stack.config, sources * beams
-        is_alone = bool(getattr(config, "num_experts", None))  # rows that share an expert multiply by it together
-        if (is_alone and rows > 1) or (getattr(config, "linear_bits", None) and rows > MOST_ROWS):
-            return None
+        if getattr(config, "num_experts", None) and rows > 1:  # rows that share an expert multiply by it together
+            raise Uncompiled("a model with experts has more than one row to write")
+        if getattr(config, "linear_bits", None) and rows > MOST_ROWS:
+            raise Uncompiled(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write")
         kind = ("one" if sources == 1 else "few" if beams == 1 and rows <= MOST_ROWS else "many", beams)
         if kind not in self._functions:
             with self._lock:
                 if kind not in self._functions:
                     self._functions[kind] = _Functions.of(self._model, *kind, self._copies)
-        return self._functions[kind]
+        functions = self._functions[kind]
+        if functions is None:
+            raise Uncompiled(NO_CODE)
+        return functions
 
 
 class _Functions:
@@ -230,14 +260,14 @@ class _Functions:
         return cls(first, [layer, *more], [len(group) for group in groups], last)
 
     def run(self, input_ids, positions, mask, place, buffers: list, source_mask, sources: list):
-        """The logits [B, 1, V]; None once a tensor of the model has another dtype, shape or device.
+        """The logits [B, 1, V]; `Uncompiled` once a tensor of the model has another dtype, shape or device.
 
         Args:
             buffers: of each layer keys and values; `sources` likewise of the encoder's states, or none.
         """
         output = self._first(input_ids, positions, mask, place)
         if output is None:
-            return None
+            raise Uncompiled(OTHER_WEIGHTS)
         states, turns, windows, biases = output
         window, bias = windows[0] if windows else None, biases[0] if biases else None
         start = 0
@@ -245,9 +275,11 @@ class _Functions:
             own = [[each for pair in pairs[start : start + size] for each in pair] for pairs in (buffers, sources)]
             states = function(states, mask, window, place, turns, bias, own[0], source_mask, own[1])
             if states is None:
-                return None
+                raise Uncompiled(OTHER_WEIGHTS)
             start += size
-        return self._last(states)
+        if (logits := self._last(states)) is None:
+            raise Uncompiled(OTHER_WEIGHTS)
+        return logits
 
 
 def _groups_of(layers) -> list[list]:
@@ -325,17 +357,15 @@ class _Example:
         return torch.tensor([self.blocks * BLOCK - 2])
 
 
-def _is_step(input_ids, attention_mask, position_ids, cache, others: dict) -> bool:
-    """Whether a call asks for the logits of one more token a row on the CPU, and for nothing else."""
+def _is_step(input_ids, cache) -> bool:
+    """Whether a call asks for one more token a row on the CPU, where fast ways are allowed."""
     if cache is None or not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2 or input_ids.shape[1] != 1:
         return False
-    if input_ids.device.type != "cpu" or not is_enabled() or torch.is_autocast_enabled("cpu") or is_transformed():
-        return False
-    if attention_mask is not None and (not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2):
-        return False
-    if position_ids is not None and (position_ids.dim() != 2 or position_ids.shape[1] != 1):
-        return False
-    return all(value is None or value in _SAYS_NOTHING.get(name, ()) for name, value in others.items())
+    return input_ids.device.type == "cpu" and is_enabled()
+
+
+def _says_nothing(name: str, value) -> bool:
+    return value is None or (isinstance(value, bool | int) and value in _SAYS_NOTHING.get(name, ()))
 
 
 def can_compile(model) -> bool:

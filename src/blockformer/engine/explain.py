@@ -1,0 +1,224 @@
+"""How a model runs, part by part, and why not faster; and compiling before the first request."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from ..awq_linear import QuantizedLinear
+from ..stack import Stack
+from . import measure
+from .eight_bit_head import ROUNDED, EightBitHead
+from .feed_forward import FusedFeedForward
+from .four_bit_rows import ORDERED, TracedQuantizedLinear
+from .four_bits import PreparedQuantizedLinear
+from .linear import QuickLinear
+from .packed import PackedLinear
+from .prepare import check_class
+from .step import can_compile
+
+_PREPARE = "prepare_for_inference() may make it faster"
+_COMPILE = "prepare_for_inference(compile=True) compiles it"
+# How the layers of a class multiply, and why not in a faster way.
+_PRODUCTS = {
+    nn.Linear: ("PyTorch's product", ""),
+    QuickLinear: ("the fastest product here for each number of rows", ""),
+    EightBitHead: ("8 bits in compiled steps, else the plain weight", ""),
+    PackedLinear: ("oneDNN's product of a packed weight", ""),
+    QuantizedLinear: ("4 bits, unpacked for each call", _PREPARE),
+    PreparedQuantizedLinear: ("4 bits, by PyTorch's 4-bit product for up to 32 rows", ""),
+    TracedQuantizedLinear: ("4 bits, read as they are in compiled steps", ""),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a model.
+
+    Attributes:
+        name: what it is.
+        way: how it runs.
+        reason: why not in a faster way; empty if there is none to name.
+    """
+
+    name: str
+    way: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a model runs. As text, it is a table.
+
+    Attributes:
+        parts: of the model.
+        bytes_held_twice: of weights that are held in another layout as well.
+        fallbacks: why calls ran uncompiled although the model is compiled, and how many did.
+        decisions: what was measured in this process, or read from the file of decisions: question and answer.
+        decisions_file: where they are kept; None if they are of this process only.
+    """
+
+    parts: tuple[Part, ...]
+    bytes_held_twice: int
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    decisions: dict[str, bool] = field(default_factory=dict)
+    decisions_file: str | None = None
+
+    def __str__(self) -> str:
+        rows = [(part.name, part.way + (f"; {part.reason}" if part.reason else "")) for part in self.parts]
+        rows.append(("held twice", f"{self.bytes_held_twice / 1e6:,.1f} MB of weights"))
+        rows += [
+            ("ran uncompiled", f"{reason} ({_counted(count, 'call')})") for reason, count in self.fallbacks.items()
+        ]
+        answers = {True: "faster here", False: "not faster here"}
+        rows += [("measured", f"{question}: {answers[answer]}") for question, answer in self.decisions.items()]
+        rows.append(("kept in", self.decisions_file or "this process only"))
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {way}" for name, way in rows)
+
+    __repr__ = __str__
+
+
+def explain(model) -> Explanation:
+    """How a model runs: each part's way and why not a faster one, what was measured, and what is held twice.
+
+    Args:
+        model: a Blockformer model of this package.
+
+    Returns:
+        A table, to be printed.
+
+    Raises:
+        TypeError: the model comes from another library, or from the code in a repo.
+    """
+    check_class(model)
+    fallbacks = [part.fallbacks for part in _compiled_parts(model)]
+    reasons = {f"{each.part}: {reason}": count for each in fallbacks for reason, count in each.reasons.items()}
+    file = measure.decisions_file()
+    return Explanation(
+        (*_writing(model), *map(_layers, _stacks_of(model)), *_products(model), *_rest(model)),
+        _bytes_held_twice(model),
+        reasons,
+        {str(question): answer for question, answer in measure.verdicts().items()},
+        None if file is None else str(file),
+    )
+
+
+def warm_up(model, batches, **settings):
+    """Run a model on batches like those to come, so that no request waits for the compiler; a bar shows how far it is.
+
+    A model that writes writes three tokens for each batch, by `generate`; others read it. The compiled code stays on
+    the disk: the next process loads it in a moment.
+
+    Args:
+        model: a Blockformer model of this package, in evaluation mode; see `prepare_for_inference`.
+        batches: for each kind of batch to come an example: the arguments of `generate` or of `forward`, by name, such
+            as a tokenizer gives. Code is made for one row, for two to four and for more (a decoder's beams are rows), and
+            in an encoder-decoder for each number of beams.
+        settings: of `generate`, such as `num_beams`, for all batches.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: the model comes from another library, or from the code in a repo; or a batch names no arguments.
+        ValueError: there is no batch.
+    """
+    check_class(model)
+    batches = list(batches)
+    if not batches:
+        raise ValueError("warm_up needs at least one batch: a list with the arguments of `generate` or `forward`.")
+    for batch in batches:
+        if not hasattr(batch, "keys"):
+            raise TypeError(
+                f"a batch holds arguments by name, such as input_ids; this one is a {type(batch).__name__}."
+            )
+    asked = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, **settings}
+    with torch.no_grad():
+        for batch in tqdm(batches, desc="warming up", unit="batch"):
+            model.generate(**batch, **asked) if can_compile(model) else model(**batch)
+    return model
+
+
+def _stacks_of(model) -> list[Stack]:
+    return [module for module in model.modules() if isinstance(module, Stack)]
+
+
+def _compiled_parts(model) -> list:
+    runtimes = [module.runtime for module in (model, *_stacks_of(model)) if "runtime" in vars(module)]
+    return [each for one in runtimes for each in (one.steps, one.compiled_layers) if each is not None]
+
+
+def _writing(model) -> list[Part]:
+    if not can_compile(model):
+        return []
+    steps = getattr(model.runtime, "steps", None)
+    if steps is None:
+        return [Part("one more token", "plain PyTorch", _COMPILE)]
+    kinds = [_named(*kind) for kind, function in steps._functions.items() if function is not None]
+    way = f"compiled for {', '.join(kinds)}" if kinds else "compiled when a batch first asks for it"
+    return [Part("one more token", way)]
+
+
+def _named(sources: str, beams: int) -> str:
+    kind = {"one": "1 {}", "few": "2 to 4 {}s", "many": "any number of {}s"}[sources]
+    return kind.format("row") if beams == 1 else f"{kind.format('text')} with {beams} beams"
+
+
+def _layers(stack: Stack) -> Part:
+    name = "the prompt's layers" if stack.is_causal else "the encoder's layers"
+    compiled = getattr(stack.runtime, "compiled_layers", None)
+    if compiled is None:
+        is_prepared = any(isinstance(module, QuickLinear | PackedLinear) for module in stack.modules())
+        return Part(name, "layer by layer", "" if is_prepared else _PREPARE)
+    if "_functions" not in vars(compiled):
+        return Part(name, "compiled when a batch first asks for it")
+    return Part(name, "plain PyTorch", "compiling failed") if compiled._functions is None else Part(name, "compiled")
+
+
+def _products(model) -> list[Part]:
+    found: dict[type, list] = {kind: [] for kind in _PRODUCTS}
+    for module in model.modules():
+        if type(module) in found:
+            found[type(module)].append(module)
+    parts = []
+    for kind, modules in found.items():
+        if modules:
+            size = sum(module.in_features * module.out_features for module in modules)
+            name = f"{_counted(len(modules), 'linear layer')}, {size / 1e6:,.1f} million weights"
+            way, reason = _PRODUCTS[kind]
+            if kind is nn.Linear and found[PackedLinear]:
+                reason = "not packed: small, tied to an embedding, or with a hook"
+            parts.append(Part(name, way, reason))
+    ended = sum(isinstance(module, FusedFeedForward) for module in model.modules())
+    if ended:
+        parts.append(Part(_counted(ended, "activation"), "part of the product before it"))
+    return parts
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _rest(model) -> list[Part]:
+    attention = model.config._attn_implementation
+    skips = any(stack.skips_padding for stack in _stacks_of(model)) and attention == "sdpa"
+    padding = "skipped on the CPU where that saves time" if skips else "computed like other tokens"
+    return [
+        Part("attention", f"'{attention}'", "" if attention == "sdpa" else "'sdpa' is what compiled code knows"),
+        Part("padding", padding),
+        Part("the cache", "grows in place"),
+    ]
+
+
+def _bytes_held_twice(model) -> int:
+    """Of copies in other layouts beside plain weights."""
+    copies = [
+        module._buffers[name] for module in model.modules() for name in (*ORDERED, *ROUNDED) if name in module._buffers
+    ]
+    held = sum(tensor.nbytes for tensor in copies)
+    for module in model.modules():
+        if isinstance(module, PreparedQuantizedLinear):
+            held += sum(copy.weight.nbytes for copy in (module._copy, module._plain_copy) if copy is not None)
+    return held + sum(each.bytes_of_copies() for each in _compiled_parts(model))

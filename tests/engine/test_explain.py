@@ -1,0 +1,185 @@
+"""What a model says of how it runs, and what it logs where compiled code is of no use to a call."""
+
+import contextlib
+
+import pytest
+import torch
+from packed_layers import pack_whatever_can_be
+from pairs import token_ids
+from sizes import STRONG
+from torch import nn
+from transformers import BertConfig, BertModel, DynamicCache
+
+import blockformer
+from blockformer import explain, preset, warm_up
+from blockformer.engine import fallbacks, onednn
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What is logged where a call runs uncompiled."""
+    lines = []
+    monkeypatch.setattr(fallbacks.logger, "warning", lines.append)
+    return lines
+
+
+def make(family="qwen3", **settings):
+    torch.manual_seed(0)
+    config = preset(family, **STRONG, **settings)
+    kind = "DecoderForCausalLM" if config.is_decoder else "EncoderModel"
+    if config.is_encoder_decoder:
+        kind = "EncoderDecoderForConditionalGeneration"
+    return getattr(blockformer, f"Blockformer{kind}")(config).eval()
+
+
+def ways_of(model):
+    return {part.name: part.way for part in explain(model).parts}
+
+
+def test_a_model_as_loaded_says_what_would_make_it_faster():
+    parts = {part.name: part for part in explain(make()).parts}
+    assert "compile=True" in parts["one more token"].reason
+    assert "prepare_for_inference()" in parts["the prompt's layers"].reason
+    assert parts["attention"].way == "'sdpa'"
+    assert parts["padding"].way.startswith("skipped")
+    assert [part.way for name, part in parts.items() if "linear layers" in name] == ["PyTorch's product"]
+    assert "one more token" not in ways_of(make("bert"))
+
+
+def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
+    if not onednn.can_pack(torch.bfloat16):
+        pytest.skip("this PyTorch has no packed product of this dtype here")
+    pack_whatever_can_be(monkeypatch)
+    model = make(tie_word_embeddings=True).bfloat16().prepare_for_inference()
+    found = [part for part in explain(model).parts if "linear layer" in part.name]
+    assert [part.name.split(",")[0] for part in found] == [
+        "1 linear layer",
+        f"{7 * len(model.model.layers)} linear layers",
+    ]
+    assert "tied to an embedding" in found[0].reason
+    assert "packed" in found[1].way
+    assert explain(model).decisions["packed, torch.bfloat16"] is True
+
+
+def test_the_text_is_a_table():
+    explanation = explain(make())
+    lines = str(explanation).splitlines()
+    starts = {line.find(part.way) for part in explanation.parts for line in lines if line.startswith(part.name)}
+    assert len(starts) == 1
+    assert repr(explanation) == str(explanation)
+    assert any(line.startswith("held twice") and "0.0 MB" in line for line in lines)
+
+
+@pytest.mark.usefixtures("untraced")
+@torch.no_grad()
+def test_a_compiled_model_says_which_batches_it_has_code_for(said):
+    model = make().prepare_for_inference(compile=True)
+    assert "when a batch first asks" in ways_of(model)["one more token"]
+    assert "when a batch first asks" in ways_of(model)["the prompt's layers"]
+    warm_up(model, [{"input_ids": token_ids(1, 5, vocab=97)}, {"input_ids": token_ids(3, 5, vocab=97)}])
+    assert ways_of(model)["one more token"] == "compiled for 1 row, 2 to 4 rows"
+    assert ways_of(model)["the prompt's layers"] == "compiled"
+    assert not said
+    assert not explain(model).fallbacks
+    model = make("t5", decoder_start_token_id=0)
+    model.prepare_for_inference(compile=True)
+    warm_up(model, [{"input_ids": token_ids(1, 5, vocab=97)}], num_beams=3)
+    assert ways_of(model)["one more token"] == "compiled for 1 text with 3 beams"
+    assert ways_of(model)["the encoder's layers"] == "compiled"
+    assert not said
+
+
+def hooked(model):
+    return contextlib.nullcontext(model.model.layers[0].register_forward_hook(lambda *_: None))
+
+
+def attended(model):
+    model.set_attn_implementation("eager")
+    return contextlib.nullcontext()
+
+
+def in_training(model):
+    model.train()
+    return contextlib.nullcontext()
+
+
+@pytest.mark.usefixtures("untraced")
+@pytest.mark.parametrize(
+    ("given", "change", "reason"),
+    [
+        ({"output_hidden_states": True}, None, "output_hidden_states is given"),
+        ({}, hooked, "has a hook"),
+        ({}, attended, "'eager'"),
+        ({}, in_training, "training mode"),
+        ({}, lambda model: torch.autocast("cpu"), "autocast is on"),
+        ({"logits_to_keep": torch.tensor([0, 0])}, None, "logits_to_keep is given"),
+        ({"past_key_values": "library"}, None, "is not the one that grows in place"),
+    ],
+)
+@torch.no_grad()
+def test_each_reason_is_said_once_and_counted(given, change, reason, said):
+    model = make().prepare_for_inference(compile=True)
+    ids = token_ids(1, 6, vocab=97)
+    with change(model) if change else contextlib.nullcontext():
+        for _ in range(2):
+            cache = DynamicCache(config=model.config) if "past_key_values" in given else None
+            cache = model(ids[:, :-1], use_cache=True, past_key_values=cache).past_key_values
+            model(ids[:, -1:], **{**given, "past_key_values": cache})
+    steps = [line for line in said if line.startswith("one more token")]
+    assert len(steps) == 1
+    assert reason in steps[0]
+    counts = {why: count for why, count in explain(model).fallbacks.items() if why.startswith("one more token")}
+    assert list(counts.values()) == [2]
+    assert reason in str(explain(model))
+
+
+@torch.no_grad()
+def test_a_cast_after_compiling_is_said(said, monkeypatch):
+    model = make().prepare_for_inference(compile=True)
+    warm_up(model, [{"input_ids": token_ids(1, 5, vocab=97)}])
+    model.bfloat16()
+    warm_up(model, [{"input_ids": token_ids(1, 5, vocab=97)}])
+    assert any("a weight has another dtype" in line for line in said)
+
+
+@pytest.mark.usefixtures("untraced")
+@torch.no_grad()
+def test_a_padded_prompt_says_that_it_is_not_compiled(said):
+    model = make().prepare_for_inference(compile=True)
+    ids = token_ids(2, 6, vocab=97)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    warm_up(model, [{"input_ids": ids, "attention_mask": mask}] * 2)
+    assert [line for line in said if line.startswith("a prompt")] == [
+        "a prompt runs uncompiled: the attention mask hides more than padding, or padding that is not skipped."
+    ]
+
+
+@torch.no_grad()
+def test_an_encoder_is_warmed_up_by_reading():
+    model, read = make("bert"), []
+    model.register_forward_hook(lambda module, args, output: read.append(output.last_hidden_state.shape[:2]))
+    assert warm_up(model, [{"input_ids": token_ids(2, 7, vocab=97)}]) is model
+    assert read == [(2, 7)]
+
+
+def test_what_cannot_be_warmed_up_or_explained_is_refused():
+    model = make()
+    with pytest.raises(ValueError, match="at least one batch"):
+        warm_up(model, [])
+    with pytest.raises(TypeError, match=r"arguments by name, such as input_ids; this one is a Tensor"):
+        warm_up(model, [token_ids(1, 5, vocab=97)])
+    for function in (explain, lambda other: warm_up(other, [{}])):
+        with pytest.raises(TypeError, match="BertModel is not a Blockformer model"):
+            function(BertModel(BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)))
+        with pytest.raises(TypeError, match="Linear is not"):
+            function(nn.Linear(1, 1))
+
+
+def test_copies_are_counted():
+    model = make(linear_bits=4, linear_group_size=16).prepare_for_inference(compile=True)
+    assert explain(model).bytes_held_twice == 0
+    model.runtime.steps._ordered.refresh()
+    assert explain(model).bytes_held_twice > 0
