@@ -42,6 +42,7 @@ PAIRS = {
     "scale": (PAGE.parent / "scale.md", PAGE_ZH.parent / "scale.md"),
     "benchmarks": (PAGE.parent / "benchmarks.md", PAGE_ZH.parent / "benchmarks.md"),
     "lab": (PAGE.parent / "lab.md", PAGE_ZH.parent / "lab.md"),
+    "make-it-faster": (PAGE.parent / "make-it-faster.md", PAGE_ZH.parent / "make-it-faster.md"),
     "reshaping": (PAGE.parent / "reshaping.md", PAGE_ZH.parent / "reshaping.md"),
     "see-inside": (PAGE.parent / "see-inside.md", PAGE_ZH.parent / "see-inside.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),

@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 from pairs import assert_close
+from sizes import STRONG
 from torch import nn
 from torch.export import Dim
 from torch.nn.utils import parametrizations
@@ -389,6 +390,31 @@ def test_what_one_process_has_measured_all_of_them_do(decisions):
     one = next(machine for machine in kept if " 2 threads" in machine)
     decisions.write_text(json.dumps({one: {"x": False}}))  # a person decides
     assert not ask(True)
+
+
+@torch.no_grad()
+def test_a_file_of_decisions_that_is_named_decides_for_this_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "_file", [])
+    monkeypatch.setattr(measure, "_verdicts", {})
+    model = blockformer.BlockformerEncoderModel(preset("bert", **STRONG))
+    file = tmp_path / "decisions.json"
+    model.prepare_for_inference(decisions=file)
+    assert measure.decisions_file() == file
+    kept = json.loads(file.read_text())[measure.machine()]
+    assert measure.is_measured("onednn", lambda: pytest.fail("it is known")) is kept["onednn"]
+    for answer in (True, False):
+        other = tmp_path / f"{answer}.json"
+        other.write_text(json.dumps({measure.machine(): {"x": answer}}))
+        model.prepare_for_inference(decisions=str(other))
+        assert measure.is_measured("x", lambda: pytest.fail("it is known")) is answer
+    for damaged in ("{", "[]", '{"machine": 1}', "no"):
+        file.write_text(damaged)
+        with pytest.raises(ValueError, match=r"decisions\.json is not a file of decisions"):
+            model.prepare_for_inference(decisions=file)
+        assert file.read_text() == damaged
+    with pytest.raises(ValueError, match="cannot be read"):
+        model.prepare_for_inference(decisions=tmp_path)
+    assert measure.decisions_file() == other
 
 
 def test_a_damaged_file_of_decisions_is_written_anew(decisions):

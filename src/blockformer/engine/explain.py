@@ -114,8 +114,8 @@ def warm_up(model, batches, **settings):
     Args:
         model: a Blockformer model of this package, in evaluation mode; see `prepare_for_inference`.
         batches: for each kind of batch to come an example: the arguments of `generate` or of `forward`, by name, such
-            as a tokenizer gives. Code is made for one row, for two to four and for more (a decoder's beams are rows), and
-            in an encoder-decoder for each number of beams.
+            as a tokenizer gives. Code is made for one row, for two to four and for more (a decoder's beams are rows),
+            and in an encoder-decoder for each number of beams.
         settings: of `generate`, such as `num_beams`, for all batches.
 
     Returns:

@@ -78,12 +78,39 @@ def is_measured(question: Hashable, measure: Callable[[], bool]) -> bool:
     return _verdicts[question]
 
 
+_file: list[Path] = []  # the file that `use_decisions` was given
+
+
+def use_decisions(file: str | os.PathLike) -> None:
+    """Read answers from this file, and keep new ones there, for all models of this process from now on.
+
+    Raises:
+        ValueError: the file is not one of decisions.
+    """
+    file = Path(file)
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        text = ""
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    if text.strip() and not _kept_in(file):
+        raise ValueError(f"{file} is not a file of decisions: JSON such as {{machine: {{question: true}}}}.")
+    with _lock:
+        if _file != [file]:
+            _file[:] = [file]
+            _verdicts.clear()
+
+
 def decisions_file() -> Path | None:
     """The file in which answers are kept, so that other processes compute alike: JSON, by machine and by question.
 
-    `BLOCKFORMER_DECISIONS` names it, or says by an empty value that answers are of this process only. Otherwise it is
-    `decisions.json` in the user's cache folder, if nobody else can write there.
+    It is what `use_decisions` was given. Otherwise `BLOCKFORMER_DECISIONS` names it, or says by an empty value that
+    answers are of this process only. Otherwise it is `decisions.json` in the user's cache folder, if nobody else can
+    write there.
     """
+    if _file:
+        return _file[0]
     named = os.environ.get("BLOCKFORMER_DECISIONS")
     if named is not None:
         return Path(named) if named else None

@@ -1,5 +1,6 @@
 """Prepare a model for inference, or for training."""
 
+import os
 from typing import Literal
 
 import torch
@@ -20,7 +21,7 @@ from .feed_forward import FusedFeedForward, can_be_fused
 from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
 from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear, can_be_quick, is_bare
-from .measure import is_enabled
+from .measure import is_enabled, use_decisions
 from .packed import pack_weights, unpack_weights
 from .runtime import CompiledRuntime, LoadedRuntime
 
@@ -41,7 +42,13 @@ _COMPILED = {
 _CONDITIONS = {QuickLinear: can_be_quick, FusedFeedForward: can_be_fused}
 
 
-def prepare_for_inference(model, *, compile: bool = False, head_bits: Literal[8] | None = None):
+def prepare_for_inference(
+    model,
+    *,
+    compile: bool = False,
+    head_bits: Literal[8] | None = None,
+    decisions: str | os.PathLike | None = None,
+):
     """Make a model faster at inference.
 
     On a CPU, weights are packed for the processor, a product ends in its activation, few rows are multiplied in parts,
@@ -65,6 +72,9 @@ def prepare_for_inference(model, *, compile: bool = False, head_bits: Literal[8]
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. A decoder's prompt, and so its first token, reads the plain head, which is kept; an
             encoder-decoder's first token is a step like the others.
+        decisions: the JSON file that says what is the fastest on each machine, and to which new measurements are added:
+            from now on for all models of this process. Processes that share it compute in the same bits. By default it
+            is `decisions.json` beside the compiled code.
 
     Returns:
         The model, in evaluation mode.
@@ -74,13 +84,15 @@ def prepare_for_inference(model, *, compile: bool = False, head_bits: Literal[8]
         ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has weights of
             4 bits in groups of an odd number or (unless it is an encoder) pruned heads, or is not on the CPU;
             `head_bits` other than 8, without `compile`, or for a model that does not write, is in float64 or has
-            another head than a plain one.
+            another head than a plain one; `decisions` that are not such a file.
     """
     check_class(model)
     if compile:
         _check_compiles(model)
     if head_bits is not None:
         _check_head_bits(model, head_bits, compile)
+    if decisions is not None:
+        use_decisions(decisions)
     model.eval()
     if not hasattr(model, "_trainable"):
         model._trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
