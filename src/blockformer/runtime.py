@@ -7,6 +7,8 @@ B batch, T length, N tokens, C hidden size, V vocabulary.
 
 import functools
 
+from .unpadding import find_unpadding
+
 
 class Runtime:
     """The plain way, which serves every model.
@@ -26,6 +28,18 @@ class Runtime:
 
     def masks(self, stack, hidden_states, attention_mask, past_key_values):
         """The mask of each layer type for these inputs of a stack, or None."""
+
+    def unpadding(self, stack, hidden_states, attention_mask, position_ids, sequences: dict):
+        """Where the real tokens of a batch [B, T, C] lie, or None to compute its padding.
+
+        It waits for the processor that holds the mask, so only the CPU's is read.
+
+        Args:
+            attention_mask: [B, T] or None; `position_ids` [B, T] as the caller gave them, or None.
+            sequences: what the caller says of sequences in a row, such as `cu_seq_lens_q`, by name.
+        """
+        least = max(self.least_saving, self.least_saving_of_row * hidden_states.shape[0])
+        return find_unpadding(stack.config, attention_mask, position_ids, least)
 
     def cache(self, fresh):
         """The cache that takes the place of the library's fresh one."""

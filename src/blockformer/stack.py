@@ -18,7 +18,7 @@ from .layer import Batch, Layer
 from .normalization import make_norm
 from .positions import BIASES, ROTATIONS, TABLES, rotations_of
 from .pretrained_model import BlockformerPreTrainedModel
-from .unpadding import find_unpadding, flattened_positions, sequence_numbers
+from .unpadding import flattened_positions, sequence_numbers
 
 logger = logging.get_logger(__name__)
 
@@ -115,7 +115,8 @@ class Stack(BlockformerPreTrainedModel):
         unpads = self.skips_padding and past_key_values is None and not (is_whole or use_cache)
         unpads = unpads and not self._is_recording(kwargs)
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
-        places = (attention_mask, is_whole, position_ids, kwargs.get("cu_seq_lens_q"), past_key_values)
+        sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
+        places = (attention_mask, is_whole, position_ids, sequences, past_key_values)
         source = (encoder_hidden_states, encoder_attention_mask)
         hidden_states, kwargs["position_ids"], batch = self._prepare(hidden_states, places, source, unpads)
         if cross_attn_head_mask is None and not self.config.is_encoder_decoder:
@@ -151,14 +152,14 @@ class Stack(BlockformerPreTrainedModel):
     def _prepare(self, hidden_states, places: tuple, source: tuple, unpads: bool):
         """What the layers need: embedded states [B, T, C] (unpadded [1, N, C]), positions for the backend, a `Batch`.
 
-        `places`: mask, whether one that hides nothing was left out, positions, `cu_seq_lens_q`, cache. Without a mask,
+        `places`: mask, whether one that hides nothing was left out, positions, sequences, cache. Without a mask,
         given positions may mean several sequences in a row; the backend is not told of those that are counted.
         """
-        attention_mask, is_whole, position_ids, cu_seq_lens, past_key_values = places
+        attention_mask, is_whole, position_ids, sequences, past_key_values = places
         shape, past = hidden_states.shape[:2], cached_length(past_key_values)
         query_positions = torch.arange(shape[1], device=hidden_states.device) + past
-        if position_ids is None and cu_seq_lens is not None:
-            position_ids = flattened_positions(cu_seq_lens, shape)
+        if position_ids is None and sequences["cu_seq_lens_q"] is not None:
+            position_ids = flattened_positions(sequences["cu_seq_lens_q"], shape)
         given_positions, longest = position_ids, None
         if position_ids is None and isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
             position_ids = ranks(attention_mask)[:, -shape[1] :]
@@ -170,8 +171,7 @@ class Stack(BlockformerPreTrainedModel):
 
         unpadding = None
         if unpads and source[0] is None:
-            least = max(self.runtime.least_saving, self.runtime.least_saving_of_row * shape[0])
-            unpadding = find_unpadding(self.config, attention_mask, given_positions, least)
+            unpadding = self.runtime.unpadding(self, hidden_states, attention_mask, given_positions, sequences)
         if unpadding is None:
             packed = None if is_whole else given_positions
             masks = self._masks(hidden_states, attention_mask, past_key_values, packed)

@@ -35,7 +35,8 @@ class Unpadding:
         *lengths, is_solid = torch.cat((lengths, is_solid[None])).tolist()
         if real.numel() - sum(lengths) < max(least, 1) or not is_solid or not any(lengths):
             return None
-        return cls(real.shape, real.flatten().nonzero().flatten(), lengths)
+        # Their number is known, so that an accelerator need not be asked again.
+        return cls(real.shape, torch.nonzero_static(real.flatten(), size=sum(lengths)).flatten(), lengths)
 
     @classmethod
     def of_positions(cls, position_ids):
@@ -74,23 +75,23 @@ def attend_unpadded(attend, unpadding, module, query, key, value, masks, **kwarg
     return torch.cat(outputs, dim=1), None
 
 
-def find_unpadding(config, attention_mask, position_ids, least_saving: int = 0):
+def find_unpadding(config, attention_mask, position_ids, least_saving: int = 0, device: str = "cpu"):
     """The unpadding that gives the same result with less work, or None for the plain way.
 
     It costs every layer an attention call for each sequence, which must be less than it saves: padding is left in where
     its tokens, times the square of the width, are fewer than `least_saving`.
 
-    Only on the CPU: counting the real tokens would make the host wait for an accelerator. The mask [B, T] of 0 and 1
-    and the positions [B, T] are those that the caller gave, or None.
+    Only on this kind of `device`: counting the real tokens makes the host wait for an accelerator. The mask [B, T] of 0
+    and 1 and the positions [B, T] are those that the caller gave, or None.
     """
     if config._attn_implementation != "sdpa" or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return None
     if (config.is_decoder or config.is_encoder_decoder) and "sliding_attention" in config.layer_types:
         return None
     if attention_mask is None:
-        is_readable = position_ids is not None and position_ids.device.type == "cpu"
+        is_readable = position_ids is not None and position_ids.device.type == device
         return Unpadding.of_positions(position_ids) if is_readable else None
-    is_readable = isinstance(attention_mask, torch.Tensor) and attention_mask.device.type == "cpu"
+    is_readable = isinstance(attention_mask, torch.Tensor) and attention_mask.device.type == device
     if not is_readable or attention_mask.dim() != 2:
         return None
     return Unpadding.of_mask(attention_mask, -(-least_saving // config.hidden_size**2))

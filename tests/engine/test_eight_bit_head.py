@@ -221,7 +221,7 @@ def _with_a_head_of_its_own():
 @pytest.mark.parametrize(("model", "settings", "message"), [
     (make, {"compile": True, "head_bits": 4}, "head_bits must be 8 or None, not 4"),
     (make, {"compile": True, "head_bits": True}, "head_bits must be 8 or None, not True"),
-    (make, {"head_bits": 8}, "goes with compile=True"),
+    (make, {"head_bits": 8}, "needs compile=True"),
     (lambda: make("bert", cls=blockformer.BlockformerEncoderForMaskedLM), {"compile": True, "head_bits": 8},
      "a model that writes text"),
     (lambda: make(dtype=torch.float64), {"compile": True, "head_bits": 8}, "float64"),

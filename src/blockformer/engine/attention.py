@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..attention import sdpa_attention as plain
 from ..unpadding import attend_unpadded
+from . import accelerator
 from .blocks import attend_in_blocks, can_attend_in_blocks
 from .few_rows import attend, can_attend
 from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix
@@ -28,6 +29,8 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
         return attend(query, key, value, attention_mask, scaling), None
     is_prepared = isinstance(module, PreparedAttention)
     if unpadding is not None:
+        if accelerator.is_for_sequences(query, attention_mask, unpadding, kwargs) and not dropout:
+            return accelerator.attend_sequences(query, key, value, unpadding, scaling, module.is_causal), None
         if can_attend_sequences(unpadding, query, attention_mask, kwargs):
             given = (query, key, value, unpadding.lengths, scaling, module.is_causal)
             return attend_sequences(*given, dropout=dropout, in_blocks=is_prepared), None

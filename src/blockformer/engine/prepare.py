@@ -13,7 +13,7 @@ from ..feed_forward import FeedForward
 from ..positions import SCORE_TERMS
 from ..pretrained_model import BlockformerPreTrainedModel
 from ..stack import Stack
-from . import eight_bit_head, layers, onednn, step
+from . import accelerator, eight_bit_head, layers, onednn, step
 from .attention import PreparedAttention, sdpa_attention
 from .eight_bit_head import EightBitHead
 from .experts import TracedExperts
@@ -23,7 +23,7 @@ from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled, use_decisions
 from .packed import pack_weights, unpack_weights
-from .runtime import CompiledRuntime, LoadedRuntime
+from .runtime import AcceleratorRuntime, CompiledRuntime, LoadedRuntime
 
 # Each plain class and its replacement of the same parameters in a prepared model, and in one with compiled steps.
 _PREPARED = {
@@ -49,12 +49,13 @@ def prepare_for_inference(
     head_bits: Literal[8] | None = None,
     decisions: str | os.PathLike | None = None,
 ):
-    """Make a model faster at inference.
+    """Make a model faster at inference, on the device where it is.
 
     On a CPU, weights are packed for the processor, a product ends in its activation, few rows are multiplied in parts,
-    half precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a
-    GPU nothing changes. Results agree within the rounding of the dtype, and saving still writes plain tensors. Until
-    `prepare_for_training`, the model takes no gradients, adapters, casts or moves.
+    half precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a CUDA device
+    padding is skipped, in half precision, by PyTorch's kernel for sequences of any length. Results agree within the
+    rounding of the dtype, and saving still writes plain tensors. Until `prepare_for_training`, the model takes no
+    gradients, adapters, casts or moves.
 
     Args:
         model: a Blockformer model of this package.
@@ -67,7 +68,8 @@ def prepare_for_inference(
             weights is seen, that of a merged adapter too; only a write through `.data` to a few numbers of a weight
             that is held twice may stay unseen, or one to tensors of inference mode. An encoder that is faster
             uncompiled on this processor is prepared as without `compile`. Classes and attention functions from outside
-            of Blockformer, PyTorch and transformers run uncompiled.
+            of Blockformer, PyTorch and transformers run uncompiled. On CUDA and XPU, `generate` gets a static cache,
+            for which transformers compiles the step.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. A decoder's prompt, and so its first token, reads the plain head, which is kept; an
@@ -82,9 +84,9 @@ def prepare_for_inference(
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
         ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has weights of
-            4 bits in groups of an odd number or (unless it is an encoder) pruned heads, or is not on the CPU;
-            `head_bits` other than 8, without `compile`, or for a model that does not write, is in float64 or has
-            another head than a plain one; `decisions` that are not such a file.
+            4 bits in groups of an odd number or (unless it is an encoder) pruned heads, or is on a device where nothing
+            compiles it; `head_bits` other than 8, without `compile`, or for a model that does not write, is not on the
+            CPU, is in float64 or has another head than a plain one; `decisions` that are not such a file.
     """
     check_class(model)
     if compile:
@@ -97,6 +99,10 @@ def prepare_for_inference(
     if not hasattr(model, "_trainable"):
         model._trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     model.requires_grad_(False)
+    if model.device.type != "cpu":
+        _make_plain(model)
+        _prepare_on_accelerator(model, compile)
+        return model
     stacks = [stack for stack in _readers(model) if layers.gains(stack)] if compile else []
     if compile and (step.can_compile(model) or (stacks and not _is_faster_packed(model))):
         _make_plain(model)
@@ -144,6 +150,18 @@ def prepare_for_training(model):
     return model
 
 
+def _prepare_on_accelerator(model, compile: bool) -> None:
+    """Skip padding, and have `generate` compile a step over a static cache, as it does by itself for such a cache."""
+    if not is_enabled():
+        return
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.runtime = AcceleratorRuntime()
+    if compile:
+        model._cache_before = model.generation_config.cache_implementation
+        model.generation_config.cache_implementation = "static"
+
+
 def _make_plain(model) -> None:
     """Undo all that was done for inference, but for gradients."""
     _forget_compiled(model)
@@ -169,6 +187,18 @@ def check_class(model) -> None:
 
 def _check_compiles(model) -> None:
     """Refuse a model that has nothing to be compiled."""
+    if model.device.type in accelerator.COMPILES:
+        if not step.can_compile(model):
+            raise ValueError(
+                f"compile=True on '{model.device}' is for models that write text; this {type(model).__name__} does "
+                "not: prepare it without compile=True, or use torch.compile."
+            )
+        return
+    if model.device.type != "cpu":
+        raise ValueError(
+            f"compile=True is for the CPU, CUDA and XPU; the model is on '{model.device}': prepare it without "
+            "compile=True."
+        )
     if not step.can_compile(model) and not _readers(model):
         raise ValueError(
             f"compile=True is for models that write text or have layers that can be compiled; this "
@@ -181,19 +211,14 @@ def _check_compiles(model) -> None:
         )
     if model.config.pruned_heads and (model.config.is_decoder or model.config.position_type in SCORE_TERMS):
         raise ValueError("compile=True goes with pruned_heads in an encoder without relative positions alone.")
-    if model.device.type != "cpu":
-        raise ValueError(
-            f"compile=True is for the CPU; the model is on '{model.device}': use torch.compile and generate(..., "
-            "cache_implementation='static') there."
-        )
 
 
 def _check_head_bits(model, head_bits, compile: bool) -> None:
     """Refuse another number of bits, and what has no compiled steps to read them."""
     if head_bits != 8:
         raise ValueError(f"head_bits must be 8 or None, not {head_bits!r}.")
-    if not compile or not step.can_compile(model):
-        raise ValueError("head_bits=8 goes with compile=True, and with a model that writes text.")
+    if not compile or not step.can_compile(model) or model.device.type != "cpu":
+        raise ValueError("head_bits=8 needs compile=True, and a model on the CPU that writes text.")
     eight_bit_head.check_head(model)
 
 
@@ -208,6 +233,8 @@ def _is_faster_packed(model) -> bool:
 
 
 def _forget_compiled(model) -> None:
+    if "_cache_before" in vars(model):
+        model.generation_config.cache_implementation = vars(model).pop("_cache_before")
     for module in model.modules():
         if isinstance(module, BlockformerPreTrainedModel):
             module.__dict__.pop("runtime", None)

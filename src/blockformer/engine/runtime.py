@@ -5,6 +5,7 @@ from transformers.cache_utils import DynamicCache
 from ..runtime import Runtime
 from ..training.chunked_loss import loss_in_chunks
 from ..training.late_outputs import make_output
+from . import accelerator
 from .growing_cache import grow_in_place
 from .layers import CompiledLayers
 from .packed import check_stays
@@ -35,6 +36,15 @@ class LoadedRuntime(Runtime):
 
     def check_move(self, model, fn):
         check_stays(model, fn)
+
+
+class AcceleratorRuntime(LoadedRuntime):
+    """A stack on a GPU, whose attention takes sequences of any length: padding is skipped there too."""
+
+    def unpadding(self, stack, hidden_states, attention_mask, position_ids, sequences):
+        given = (stack, hidden_states, attention_mask, position_ids, sequences)
+        found = accelerator.unpadding_of(*given)
+        return super().unpadding(*given) if found is None else found
 
 
 class CompiledRuntime(LoadedRuntime):
