@@ -11,8 +11,9 @@ from ..engine.linear import is_plain_linear
 from ..losses import IGNORED, check_labels, divisor_of
 from .late_outputs import DeferredLogits
 
-# Logits that may be held at once: 128 MiB in float32.
-MAX_LOGITS = 1 << 25
+# Logits that may be held at once, 128 MiB in float32; on a CUDA device as many as a part of its free memory holds, up
+# to 1 GiB: its products are faster when they are large.
+MAX_LOGITS, _MOST_ON_CUDA, _BYTES_A_LOGIT = 1 << 25, 1 << 28, 64
 # Elements of a product that is made to be added to another dtype.
 _MAX_PRODUCT = 1 << 22
 
@@ -54,9 +55,9 @@ def chunked_cross_entropy(
 ):
     """`token_cross_entropy(head(states) + logits_bias, labels, ...)`, never with more than `MAX_LOGITS` logits at once.
 
-    The gradients of a plain linear head are taken with the loss, while a chunk's logits are there. Any other head (with
-    adapters, hooks, quantized, sharded), and any head under `torch.compile`, runs once more for each chunk in the
-    backward pass.
+    The gradients of a plain linear head are taken with the loss, while a chunk's logits are there, under autocast too.
+    Any other head (with adapters, hooks, quantized, sharded), and any head under `torch.compile`, runs once more for
+    each chunk in the backward pass.
 
     Args:
         head: a module from states [n, C] to logits [n, V].
@@ -67,16 +68,25 @@ def chunked_cross_entropy(
         cap: soft cap of the logits, or None.
     """
     check_labels(labels, head.out_features)
-    rows = max(1, MAX_LOGITS // head.out_features)
-    divisor = divisor_of(labels, num_items_in_batch, states.device)
-    is_plain = cap is None and is_plain_linear(head) and not torch.is_autocast_enabled(states.device.type)
-    if torch.is_grad_enabled() and is_plain and not torch.compiler.is_compiling():
+    rows = max(1, _most_logits(states.device) // head.out_features)
+    divisor, kind = divisor_of(labels, num_items_in_batch, states.device), states.device.type
+    if torch.is_grad_enabled() and cap is None and is_plain_linear(head) and not torch.compiler.is_compiling():
         bias = head.bias if logits_bias is None else logits_bias
-        return _LinearCrossEntropy.apply(states, head.weight, bias, labels, label_smoothing, rows) / divisor
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+        with torch.autocast(kind, enabled=False):
+            return _LinearCrossEntropy.apply(states, head.weight, bias, labels, label_smoothing, rows, dtype) / divisor
     total = torch.zeros((), device=states.device)
     for chunk in zip(states.split(rows), labels.split(rows), strict=True):
         total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, logits_bias, cap, use_reentrant=False)
     return total / divisor
+
+
+def _most_logits(device) -> int:
+    """How many logits may be held at once on this device."""
+    if device.type != "cuda":
+        return MAX_LOGITS
+    free, _ = torch.cuda.mem_get_info(device)  # asks the driver, and does not wait for the device
+    return max(MAX_LOGITS, min(_MOST_ON_CUDA, free // _BYTES_A_LOGIT))
 
 
 def _sum_of_chunk(head, states, labels, label_smoothing, logits_bias, cap):
@@ -90,12 +100,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """Sum of the cross-entropies of a linear head's logits, `rows` tokens at a time, with its gradients.
 
     A chunk's loss is `logsumexp(z) - z[label]`, its gradient `softmax(z) - onehot(label)`, both of float32 logits z. A
-    token without a label adds nothing to either. The gradients of weight and bias are summed in float32.
+    token without a label adds nothing to either. The gradients of weight and bias are summed in float32. Products are
+    those of `dtype`, which autocast has.
     """
 
     @staticmethod
-    def forward(ctx, states, weight, bias, labels, label_smoothing, rows):
+    def forward(ctx, states, weight, bias, labels, label_smoothing, rows, dtype):
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        ctx.dtypes = [None if each is None else each.dtype for each in (states, weight, bias)]
+        states, weight, bias = (None if each is None else each.to(dtype) for each in (states, weight, bias))
         grad_states = torch.zeros_like(states) if needs_states else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
@@ -125,7 +138,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += errors.sum(0, dtype=torch.float32)
         ctx.grads = [grad_states, grad_weight, grad_bias]
-        ctx.dtype = weight.dtype
         return total
 
     @staticmethod
@@ -134,7 +146,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if ctx.grads is None:
             raise RuntimeError("this loss kept no logits: for a second backward pass, call with return_logits=True.")
         grads, ctx.grads = ctx.grads, None
-        return *(None if own is None else own.mul_(grad).to(ctx.dtype) for own in grads), None, None, None
+        own = (
+            None if each is None else each.mul_(grad).to(dtype) for each, dtype in zip(grads, ctx.dtypes, strict=True)
+        )
+        return *own, None, None, None, None
 
 
 def _add_product(total, left, right):
