@@ -1,6 +1,7 @@
 """Compiled functions: for which module the code on the disk is, what they see of its changes, whose code they run."""
 
 import copy
+import functools
 import json
 import os
 import threading
@@ -78,6 +79,26 @@ def test_the_name_of_code_tells_ties_settings_and_threads_apart():
     assert digest_of(module) == digest_of(copy.deepcopy(module)) == digest_of(network())
 
 
+def test_functions_that_were_given_something_are_told_apart():
+    """transformers' GELU in its tanh form is such a one: GPT-2 has it."""
+    names = set()
+    for given in ({}, {"approximate": "none"}, {"approximate": "tanh"}):
+        module = network()
+        module[1].function = functools.partial(nn.functional.gelu, **given)
+        assert compiled._unknown_code(module) is None
+        names.add(digest_of(module))
+    assert len(names) == 3
+
+
+@pytest.mark.parametrize("name", blockformer.PRESETS)
+def test_no_preset_has_code_of_other_packages(name):
+    config = preset(name, **({"vocab_size": 60000} if name in ("marian",) else {}))
+    kind = "EncoderDecoder" if config.is_encoder_decoder else "Decoder" if config.is_decoder else "Encoder"
+    with torch.device("meta"):
+        model = getattr(blockformer, f"Blockformer{kind}Model")(config)
+    assert compiled._unknown_code(model) is None
+
+
 class Doubled(nn.Linear):
     """A class that its user may edit."""
 
@@ -88,6 +109,8 @@ class Doubled(nn.Linear):
 @pytest.mark.parametrize("change", [
     lambda module: setattr(module, "1", Doubled(24, 24)),
     lambda module: setattr(module[1], "function", lambda states: states),
+    lambda module: setattr(module[1], "function", functools.partial(lambda states: states)),
+    lambda module: setattr(module[1], "function", functools.partial(torch.add, alpha=Doubled(2, 2))),
 ])  # fmt: skip
 def test_code_of_other_packages_runs_uncompiled(change, said):
     module = network()

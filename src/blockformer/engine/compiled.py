@@ -269,7 +269,13 @@ def _settings(part: nn.Module) -> list:
 
 
 def _code_of(value) -> str:
-    """The name of a class, or of a function, or of an object's class."""
+    """The name of a class, or of a function with what it was given beforehand, or of an object's class."""
+    if isinstance(value, functools.partial):
+        given = [*value.args, *value.keywords.values()]
+        objects = [each for each in given if not isinstance(each, bool | int | float | str | None)]
+        if objects:
+            return f"functools.partial of {_code_of(objects[0])}"
+        return f"{_code_of(value.func)} {[*value.args, *sorted(value.keywords.items())]}"
     if not hasattr(value, "__qualname__"):
         value = type(value)
     return f"{value.__module__ or 'builtins'}.{value.__qualname__}"
