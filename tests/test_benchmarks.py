@@ -64,7 +64,7 @@ def test_every_row_on_tiny_shapes(parts, processes, tmp_path):
         works -= {f"{work}, 4 bits" for work in WRITTEN[parts]}
     # As loaded and, where this processor gains from it, prepared
     prepared = {work for work in works if ", prepared" in work}
-    assert prepared <= {f"{work}, prepared{twice}" for work in WRITTEN[parts] for twice in ("", " twice")}
+    assert prepared <= {f"{work}, prepared" for work in WRITTEN[parts]}
     assert works - prepared == WRITTEN[parts]
     for row in rows:
         sizes = [row[f"{side}_{what}"] for side in ("ours", "peer") for what in ("min", "median")]
@@ -167,3 +167,58 @@ def test_unequal_losses_and_logits_end_the_run(benchmark):
     workloads.check_same("Tiny", torch.float32, [logits, logits.clone()])
     with pytest.raises(RuntimeError, match="nothing is timed"):
         workloads.check_same("Tiny", torch.float32, [logits, logits + 0.01])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names", [["bert"], pytest.param(["qwen3", "gpt2", "gemma2", "t5", "marian"], marks=pytest.mark.exhaustive)]
+)
+def test_what_a_gpu_is_asked_is_right_on_a_cpu(names, processes, tmp_path):
+    """In a process of its own: the script finds the project by itself."""
+    script = "import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    command = [BENCHMARKS / "gpu.py", "--only", *names, "--output", tmp_path]
+    done = processes.run(script, *command, folder=tmp_path, elsewhere=False, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert {row["family"] for row in report["checks"]} == set(names)
+    assert {row["dtype"] for row in report["checks"]} == {"float32", "bfloat16"}
+    assert all(row["is_right"] for row in report["checks"])
+    assert not report["times"]
+    assert "**wrong**" not in (tmp_path / "gpu.md").read_text()
+
+
+def test_a_wrong_answer_of_a_gpu_is_seen(benchmark, monkeypatch, tmp_path, capsys):
+    gpu = benchmark("gpu")
+    convert = gpu.converted
+
+    def wrong(peer):
+        model = convert(peer)
+        with torch.no_grad():
+            model.get_output_embeddings().bias.add_(0.01)
+        return model
+
+    monkeypatch.setattr(gpu, "converted", wrong)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--only", "bert", "--output", str(tmp_path)])
+    assert gpu.main() == 1
+    assert "WRONG" in capsys.readouterr().out
+    assert "**wrong**" in (tmp_path / "gpu.md").read_text()
+
+
+def test_a_way_that_raises_is_a_wrong_answer_with_its_error(benchmark):
+    gpu = benchmark("gpu")
+
+    def broken():
+        raise RuntimeError("no such kernel")
+
+    check = gpu._check("bert", "prepared", "bfloat16", 1e-3, broken)
+    assert not check.is_right
+    assert check.note == "RuntimeError: no such kernel"
+    table = gpu.markdown(
+        {"device": "D", "torch": "2", "transformers": "5"}, [check], {"as loaded": 0, "prepared": None},
+        [gpu.Time("w", "bfloat16", "ms", (1.0, 2.0), (2.0, 4.0))], ["training, out of time"],
+    )  # fmt: skip
+    assert "**wrong** RuntimeError: no such kernel" in table
+    assert "as loaded 0, prepared not counted" in table
+    assert "| w | bfloat16 | ms | 1.00 / 2.00 | 2.00 / 4.00 | 2.00 |" in table
+    assert "Not measured: training, out of time." in table
