@@ -38,7 +38,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def project():
-    """The package, from this checkout, with its conversion beside it."""
+    """The package, from this checkout, with its conversion."""
     sys.path.insert(0, str(ROOT / "src"))
     import blockformer
 
@@ -163,7 +163,7 @@ def exact_logits(peer) -> torch.Tensor:
 
 
 def checks(device: str, names: list[str]) -> Iterator[Check]:
-    """Every way of every family in every dtype, beside float64 and transformers' class."""
+    """Every way of every family in every dtype, compared with float64 and transformers' class."""
     for name in names:
         torch.manual_seed(0)
         peer = official_models()[name]().eval()
@@ -356,9 +356,9 @@ def decoding(tiny: bool) -> Iterator[Time]:
         plain = [_writing(model, batch, context) for model in (ours, peer)]
         yield Time(name, "bfloat16", "ms", *interleaved(*plain, 2))
         compiled = _writing(copy.deepcopy(ours).prepare_for_inference(compile=True), batch, context)
-        yield Time(f"{name}, compiled, beside eager", "bfloat16", "ms", *interleaved(compiled, plain[1], 2))
+        yield Time(f"{name}, compiled, against eager", "bfloat16", "ms", *interleaved(compiled, plain[1], 2))
         yield Time(
-            f"{name}, compiled, beside their static cache", "bfloat16", "ms",
+            f"{name}, compiled, against their static cache", "bfloat16", "ms",
             *interleaved(compiled, _writing(static, batch, context), 2),
         )  # fmt: skip
         del compiled
@@ -451,7 +451,10 @@ def main() -> int:
     for each in checks(device, options.only or list(official_models())):
         found.append(each)
         sign = "right" if each.is_right else f"WRONG {each.note}"
-        print(f"{each.family}, {each.way}, {each.dtype}: {each.ours:.1e} beside {each.theirs:.1e}: {sign}", flush=True)
+        print(
+            f"{each.family}, {each.way}, {each.dtype}: {each.ours:.1e}, transformers {each.theirs:.1e}: {sign}",
+            flush=True,
+        )
     sync, times, left_out = waits(device), [], []
     for work in (encoders, training, decoding) if device == "cuda" else ():
         try:

@@ -223,7 +223,7 @@ def _with_a_head_of_its_own():
     (make, {"compile": True, "head_bits": True}, "head_bits must be 8 or None, not True"),
     (make, {"head_bits": 8}, "needs compile=True"),
     (lambda: make("bert", cls=blockformer.BlockformerEncoderForMaskedLM), {"compile": True, "head_bits": 8},
-     "a model that writes text"),
+     "a model on the CPU that writes text"),
     (lambda: make(dtype=torch.float64), {"compile": True, "head_bits": 8}, "float64"),
     (_hooked, {"compile": True, "head_bits": 8}, "plain head"),
     (_with_a_head_of_its_own, {"compile": True, "head_bits": 8}, "plain head; this one is a Head"),
