@@ -134,10 +134,10 @@ class Stack(BlockformerPreTrainedModel):
         )
 
     def _run_layers(self, hidden_states, encoder_hidden_states, position_bias, batch, **kwargs):
+        """The layers, as many as the config says while `generate` drafts with the first ones, and the final norm."""
         states = self.runtime.layers(self, hidden_states, encoder_hidden_states, position_bias, batch, kwargs)
         if states is not None:
             return states
-        """The layers, as many as the config says while `generate` drafts with the first ones, and the final norm."""
         for layer in list(self.layers)[: self.config.stack_sizes(self.is_causal)[0] // self.passes]:
             for _ in range(self.passes):
                 hidden_states = layer(hidden_states, encoder_hidden_states, position_bias, batch=batch, **kwargs)
