@@ -214,3 +214,17 @@ def test_compiling_there_is_a_static_cache(before, monkeypatch):
 def test_where_nothing_compiles_it_says_so():
     with pytest.raises(ValueError, match="the model is on 'meta': prepare it without compile=True"):
         on_meta().prepare_for_inference(compile=True)
+
+
+def test_older_devices_compute_the_padding(monkeypatch):
+    device = torch.device("cuda:0")
+    for hip, capability, runs in (
+        (None, (9, 0), True),
+        (None, (8, 0), True),
+        (None, (7, 5), False),
+        ("6", (9, 4), False),
+    ):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        assert accelerator._runs_kernel.__wrapped__(device) is runs
+    assert accelerator._runs_kernel.__wrapped__(torch.device("cpu"))

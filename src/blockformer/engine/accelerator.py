@@ -134,4 +134,11 @@ def _can_attend(hidden_states, config) -> bool:
     device = hidden_states.device.type
     is_cast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if is_cast else hidden_states.dtype
-    return dtype in _DTYPES and config.head_dim <= _MOST_CHANNELS and config.head_dim % 8 == 0 and kernel() is not None
+    fits = dtype in _DTYPES and config.head_dim <= _MOST_CHANNELS and config.head_dim % 8 == 0
+    return fits and kernel() is not None and _runs_kernel(hidden_states.device)
+
+
+@functools.cache
+def _runs_kernel(device) -> bool:
+    """Whether the kernel is for this device: NVIDIA's from Ampere on."""
+    return device.type != "cuda" or (torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 8)
