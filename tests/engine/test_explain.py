@@ -80,6 +80,7 @@ def test_a_compiled_model_says_which_batches_it_has_code_for(said):
     assert "when a batch first asks" in ways_of(model)["the prompt's layers"]
     warm_up(model, [{"input_ids": token_ids(1, 5, vocab=97)}, {"input_ids": token_ids(3, 5, vocab=97)}])
     assert ways_of(model)["one more token"] == "compiled for 1 row, 2 to 4 rows"
+    assert all("compiled code" in way for name, way in ways_of(model).items() if "linear layers" in name)
     assert ways_of(model)["the prompt's layers"] == "compiled"
     assert not said
     assert not explain(model).fallbacks

@@ -188,6 +188,8 @@ def _products(model) -> list[Part]:
             size = sum(module.in_features * module.out_features for module in modules)
             name = f"{_counted(len(modules), 'linear layer')}, {size / 1e6:,.1f} million weights"
             way, reason = _PRODUCTS[kind]
+            if _compiled_parts(model) and kind in (nn.Linear, QuickLinear):
+                way = f"as part of compiled code; outside of it {way}"
             if kind is nn.Linear and found[PackedLinear]:
                 reason = "not packed: small, tied to an embedding, or with a hook"
             parts.append(Part(name, way, reason))
