@@ -123,7 +123,7 @@ def warm_up(model, batches, **settings):
 
     Raises:
         TypeError: the model comes from another library, or from the code in a repo; or a batch names no arguments.
-        ValueError: there is no batch.
+        ValueError: `batches` is empty.
     """
     check_class(model)
     batches = list(batches)
@@ -215,7 +215,7 @@ def _rest(model) -> list[Part]:
 
 
 def _bytes_held_twice(model) -> int:
-    """Of copies in other layouts beside plain weights."""
+    """Of copies in other layouts, which come on top of the plain weights."""
     copies = [
         module._buffers[name] for module in model.modules() for name in (*ORDERED, *ROUNDED) if name in module._buffers
     ]

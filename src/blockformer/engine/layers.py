@@ -90,7 +90,7 @@ class CompiledLayers:
     def __init__(self, stack):
         self._stack = stack
         self._parts = Modules(stack)
-        # What a prompt gains by packed weights is little, and those of a decoder would be held twice for it.
+        # A prompt gains little by packed weights, and a decoder would hold its weights twice for it.
         self._ordered, self._copies = OrderedWeights(stack), PackedCopies()
 
     def __reduce__(self):
@@ -112,7 +112,7 @@ class CompiledLayers:
         return functions_of(parts, copies)
 
     def bytes_of_copies(self) -> int:
-        """Of weights in oneDNN's layout, held beside the plain ones."""
+        """Of weights in oneDNN's layout, held in addition to the plain ones."""
         return self._copies.nbytes
 
     def states(self, hidden_states, encoder_hidden_states, position_bias, batch, others: dict):

@@ -71,7 +71,7 @@ class CompiledSteps:
         return Modules(self._model, without=encoder)
 
     def bytes_of_copies(self) -> int:
-        """Of weights in oneDNN's layout, held beside the plain ones."""
+        """Of weights in oneDNN's layout, held in addition to the plain ones."""
         return self._copies.nbytes
 
     def logits(self, input_ids, attention_mask, position_ids, cache, source_mask, others, source=None):
