@@ -13,4 +13,12 @@ def pack_whatever_can_be(monkeypatch):
 
 
 def packed_of(model):
-    return [module for module in model.modules() if isinstance(module, PackedLinear)]
+    """The layers of a model whose weights are packed at present."""
+    return [module for module in model.modules() if isinstance(module, PackedLinear) and module.is_packed]
+
+
+def packed_layer(layer):
+    """A plain layer, its weight packed."""
+    assert packed.pack(layer.weight)
+    layer.__class__ = PackedLinear
+    return layer

@@ -61,10 +61,6 @@ class BlockformerPreTrainedModel(PreTrainedModel):
                 module.after_loading(name)
         return (model, info) if wants_info else model
 
-    def _apply(self, fn, recurse=True):
-        self.runtime.check_move(self, fn)
-        return super()._apply(fn, recurse)
-
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):
         """As the library counts them, and the weights of 4 bits, which are none of torch's parameters."""
         number = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)

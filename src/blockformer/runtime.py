@@ -52,9 +52,6 @@ class Runtime:
         """What a `forward` returns."""
         return output_class(**fields)
 
-    def check_move(self, model, fn) -> None:
-        """Refuse what `fn` would do to each tensor of a model, such as a cast or a move."""
-
 
 def by_runtime(forward):
     """A `forward` of a model that writes: its runtime is asked first."""

@@ -58,6 +58,11 @@ def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
         "1 linear layer",
         f"{7 * len(model.model.layers)} linear layers",
     ]
+    model.model.layers[0].mlp.up_proj.weight.data.mul_(2)
+    reasons = [part.reason for part in explain(model).parts if part.name.startswith("1 linear layer,")]
+    assert sum("were written to" in reason for reason in reasons) == 1
+    model.prepare_for_inference()
+    assert not any("were written to" in part.reason for part in explain(model).parts)
     assert "tied to an embedding" in found[0].reason
     assert "packed" in found[1].way
     assert explain(model).decisions["packed, torch.bfloat16"] is True

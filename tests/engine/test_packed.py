@@ -4,11 +4,12 @@ import copy
 import io
 import itertools
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from packed_layers import pack_whatever_can_be, packed_of
+from packed_layers import pack_whatever_can_be, packed_layer, packed_of
 from pairs import assert_as_exact, assert_close, in_float64, largest, token_ids
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
@@ -54,14 +55,19 @@ def test_one_layer(shape, bias, strided, dtype):
     states = torch.randn(*shape[:-1], 14)[..., ::2] if strided else torch.randn(*shape)
     states, before = states.to(dtype), copy.deepcopy(layer.state_dict())
     expected = layer(states)
-    weight = layer.weight
-    packed = PackedLinear(layer, PackedWeight(weight))
-    assert_close(packed(states), expected, TOLERANCES[dtype])
-    assert packed.state_dict().keys() == before.keys()
-    assert all(torch.equal(value, before[name]) for name, value in packed.state_dict().items())
-    packed.let_go()
-    assert packed.unpack() is layer
+    weight, names = layer.weight, [name for name, _ in layer.named_parameters()]
+    packed_layer(layer)
+    assert_close(layer(states), expected, TOLERANCES[dtype])
+    assert list(layer.state_dict()) == list(before)
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
     assert layer.weight is weight
+    assert [name for name, _ in layer.named_parameters()] == names
+    assert isinstance(weight, nn.Parameter)
+    assert (weight.shape, weight.dtype, weight.device.type) == ((11, 7), dtype, "cpu")
+    packed.unpack_weights(layer)
+    assert layer.weight is weight
+    assert type(layer) is nn.Linear
+    assert type(weight) is nn.Parameter
     assert torch.equal(layer(states), expected)
 
 
@@ -85,7 +91,7 @@ def test_answers_files_and_the_way_back(name, settings, dtype, tmp_path):
     expected = model(**inputs).logits
     assert model.prepare_for_inference() is model
     found = packed_of(model)
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear) and module not in found]
     is_tied = model.config.tie_word_embeddings
     assert found
     assert linears == ([model.get_output_embeddings()] if is_tied else [])
@@ -160,8 +166,10 @@ def test_no_weight_is_held_twice(name):
     model = make(name, hidden_size=64, tie_word_embeddings=True, **tokens)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     model.prepare_for_inference()
-    held = sum(weight.held.numel() for weight in packed.packed_weights(model))
-    assert held + sum(parameter.numel() for parameter in model.parameters()) == parameters
+    held = [parameter for parameter in model.parameters() if type(parameter) is PackedWeight]
+    assert held
+    assert all(parameter._original.numel() == 0 for parameter in held)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -177,27 +185,152 @@ def test_a_copy_and_a_pickle(dtype):
         assert torch.equal(other(ids).logits, model(ids).logits)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: model.double(),
-        lambda model: model.to("meta"),
-        lambda model: model.load_state_dict(make(dtype=model.dtype).state_dict()),
-    ],
-    ids=["cast", "move", "load"],
-)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_it_cannot_do_says_the_way_back_and_changes_nothing(change, dtype):
-    model = make(dtype=dtype).prepare_for_inference()
-    ids = torch.randint(2, 101, (1, 6))
-    expected = model(ids).logits
-    with pytest.raises(RuntimeError, match="prepare_for_training"):
-        change(model)
-    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+def test_a_cast_and_a_move_unpack(dtype):
+    model, ids = make(dtype=dtype).prepare_for_inference(), torch.randint(2, 101, (1, 6))
+    plain, parameters = make(dtype=dtype), dict(model.named_parameters())
+    packed_before = len(packed_of(model))
     assert model.to("cpu").to(dtype) is model  # no change is no harm
+    assert len(packed_of(model)) == packed_before
+    model.double()
+    assert not packed_of(model)
+    assert all(each is parameters[name] for name, each in model.named_parameters())
+    assert torch.equal(model(ids).logits, plain.double()(ids).logits)
+    model.to(dtype).prepare_for_inference()
+    assert len(packed_of(model)) == packed_before
+    assert {each.device.type for each in model.to("meta").parameters()} == {"meta"}
+
+
+# Each changes the weight of a layer and of its plain copy, or reads it by what could change it.
+WRITES = {
+    "in place": lambda layer: layer.weight.add_(0.5),
+    "data": lambda layer: setattr(layer.weight, "data", layer.weight.data + 0.5),
+    "data in place": lambda layer: layer.weight.data.mul_(2),
+    "augmented data": lambda layer: exec("layer.weight.data += 0.5", {"layer": layer}),
+    "view": lambda layer: layer.weight[0].fill_(3),
+    "view of data": lambda layer: layer.weight.data.t()[:2].zero_(),
+    "item": lambda layer: layer.weight.__setitem__((slice(None), 1), 2.0),
+    "out": lambda layer: torch.mul(layer.weight, 2, out=layer.weight),
+    "init": lambda layer: nn.init.ones_(layer.weight),
+    "load": lambda layer: layer.load_state_dict({"weight": torch.full((11, 7), 0.5), "bias": torch.ones(11)}),
+    "assign": lambda layer: layer.load_state_dict(
+        {"weight": torch.full((11, 7), 0.5, dtype=layer.bias.dtype), "bias": layer.bias.detach()}, assign=True
+    ),
+    "replaced": lambda layer: setattr(layer, "weight", nn.Parameter(torch.ones(11, 7, dtype=layer.bias.dtype))),
+}
+
+
+@pytest.mark.parametrize("change", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_whatever_writes_to_a_packed_weight_changes_it(change, inference, dtype):
+    with torch.inference_mode(inference):
+        layer = nn.Linear(7, 11, dtype=dtype).requires_grad_(False)
+        plain, weight = copy.deepcopy(layer), layer.weight
+        packed_layer(layer)
+        states = torch.randn(3, 7).to(dtype)
+        change(layer)
+        change(plain)
+        expected = plain(states)
+        assert torch.equal(layer(states), expected)  # by the plain product
+        assert torch.equal(layer.state_dict()["weight"], plain.weight)
+        if layer.weight is weight:
+            packed.unpack_weights(layer, opened=True)
+            assert type(layer) is nn.Linear
+        assert type(layer.weight) is nn.Parameter
+        assert torch.equal(layer.weight, plain.weight)
+        assert torch.equal(nn.functional.linear(states, layer.weight, layer.bias), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_only_reads_a_packed_weight_leaves_it_packed(dtype):
+    layer = nn.Linear(7, 11, dtype=dtype)
+    plain = copy.deepcopy(layer)
+    weight = packed_layer(layer).weight
+    assert torch.equal(weight + 1, plain.weight + 1)
+    assert torch.equal(weight.clone(), plain.weight)
+    assert torch.equal(weight.data.float(), plain.weight.float())
+    assert weight.abs().sum() == plain.weight.abs().sum()
+    assert torch.equal(copy.deepcopy(weight).clone(), plain.weight)
+    assert repr(weight) == f"packed {plain.weight.detach()!r}"
+    assert packed_of(layer)
+    with pytest.raises(RuntimeError, match="shape and dtype"):
+        weight.data = torch.ones(3, 7, dtype=dtype)
+    assert packed_of(layer)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_state_dict_is_loaded_into_packed_weights(dtype):
+    model, other = make(dtype=dtype).prepare_for_inference(), make(dtype=dtype, initializer_range=0.2)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    ids = torch.randint(2, 101, (1, 6))
+    parameters = dict(model.named_parameters())
+    model.load_state_dict(other.state_dict())
+    assert all(each is parameters[name] for name, each in model.named_parameters())
+    assert torch.equal(model(ids).logits, other(ids).logits)
+    model.prepare_for_inference()
     assert packed_of(model)
-    assert torch.equal(model(ids).logits, expected)
+    assert_close(model(ids).logits, other(ids).logits, TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_adapter_on_packed_weights(dtype):
+    """It learns, and merging it gives what it gives with plain weights."""
+    settings = LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    ids, found = token_ids(2, 9, vocab=101), []
+    for is_prepared in (False, True):
+        model = make(dtype=dtype)
+        if is_prepared:
+            model.prepare_for_inference()
+        torch.manual_seed(1)
+        adapted = get_peft_model(model, settings)
+        adapted(input_ids=ids, labels=ids).loss.backward()
+        gradients = torch.cat([each.grad.flatten() for each in adapted.parameters() if each.grad is not None])
+        before = adapted(input_ids=ids).logits
+        merged = adapted.merge_and_unload()
+        found.append((gradients, before, merged(input_ids=ids).logits))
+        assert bool(packed_of(merged)) == is_prepared
+    for packed_one, plain_one in zip(found[1], found[0], strict=True):
+        assert_close(packed_one, plain_one, TOLERANCES[dtype])
+    assert not torch.allclose(found[0][2], make(dtype=dtype)(ids).logits, atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weights_learn_while_they_are_packed(dtype):
+    """Slowly, if somebody asks for it, and they go on after the way back."""
+    layer = nn.Linear(7, 11, dtype=dtype)
+    plain, states = copy.deepcopy(layer), torch.randn(3, 7).to(dtype)
+    packed_layer(layer)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (layer, plain)]
+    for step in range(4):
+        for each, optimizer in zip((layer, plain), optimizers, strict=True):
+            each(states).square().sum().backward()
+            optimizer.step()
+            if step != 1:
+                optimizer.zero_grad()
+        if step == 1:
+            packed.unpack_weights(layer)  # with a gradient that nobody has used up
+    assert torch.equal(layer.weight, plain.weight)
+
+
+def test_what_others_hold_by_reference_stays_plain():
+    layer = nn.Linear(7, 11, dtype=torch.bfloat16)
+    reference = weakref.ref(layer.weight)
+    assert not packed.pack(layer.weight)
+    assert type(reference()) is nn.Parameter
+    del reference
+    layer(torch.randn(3, 7).bfloat16()).sum().backward()
+    gradient = layer.weight.grad
+    assert packed.pack(layer.weight)
+    assert layer.weight.grad is None
+    reference = weakref.ref(layer.weight)
+    with pytest.raises(RuntimeError, match="let go of it"):
+        packed.unpack(layer.weight)
+    del reference
+    packed.unpack(layer.weight)
+    assert layer.weight.grad is gradient
 
 
 def test_what_is_left_as_it_is(monkeypatch):
@@ -205,12 +338,12 @@ def test_what_is_left_as_it_is(monkeypatch):
     hooked = make()
     hooked.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: None)
     hooked.prepare_for_inference()
-    assert isinstance(hooked.model.layers[0].mlp.up_proj, nn.Linear)
+    assert type(hooked.model.layers[0].mlp.up_proj) is nn.Linear
     assert isinstance(hooked.model.layers[1].mlp.up_proj, PackedLinear)
     adapted = get_peft_model(make(), LoraConfig(target_modules=["q_proj"]))
     adapted.base_model.model.prepare_for_inference()
     attention = adapted.base_model.model.model.layers[0].self_attn
-    assert type(attention.q_proj.base_layer) is nn.Linear
+    assert isinstance(attention.q_proj.base_layer, PackedLinear)
     assert isinstance(attention.k_proj, PackedLinear)
     monkeypatch.setenv("BLOCKFORMER_FAST", "0")
     assert not packed_of(make().prepare_for_inference())
@@ -227,8 +360,8 @@ def test_small_layers_stay_plain(dtype, least, monkeypatch):
     model = make(dtype=dtype, hidden_size=128, intermediate_size=least // 128, tie_word_embeddings=True)
     found = packed_of(model.prepare_for_inference())
     assert found
-    assert {layer.packed.held.numel() >= least for layer in found} == {True}
-    linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    assert {layer.weight.numel() >= least for layer in found} == {True}
+    linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer not in found]
     assert all(layer.in_features * layer.out_features < least for layer in linears)
 
 
@@ -249,18 +382,18 @@ def test_float32_layers_are_packed_where_that_is_quicker_for_their_rows(name, ro
 def test_gradients_and_vmap_are_those_of_the_plain_layer(dtype):
     layer = nn.Linear(7, 11, dtype=dtype).requires_grad_(False)
     plain, tolerance = copy.deepcopy(layer), TOLERANCES[dtype]
-    packed = PackedLinear(layer, PackedWeight(layer.weight))
+    packed_layer(layer)
     with torch.inference_mode():
-        kept = packed.packed.dense()  # whoever holds it shares it
+        kept = layer.weight.numbers.plain()  # whoever holds it shares it
     assert not kept.is_inference()
     states = torch.randn(3, 7).to(dtype)
     gradients = []
-    for each in (packed, plain):
+    for each in (layer, plain):
         inputs = states.clone().requires_grad_()
         each(inputs).square().sum().backward()
         gradients.append(inputs.grad)
     assert_close(*gradients, tolerance)
-    assert_close(torch.func.vmap(packed)(states), plain(states), tolerance)
+    assert_close(torch.func.vmap(layer)(states), plain(states), tolerance)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +432,7 @@ def test_layers_of_another_dtype_than_the_model_stay_plain(tmp_path):
 @torch.no_grad()
 def test_states_that_do_not_fit(dtype):
     layer = nn.Linear(7, 11, dtype=dtype)
-    packed = PackedLinear(copy.deepcopy(layer), PackedWeight(layer.weight))
+    packed = packed_layer(copy.deepcopy(layer))
     for states in (torch.ones(2, 8, dtype=dtype), torch.ones(2, 7, dtype=torch.float64)):
         with pytest.raises(RuntimeError) as expected:
             layer(states)
@@ -314,18 +447,21 @@ def test_in_somebody_else_s_graph(dtype):
     layer = nn.Linear(7, 11, dtype=dtype).requires_grad_(False)
     states = torch.randn(3, 7).to(dtype)
     expected = layer(states).relu()
-    model = nn.Sequential(PackedLinear(layer, PackedWeight(layer.weight)), nn.ReLU())
+    model = nn.Sequential(packed_layer(layer), nn.ReLU())
     assert_close(torch.compile(model, backend="aot_eager")(states), expected, TOLERANCES[dtype])
     for trace in (torch.export.export, torch.jit.trace):
         with pytest.raises(RuntimeError, match="prepare_for_training"):
             trace(model, (states,))
 
 
-def test_a_packed_vocabulary_is_not_resized():
-    model = make(tie_word_embeddings=False).prepare_for_inference()
-    with pytest.raises(AttributeError, match="prepare_for_training"):
-        model.resize_token_embeddings(110)
-    assert model.prepare_for_training().resize_token_embeddings(110).num_embeddings == 110
+def test_a_packed_vocabulary_is_resized():
+    model, plain = make(tie_word_embeddings=False).prepare_for_inference(), make(tie_word_embeddings=False)
+    for each in (model, plain):
+        torch.manual_seed(1)
+        assert each.resize_token_embeddings(110, mean_resizing=False).num_embeddings == 110
+    assert torch.equal(model.lm_head.weight[:101], plain.lm_head.weight[:101])
+    assert model.lm_head.weight.shape == (110, 32)
+    assert packed_of(model)  # the others
 
 
 def test_where_nothing_is_to_be_packed_nothing_is_measured(monkeypatch):

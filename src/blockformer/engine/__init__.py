@@ -25,7 +25,9 @@ Then those that only the package uses:
 - `_inductor` (torch; `aoti_compile_and_package`, `aoti_load_package`): steps are not compiled, and a warning says so.
 - `_pytree` (torch.utils; `treespec_loads`, `tree_unflatten`), and the `loader` of what `aoti_load_package` gives
   (`boxed_run`, `get_call_spec`): AttributeError in a model with compiled steps.
-- `_save_to_state_dict`, `_load_from_state_dict` (torch.nn.Module): a prepared model cannot be saved or loaded into.
+- `_save_to_state_dict` (torch.nn.Module): a prepared model is not saved.
+- `_make_wrapper_subclass` (torch.Tensor), `_schema` (of an operator), `DisableTorchFunctionSubclass` (torch._C), and
+  `_is_param`, by which a tensor of another class is a parameter: AttributeError where weights are packed.
 - `_current_level` (torch.autograd.forward_ad), `_C`, `_functorch` (torch): AttributeError in a prepared model.
 - `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks`, `_backward_pre_hooks` (torch.nn.Module), `_version`
   (torch.Tensor): AttributeError where a loss is taken in chunks.

@@ -20,6 +20,7 @@ from .step import can_compile
 
 _PREPARE = "prepare_for_inference() may make it faster"
 _COMPILE = "prepare_for_inference(compile=True) compiles it"
+_OPENED = "their weights were written to since they were packed: prepare_for_inference() packs them again"
 # How the layers of a class multiply, and why not in a faster way.
 _PRODUCTS = {
     nn.Linear: ("PyTorch's product", ""),
@@ -182,11 +183,14 @@ def _products(model) -> list[Part]:
     for module in model.modules():
         if type(module) in found:
             found[type(module)].append(module)
+    opened = [layer for layer in found[PackedLinear] if not layer.is_packed]
+    found[PackedLinear] = [layer for layer in found[PackedLinear] if layer.is_packed]
     parts = []
+    if opened:
+        parts.append(Part(_layers_with_weights(opened), "PyTorch's product", _OPENED))
     for kind, modules in found.items():
         if modules:
-            size = sum(module.in_features * module.out_features for module in modules)
-            name = f"{_counted(len(modules), 'linear layer')}, {size / 1e6:,.1f} million weights"
+            name = _layers_with_weights(modules)
             way, reason = _PRODUCTS[kind]
             if _compiled_parts(model) and kind in (nn.Linear, QuickLinear):
                 way = f"as part of compiled code; outside of it {way}"
@@ -197,6 +201,11 @@ def _products(model) -> list[Part]:
     if ended:
         parts.append(Part(_counted(ended, "activation"), "part of the product before it"))
     return parts
+
+
+def _layers_with_weights(layers: list) -> str:
+    size = sum(layer.in_features * layer.out_features for layer in layers)
+    return f"{_counted(len(layers), 'linear layer')}, {size / 1e6:,.1f} million weights"
 
 
 def _counted(number: int, word: str) -> str:

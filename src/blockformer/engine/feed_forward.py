@@ -19,9 +19,9 @@ class FusedFeedForward(FeedForward):
     def _plain_inner(self, hidden_states):
         layer, activation = self.up_proj, _ACTIVATIONS.get(type(self.act_fn))
         inner = None
-        is_packed = type(layer) is PackedLinear and layer.given() is None
-        if is_packed and activation is not None and is_bare(layer) and is_bare(self.act_fn):
-            inner = layer.packed.activated(hidden_states, layer.bias, activation)
+        is_packed = type(layer) is PackedLinear and activation is not None
+        if is_packed and is_bare(layer) and is_bare(self.act_fn):
+            inner = layer.activated(hidden_states, activation)
         return super()._plain_inner(hidden_states) if inner is None else inner
 
 

@@ -1,5 +1,6 @@
 """Bfloat16 and float32 weights in the layout that oneDNN multiplies fastest, for inference only.
 
+A packed weight is the same parameter as before: optimizers, ties, adapters and state dicts find it where they left it.
 A weight that is also an embedding stays plain: each look-up would have to unpack rows of it.
 
 I inputs and O outputs of a linear layer.
@@ -7,10 +8,12 @@ I inputs and O outputs of a linear layer.
 
 import math
 import weakref
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 from . import onednn
 from .linear import is_plain_linear, is_transformed
@@ -19,119 +22,191 @@ from .packing_gains import is_quicker_packed_for, rows_of_layers
 
 # Weights below which a call of oneDNN takes longer than the product.
 _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-class PackedWeight:
-    """A matrix [O, I] in oneDNN's own layout; there is no plain copy."""
+class _Numbers:
+    """The numbers of a weight, which all that share it hold: packed, or plain again."""
 
     def __init__(self, weight):
-        self.dtype, self.held = weight.dtype, onednn.packed(weight)
-        self._dense: weakref.ref | None = None
+        self.packed = onednn.packed(weight)
+        self._plain = None
+        self._borrowed: weakref.ref | None = None
 
-    def product(self, states, bias):
-        """[..., I] -> [..., O]."""
-        if torch.compiler.is_dynamo_compiling() or is_exported():
-            raise RuntimeError("packed weights cannot be traced: call prepare_for_training() before.")
-        if is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
-            return F.linear(states, self.dense(), bias)
-        if torch.is_autocast_enabled("cpu"):
-            return self._product(states.to(self.dtype), bias).to(torch.get_autocast_dtype("cpu"))
-        return self._product(states, bias)
-
-    def activated(self, states, bias, activation: onednn.Activation):
-        """The product and its activation as one operator, or None where they are two: see `product`."""
-        if torch.compiler.is_dynamo_compiling() or is_exported() or is_transformed():
-            return None
-        if (torch.is_grad_enabled() and states.requires_grad) or torch.is_autocast_enabled("cpu"):
-            return None
-        try:
-            return onednn.product(states, self.held, bias, activation)
-        except RuntimeError:  # `product` says why
-            return None
-
-    def _product(self, states, bias):
-        try:
-            return onednn.product(states, self.held, bias)
-        except RuntimeError:  # of states that do not fit: PyTorch's own words say why
-            return F.linear(states, self.dense(), bias)
-
-    def dense(self):
-        """The plain matrix, bit for bit: the same tensor for every caller as long as one of them holds it."""
-        weight = None if self._dense is None else self._dense()
-        if weight is None:
-            with torch.inference_mode(False):  # whoever gets it may want gradients
-                weight = self.held.to_dense()
-            self._dense = weakref.ref(weight)
+    def plain(self):
+        """The plain matrix [O, I], bit for bit: the same tensor for every caller as long as one of them holds it."""
+        borrowed, packed = self._borrowed, self.packed
+        weight = None if borrowed is None else borrowed()
+        if packed is None or weight is not None:  # another thread may be setting them
+            return self._plain if weight is None else weight
+        with torch.inference_mode(False):  # whoever gets it may want gradients
+            weight = packed.to_dense()
+        self._borrowed = weakref.ref(weight)
         return weight
 
-    def __reduce__(self):
-        # Copied and pickled as the plain matrix: the layout belongs to the processor.
-        return type(self), (self.dense(),)
+    def set(self, weight) -> None:
+        """Hold plain numbers from now on."""
+        self._plain, self.packed, self._borrowed = weight, None, None
 
 
-class PackedLinear(nn.Module):
-    """Stands in for an `nn.Linear` while its weight is packed. No gradients; a state dict holds the plain weight.
+class PackedWeight(torch.Tensor):
+    """A parameter [O, I] whose numbers are in oneDNN's own layout; there is no plain copy.
 
-    The parameter is kept without its numbers and has them again afterwards: an optimizer goes on with it.
+    To all others it is that matrix. An operator that reads it gets plain numbers for as long as it runs. One that
+    writes to it, or takes a view by which somebody could, makes its numbers plain, which they stay: its layer is
+    slower then, until it is packed anew.
+
+    Args:
+        numbers: of the weight.
+        like: a tensor of its shape, dtype and device.
+    """
+
+    numbers: _Numbers
+    _original: torch.Tensor  # without its numbers; see `pack`
+
+    @staticmethod
+    def __new__(cls, numbers, like):
+        kind = {"strides": like.stride(), "dtype": like.dtype, "device": like.device}
+        return torch.Tensor._make_wrapper_subclass(cls, like.shape, **kind)
+
+    def __init__(self, numbers, like):
+        self.numbers = numbers
+        self._is_param = True  # by which PyTorch knows a parameter of another class than its own
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func == _SET_DATA and type(args[0]) is cls and type(args[1]) is not cls:
+            if (args[0].shape, args[0].dtype) != (args[1].shape, args[1].dtype):
+                raise RuntimeError("a packed weight keeps its shape and dtype: call prepare_for_training() before.")
+            return args[0].numbers.set(args[1].detach())
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].numbers, args[0])
+        aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
+
+        def plain(value):
+            if not isinstance(value, cls):
+                return value
+            matrix = value.numbers.plain()
+            if aliases and value.numbers.packed is not None:
+                value.numbers.set(matrix)
+            return matrix
+
+        output = func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
+        is_in_place = any(alias.is_write for alias in aliases) and isinstance(args[0], cls)
+        return args[0] if is_in_place else output
+
+    def __repr__(self, *, tensor_contents=None):
+        return f"packed {self.numbers.plain()!r}"
+
+    def __deepcopy__(self, memo):
+        memo[id(self)] = copied = _repacked(self.numbers.plain(), self.requires_grad)
+        return copied
+
+    def __reduce_ex__(self, protocol):
+        # The layout belongs to the processor.
+        return _repacked, (self.numbers.plain(), self.requires_grad)
+
+
+def _repacked(weight, requires_grad: bool) -> nn.Parameter:
+    parameter = nn.Parameter(weight, requires_grad=requires_grad)
+    pack(parameter)
+    return parameter
+
+
+def pack(parameter: nn.Parameter) -> bool:
+    """Pack a parameter [O, I] in place, unless something knows it by more than its name; return whether it is packed.
+
+    A weak reference to it, or a graph that is to take its gradient, would see another tensor.
+    """
+    packed = PackedWeight(_Numbers(parameter), parameter).requires_grad_(parameter.requires_grad)
+    try:
+        torch.utils.swap_tensors(parameter, packed)
+    except RuntimeError:
+        return False
+    original, parameter._original = packed, packed  # type: ignore[attr-defined]  # they have changed places
+    with torch.inference_mode(original.is_inference()):
+        original.data = torch.empty(0, dtype=original.dtype, device="cpu")
+    return True
+
+
+def unpack(parameter: PackedWeight) -> None:
+    """The way back of `pack`: the parameter is what it was, with the present numbers."""
+    original, weight = parameter._original, parameter.numbers.plain()
+    with torch.inference_mode(original.is_inference()):
+        original.data = weight.clone() if original.is_inference() else weight
+    original.requires_grad_(parameter.requires_grad)
+    if parameter.grad is not None:
+        original.grad = parameter.grad
+    try:
+        torch.utils.swap_tensors(parameter, original)
+    except RuntimeError as error:
+        raise RuntimeError("a weak reference or a graph holds packed weights: let go of it before.") from error
+
+
+class PackedLinear(nn.Linear):
+    """`nn.Linear` of a packed weight. A plain layer becomes one by changing its class.
 
     Shapes: [..., I] -> [..., O].
     """
 
-    def __init__(self, layer, packed: PackedWeight):
-        super().__init__()
-        self.packed, self.bias = packed, layer.bias
-        self._plain = [layer, layer.weight]  # in a list, so that they are neither submodule nor parameter
-        layer.weight = None
-        self.train(layer.training)
-
-    @property
-    def in_features(self) -> int:
-        """I."""
-        return self._plain[0].in_features
-
-    @property
-    def out_features(self) -> int:
-        """O."""
-        return self._plain[0].out_features
+    weight: Any  # a `PackedWeight`, unless somebody has replaced it
 
     def forward(self, states):
-        if (given := self.given()) is not None:
-            return F.linear(states, given, self.bias)
-        return self.packed.product(states, self.bias)
+        held = self._packed()
+        if held is None or (torch.is_grad_enabled() and self.weight.requires_grad):
+            return super().forward(states)
+        if is_transformed() or (torch.is_grad_enabled() and states.requires_grad):
+            return F.linear(states, self.weight.numbers.plain(), self.bias)
+        if torch.is_autocast_enabled("cpu"):
+            return self._product(states.to(self.weight.dtype), held).to(torch.get_autocast_dtype("cpu"))
+        return self._product(states, held)
 
-    def let_go(self) -> None:
-        """Free the plain numbers."""
-        _, weight = self._plain
-        with torch.inference_mode(weight.is_inference()):
-            weight.data = torch.empty(0, dtype=weight.dtype, device="cpu")
+    def activated(self, states, activation: onednn.Activation):
+        """The product and its activation as one operator, or None where they are two."""
+        held = self._packed()
+        if held is None or is_transformed() or torch.is_autocast_enabled("cpu"):
+            return None
+        if torch.is_grad_enabled() and (states.requires_grad or self.weight.requires_grad):
+            return None
+        try:
+            return onednn.product(states, held, self.bias, activation)
+        except RuntimeError:  # `forward` says why
+            return None
 
-    def unpack(self) -> nn.Linear:
-        """The layer, with its weight again."""
-        layer, weight = self._plain
-        if weight.shape != (dense := self.packed.dense()).shape:
-            with torch.inference_mode(weight.is_inference()):
-                weight.data = dense
-        layer.weight = weight
-        return layer.train(self.training)
+    @property
+    def is_packed(self) -> bool:
+        """Whether the numbers of the weight are packed at present: see `PackedWeight`."""
+        return type(self.weight) is PackedWeight and self.weight.numbers.packed is not None
 
-    def given(self):
-        """The weight that `torch.func.functional_call` has put here for a call, or None."""
-        return self.__dict__.get("weight", self._parameters.get("weight"))
+    def _packed(self):
+        """The packed matrix; None if the weight is plain again, or another one for a call (`functional_call`)."""
+        if torch.compiler.is_dynamo_compiling() or is_exported():
+            raise RuntimeError("packed weights cannot be traced: call prepare_for_training() before.")
+        weight = self.weight
+        return weight.numbers.packed if type(weight) is PackedWeight else None
 
-    def __getattr__(self, name):
-        if name == "weight":
-            raise AttributeError("the weight is packed for inference: call prepare_for_training() before using it.")
-        return super().__getattr__(name)
-
-    def extra_repr(self):
-        return self._plain[0].extra_repr()
+    def _product(self, states, held):
+        try:
+            return onednn.product(states, held, self.bias)
+        except RuntimeError:  # of states that do not fit: PyTorch's own words say why
+            return F.linear(states, self.weight.numbers.plain(), self.bias)
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
-        destination[f"{prefix}weight"] = self.packed.dense()
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        if type(self.weight) is PackedWeight:
+            destination[f"{prefix}weight"] = self.weight.numbers.plain()
 
-    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs):
-        error_msgs.append(f"{prefix}weight is prepared for inference: call prepare_for_training() before loading.")
+    def _apply(self, fn, recurse=True):
+        # What changes nothing leaves the weight packed.
+        empty = torch.empty(0, dtype=self.weight.dtype, device="cpu")
+        if type(self.weight) is PackedWeight and (fn(empty) is not empty or empty.is_shared()):
+            unpack(self.weight)
+        return super()._apply(fn, recurse)
 
 
 def pack_weights(model: nn.Module) -> int:
@@ -140,59 +215,40 @@ def pack_weights(model: nn.Module) -> int:
     Layers with a wrapper or a hook stay as they are; so do those whose weight is an embedding's, too, or of a dtype
     that gains nothing by packing on this processor.
     """
-    places = [owners for owners in owners_of_weights(model) if are_packable([module for _, _, module in owners])]
+    unpack_weights(model, opened=True)
+    places = [owners for owners in owners_of_weights(model) if are_packable(owners)]
     # T5 in float16 has layers in float32, whose dtype the model looks up.
-    places = [owners for owners in places if owners[0][2].weight.dtype is model.dtype]
+    places = [owners for owners in places if owners[0].weight.dtype is model.dtype]
     rows = rows_of_layers(model)
-    places = [owners for owners in places if gains(owners[0][2].weight, rows.get(owners[0][2], MANY_ROWS))]
-    for owners in places:
-        packed = PackedWeight(owners[0][2].weight)
-        stand_ins = {layer: PackedLinear(layer, packed) for layer in {layer for _, _, layer in owners}}
-        for stand_in in stand_ins.values():
-            stand_in.let_go()
-        for parent, name, layer in owners:
-            setattr(parent, name, stand_ins[layer])
-    return len(places)
+    places = [owners for owners in places if gains(owners[0].weight, rows.get(owners[0], MANY_ROWS))]
+    packed = [owners for owners in places if pack(owners[0].weight)]
+    for layer in (layer for owners in packed for layer in owners):
+        layer.__class__ = PackedLinear
+    return len(packed)
 
 
-def packed_weights(model: nn.Module) -> set[PackedWeight]:
-    """The weights of all packed layers, each once."""
-    return {module.packed for module in model.modules() if isinstance(module, PackedLinear)}
-
-
-def check_stays(model: nn.Module, fn) -> None:
-    """Refuse to cast or move a model with packed weights, before anything is changed.
+def unpack_weights(model: nn.Module, opened: bool = False) -> None:
+    """Make packed layers plain again.
 
     Args:
-        fn: what `nn.Module._apply` will do to each tensor.
-
-    Raises:
-        RuntimeError: `fn` changes the dtype or the device.
+        opened: only those whose numbers are plain since somebody has written to them.
     """
-    for dtype in {weight.dtype for weight in packed_weights(model)}:
-        changed = fn(torch.empty(0, dtype=dtype, device="cpu"))
-        if changed.dtype is not dtype or changed.device.type != "cpu":
-            raise RuntimeError(
-                f"the model is prepared for inference in {str(dtype).removeprefix('torch.')} on the CPU: call "
-                "prepare_for_training() before it is moved or cast."
-            )
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    for layer in layers:
+        if opened and layer.is_packed:
+            continue
+        if type(layer.weight) is PackedWeight:
+            unpack(layer.weight)
+        layer.__class__ = nn.Linear
 
 
-def unpack_weights(model: nn.Module) -> None:
-    """Put the plain modules back."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, PackedLinear):
-                setattr(parent, name, child.unpack())
-
-
-def owners_of_weights(model: nn.Module) -> list:
-    """The modules of each weight, each module with its parent and its name there."""
-    owners: dict[int, list] = {}
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            if isinstance(getattr(child, "weight", None), nn.Parameter):
-                owners.setdefault(id(child.weight), []).append((parent, name, child))
+def owners_of_weights(model: nn.Module) -> list[list[Any]]:
+    """The modules of each weight."""
+    owners: dict[int, list[Any]] = {}
+    for module in model.modules():
+        weight = module._parameters.get("weight")  # an adapter's `weight` is that of the layer below it
+        if weight is not None:
+            owners.setdefault(id(weight), []).append(module)
     return list(owners.values())
 
 
@@ -212,5 +268,5 @@ def gains(weight, rows: int = MANY_ROWS) -> bool:
 def are_packable(modules) -> bool:
     """Whether the modules of one weight are all plain linear layers, on the CPU and dense."""
     weight = modules[0].weight
-    is_dense = weight.layout is torch.strided and weight.is_contiguous()
+    is_dense = weight.layout is torch.strided and type(weight) is nn.Parameter and weight.is_contiguous()
     return is_dense and weight.device.type == "cpu" and all(map(is_plain_linear, modules))

@@ -8,7 +8,6 @@ from ..training.late_outputs import make_output
 from . import accelerator
 from .growing_cache import grow_in_place
 from .layers import CompiledLayers
-from .packed import check_stays
 from .step import CompiledSteps, output_of
 
 
@@ -33,9 +32,6 @@ class LoadedRuntime(Runtime):
 
     def output(self, output_class, **fields):
         return make_output(output_class, **fields)
-
-    def check_move(self, model, fn):
-        check_stays(model, fn)
 
 
 class AcceleratorRuntime(LoadedRuntime):
