@@ -26,8 +26,8 @@ Then those that only the package uses:
 - `_pytree` (torch.utils; `treespec_loads`, `tree_unflatten`), and the `loader` of what `aoti_load_package` gives
   (`boxed_run`, `get_call_spec`): AttributeError in a model with compiled steps.
 - `_save_to_state_dict` (torch.nn.Module): a prepared model is not saved.
-- `_make_wrapper_subclass` (torch.Tensor), `_schema` (of an operator), `DisableTorchFunctionSubclass` (torch._C), and
-  `_is_param`, by which a tensor of another class is a parameter: AttributeError where weights are packed.
+- `_make_wrapper_subclass` (torch.Tensor), `_schema` (of an operator), and of torch._C `DisableTorchFunctionSubclass`:
+  AttributeError where weights are packed.
 - `_current_level` (torch.autograd.forward_ad), `_C`, `_functorch` (torch): AttributeError in a prepared model.
 - `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks`, `_backward_pre_hooks` (torch.nn.Module), `_version`
   (torch.Tensor): AttributeError where a loss is taken in chunks.
