@@ -252,10 +252,13 @@ def test_weights_of_few_numbers_are_read_and_not_written_into_the_code(folder, s
 def test_weights_that_are_swapped_are_let_go_of(folder):
     module = network(8)
     function = CompiledFunction.of(module, (states(8),), VARYING)
+    assert_close(function(states(8)), module(states(8)))
+    given = dict(function._code.tensors)
     for _ in range(20):
         module[0].weight = nn.Parameter(torch.randn(8, 8), requires_grad=False)
         assert_close(function(states(8)), module(states(8)))
-    assert len(function._given) == len(list(module.parameters()))
+    assert len(given) == len(list(module.parameters()))
+    assert all(function._code.tensors[name] is tensor for name, tensor in given.items())  # PyTorch holds each for good
 
 
 @torch.no_grad()
@@ -331,13 +334,15 @@ def test_code_that_is_not_what_was_written_is_made_anew(elsewhere, monkeypatch, 
     folder = cache_folder.trusted_folder()
     assert folder == elsewhere
     assert folder.stat().st_mode & 0o777 == 0o700
-    (path, *_), _ = compiled._compile(None, (), (), False, folder, "digest")
-    assert compiled._load(folder, "digest")[1] == "code"
+    assert compiled._compile(None, (), (), False, folder, "digest").runner == "code"
+    assert compiled._load(folder, "digest").runner == "code"
+    (path,) = folder.glob("digest-*.pt2")
     with open(path, "wb") as file:
         file.write(b"evil")
     assert compiled._load(folder, "digest") is None
     assert "not what was written" in said[-1]
-    (path, *_), _ = compiled._compile(None, (), (), False, folder, "digest")
+    assert compiled._compile(None, (), (), False, folder, "digest").runner == "code"
+    (path,) = folder.glob("digest-*.pt2")
     os.chmod(path, 0o666)
     assert compiled._load(folder, "digest") is None
     assert "others can write it" in said[-1]

@@ -46,16 +46,14 @@ def test_code_that_no_function_runs_any_more_is_run_again(monkeypatch, tmp_path)
 
     put(b"code")
     monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path: loaded.append(object()) or loaded[-1])
-    functions = [type("Function", (), {})() for _ in range(2)]
-    for function in functions:
-        compiled._note(*load(), function)
+    codes = [load() for _ in range(2)]
     assert len(loaded) == 2
-    del function
-    functions.pop()
-    assert load()[1] is loaded[1]
-    assert load()[1] is loaded[2]  # the other two are in use
-    functions.clear()
+    codes[1].release()
+    assert load() is codes[1]
+    assert load().runner is loaded[2]  # the other two are in use
+    for code in codes:
+        code.release()
     for path in tmp_path.iterdir():
         path.unlink()
     put(b"other code")
-    assert load()[1] is loaded[3]
+    assert load().runner is loaded[3]

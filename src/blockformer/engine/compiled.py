@@ -40,8 +40,8 @@ _KEPT_DAYS = 60  # for which code stays on the disk after a process has last loa
 _MOST_COMPILERS = 4  # at a time; each takes half a gigabyte
 # Whose classes and functions the name of compiled code knows by their names and versions.
 _KNOWN_CODE = {"blockformer", "torch", "transformers", "builtins", "math"}
-# By its file, code with the function that runs it. PyTorch never unloads any: what nobody runs any more is run again.
-_loaded: dict[tuple, list[tuple]] = {}
+# By its file. PyTorch never unloads any: what nobody runs any more is run again.
+_loaded: dict[tuple, list["_Code"]] = {}
 _loading = threading.Lock()
 
 
@@ -67,26 +67,58 @@ def functions_of(parts: list[tuple], copies: onednn.PackedCopies | None) -> list
     return functions if len(functions) == len(parts) else None
 
 
+class _Code:
+    """Loaded code, which one function runs at a time.
+
+    PyTorch never lets go of code, nor of a tensor that it was given. So it is given the same ones for good, each of
+    which gets the memory of the tensor that it stands for.
+    """
+
+    def __init__(self, runner):
+        self.runner, self.is_used = runner, True
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def point_to(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Give its own tensors, by name, the memory of these."""
+        for name, tensor in tensors.items():
+            own, is_inference = self.tensors.get(name), tensor.is_inference()
+            onednn.nothing(tensor.dtype, is_inference, tensor.is_mkldnn)
+            with torch.inference_mode(is_inference):
+                if own is None or own.is_inference() is not is_inference:
+                    _empty([] if own is None else [own])
+                    self.tensors[name] = tensor.detach()
+                else:
+                    own.data = tensor.detach()
+
+    def read(self) -> None:
+        """Have the code look up where its tensors are."""
+        self.runner.load_constants(self.tensors, check_full_update=True, user_managed=True)
+
+    def release(self) -> None:
+        """Free the memory; another function may run it then."""
+        _empty(self.tensors.values())
+        self.is_used = False
+
+
 class CompiledFunction:
     """A compiled module, called as the module is, by one thread at a time.
 
     Tensors that it writes into must be contiguous.
 
     Args:
-        runner: the loaded code.
+        code: what it runs.
         held: each parameter and buffer of the module by its full name: the dict of its module that holds it, and its
             name there. What stands there later is read, too.
         copies: packed copies of the weights, which it reads where oneDNN multiplies by them; None for plain ones.
     """
 
-    def __init__(self, runner, held: dict[str, tuple[dict, str]], copies: onednn.PackedCopies | None):
-        self._runner, self._copies = runner, copies
+    def __init__(self, code: _Code, held: dict[str, tuple[dict, str]], copies: onednn.PackedCopies | None):
+        self._code, self._copies, runner = code, copies, code.runner
         packable = () if copies is None else json.loads(runner.get_metadata()[PACKABLE])
         self._places = [(name, *held[name]) for name in runner.get_constant_fqns()]
         self._packed = [place for place in self._places if place[0] in packable]
         self._packed_of: Origin | None = None
-        self._given: list[torch.Tensor] = []
-        weakref.finalize(self, _empty, self._given).atexit = False
+        weakref.finalize(self, code.release).atexit = False
         output = pytree.treespec_loads(runner.loader.get_call_spec()[1])
         self._output = None if output.is_leaf() else output
         # The engine's own copies are where they were as long as none is made.
@@ -124,25 +156,22 @@ class CompiledFunction:
         digest = _digest(module, tensors, arguments, varying, copies is not None)
         try:
             folder = trusted_folder()
-            found = _load(folder, digest)
-            if found is None:
+            code = _load(folder, digest)
+            if code is None:
                 if not has_compiler():
                     logger.warning_once(
                         "there is no C++ compiler, so the model runs uncompiled: install g++ or clang++, or set CXX."
                     )
                     return None
-                found = _compile(module, arguments, varying, copies is not None, folder, digest)
+                code = _compile(module, arguments, varying, copies is not None, folder, digest)
         except Exception as error:  # the compiler's, or of a disk that is full
             reason = " ".join(str(error).split())[:300]
             logger.warning_once(f"the model runs uncompiled, for compiling it failed: {reason}")
             return None
-        if found is None or not _reads(found[1], tensors):
+        if code is None or not _reads(code.runner, tensors):
             logger.warning_once(f"{type(module).__name__} could not be compiled, so the model runs uncompiled.")
             return None
-        file, runner = found
-        function = cls(runner, held, copies)
-        _note(file, runner, function)
-        return function
+        return cls(code, held, copies)
 
     def __call__(self, *arguments):
         """The result, or None once the module's tensors are others in kind, in their ties or in what they learn."""
@@ -158,7 +187,7 @@ class CompiledFunction:
             if not self._is_ready():
                 return None
             # Calling the runner would look the structure of arguments and results up anew: a third of a millisecond.
-            flat = self._runner.loader.boxed_run(flat)
+            flat = self._code.runner.loader.boxed_run(flat)
         return flat[0] if self._output is None else pytree.tree_unflatten(flat, self._output)
 
     def _is_ready(self) -> bool:
@@ -189,14 +218,9 @@ class CompiledFunction:
         packed_of = Origin(self._packed_places, sampled=True) if self._packed else None
         copies = {full_name: self._copies.of(holder, name) for full_name, holder, name in self._packed}
         addresses = [tensor.data_ptr() for tensor in tensors.values()]
+        self._code.point_to({**tensors, **copies})
         if addresses != self._addresses:
-            # The code never lets go of a tensor: it gets others on the same memory, which are emptied in the end.
-            tensors = {full_name: tensor.detach() for full_name, tensor in tensors.items()}
-            for tensor in tensors.values():
-                onednn.nothing(tensor.dtype, tensor.is_inference())
-            self._runner.load_constants({**tensors, **copies}, check_full_update=True, user_managed=True)
-            before, self._given[:] = list(self._given), tensors.values()
-            _empty(before)
+            self._code.read()
             self._addresses = addresses
         self._state, self._packed_of = state, packed_of
         return True
@@ -216,10 +240,10 @@ def _ties(held: dict[str, tuple[dict, str]], places: list) -> list:
     return [(read[id(holder[name])], (holder, name)) for holder, name in others if id(holder[name]) in read]
 
 
-def _empty(tensors: list) -> None:
+def _empty(tensors) -> None:
     for tensor in tensors:
         with torch.inference_mode(tensor.is_inference()):
-            tensor.data = onednn.nothing(tensor.dtype, tensor.is_inference())
+            tensor.data = onednn.nothing(tensor.dtype, tensor.is_inference(), tensor.is_mkldnn)
 
 
 class Modules:
@@ -324,22 +348,24 @@ def _digest(module, tensors, arguments, varying, packed_copies: bool) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def _load(folder: Path, digest: str) -> tuple | None:
-    """A file of this code that is whole and ours, and the code; None if there is none."""
+def _load(folder: Path, digest: str) -> _Code | None:
+    """The code of a file that is whole and ours; None if there is none."""
     for path in folder.glob(f"{digest}-*.pt2"):
         try:
             if not is_trusted(path):
                 raise ValueError("it belongs to somebody else, or others can write it")
             status = path.stat()
             file = (str(path), status.st_ino, status.st_size)
-            runner = _take_unused(file)
-            if runner is None:
+            code = _take_unused(file)
+            if code is None:
                 if path.stem != code_name(digest, path):
                     raise ValueError("it is not what was written")
-                runner = torch._inductor.aoti_load_package(str(path))
+                code = _Code(torch._inductor.aoti_load_package(str(path)))
+                with _loading:
+                    _loaded.setdefault(file, []).append(code)
             with suppress(OSError):  # of a folder that cannot be written to
                 os.utime(path)
-            return file, runner
+            return code
         except Exception as error:  # of a file that somebody cut off: compiled again
             logger.warning_once(f"{path} cannot be loaded and is made anew: {error}")
     return None
@@ -350,25 +376,17 @@ def code_name(digest: str, path: Path) -> str:
     return f"{digest}-{hashlib.sha256(path.read_bytes()).hexdigest()[:32]}"
 
 
-def _note(file: tuple, runner, function) -> None:
-    """Remember who runs the code of a file."""
-    with _loading:
-        _loaded.setdefault(file, []).append((runner, weakref.ref(function)))
-
-
-def _take_unused(file: tuple):
+def _take_unused(file: tuple) -> _Code | None:
     """The code of a file that no function runs any more, or None."""
     with _loading:
-        held = _loaded.get(file, [])
-        for index, (runner, function) in enumerate(held):
-            if function() is None:
-                del held[index]
-                return runner
-    return None
+        code = next((code for code in _loaded.get(file, ()) if not code.is_used), None)
+        if code is not None:
+            code.is_used = True
+        return code
 
 
-def _compile(module, arguments, varying, packed_copies: bool, folder: Path, digest: str) -> tuple | None:
-    """The file and the code of the module, which lies on the disk then. Of processes that want it one makes it."""
+def _compile(module, arguments, varying, packed_copies: bool, folder: Path, digest: str) -> _Code | None:
+    """The code of the module, which lies on the disk then. Of processes that want it one makes it."""
     with FileLock(folder / f".{digest}.lock"):
         found = _load(folder, digest)
         if found is None:
