@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 import transformers
+from fork_server import program
 from pairs import assert_close, assert_gradients_close
-from repos import CLOSE
 from safetensors.torch import load_file
 
 import blockformer
@@ -581,40 +581,21 @@ def test_missing_and_unexpected_tensors_are_listed(tmp_path, head):
     assert not (tmp_path / "dst").exists()
 
 
-LOADED = (
-    CLOSE
-    + r"""
-import json, sys, torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-repo, again, ids = sys.argv[1], sys.argv[2], torch.tensor(json.loads(sys.argv[3]))
-trust = {"trust_remote_code": True}
-
-def results(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder, **trust).eval()
-    assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
-    with torch.no_grad():
-        logits = model(ids).logits
-        assert close(model.lm_head(AutoModel.from_pretrained(folder, **trust).eval()(ids)[0]), logits)
-    written = [model.generate(ids, max_new_tokens=9, do_sample=False, num_beams=n).tolist() for n in (1, 3)]
-    return model, {"logits": logits.tolist(), "written": written}
-
-model, first = results(repo)
-assert AutoConfig.from_pretrained(repo, **trust).model_type == "blockformer_decoder"
-model.save_pretrained(again)
-assert results(again)[1] == first
-assert "blockformer" not in sys.modules
-print(json.dumps(first))
-"""
-)
-
-
 @pytest.mark.versions
 def test_a_converted_repo_where_blockformer_is_not(tmp_path, fresh):
     theirs = gpt2_folder(tmp_path / "src")
     edit_tensors(tmp_path / "src", lambda tensors: without_prefix(tensors) | masks(""))
     convert(tmp_path / "src", tmp_path / "repo", verify=False)
     ids = torch.randint(5, 97, (2, 9))
-    found = json.loads(fresh(LOADED, tmp_path / "repo", tmp_path / "again", json.dumps(ids.tolist()), folder=tmp_path))
+    found = json.loads(
+        fresh(
+            program("remote_converted"),
+            tmp_path / "repo",
+            tmp_path / "again",
+            json.dumps(ids.tolist()),
+            folder=tmp_path,
+        )
+    )
     with torch.no_grad():
         assert_close(torch.tensor(found["logits"]), theirs(ids).logits)
     mask = torch.ones_like(ids)
