@@ -2,31 +2,20 @@
 
 import pytest
 import torch
+from encoder_decoders import t5_pair
 from fork_server import program
 from pairs import left_padded, pair, token_ids
-from transformers import T5Config, T5ForConditionalGeneration
-
-from blockformer import from_official
 
 pytestmark = pytest.mark.versions
 
 STEPS = 12
-T5 = {
-    "vocab_size": 199, "d_model": 48, "d_ff": 80, "num_layers": 2, "num_heads": 4, "d_kv": 16,
-    "initializer_factor": 3.0, "decoder_start_token_id": 0,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Ours and transformers' by name, with the same weights."""
-    torch.manual_seed(0)
-    official = T5ForConditionalGeneration(T5Config(**T5)).eval()
-    torch.nn.init.normal_(official.lm_head.weight)
-    folder = tmp_path_factory.mktemp("t5")
-    official.save_pretrained(folder)
     mixed = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-    return {"decoder": pair(), "windows": pair(**mixed), "encoder-decoder": (from_official(folder), official)}
+    return {"decoder": pair(), "windows": pair(**mixed), "encoder-decoder": t5_pair(tmp_path_factory.mktemp("t5"))}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 from fork_server import ForkServer, program
 from hub_server import Hub
 from pairs import assert_close
-from repos import SIZES
+from sizes import PUBLISHED
 
 from blockformer.presets import preset
 from blockformer.publishing import code_files
@@ -32,7 +32,7 @@ class Clients:
 
     def run(self, code, elsewhere=True, **arguments):
         """What a job prints last, as JSON; `programs/hub_job.py` has its arguments."""
-        arguments = {"folder": str(self.folder), "ids": IDS, "sizes": SIZES, **arguments}
+        arguments = {"folder": str(self.folder), "ids": IDS, "sizes": PUBLISHED, **arguments}
         return json.loads(self.server.said(code, json.dumps(arguments), folder=self.folder, elsewhere=elsewhere))
 
     def load(self, repo, *revisions, **arguments):
@@ -78,7 +78,7 @@ def test_each_revision_has_its_own_weights_elsewhere(published):
 @pytest.mark.versions
 def test_card_code_and_tokenizer_arrive(published, tiny_tokenizer):
     names = set(files_of(published, "ann/small", "main"))
-    code = {path.name for path in code_files(preset("qwen3", **SIZES))}
+    code = {path.name for path in code_files(preset("qwen3", **PUBLISHED))}
     assert names >= {*code, "config.json", "generation_config.json", "README.md", "tokenizer.json"}
     for repo in ("ann/small", "ann/secret"):
         card = files_of(published, repo, "main")["README.md"].data.decode()
@@ -269,7 +269,7 @@ def test_a_model_from_a_repo_is_published_anew_with_its_code(published):
     found, _ = published.clients.load("ann/again", None, token=ANN)
     assert torch.equal(found["None"], published.logits[1])
     old, new = files_of(published, "ann/small", "v1"), files_of(published, "ann/again", "main")
-    for path in code_files(preset("qwen3", **SIZES)):
+    for path in code_files(preset("qwen3", **PUBLISHED)):
         assert new[path.name].data == old[path.name].data
 
 

@@ -9,6 +9,7 @@ import torch
 from example_files import load
 from fork_server import program
 from pairs import assert_close
+from sizes import TINY
 from test_unpadding import both
 from tokenizers import AddedToken
 from transformers import (
@@ -62,10 +63,7 @@ def encoder(tiny_tokenizer, tmp_path_factory):
     config = blockformer.BlockformerEncoderConfig(
         **masked_lm.MIX,
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
+        **TINY,
         initializer_range=0.2,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -16,7 +16,7 @@ import blockformer
 from blockformer import adamw, optimizer_groups
 from blockformer.presets import PRESETS
 
-TINY = {
+NARROW = {
     "vocab_size": 61,
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -34,7 +34,7 @@ def small(preset, **settings):
     """A preset's config at small sizes."""
     if PRESETS[preset][1].get("decoder_start_token_id") is not None:
         settings = {"decoder_start_token_id": 0, **settings}
-    return blockformer.preset(preset, **{**TINY, **settings})
+    return blockformer.preset(preset, **{**NARROW, **settings})
 
 
 def models_of(a_config):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fork_server import program
 from pairs import assert_close
-from repos import SIZES
+from sizes import PUBLISHED
 
 import blockformer
 from blockformer.conversion import convert
@@ -21,7 +21,7 @@ WORDS = ["def heap(x):", "import textwrap as t"]
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **SIZES)).eval()
+    return blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **PUBLISHED)).eval()
 
 
 def expected(model, tokenizer):

@@ -26,20 +26,18 @@ from .oracles import (
     entries_of,
     fingerprint,
     labels_of,
+    name_of,
     official_folder,
     stored,
+    there_and_back,
     under_another_head,
 )
-from .outputs import WAYS_TO_WRITE, assert_same_outputs, nudged, same_text
+from .outputs import WAYS_TO_WRITE, assert_same_outputs, nudged, padded, same_text
 
 GPT2 = FAMILIES["gpt2"]
 LENGTH = 20
 LM = "GPT2LMHeadModel"
 WTE = "transformer.wte.weight"
-
-
-def name_of(value):
-    return getattr(value, "official", str(value))
 
 
 every_head = pytest.mark.parametrize("head", GPT2.heads, ids=name_of)
@@ -65,31 +63,10 @@ def masks(root, dtype=torch.uint8, size=64, layers=2):
     }
 
 
-def there_and_back(tmp_path, verify_back=False):
-    """Convert `src` to `dst`, which is verified, and on to `back`, which is `src` bit for bit."""
-    src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
-    report = convert(src, dst)
-    assert_verified(report)
-    convert(dst, back, to_official=True, verify=verify_back)
-    assert stored(back) == stored(src)
-    assert entries_of(back) == entries_of(src)
-    return report
-
-
-def inputs(side):
-    """Three rows of real tokens above 4, one of them padded on a side with the padding token 0."""
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(5, 97, (3, LENGTH), generator=generator)
-    mask = torch.ones_like(ids)
-    gap = slice(0, 7) if side == "left" else slice(LENGTH - 7, LENGTH)
-    ids[1, gap], mask[1, gap] = 0, 0
-    return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
-
-
 def assert_same_padded(ours, theirs):
     """The same outputs with padding on either side."""
     for side in ("left", "right"):
-        assert_same_outputs(ours, theirs, inputs(side), spread=0.3)
+        assert_same_outputs(ours, theirs, padded(3, side), spread=0.3)
 
 
 @pytest.mark.portable
@@ -292,7 +269,7 @@ def test_the_class_of_another_framework(tmp_path, framework):
 def test_the_same_text_in_every_way(tmp_path):
     theirs = gpt2_folder(tmp_path / "src")
     ours, assistant = from_official(tmp_path / "src"), nudged(from_official(tmp_path / "src"))
-    prompt = inputs("left")
+    prompt = padded(3, "left")
     del prompt["position_ids"]
     for settings in WAYS_TO_WRITE:
         text = same_text(ours, theirs, **prompt, max_new_tokens=30, **settings)
@@ -322,7 +299,7 @@ def targets(head, tensors):
 def test_loss_and_gradients(tmp_path, head, side):
     theirs = gpt2_folder(tmp_path / "src", head.official, n_layer=3)
     ours = from_official(tmp_path / "src")
-    tensors = inputs(side)
+    tensors = padded(3, side)
     mask = tensors["attention_mask"].bool()
     losses = []
     for model in (ours, theirs):
