@@ -5,7 +5,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import transformers
 from encoder_decoders import t5_pair
+from packaging.version import Version
 from pairs import left_padded, pair, token_ids
 from transformers import BertConfig, BertModel, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import CacheLayerMixin, QuantizedCache, QuantizedLayer
@@ -164,6 +166,8 @@ def test_compiled_steps_step_aside_for_a_quantized_cache(models, few_steps):
 
 @pytest.mark.parametrize("name", ["windows", "encoder-decoder"])
 def test_a_quantized_cache_is_refused_where_transformers_has_none(models, few_steps, monkeypatch, name):
+    if name == "windows" and Version(transformers.__version__) < Version("5.11"):
+        pytest.skip("transformers 5.5.0 and 5.10.4 quantize layers with windows too, as if they had none")
     ours, theirs = models[name]
     messages = []
     for a_model in (ours, theirs):

@@ -131,6 +131,8 @@ HEADS = [
 @pytest.mark.parametrize(("row", "head"), HEADS, ids=lambda value: getattr(value, "official", ""))
 def test_the_other_heads(tmp_path, row, head):
     theirs = model_of(row, SIZES, head, **({"is_decoder": True} if head.is_decoder else {}))
+    if head.pooler == "needed" and not any("pooler" in name for name in theirs.state_dict()):
+        pytest.skip("this release's class reads a pooler that it does not make")
     if head.is_decoder:
         theirs.save_pretrained(tmp_path / "src")
     else:
