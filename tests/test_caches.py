@@ -167,7 +167,7 @@ def test_compiled_steps_step_aside_for_a_quantized_cache(models, few_steps):
 @pytest.mark.parametrize("name", ["windows", "encoder-decoder"])
 def test_a_quantized_cache_is_refused_where_transformers_has_none(models, few_steps, monkeypatch, name):
     if name == "windows" and Version(transformers.__version__) < Version("5.11"):
-        pytest.skip("transformers 5.5.0 and 5.10.4 quantize layers with windows too, as if they had none")
+        pytest.skip("transformers 5.5.0 and 5.10.4 take a quantized cache for windows, too")
     ours, theirs = models[name]
     messages = []
     for a_model in (ours, theirs):
