@@ -54,6 +54,7 @@ _OLDER = (
     r"transformers [\d.]+ mixes up the rotary parameters of layer types",
     r"transformers [\d.]+ wants a window where no layer has one",
     r"transformers 5\.5\.0 and 5\.10\.4 take a quantized cache for windows, too",
+    r"transformers 5\.10\.4's decoders of Megatron-BERT see what comes later",
     r"transformers 5\.5\.0's eager T5Gemma cannot search with beams",
     r"transformers 5\.5\.0 and 5\.10\.4 run a folder's code without trust",
     r"this release's router gives chances for logits",
