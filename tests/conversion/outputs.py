@@ -39,11 +39,8 @@ def assert_same_outputs(ours, theirs, given, official=None, *, spread, row_terms
     real = source
     if "decoder_input_ids" in given:
         real = given.get("decoder_attention_mask", torch.ones_like(given["decoder_input_ids"])).bool()
-    left = {
-        "past_key_values",
-        "cache",
-        "decoder_hidden_states",
-    }  # 5.24 has another name; the states are T5Gemma's, given unasked
+    # The cache, by the name of 5.24 too; the states are T5Gemma's, which gives them unasked.
+    left = {"past_key_values", "cache", "decoder_hidden_states"}
     if getattr(ours.config, "is_decoder", False):  # ours has no pooler there
         left.add("pooler_output")
     names = {OF_OURS.get(name, name): name for name in expected if name not in left}
