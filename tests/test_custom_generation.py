@@ -8,6 +8,8 @@ from fork_server import program
 from packaging.version import Version
 from pairs import left_padded, pair, token_ids
 
+from blockformer.compat import CACHE
+
 pytestmark = pytest.mark.versions
 
 STEPS = 12
@@ -37,7 +39,7 @@ def text_of(a_model, **settings):
 
 def second_best(model, input_ids, logits_processor, stopping_criteria, generation_config, rank=1, **model_kwargs):
     """Always the token of the second highest logit, of the tensors and the cache that the library has prepared."""
-    cache, mask = model_kwargs["past_key_values"], model_kwargs["attention_mask"]
+    cache, mask = model_kwargs[CACHE], model_kwargs["attention_mask"]
     positions = model_kwargs.get("position_ids")
     for _ in range(generation_config.max_length - input_ids.shape[1]):
         given, tokens = {"attention_mask": mask, "past_key_values": cache}, input_ids[:, cache.get_seq_length() :]
