@@ -61,8 +61,6 @@ def skip_what_an_older_release_cannot(row):
         # Of OLMo 3 they know one set of rotary parameters only; others they mix up unless each type has a layer.
         if row.family == "olmo3" or (by_type and one_type):
             pytest.skip(f"transformers {version} mixes up the rotary parameters of layer types")
-        if row.family == "t5gemma" and "layer_types" in row.settings["encoder"]:
-            pytest.skip(f"transformers {version} wants a window where no layer has one")
     if version < Version("5.10") and row.family == "gemma3_text" and "rope_parameters" in row.settings:
         pytest.skip(f"transformers {version} mixes up the rotary parameters of layer types")
 
