@@ -379,7 +379,9 @@ def _fits(parameters: int, dtype: torch.dtype) -> bool:
 
 def attention_of(model_class: type[PreTrainedModel], config: PretrainedConfig) -> str:
     """The attention implementation that computes what the config says: "sdpa", where that does."""
-    capped = getattr(config, "attn_logit_softcapping", None) is not None  # which "sdpa" ignores in older releases
+    parts = (config, getattr(config, "encoder", None), getattr(config, "decoder", None))  # T5Gemma's are configs
+    # which "sdpa" ignores in older releases
+    capped = any(getattr(part, "attn_logit_softcapping", None) is not None for part in parts)
     return "sdpa" if getattr(model_class, "_supports_sdpa", False) and not capped else "eager"
 
 

@@ -51,6 +51,12 @@ _OLDER = (
     r"this transformers has no \w+",
     r"this release's class reads a pooler that it does not make",
     r"with windows in some layers, transformers 5\.5\.0 and 5\.10\.4 write another text, their models too",
+    r"transformers [\d.]+ mixes up the rotary parameters of layer types",
+    r"transformers 5\.5\.0 and 5\.10\.4 take a quantized cache for windows, too",
+    r"transformers 5\.10\.4's decoders of Megatron-BERT see what comes later",
+    r"transformers 5\.5\.0's eager T5Gemma cannot search with beams",
+    r"transformers 5\.5\.0 and 5\.10\.4 run a folder's code without trust",
+    r"this release's router gives chances for logits",
     r"torch\.optim\.Muon came with torch 2\.9",
     r"^newer$",
 )

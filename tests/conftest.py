@@ -149,7 +149,7 @@ SEVERAL_THREADS = (
     "test_generation.py",
     "test_compile.py",
     "test_awq_linear.py",
-    "test_encoder_decoder.py",
+    "test_modeling_encoder_decoder.py",
     "test_beams.py",
 )
 

@@ -1,8 +1,14 @@
 """Small encoder-decoders of ours, after T5 and of other blocks, and what they read."""
 
 import torch
+from transformers import T5Config, T5ForConditionalGeneration
 
-from blockformer import BlockformerEncoderDecoderConfig, BlockformerEncoderDecoderForConditionalGeneration, preset
+from blockformer import (
+    BlockformerEncoderDecoderConfig,
+    BlockformerEncoderDecoderForConditionalGeneration,
+    from_official,
+    preset,
+)
 
 VOCAB = 97
 SMALL = {
@@ -35,6 +41,16 @@ def t5(seed=0, name="t5", cls=BlockformerEncoderDecoderForConditionalGeneration,
     model = cls(preset(name, **{**SMALL, **DRY, **settings})).eval()
     _liven(model)
     return model
+
+
+def t5_pair(folder):
+    """A T5 of ours and transformers' own with the same weights, which it saves in the folder."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 199, "d_model": 48, "d_ff": 80, "num_layers": 2, "num_heads": 4, "d_kv": 16}
+    theirs = T5ForConditionalGeneration(T5Config(**sizes, initializer_factor=3.0, decoder_start_token_id=0)).eval()
+    torch.nn.init.normal_(theirs.lm_head.weight)
+    theirs.save_pretrained(folder)
+    return from_official(folder), theirs
 
 
 def modern(**settings):

@@ -10,59 +10,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from inspect import getsource
 from pathlib import Path
 
-from blockformer.demo.fresh import Refuse
+from blockformer.demo import fresh
 
 PROGRAMS = Path(__file__).parent / "programs"
 
-# Run by the helper. The modules that most jobs load first come with it.
-LOOP = f"""
-import gc, json, os, sys, traceback
-gc.disable()
-import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
-from transformers import PreTrainedModel, PreTrainedTokenizerFast, pipeline
-
-{getsource(Refuse)}
-
-def do(job):
-    status = 1
-    try:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        os.environ.update(job["environment"])
-        os.chdir(job["folder"])
-        sys.argv[1:] = job["arguments"]
-        if job["elsewhere"]:
-            sys.meta_path[:0] = [Refuse("blockformer"), Refuse("conversion")]
-        exec(compile(job["code"], "job", "exec"), {{"__name__": "__main__", "sys": sys}})
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(status)
-
-assert "blockformer" not in sys.modules
-gc.freeze()  # or every collection in a child would look through all of this, and copy the memory that it lies in
-gc.enable()
-for line in sys.stdin:
-    child = os.fork()
-    if not child:
-        do(json.loads(line))
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
 
 def program(name: str) -> str:
-    """The text of a program of `tests/programs`, for `ForkServer.run`."""
+    """The text of a program of `tests/programs`, for `ForkServer.run`; it can import others of that folder."""
     return (PROGRAMS / f"{name}.py").read_text(encoding="utf-8")
 
 
@@ -85,7 +41,7 @@ class ForkServer:
         more = {"HF_HOME": str(home / "hf"), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         home.mkdir(parents=True, exist_ok=True)
         self._helper = subprocess.Popen(
-            [sys.executable, "-I", "-c", LOOP],
+            [sys.executable, "-I", "-c", program("fork_helper"), PROGRAMS, fresh.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

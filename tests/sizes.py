@@ -16,6 +16,19 @@ UNEVEN = {
     "vocab_size": 777,
     "initializer_range": 0.3,
 }
+# What tests publish, of the vocabulary and with the special tokens of `tiny_tokenizer`.
+PUBLISHED = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "initializer_range": 0.4,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+}
 THREE_LAYERS = {
     "vocab_size": 97,
     "hidden_size": 48,

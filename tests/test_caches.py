@@ -5,32 +5,26 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+import transformers
+from encoder_decoders import t5_pair
+from packaging.version import Version
 from pairs import left_padded, pair, token_ids
-from transformers import BertConfig, BertModel, DynamicCache, EncoderDecoderCache, T5Config, T5ForConditionalGeneration
+from transformers import BertConfig, BertModel, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import CacheLayerMixin, QuantizedCache, QuantizedLayer
 
 import blockformer
-from blockformer import from_official, preset
+from blockformer import preset
 
 pytestmark = pytest.mark.versions
 
 STEPS = 16
 MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-T5 = {
-    "vocab_size": 199, "d_model": 48, "d_ff": 80, "num_layers": 2, "num_heads": 4, "d_kv": 16,
-    "initializer_factor": 3.0, "decoder_start_token_id": 0,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Ours and transformers' by name, with the same weights."""
-    torch.manual_seed(0)
-    official = T5ForConditionalGeneration(T5Config(**T5)).eval()
-    torch.nn.init.normal_(official.lm_head.weight)
-    folder = tmp_path_factory.mktemp("t5")
-    official.save_pretrained(folder)
-    return {"decoder": pair(), "windows": pair(**MIXED), "encoder-decoder": (from_official(folder), official)}
+    return {"decoder": pair(), "windows": pair(**MIXED), "encoder-decoder": t5_pair(tmp_path_factory.mktemp("t5"))}
 
 
 def text_of(a_model, rows=3, steps=STEPS, **settings):
@@ -172,6 +166,8 @@ def test_compiled_steps_step_aside_for_a_quantized_cache(models, few_steps):
 
 @pytest.mark.parametrize("name", ["windows", "encoder-decoder"])
 def test_a_quantized_cache_is_refused_where_transformers_has_none(models, few_steps, monkeypatch, name):
+    if name == "windows" and Version(transformers.__version__) < Version("5.11"):
+        pytest.skip("transformers 5.5.0 and 5.10.4 take a quantized cache for windows, too")
     ours, theirs = models[name]
     messages = []
     for a_model in (ours, theirs):

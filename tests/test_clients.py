@@ -63,13 +63,13 @@ def test_each_difference_is_accepted_once_and_of_a_client():
 def run_main(tmp_path, monkeypatch):
     """What `main` returns and writes on the page for a client that prints certain rows."""
 
-    def run(rows, entries, *arguments, quick=("x",)):
+    def run(rows, entries, *arguments, quick=("x",), others=()):
         script, page = tmp_path / "tool.py", tmp_path / "clients.md"
         wanted = f"rows = {rows!r}\nprint(*map(json.dumps, rows if sys.argv[2:] == [] else rows[:1]), sep='\\n')"
         script.write_text(f"import json, sys\nnan = inf = float('inf')\n{wanted}")
         page.write_text("<!-- tool -->\nold\n<!-- end of tool -->")
         made = runner.Client(str(script), quick=list(quick))
-        monkeypatch.setattr(runner, "CLIENTS", {"tool": made})
+        monkeypatch.setattr(runner, "CLIENTS", {**dict(others), "tool": made})
         monkeypatch.setattr(runner, "PAGE", page)
         monkeypatch.setattr(runner, "judge", lambda *given: judging_judge(*given, entries))
         monkeypatch.setattr(runner.subprocess, "run", without_models)
@@ -97,6 +97,21 @@ def test_a_run_fails_on_what_is_not_accepted_and_leaves_the_page(run_main, capsy
     assert run_main([row(), row(model="gpt2", ours="Error: x")], [entry])[0] == 1
     assert run_main([row()], [entry])[0] == 1
     assert "tool, train, gpt2: accepted, but never run" in capsys.readouterr().out
+
+
+def test_a_script_that_fails_fails_the_run_and_leaves_the_others(run_main, tmp_path, capsys):
+    (tmp_path / "broken.py").write_text("raise ValueError('no network')")
+    broken = ("broken", runner.Client(str(tmp_path / "broken.py"), quick=[]))
+    status, page = run_main([row(), row(model="gpt2", difference=0.9)], [], others=[broken])
+    said = capsys.readouterr().out
+    assert status == 1
+    assert "old" in page
+    assert "broken.py ended with 1" in said
+    assert "ValueError: no network" in said
+    assert "tool, train, gpt2: differs and is not accepted" in said
+    status, page = run_main([row()], [], others=[broken])
+    assert status == 1
+    assert "| train | llama | works | works | the same |" in page
 
 
 def test_a_quick_run_is_judged_by_what_it_does(run_main):
@@ -152,7 +167,7 @@ def test_rows_of_a_script_that_fails_are_not_taken(tmp_path, monkeypatch):
     assert runner.run("tool", sys.executable, tmp_path, []) == [row()]
     for text, message in ((script.read_text() + "\nraise ValueError('broken')", "broken"), ("", "ended with 0")):
         script.write_text(text)
-        with pytest.raises(SystemExit, match=message):
+        with pytest.raises(runner.ScriptFailed, match=message):
             runner.run("tool", sys.executable, tmp_path, [])
 
 

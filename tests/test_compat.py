@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from pairs import assert_close, token_ids
+from sizes import TINY
 from torch import nn
 
 import blockformer
@@ -145,8 +146,7 @@ def test_a_repo_says_what_a_release_of_transformers_lacks(tmp_path, processes):
 @pytest.mark.parametrize("name", ["qwen3", "t5"])
 def test_a_cache_goes_by_both_of_its_names(name):
     """transformers 5.24 calls `past_key_values` `cache`, in arguments and in outputs."""
-    sizes = {"vocab_size": 200, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-    config = blockformer.preset(name, num_hidden_layers=2, initializer_range=0.4, pad_token_id=0, **sizes)
+    config = blockformer.preset(name, vocab_size=200, initializer_range=0.4, pad_token_id=0, **TINY)
     classes = {"qwen3": "DecoderForCausalLM", "t5": "EncoderDecoderForConditionalGeneration"}
     model = getattr(blockformer, f"Blockformer{classes[name]}")(config).eval()
     ids = token_ids(1, 9)

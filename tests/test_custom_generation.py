@@ -2,84 +2,31 @@
 
 import pytest
 import torch
+import transformers
+from encoder_decoders import t5_pair
+from fork_server import program
+from packaging.version import Version
 from pairs import left_padded, pair, token_ids
-from transformers import T5Config, T5ForConditionalGeneration
 
-from blockformer import from_official
+from blockformer.compat import CACHE
 
 pytestmark = pytest.mark.versions
 
 STEPS = 12
-T5 = {
-    "vocab_size": 199, "d_model": 48, "d_ff": 80, "num_layers": 2, "num_heads": 4, "d_kv": 16,
-    "initializer_factor": 3.0, "decoder_start_token_id": 0,
-}  # fmt: skip
-# Contrastive search (Su et al., 2022), which transformers no longer has itself: of the k likeliest tokens the one that
-# is likely and unlike all that was read. It repeats and picks rows of a cache, which no other way of decoding does.
-CONTRASTIVE = """
-import torch
-
-print("this code runs")
-
-
-def generate(model, inputs=None, attention_mask=None, penalty_alpha=0.6, top_k=4, max_new_tokens=8, **others):
-    is_double = model.config.is_encoder_decoder
-    if is_double:
-        source = model.get_encoder()(inputs, attention_mask=attention_mask, return_dict=True)
-        ids = torch.full((len(inputs), 1), model.config.decoder_start_token_id)
-    else:
-        ids, mask = inputs, attention_mask
-
-    def run(tokens, cache, rows=1):
-        asked = {"past_key_values": cache, "use_cache": True, "output_hidden_states": True, "return_dict": True}
-        if not is_double:
-            positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
-            out = model(tokens, attention_mask=mask, position_ids=positions, **asked)
-            return out.logits[:, -1], out.hidden_states[-1], out.past_key_values
-        states = source.last_hidden_state.repeat_interleave(rows, dim=0)
-        asked |= {"encoder_outputs": (states,), "attention_mask": attention_mask.repeat_interleave(rows, dim=0)}
-        out = model(decoder_input_ids=tokens, **asked)
-        return out.logits[:, -1], out.decoder_hidden_states[-1], out.past_key_values
-
-    logits, states, cache = run(ids, None)
-    for _ in range(max_new_tokens):
-        chances, candidates = logits.softmax(-1).topk(top_k)
-        cache.batch_repeat_interleave(top_k)
-        if not is_double:
-            mask = torch.nn.functional.pad(mask, (0, 1), value=1).repeat_interleave(top_k, dim=0)
-        logits, following, cache = run(candidates.reshape(-1, 1), cache, top_k)
-        before = torch.nn.functional.normalize(states.repeat_interleave(top_k, dim=0), dim=-1)
-        alike = (before @ torch.nn.functional.normalize(following, dim=-1).transpose(1, 2)).squeeze(-1)
-        if not is_double:
-            alike = alike.masked_fill(mask[:, :-1] == 0, -1)
-        score = (1 - penalty_alpha) * chances - penalty_alpha * alike.amax(-1).view(-1, top_k)
-        best = score.argmax(-1)
-        rows = torch.arange(len(best)) * top_k + best
-        cache.batch_select_indices(rows)
-        logits, states = logits[rows], torch.cat([states, following[rows]], dim=1)
-        mask = mask[rows] if not is_double else None
-        ids = torch.cat([ids, candidates.reshape(-1)[rows][:, None]], dim=1)
-    return ids
-"""
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Ours and transformers' by name, with the same weights."""
-    torch.manual_seed(0)
-    official = T5ForConditionalGeneration(T5Config(**T5)).eval()
-    torch.nn.init.normal_(official.lm_head.weight)
-    folder = tmp_path_factory.mktemp("t5")
-    official.save_pretrained(folder)
     mixed = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-    return {"decoder": pair(), "windows": pair(**mixed), "encoder-decoder": (from_official(folder), official)}
+    return {"decoder": pair(), "windows": pair(**mixed), "encoder-decoder": t5_pair(tmp_path_factory.mktemp("t5"))}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("contrastive")
     (folder / "custom_generate").mkdir()
-    (folder / "custom_generate" / "generate.py").write_text(CONTRASTIVE)
+    (folder / "custom_generate" / "generate.py").write_text(program("contrastive_search"))
     return folder
 
 
@@ -92,7 +39,7 @@ def text_of(a_model, **settings):
 
 def second_best(model, input_ids, logits_processor, stopping_criteria, generation_config, rank=1, **model_kwargs):
     """Always the token of the second highest logit, of the tensors and the cache that the library has prepared."""
-    cache, mask = model_kwargs["past_key_values"], model_kwargs["attention_mask"]
+    cache, mask = model_kwargs[CACHE], model_kwargs["attention_mask"]
     positions = model_kwargs.get("position_ids")
     for _ in range(generation_config.max_length - input_ids.shape[1]):
         given, tokens = {"attention_mask": mask, "past_key_values": cache}, input_ids[:, cache.get_seq_length() :]
@@ -134,6 +81,8 @@ def test_contrastive_search_from_a_folder(models, folder, name):
 
 @pytest.mark.parametrize("name", ["decoder", "encoder-decoder"])
 def test_code_of_a_folder_runs_only_if_it_is_trusted(models, folder, monkeypatch, capsys, name):
+    if Version(transformers.__version__) < Version("5.11"):
+        pytest.skip("transformers 5.5.0 and 5.10.4 run a folder's code without trust")
     ours, _ = models[name]
     monkeypatch.setattr("builtins.input", lambda *arguments: "n")
     for trust in ({}, {"trust_remote_code": False}):

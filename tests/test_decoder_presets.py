@@ -10,6 +10,7 @@ import pytest
 import torch
 from packed_layers import pack_whatever_can_be, packed_of
 from pairs import assert_close, assert_gradients_close, keep_padding, left_padded
+from sizes import STRONG
 from torch import nn
 from transformers import DynamicCache
 
@@ -22,17 +23,8 @@ from blockformer.engine.onednn import PackedCopies
 from blockformer.engine.step import _Functions
 from blockformer.training import chunked_loss
 
-WITHOUT_MLP_WIDTH = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "initializer_range": 0.4,
-}
+WITHOUT_MLP_WIDTH = {name: value for name, value in STRONG.items() if name != "intermediate_size"}
+WITHOUT_MLP_WIDTH["initializer_range"] = 0.4
 WINDOW, LENGTH = 6, 20
 DECODERS = [name for name, (config_class, _) in blockformer.PRESETS.items() if config_class is BlockformerDecoderConfig]
 # Whatever a model of these presets has that those of Llama and GPT-2 do not, is in the ordinary suite.

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from pairs import model, token_ids
+from sizes import TINY
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import blockformer
@@ -19,8 +20,7 @@ EXPECTED = {"some": 51, "every": 73}
 def example(name, dtype):
     """A small model, its labels and its other inputs."""
     kind, settings = CONFIGS[name]
-    sizes = {"vocab_size": 199, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "pad_token_id": 0}
-    config = getattr(blockformer, f"Blockformer{kind}Config")(**sizes, num_hidden_layers=2, **settings)
+    config = getattr(blockformer, f"Blockformer{kind}Config")(**TINY, vocab_size=199, pad_token_id=0, **settings)
     head = {"Decoder": "ForCausalLM", "Encoder": "ForMaskedLM"}.get(kind, "ForConditionalGeneration")
     ours = getattr(blockformer, f"Blockformer{kind}{head}")(config).to(dtype).eval()
     ids, mask = token_ids(2, 10), torch.ones(2, 10, dtype=torch.long)

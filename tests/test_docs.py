@@ -457,3 +457,15 @@ def test_snippets_of_the_readme_run_as_they_stand(body, tiny_tokenizer, tmp_path
     with torch.device("cpu" if "from_official" in body else "meta"):
         exec(compile(body, "README.md", "exec"), {})
     assert capsys.readouterr().out.strip()
+
+
+def test_a_test_file_with_the_name_of_a_module_stands_where_the_module_does():
+    """As CONTRIBUTING.md has it; a file of another name tests what many modules do."""
+    homes = {}
+    for base, tests in ((CORE, ROOT / "tests"), (ROOT / "conversion", ROOT / "tests" / "conversion")):
+        for module in base.rglob("*.py"):
+            folder = tests / module.parent.relative_to(base) if base == CORE else tests
+            homes.setdefault(f"test_{module.name}", set()).add(folder)
+    named = [path for path in (ROOT / "tests").rglob("test_*.py") if path.name in homes]
+    assert len(named) > 60
+    assert [path for path in named if path.parent not in homes[path.name]] == []

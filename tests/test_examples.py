@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from example_files import EXAMPLES, load, load_forking
+from sizes import TINY
 
 import blockformer
 from blockformer.data.corpus import gather
@@ -130,9 +131,8 @@ def test_sentences_are_ranked_by_a_converted_encoder(tmp_path, capsys, monkeypat
 
 def test_a_chat_follows_the_template_and_remembers(tmp_path, tiny_tokenizer, capsys, monkeypatch):
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     tokens = {"vocab_size": 512, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 1}
-    config = blockformer.preset("qwen3", **sizes, **tokens, head_dim=8, num_key_value_heads=2, initializer_range=0.3)
+    config = blockformer.preset("qwen3", **TINY, **tokens, head_dim=8, num_key_value_heads=2, initializer_range=0.3)
     model = blockformer.BlockformerDecoderForCausalLM(config).eval()
     command = [str(tmp_path / "repo"), "--greedy", "--max-new-tokens", "6"]
     blockformer.export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer)

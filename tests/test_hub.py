@@ -8,84 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fork_server import ForkServer
+from fork_server import ForkServer, program
 from hub_server import Hub
 from pairs import assert_close
-from repos import SIZES
+from sizes import PUBLISHED
 
 from blockformer.presets import preset
 from blockformer.publishing import code_files
 
 IDS = [[5, 88, 301, 17, 9, 40]]
 ANN, BOB = "hf_ann", "hf_bob"
-
-# What every job that publishes begins with. `make(n)` has other weights for another n.
-OURS = r"""
-import json, os
-import blockformer
-from huggingface_hub import HfApi
-from transformers import PreTrainedTokenizerFast
-folder, sizes, ids, token = (arguments[name] for name in ("folder", "sizes", "ids", "token"))
-
-def make(seed):
-    torch.manual_seed(seed)
-    return blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **sizes)).eval()
-
-def logits(model):
-    with torch.no_grad():
-        return model(torch.tensor(ids)).logits
-"""
-
-PUBLISH = (
-    OURS
-    + r"""
-api = HfApi(token=token)
-tokenizer = PreTrainedTokenizerFast.from_pretrained(os.path.join(folder, "tokenizer"))
-commits = {}
-
-first = make(1)
-first.add_model_tags("tiny")
-commits["first"] = first.push_to_hub("ann/small", token=token, commit_message="The first weights").oid
-tokenizer.push_to_hub("ann/small", token=token)
-api.create_tag("ann/small", tag="v1", token=token)
-commits["second"] = make(2).push_to_hub("ann/small", token=token, max_shard_size="100KB").oid
-commits["third"] = make(3).push_to_hub("ann/small", token=token, revision="try").oid
-
-exported = make(4)
-blockformer.export_model(exported, os.path.join(folder, "exported"), tokenizer=tokenizer, max_shard_size="100KB")
-api.create_repo("ann/secret", private=True)
-commits["secret"] = api.upload_folder(repo_id="ann/secret", folder_path=os.path.join(folder, "exported")).oid
-
-torch.save([logits(make(seed)) for seed in range(5)], os.path.join(folder, "logits.pt"))
-print(json.dumps(commits))
-"""
-)
-
-LOAD = r"""
-import json, sys
-from huggingface_hub import constants
-from transformers import AutoModelForCausalLM, AutoTokenizer
-constants.DOWNLOAD_CHUNK_SIZE = arguments.get("piece") or constants.DOWNLOAD_CHUNK_SIZE
-found = {}
-for revision in arguments["revisions"]:
-    options = {"revision": revision, "trust_remote_code": True, "token": arguments.get("token")}
-    model = AutoModelForCausalLM.from_pretrained(arguments["repo"], **options).eval()
-    assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
-    with torch.no_grad():
-        found[str(revision)] = model(torch.tensor(arguments["ids"])).logits
-torch.save(found, arguments["save"])
-text = None
-if arguments.get("words"):
-    tokenizer = AutoTokenizer.from_pretrained(arguments["repo"], **options)
-    batch = tokenizer(arguments["words"], return_tensors="pt")
-    written = model.generate(**batch, max_new_tokens=8, do_sample=False)
-    text = [batch.input_ids.tolist(), tokenizer.batch_decode(written)]
-assert "blockformer" not in sys.modules
-print(json.dumps(text))
-"""
-
-
-START = "import json, torch; arguments = json.loads(sys.argv[1])\n"
 
 
 class Clients:
@@ -99,16 +31,14 @@ class Clients:
         self.home, self.close = self.server.home, self.server.close
 
     def run(self, code, elsewhere=True, **arguments):
-        """What a job prints last, as JSON; it finds its arguments in `arguments`."""
-        arguments = {"folder": str(self.folder), "ids": IDS, "sizes": SIZES, **arguments}
-        return json.loads(
-            self.server.said(START + code, json.dumps(arguments), folder=self.folder, elsewhere=elsewhere)
-        )
+        """What a job prints last, as JSON; `programs/hub_job.py` has its arguments."""
+        arguments = {"folder": str(self.folder), "ids": IDS, "sizes": PUBLISHED, **arguments}
+        return json.loads(self.server.said(code, json.dumps(arguments), folder=self.folder, elsewhere=elsewhere))
 
     def load(self, repo, *revisions, **arguments):
         """The logits of each revision where this package is not, and what else the job said."""
         path = self.folder / "loaded.pt"
-        said = self.run(LOAD, repo=repo, revisions=revisions, save=str(path), **arguments)
+        said = self.run(program("hub_load"), repo=repo, revisions=revisions, save=str(path), **arguments)
         return torch.load(path, weights_only=True), said
 
 
@@ -119,7 +49,7 @@ def published(tmp_path_factory, tiny_tokenizer):
     tiny_tokenizer.save_pretrained(folder / "tokenizer")
     hub = Hub({ANN: "ann", BOB: "bob"})
     clients = Clients(hub, folder)
-    commits = clients.run(PUBLISH, elsewhere=False, token=ANN)
+    commits = clients.run(program("hub_publish"), elsewhere=False, token=ANN)
     logits = torch.load(folder / "logits.pt", weights_only=True)
     yield SimpleNamespace(hub=hub, clients=clients, commits=commits, logits=logits, folder=folder, home=clients.home)
     clients.close()
@@ -148,7 +78,7 @@ def test_each_revision_has_its_own_weights_elsewhere(published):
 @pytest.mark.versions
 def test_card_code_and_tokenizer_arrive(published, tiny_tokenizer):
     names = set(files_of(published, "ann/small", "main"))
-    code = {path.name for path in code_files(preset("qwen3", **SIZES))}
+    code = {path.name for path in code_files(preset("qwen3", **PUBLISHED))}
     assert names >= {*code, "config.json", "generation_config.json", "README.md", "tokenizer.json"}
     for repo in ("ann/small", "ann/secret"):
         card = files_of(published, repo, "main")["README.md"].data.decode()
@@ -163,15 +93,15 @@ def test_card_code_and_tokenizer_arrive(published, tiny_tokenizer):
 
 
 CONFIG_ALONE = r"""
-import json, os, shutil
-from huggingface_hub import constants, hf_hub_download
+import json, os, shutil, torch
+from hub_job import arguments, folder, logits
+from huggingface_hub import hf_hub_download
 from transformers import AutoConfig, AutoModelForCausalLM
-again = os.path.join(arguments["folder"], "again")
+again = os.path.join(folder, "again")
 AutoConfig.from_pretrained("ann/small", revision="v1", trust_remote_code=True).save_pretrained(again)
 shutil.copy(hf_hub_download("ann/small", "model.safetensors", revision="v1"), again)
 model = AutoModelForCausalLM.from_pretrained(again, trust_remote_code=True).eval()
-with torch.no_grad():
-    torch.save(model(torch.tensor(arguments["ids"])).logits, arguments["save"])
+torch.save(logits(model), arguments["save"])
 print(json.dumps(None))
 """
 
@@ -219,28 +149,11 @@ def test_a_download_that_breaks_off_goes_on_where_it_stopped(published):
     assert int(ranges[1].removeprefix("bytes=").partition("-")[0]) > 0
 
 
-REFUSED = r"""
-import json, sys
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-said = []
-for repo, options in arguments["attempts"]:
-    for auto in (AutoConfig, AutoModelForCausalLM):
-        try:
-            auto.from_pretrained(repo, **options)
-        except (EOFError, OSError, ValueError) as error:
-            said.append(f"{type(error).__name__}: {error}")
-        else:
-            said.append("accepted")
-print()  # a question that nobody answers ends without a line's end
-print(json.dumps({"said": said, "remote": [name for name in sys.modules if name.startswith("transformers_modules.")]}))
-"""
-
-
 @pytest.mark.versions
 def test_a_private_repo_is_for_its_owner(published):
     trust = {"trust_remote_code": True}
     attempts = [["ann/secret", {**trust, **({"token": token} if token else {})}] for token in (None, BOB, "hf_wrong")]
-    outcome = published.clients.run(REFUSED, attempts=attempts)
+    outcome = published.clients.run(program("hub_attempts"), attempts=attempts)
     assert len(outcome["said"]) == 6
     for said in outcome["said"][:4]:
         assert said.startswith("OSError: ann/secret is not a local folder")
@@ -253,27 +166,11 @@ def test_a_private_repo_is_for_its_owner(published):
     assert torch.equal(found["None"], published.logits[4])
 
 
-INTEGERS = OURS + (
-    r"""
-from safetensors.torch import load_file, save_file
-made = os.path.join(folder, "integers")
-make(1).save_pretrained(made)
-weights = os.path.join(made, "model.safetensors")
-tensors = load_file(weights)
-tensors["model.norm.weight"] = tensors["model.norm.weight"].int()
-save_file(tensors, weights, metadata={"format": "pt"})
-HfApi(token=token).create_repo("ann/integers")
-HfApi(token=token).upload_folder(repo_id="ann/integers", folder_path=made)
-print(json.dumps(None))
-"""
-)
-
-
 @pytest.mark.versions
 def test_integers_in_place_of_weights_are_refused_from_a_hub_too(published):
-    published.clients.run(INTEGERS, elsewhere=False, token=ANN)
+    published.clients.run(program("hub_integers"), elsewhere=False, token=ANN)
     attempts = [["ann/integers", {"trust_remote_code": True, **where}] for where in ({}, {"revision": "main"})]
-    with_package = f"import blockformer\n{REFUSED}"  # what reads files strictly is not in a repo
+    with_package = "import blockformer\n" + program("hub_attempts")  # what reads files strictly is not in a repo
     said = published.clients.run(with_package, elsewhere=False, attempts=attempts)["said"]
     assert said[::2] == ["accepted"] * 2  # the configs
     for text in said[1::2]:
@@ -286,7 +183,7 @@ def test_a_revision_that_is_not_there_is_refused_by_name(published):
     gone = "0" * 40
     trust = {"trust_remote_code": True}
     attempts = [["ann/small", {**trust, "revision": name}] for name in ("v9", gone)]
-    said = published.clients.run(REFUSED, attempts=attempts)["said"]
+    said = published.clients.run(program("hub_attempts"), attempts=attempts)["said"]
     for name, texts in (("v9", said[:2]), (gone, said[2:])):
         assert len(texts) == 2
         for text in texts:
@@ -298,7 +195,7 @@ def test_a_revision_that_is_not_there_is_refused_by_name(published):
 def test_nothing_of_a_hub_repo_is_fetched_or_run_without_trust(published):
     start = len(published.hub.requests)
     outcome = published.clients.run(
-        REFUSED,
+        program("hub_attempts"),
         attempts=[["ann/small", {"trust_remote_code": False}], ["ann/small", {}], ["ann/small", {"revision": "v1"}]],
     )
     assert len(outcome["said"]) == 6
@@ -312,8 +209,9 @@ def test_nothing_of_a_hub_repo_is_fetched_or_run_without_trust(published):
     assert not any(path.endswith((".py", ".safetensors")) for path in asked)
 
 
-PUSH_AND_SAY = OURS + (
-    r"""
+PUSH_AND_SAY = r"""
+import json
+from hub_job import arguments, make, token
 said = "pushed"
 try:
     make(5).push_to_hub("ann/small", token=token, max_shard_size=arguments["shards"])
@@ -321,7 +219,6 @@ except Exception as error:
     said = f"{type(error).__name__}: {error}"
 print(json.dumps(said))
 """
-)
 
 
 def test_an_interrupted_push_leaves_the_old_revision(published):
@@ -346,28 +243,8 @@ def test_who_may_not_write_changes_nothing(published, token, message):
     assert published.hub.repos["ann/small"].branches == commits
 
 
-RACE = OURS + (
-    r"""
-other = HfApi.preupload_lfs_files
-def meanwhile(self, *inputs, **options):
-    HfApi.preupload_lfs_files = other
-    make(6).push_to_hub("ann/race", token=token, max_shard_size="100KB")
-    return other(self, *inputs, **options)
-
-make(5).push_to_hub("ann/race", token=token)
-HfApi.preupload_lfs_files = meanwhile
-try:
-    make(7).push_to_hub("ann/race", token=token)
-except Exception as error:
-    print(json.dumps(str(error)))
-else:
-    print(json.dumps("pushed"))
-"""
-)
-
-
 def test_of_two_pushes_at_once_one_is_refused(published):
-    said = published.clients.run(RACE, elsewhere=False, token=ANN)
+    said = published.clients.run(program("hub_race"), elsewhere=False, token=ANN)
     assert "412" in said
     files = files_of(published, "ann/race", "main")
     assert "model.safetensors" not in files
@@ -376,8 +253,8 @@ def test_of_two_pushes_at_once_one_is_refused(published):
 
 AGAIN = r"""
 import json, sys
+from hub_job import token
 from transformers import AutoModelForCausalLM
-token = arguments["token"]
 model = AutoModelForCausalLM.from_pretrained("ann/small", trust_remote_code=True, revision="v1")
 model.push_to_hub("ann/again", token=token, private=True)
 assert "blockformer" not in sys.modules
@@ -392,29 +269,12 @@ def test_a_model_from_a_repo_is_published_anew_with_its_code(published):
     found, _ = published.clients.load("ann/again", None, token=ANN)
     assert torch.equal(found["None"], published.logits[1])
     old, new = files_of(published, "ann/small", "v1"), files_of(published, "ann/again", "main")
-    for path in code_files(preset("qwen3", **SIZES)):
+    for path in code_files(preset("qwen3", **PUBLISHED)):
         assert new[path.name].data == old[path.name].data
 
 
-FOLDER = OURS + (
-    r"""
-model = make(8)
-model.save_pretrained(os.path.join(folder, "ann-kept"), push_to_hub=True, repo_id="ann/kept", token=token)
-with open(os.path.join(folder, "ann-kept", "README.md"), "a") as card:
-    card.write("A line of the owner.\n")
-HfApi(token=token).upload_file(
-    path_or_fileobj=os.path.join(folder, "ann-kept", "README.md"), path_in_repo="README.md", repo_id="ann/kept"
-)
-os.makedirs(os.path.join(folder, "ann-kept", "notes"))
-open(os.path.join(folder, "ann-kept", "notes", "private.txt"), "w").close()
-make(9).save_pretrained(os.path.join(folder, "ann-kept"), push_to_hub=True, repo_id="ann/kept", token=token)
-print(json.dumps(None))
-"""
-)
-
-
 def test_saving_with_a_push_keeps_the_owners_card_and_sends_only_what_it_wrote(published):
-    published.clients.run(FOLDER, elsewhere=False, token=ANN)
+    published.clients.run(program("hub_saved_twice"), elsewhere=False, token=ANN)
     files = files_of(published, "ann/kept", "main")
     card = files["README.md"].data.decode()
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
@@ -423,35 +283,9 @@ def test_saving_with_a_push_keeps_the_owners_card_and_sends_only_what_it_wrote(p
     assert len(published.hub.repos["ann/kept"].commits) == 4
 
 
-CONVERT = OURS + (
-    r"""
-from blockformer.conversion import ConversionError, convert
-convert("ann/small", os.path.join(folder, "official"), to_official=True, verify=False)
-from transformers import Qwen3ForCausalLM
-official = Qwen3ForCausalLM.from_pretrained(os.path.join(folder, "official"))
-torch.save(logits(official), os.path.join(folder, "official.pt"))
-convert("ann/small", os.path.join(folder, "tagged"), to_official=True, verify=False, revision="v1")
-api = HfApi(token=token)
-api.create_repo("ann/official", private=True)
-api.upload_folder(repo_id="ann/official", folder_path=os.path.join(folder, "official"))
-api.upload_folder(repo_id="ann/official", folder_path=os.path.join(folder, "tagged"))
-api.create_tag("ann/official", tag="v1", token=token)
-api.upload_folder(repo_id="ann/official", folder_path=os.path.join(folder, "official"))
-cache = os.path.join(folder, "cache")
-ours = blockformer.from_official("ann/official", token=token, revision="v1", cache_dir=cache, device_map="cpu")
-torch.save(logits(ours), os.path.join(folder, "ours.pt"))
-assert os.listdir(cache)
-try:
-    convert("ann/secret", os.path.join(folder, "nothing"), to_official=True)
-except ConversionError as error:
-    print(json.dumps(str(error)))
-"""
-)
-
-
 def test_conversion_takes_a_hub_id_and_leaves_its_code_there(published):
     start = len(published.hub.requests)
-    said = published.clients.run(CONVERT, elsewhere=False, token=ANN)
+    said = published.clients.run(program("hub_convert"), elsewhere=False, token=ANN)
     assert_close(torch.load(published.folder / "official.pt", weights_only=True), published.logits[2])
     assert_close(torch.load(published.folder / "ours.pt", weights_only=True), published.logits[1])
     assert "ann/secret" in said

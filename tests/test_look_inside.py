@@ -6,7 +6,7 @@
 import pytest
 import torch
 from example_files import load
-from test_optimizer import small
+from narrow_models import small
 
 import blockformer
 

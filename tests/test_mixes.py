@@ -7,7 +7,9 @@ import json
 import pytest
 import torch
 from example_files import load
+from fork_server import program
 from pairs import assert_close
+from sizes import TINY
 from test_unpadding import both
 from tokenizers import AddedToken
 from transformers import (
@@ -26,35 +28,6 @@ masked_lm, translation = load("train_masked_lm"), load("train_translation")
 TEXTS = ("import os, sys", "def bisect(a, x):\n    return 1", "x", 'heap = []  # "the smallest"')
 PHRASES = ("three hundred and five", "31 December 1999", "ten", "March 5th, 2021")
 MIX = {"qk_norm": True, "position_type": "rotary", "num_key_value_heads": 2}
-
-FILL = r"""
-import json, torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
-repo, batch, text = sys.argv[1], torch.load(sys.argv[2], weights_only=True), sys.argv[3]
-model = AutoModelForMaskedLM.from_pretrained(repo, trust_remote_code=True).eval()
-tokenizer = AutoTokenizer.from_pretrained(repo, trust_remote_code=True)
-assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
-with torch.no_grad():
-    logits = model(**batch).logits
-filled = pipeline("fill-mask", model=model, tokenizer=tokenizer)(text)
-assert "blockformer" not in sys.modules
-print(json.dumps({"logits": logits.tolist(), "filled": filled}))
-"""
-
-WRITE = r"""
-import json, torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-repo, batch, phrases = sys.argv[1], torch.load(sys.argv[2], weights_only=True), json.loads(sys.argv[3])
-model = AutoModelForSeq2SeqLM.from_pretrained(repo, trust_remote_code=True).eval()
-tokenizer = AutoTokenizer.from_pretrained(repo, trust_remote_code=True)
-assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
-with torch.no_grad():
-    logits = model(**batch).logits
-inputs = tokenizer(phrases, padding=True, return_tensors="pt")
-written = [model.generate(**inputs, max_new_tokens=12, do_sample=False, num_beams=n).tolist() for n in (1, 3)]
-assert "blockformer" not in sys.modules
-print(json.dumps({"logits": logits.tolist(), "written": written}))
-"""
 
 
 def trained(model, rows, collator, folder, steps, learning_rate):
@@ -90,10 +63,7 @@ def encoder(tiny_tokenizer, tmp_path_factory):
     config = blockformer.BlockformerEncoderConfig(
         **masked_lm.MIX,
         vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
+        **TINY,
         initializer_range=0.2,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -178,7 +148,7 @@ def test_the_encoder_published_gives_the_same_logits_and_fills_masks(encoder, fr
     model, tokenizer, _ = encoder
     batch = tokenizer(list(TEXTS), padding=True, return_tensors="pt")
     text = "import <mask>"
-    found = published(fresh, model, tokenizer, batch, FILL, text, folder=tmp_path)
+    found = published(fresh, model, tokenizer, batch, program("remote_masked_lm"), text, folder=tmp_path)
     with torch.no_grad():
         real = batch["attention_mask"].bool()  # what padding has depends on whether it is skipped
         assert_close(torch.tensor(found["logits"])[real], model(**batch).logits[real])
@@ -195,7 +165,9 @@ def test_the_encoder_published_gives_the_same_logits_and_fills_masks(encoder, fr
 def test_the_translator_published_gives_the_same_logits_and_writes_the_same(translator, fresh, tmp_path):
     model, tokenizer, _ = translator
     batch = source_and_target(translator)
-    found = published(fresh, model, tokenizer, batch, WRITE, json.dumps(PHRASES), folder=tmp_path)
+    found = published(
+        fresh, model, tokenizer, batch, program("remote_translation"), json.dumps(PHRASES), folder=tmp_path
+    )
     with torch.no_grad():
         assert_close(torch.tensor(found["logits"]), model(**batch).logits)
     inputs = tokenizer(list(PHRASES), padding=True, return_tensors="pt")

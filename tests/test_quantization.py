@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from example_files import EXAMPLES
+from fork_server import program
 from pairs import assert_close, pair, token_ids, train
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -288,36 +289,14 @@ def test_other_topologies_give_what_their_dequantized_weights_give(name, linear_
     assert not torch.allclose(logits, before, atol=1e-3)
 
 
-REMOTE = r"""
-import json, torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
-repo, again, library, ids = *sys.argv[1:4], torch.tensor(json.loads(sys.argv[4]))
-if library == "torchao":
-    from torchao.quantization import Int8WeightOnlyConfig
-    config = TorchAoConfig(Int8WeightOnlyConfig())
-else:
-    config = BitsAndBytesConfig(load_in_8bit=True)
-settings = {"trust_remote_code": True, "dtype": torch.float32, "device_map": "cpu"}
-
-def logits_of(model):
-    assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
-    with torch.no_grad():
-        return model.eval()(ids).logits
-
-model = AutoModelForCausalLM.from_pretrained(repo, quantization_config=config, **settings)
-model.save_pretrained(again)
-logits = logits_of(model)
-assert torch.equal(logits_of(AutoModelForCausalLM.from_pretrained(again, **settings)), logits)
-print(json.dumps(logits.tolist()))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["torchao", "bitsandbytes"])
 def test_an_exported_repo_is_quantized_and_saved_where_blockformer_is_not(saved, tmp_path, library):
     pytest.importorskip(library, reason=f"{library} is not installed")
     blockformer.export_model(copy.deepcopy(saved.ours), tmp_path / "repo")
-    found = run_elsewhere(REMOTE, tmp_path / "repo", tmp_path / "again", library, json.dumps(IDS.tolist()))
+    found = run_elsewhere(
+        program("remote_quantized"), tmp_path / "repo", tmp_path / "again", library, json.dumps(IDS.tolist())
+    )
     assert_close(torch.tensor(found), logits_of(load(saved.folder, METHODS[f"{library}-int8"])))
     assert (tmp_path / "again/modeling_decoder.py").exists()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fork_server import program
 from pairs import assert_close
-from repos import CLOSE, SIZES
+from sizes import PUBLISHED
 
 import blockformer
 from blockformer.conversion import convert
@@ -17,89 +17,11 @@ pytestmark = pytest.mark.versions
 
 WORDS = ["def heap(x):", "import textwrap as t"]
 
-LOADED = (
-    CLOSE
-    + r"""
-import json, torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
-from transformers import AutoModelForSequenceClassification
-repo, again, words = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-trust = {"trust_remote_code": True}
-
-def results(folder):
-    config = AutoConfig.from_pretrained(folder, **trust)
-    tokenizer = AutoTokenizer.from_pretrained(folder, **trust)
-    model = AutoModelForCausalLM.from_pretrained(folder, **trust).eval()
-    base = AutoModel.from_pretrained(folder, **trust).eval()
-    batch = tokenizer(words, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        logits = model(**batch).logits
-        states = base(**batch).last_hidden_state
-    assert close(model.lm_head(states), logits)
-    alone = model(**batch, labels=batch["input_ids"], return_logits=False)
-    assert alone.logits is None
-    assert close(alone.loss, model(**batch, labels=batch["input_ids"]).loss)
-    ids = model.generate(**batch, max_new_tokens=8, do_sample=False)
-    assert config.model_type == "blockformer_decoder"
-    assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
-    text = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    return model, tokenizer, base, {"ids": batch.input_ids.tolist(), "logits": logits.tolist(), "text": text}
-
-model, tokenizer, base, first = results(repo)
-model.save_pretrained(again)
-tokenizer.save_pretrained(again)
-base.save_pretrained(again + "-base")
-_, _, _, second = results(again)
-assert close(second.pop("logits"), first["logits"])
-assert {**second, "logits": first["logits"]} == first
-AutoModel.from_pretrained(again + "-base", **trust)
-classifier = AutoModelForSequenceClassification.from_pretrained(repo, num_labels=3, **trust)
-assert classifier.score.weight.shape == (3, model.config.hidden_size)
-assert "blockformer" not in sys.modules
-print(json.dumps(first))
-"""
-)
-
-SEQ2SEQ = (
-    CLOSE
-    + r"""
-import json, os, torch
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification
-repo, again, ids = sys.argv[1], sys.argv[2], torch.tensor(json.loads(sys.argv[3]))
-trust = {"trust_remote_code": True}
-
-def results(folder):
-    assert AutoConfig.from_pretrained(folder, **trust).model_type == "blockformer_encoder_decoder"
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, **trust).eval()
-    assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
-    base = AutoModel.from_pretrained(folder, **trust).eval()
-    with torch.no_grad():
-        outputs = model(ids, decoder_input_ids=ids)
-        assert close(model.logits_of(base(ids, decoder_input_ids=ids).last_hidden_state), outputs.logits)
-    written = [model.generate(ids, max_new_tokens=9, do_sample=False, num_beams=n).tolist() for n in (1, 3)]
-    return model, {"logits": outputs.logits.tolist(), "written": written}
-
-model, first = results(repo)
-model.save_pretrained(again)
-second = results(again)[1]
-assert close(second.pop("logits"), first["logits"])
-assert {**second, "logits": first["logits"]} == first
-classifier = AutoModelForSequenceClassification.from_pretrained(repo, num_labels=3, **trust)
-assert classifier(ids).logits.shape == (2, 3)
-fresh = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(repo, **trust), **trust)
-q_proj = fresh.model.encoder.layers[0].self_attn.q_proj.weight
-assert abs(q_proj.std().item() * (48 * 16) ** 0.5 - 1) < 0.1  # drawn as T5 draws it, in remote code too
-assert not os.path.exists(os.path.join(again, "modeling_decoder.py"))
-assert "blockformer" not in sys.modules
-print(json.dumps(first))
-"""
-)
-
 
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **SIZES)).eval()
+    return blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **PUBLISHED)).eval()
 
 
 def expected(model, tokenizer):
@@ -126,7 +48,7 @@ def test_this_package_is_out_of_reach_there(tmp_path, fresh, name):
 
 def test_a_repo_loads_where_blockformer_is_not_and_saves_itself_with_its_code(tmp_path, fresh, model, tiny_tokenizer):
     blockformer.export_model(model, tmp_path / "repo", tokenizer=tiny_tokenizer)
-    found = fresh(LOADED, tmp_path / "repo", tmp_path / "again", json.dumps(WORDS), folder=tmp_path)
+    found = fresh(program("remote_decoder"), tmp_path / "repo", tmp_path / "again", json.dumps(WORDS), folder=tmp_path)
     check(found, expected(model, tiny_tokenizer))
     assert (tmp_path / "again/attention.py").read_bytes() == (tmp_path / "repo/attention.py").read_bytes()
     entries = json.loads((tmp_path / "again/config.json").read_text())
@@ -140,7 +62,7 @@ def test_a_plainly_saved_and_a_converted_model_load_just_as_well(tmp_path, fresh
     convert(tmp_path / "plain", tmp_path / "official", to_official=True)
     convert(tmp_path / "official", tmp_path / "repo")
     wanted = expected(model, tiny_tokenizer)
-    script = LOADED + "print(json.dumps([first, results(sys.argv[4])[3]]))\n"
+    script = program("remote_decoder") + "print(json.dumps([first, results(sys.argv[4])[3]]))\n"
     arguments = (tmp_path / "repo", tmp_path / "again", json.dumps(WORDS), tmp_path / "plain")
     for found in json.loads(fresh(script, *arguments, folder=tmp_path)):
         check(json.dumps(found), wanted)
@@ -175,7 +97,15 @@ def test_an_encoder_decoder_where_blockformer_is_not(tmp_path, fresh, way):
     with torch.no_grad():
         wanted = model(ids, decoder_input_ids=ids).logits
     written = [model.generate(ids, max_new_tokens=9, do_sample=False, num_beams=n).tolist() for n in (1, 3)]
-    found = json.loads(fresh(SEQ2SEQ, tmp_path / "repo", tmp_path / "again", json.dumps(ids.tolist()), folder=tmp_path))
+    found = json.loads(
+        fresh(
+            program("remote_encoder_decoder"),
+            tmp_path / "repo",
+            tmp_path / "again",
+            json.dumps(ids.tolist()),
+            folder=tmp_path,
+        )
+    )
     assert found["written"] == written
     assert_close(torch.tensor(found["logits"]), wanted)
     names = {path.name for path in (tmp_path / "again").iterdir()}
@@ -221,34 +151,6 @@ CARRIED = {
     "marian": ({"decoder_start_token_id": 0}, {"sinusoidal"}),
 }
 
-EACH = (
-    CLOSE
-    + r"""
-import json, os, torch, transformers
-results = {}
-for name, auto_class in json.loads(sys.argv[2]).items():
-    folder = os.path.join(sys.argv[1], name)
-    model = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True).eval()
-    ids = torch.arange(2, 18).view(2, 8)
-    with torch.no_grad():
-        logits = model(ids, **({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})).logits
-    code = {each for each in os.listdir(folder) if each.endswith(".py")}
-    model.save_pretrained(folder + "-again")
-    assert code == {each for each in os.listdir(folder + "-again") if each.endswith(".py")}, name
-    results[name] = logits.tolist()
-config = transformers.AutoConfig.from_pretrained(os.path.join(sys.argv[1], "gpt2"), trust_remote_code=True)
-for kind in ("rotary", "alibi", "sinusoidal"):
-    try:
-        type(config)(position_type=kind)
-    except ValueError as error:
-        assert "this repo carries the code of its own positions alone" in str(error), error
-    else:
-        raise AssertionError(kind)
-assert "blockformer" not in sys.modules
-print(json.dumps(results))
-"""
-)
-
 
 def test_a_repo_carries_what_its_config_uses_and_works_by_that_alone(tmp_path, fresh):
     optional = {"alibi", "awq_linear", "disentangled", "experts"}
@@ -268,6 +170,6 @@ def test_a_repo_carries_what_its_config_uses_and_works_by_that_alone(tmp_path, f
         with torch.no_grad():
             sides = {"decoder_input_ids": ids} if config.is_encoder_decoder else {}
             wanted[name] = model(ids, **sides).logits
-    found = json.loads(fresh(EACH, tmp_path, json.dumps(autos), folder=tmp_path))
+    found = json.loads(fresh(program("remote_parts"), tmp_path, json.dumps(autos), folder=tmp_path))
     for name, logits in wanted.items():
         assert_close(torch.tensor(found[name]), logits)

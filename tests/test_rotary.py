@@ -4,7 +4,7 @@ import pytest
 import torch
 from pairs import assert_close, model, pair, token_ids
 from sizes import THREE_LAYERS
-from test_configuration import ROPE_EXTRAS
+from test_configuration_blockformer import ROPE_EXTRAS
 
 import blockformer
 from blockformer import BlockformerDecoderConfig

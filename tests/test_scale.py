@@ -17,6 +17,7 @@ import pytest
 import scale_steps
 import torch
 import torch.distributed.checkpoint as checkpoint
+from fork_server import program
 from pairs import assert_close, assert_gradients_close, config
 
 import blockformer
@@ -34,27 +35,10 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
 
 
-WORLD = """
-import json, multiprocessing
-sys.path.append(sys.argv[1])
-import scale_steps
-scale_steps.blockformer.runtime.Runtime.least_saving = 0  # as in a test
-tasks, size = json.loads(sys.argv[3]), int(sys.argv[4])
-context = multiprocessing.get_context("fork")
-given = [(tasks, rank, size, sys.argv[2]) for rank in range(size)]
-processes = [context.Process(target=scale_steps.run, args=each) for each in given]
-for process in processes:
-    process.start()
-for process in processes:
-    process.join()
-sys.exit(max(abs(process.exitcode) for process in processes))
-"""
-
-
 def world(processes, folder, tasks, size=2):
     """What each process of a world answers, by task; an error of one is an error here."""
     arguments = [Path(scale_steps.__file__).parent, folder, json.dumps(tasks), size]
-    done = processes.run(WORLD, *arguments, folder=folder, elsewhere=False)
+    done = processes.run(program("world"), *arguments, folder=folder, elsewhere=False)
     assert done.returncode == 0, done.stderr
     return {task: [torch.load(folder / f"{task}-{rank}.pt") for rank in range(size)] for task in tasks}
 

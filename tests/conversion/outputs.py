@@ -12,6 +12,15 @@ WAYS_TO_WRITE = (
 )
 
 
+def padded(rows, side, vocab=97, length=20):
+    """Rows of real tokens, the second one padded with 0 on a side; positions counted from 0 at the first real token."""
+    ids = torch.randint(5, vocab, (rows, length), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    gap = slice(0, 7) if side == "left" else slice(length - 7, length)
+    ids[1, gap], mask[1, gap] = 0, 0
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+
+
 @torch.no_grad()
 def assert_same_outputs(ours, theirs, given, official=None, *, spread, row_terms=0.0):
     """Both models give the same outputs, all of them: at real tokens, or for whole rows.
@@ -30,7 +39,8 @@ def assert_same_outputs(ours, theirs, given, official=None, *, spread, row_terms
     real = source
     if "decoder_input_ids" in given:
         real = given.get("decoder_attention_mask", torch.ones_like(given["decoder_input_ids"])).bool()
-    left = {"past_key_values", "decoder_hidden_states"}  # the states are T5Gemma's, which gives them unasked
+    # The cache, by the name of 5.24 too; the states are T5Gemma's, which gives them unasked.
+    left = {"past_key_values", "cache", "decoder_hidden_states"}
     if getattr(ours.config, "is_decoder", False):  # ours has no pooler there
         left.add("pooler_output")
     names = {OF_OURS.get(name, name): name for name in expected if name not in left}

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 
 from blockformer.conversion import convert
 from blockformer.conversion.families.registry import FAMILIES
@@ -14,10 +15,10 @@ from .oracles import (
     assert_loads_as,
     assert_same_state,
     assert_verified,
-    entries_of,
     labels_of,
     randomize_biases_and_norms,
     stored,
+    there_and_back,
 )
 
 
@@ -51,9 +52,23 @@ def family_of(row):
     return FAMILIES[row.family]
 
 
+def skip_what_an_older_release_cannot(row):
+    """Skip a row whose official class reads its own config wrongly in the oldest releases."""
+    version = Version(transformers.__version__)
+    one_type = len({*row.settings.get("layer_types", ())}) == 1
+    if version < Version("5.11"):
+        by_type = row.family in ("gemma3_text", "modernbert", "modernbert-decoder")
+        # Of OLMo 3 they know one set of rotary parameters only; others they mix up unless each type has a layer.
+        if row.family == "olmo3" or (by_type and one_type):
+            pytest.skip(f"transformers {version} mixes up the rotary parameters of layer types")
+    if version < Version("5.10") and row.family == "gemma3_text" and "rope_parameters" in row.settings:
+        pytest.skip(f"transformers {version} mixes up the rotary parameters of layer types")
+
+
 def model_of(row, usual, head=None, **more):
     """The official model of a row over those of the usual settings that its class has, its biases random too."""
     family = family_of(row)
+    skip_what_an_older_release_cannot(row)
     name = family.model_class_name if head is None else head.official
     labels = labels_of(name)
     names = {field for field, ours in family.fields.items() if ours}
@@ -65,7 +80,8 @@ def model_of(row, usual, head=None, **more):
     settings = {key: value for key, value in sizes.items() if key in known or key in {**row.settings, **labels, **more}}
     torch.manual_seed(0)
     model = getattr(transformers, name)(family.official_config_class(**settings)).eval()
-    if getattr(model.config, "attn_logit_softcapping", None) is not None:
+    parts = (model.config, getattr(model.config, "encoder", None), getattr(model.config, "decoder", None))
+    if any(getattr(part, "attn_logit_softcapping", None) is not None for part in parts):
         model.set_attn_implementation("eager")  # older releases forget the cap otherwise
     randomize_biases_and_norms(model, spread=0.2)
     for buffer_name, buffer in model.named_buffers():
@@ -83,12 +99,8 @@ def assert_there_and_back(folder, row, theirs, computed=()):
     src, dst, back = (folder / name for name in ("src", "dst", "back"))
     theirs.save_pretrained(src, max_shard_size="20KB" if row.shards else "5GB")
     assert len(list(src.glob("*.safetensors"))) > row.shards
-    report = convert(src, dst, verify="full")
+    report = there_and_back(folder, verify="full", verify_back="quick")
     assert report.family == row.family
-    assert_verified(report)
-    assert_verified(convert(dst, back, to_official=True, verify="quick"))
-    assert stored(back) == stored(src)
-    assert entries_of(back) == entries_of(src)
     assert_loads_as(back, theirs)
     (dst / "conversion.json").unlink()
     assert_verified(convert(dst, folder / "fresh", to_official=True, family=row.family, verify="quick"))

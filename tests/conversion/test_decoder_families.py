@@ -240,7 +240,8 @@ def test_there_and_back_with_the_same_numbers_and_text(tmp_path, row):
     theirs = model_of(row, SIZES)
     dst = assert_there_and_back(tmp_path, row, theirs)
     assert_same_model(blockformer.BlockformerDecoderForCausalLM.from_pretrained(dst), theirs)
-    fresh = type(theirs).from_pretrained(tmp_path / "fresh")
+    attention = theirs.config._attn_implementation
+    fresh = type(theirs).from_pretrained(tmp_path / "fresh", attn_implementation=attention)
     with torch.no_grad():
         assert torch.equal(*(model(**batch(theirs)).logits for model in (fresh, theirs)))
 

@@ -9,25 +9,23 @@ from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES
 
 from .oracles import (
+    SIZES,
     SPECIAL,
     assert_loads_as,
     assert_verified,
     edit_config,
     edit_tensors,
-    entries_of,
+    name_of,
     official_folder,
     stored,
+    there_and_back,
     under_another_head,
 )
-from .outputs import assert_same_outputs
+from .outputs import assert_same_outputs, padded
 
 HEADS = [(family, head) for family in SPECIAL for head in FAMILIES[family].heads]
 QWEN3 = [head for family, head in HEADS if family == "qwen3"]
-LENGTH = 20
-
-
-def name_of(value):
-    return getattr(value, "official", str(value))
+VOCAB = SIZES["vocab_size"]
 
 
 def padded_folder(folder, family, name, **settings):
@@ -35,28 +33,15 @@ def padded_folder(folder, family, name, **settings):
     return official_folder(folder, family, name, pad_token_id=0, **settings)
 
 
-def inputs(side):
-    """Two rows, one of them padded on a side; positions counted from 0 at the first real token."""
-    ids = torch.randint(3, 199, (2, LENGTH), generator=torch.Generator().manual_seed(3))
-    mask = torch.ones_like(ids)
-    gap = slice(0, 7) if side == "left" else slice(LENGTH - 7, LENGTH)
-    ids[1, gap], mask[1, gap] = 0, 0
-    return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
-
-
 @pytest.mark.versions
 @pytest.mark.parametrize(("family", "head"), HEADS, ids=name_of)
 def test_every_head_there_and_back(tmp_path, family, head):
     src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
     model = padded_folder(src, family, head.official)
-    assert_verified(convert(src, dst))
-    # The same bits as the source's, which was compared; all families are compared by the same code.
-    convert(dst, back, to_official=True, verify="quick" if family == "qwen3" else "none")
-    assert stored(back) == stored(src)
-    assert entries_of(back) == entries_of(src)
+    there_and_back(tmp_path, verify_back="quick" if family == "qwen3" else False)
     ours = getattr(blockformer, head.ours).from_pretrained(dst)
     for side in ("left", "right"):
-        assert_same_outputs(ours, model, inputs(side), spread=0.3)
+        assert_same_outputs(ours, model, padded(2, side, VOCAB), spread=0.3)
     assert_loads_as(back, model)
 
     (dst / "conversion.json").unlink()
@@ -75,7 +60,7 @@ def test_a_reward_model_in_memory(tmp_path, labels):
     assert type(ours) is blockformer.BlockformerDecoderForSequenceClassification
     assert ours.config.num_labels == labels
     assert ours.score.bias is None
-    assert_same_outputs(ours, model, inputs("left"), spread=0.3)
+    assert_same_outputs(ours, model, padded(2, "left", VOCAB), spread=0.3)
 
 
 @pytest.mark.parametrize("head", QWEN3, ids=name_of)
@@ -95,7 +80,7 @@ def test_the_other_spelling_of_every_head(tmp_path, head):
     assert_verified(convert(src, dst))
     convert(dst, back, to_official=True, verify=False)
     assert stored(back) == stored(src)
-    assert_same_outputs(from_official(src), model, inputs("right"), spread=0.3)
+    assert_same_outputs(from_official(src), model, padded(2, "right", VOCAB), spread=0.3)
 
 
 @pytest.mark.parametrize("head", QWEN3, ids=name_of)

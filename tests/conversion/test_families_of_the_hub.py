@@ -7,7 +7,7 @@ from sizes import TINY
 
 from blockformer.conversion import ConversionError, convert
 
-from .oracles import assert_verified, edit_config, edit_tensors, entries_of, official_folder, stored
+from .oracles import edit_config, edit_tensors, entries_of, official_folder, there_and_back
 
 SIZES = {
     **TINY,
@@ -41,16 +41,6 @@ def save_official(folder, name, **settings):
     return model
 
 
-def assert_there_and_back(folder):
-    """Convert `src`, comparing logits, and back: the same tensors to the bit, the same config; gives the report."""
-    report = convert(folder / "src", folder / "dst")
-    assert_verified(report)
-    assert_verified(convert(folder / "dst", folder / "back", to_official=True))
-    assert stored(folder / "back") == stored(folder / "src")
-    assert entries_of(folder / "back") == entries_of(folder / "src")
-    return report
-
-
 @pytest.mark.parametrize("head", ["DebertaV2ForMaskedLM", "DebertaV2ForSequenceClassification", "DebertaV2Model"])
 def test_deberta_may_hold_embeddings_that_the_official_class_does_not_read(tmp_path, head):
     settings = {
@@ -66,7 +56,7 @@ def test_deberta_may_hold_embeddings_that_the_official_class_does_not_read(tmp_p
     root = "" if head == "DebertaV2Model" else "deberta."
     unread = {f"{root}embeddings.position_embeddings.weight": 64, f"{root}embeddings.word_embeddings._weight": 97}
     edit_tensors(tmp_path / "src", **{name: torch.randn(rows, 32) for name, rows in unread.items()})
-    assert_there_and_back(tmp_path)
+    there_and_back(tmp_path, verify_back=True)
 
 
 def test_pythia_may_hold_masks_and_frequencies(tmp_path):
@@ -78,7 +68,7 @@ def test_pythia_may_hold_masks_and_frequencies(tmp_path):
     }
     extra = {f"gpt_neox.layers.{i}.attention.{name}": tensor for i in range(2) for name, tensor in buffers.items()}
     edit_tensors(tmp_path / "src", **extra)
-    assert_there_and_back(tmp_path)
+    there_and_back(tmp_path, verify_back=True)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +82,7 @@ def test_pythia_may_hold_masks_and_frequencies(tmp_path):
 )
 def test_dropouts_may_differ_since_they_do_nothing_in_evaluation(tmp_path, name, dropouts):
     save_official(tmp_path / "src", name, pad_token_id=0, **dropouts)
-    report = assert_there_and_back(tmp_path)
+    report = there_and_back(tmp_path, verify_back=True)
     kept, other = dropouts
     assert any(f"'{other}'" in note for note in report.notes) == (name != "Phi3ForCausalLM")
     (tmp_path / "dst" / "conversion.json").unlink()
@@ -103,7 +93,7 @@ def test_dropouts_may_differ_since_they_do_nothing_in_evaluation(tmp_path, name,
 @pytest.mark.parametrize("name", ["LlamaForCausalLM", "SmolLM3ForCausalLM", "BloomForCausalLM"])
 def test_products_may_have_been_cut_in_training(tmp_path, name):
     save_official(tmp_path / "src", name, pad_token_id=0, pretraining_tp=2)
-    assert not any("pretraining_tp" in note for note in assert_there_and_back(tmp_path).notes)
+    assert not any("pretraining_tp" in note for note in there_and_back(tmp_path, verify_back=True).notes)
 
 
 def test_a_bloom_whose_slices_lose_their_biases_is_refused(tmp_path):
@@ -111,7 +101,7 @@ def test_a_bloom_whose_slices_lose_their_biases_is_refused(tmp_path):
     with pytest.raises(ConversionError, match=r"config\.json.*\n.*slow_but_exact is 'True'"):
         convert(tmp_path / "src", tmp_path / "dst")
     edit_config(tmp_path / "src", slow_but_exact=False)
-    assert_there_and_back(tmp_path)
+    there_and_back(tmp_path, verify_back=True)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +115,7 @@ def test_a_bloom_whose_slices_lose_their_biases_is_refused(tmp_path):
 def test_a_class_may_have_the_name_of_its_former_code(tmp_path, name, former):
     save_official(tmp_path / "src", name, pad_token_id=0)
     edit_config(tmp_path / "src", architectures=[former])
-    assert_there_and_back(tmp_path)
+    there_and_back(tmp_path, verify_back=True)
 
 
 def logits_of(folder, name, cached=False):
@@ -161,14 +151,14 @@ def test_a_model_that_looks_the_other_way_is_refused(tmp_path, name, value, sett
     with pytest.raises(ConversionError, match=rf"config\.json.*\n.*is_causal is '{value}': .*remove it"):
         convert(src, tmp_path / "dst")
     edit_config(src, is_causal=...)
-    assert_there_and_back(tmp_path)
+    there_and_back(tmp_path, verify_back=True)
 
 
 @pytest.mark.parametrize(("name", "value"), [("LlamaForCausalLM", True), ("BertForMaskedLM", False)])
 def test_a_model_may_say_that_it_looks_the_usual_way(tmp_path, name, value):
     save_official(tmp_path / "src", name, pad_token_id=0)
     edit_config(tmp_path / "src", is_causal=value)
-    assert_there_and_back(tmp_path)
+    there_and_back(tmp_path, verify_back=True)
 
 
 @pytest.mark.parametrize("entry", ["sliding_window", "attention_chunk_size"])
@@ -182,7 +172,7 @@ def test_a_window_that_only_the_cache_has_is_refused(tmp_path, name, entry):
     with pytest.raises(ConversionError, match=rf"config\.json.*\n.*{entry} is '4': .*set it to null"):
         convert(src, tmp_path / "dst")
     edit_config(src, **{entry: None})
-    assert_there_and_back(tmp_path)
+    there_and_back(tmp_path, verify_back=True)
 
 
 @pytest.mark.parametrize("name", ["ModernBertDecoderForCausalLM", "ModernBertForMaskedLM"])
@@ -190,14 +180,14 @@ def test_a_modernbert_may_say_half_its_window(tmp_path, name):
     settings = {"local_attention": 32, "layer_types": ["sliding_attention", "full_attention"]}
     save_official(tmp_path / "src", name, pad_token_id=0, cls_token_id=1, sep_token_id=2, **settings)
     edit_config(tmp_path / "src", sliding_window=3)
-    assert_there_and_back(tmp_path)
+    there_and_back(tmp_path, verify_back=True)
     assert entries_of(tmp_path / "dst")["sliding_window"] == 3
 
 
 def test_a_falcon_may_have_plain_heads_and_biases_but_no_alibi(tmp_path):
     falcon_rw = {"bias": True, "multi_query": False, "parallel_attn": False, "new_decoder_architecture": False}
     save_official(tmp_path / "src", "FalconForCausalLM", pad_token_id=0, alibi=False, **falcon_rw)
-    assert_there_and_back(tmp_path)
+    there_and_back(tmp_path, verify_back=True)
     edit_config(tmp_path / "src", alibi=True)
     with pytest.raises(ConversionError, match=r"config\.json: alibi is true.*run this one with transformers"):
         convert(tmp_path / "src", tmp_path / "other")
@@ -206,7 +196,7 @@ def test_a_falcon_may_have_plain_heads_and_biases_but_no_alibi(tmp_path):
 def test_an_opt_may_have_norms_after_its_sublayers_but_no_narrower_embeddings(tmp_path):
     settings = {"ffn_dim": 48, "do_layer_norm_before": False, "pad_token_id": 0}
     save_official(tmp_path / "src", "OPTForCausalLM", word_embed_proj_dim=32, **settings)
-    assert_there_and_back(tmp_path)
+    there_and_back(tmp_path, verify_back=True)
     save_official(tmp_path / "narrow", "OPTForCausalLM", word_embed_proj_dim=16, **settings)
     with pytest.raises(ConversionError, match=r"word_embed_proj_dim is '16': .*run this model with transformers"):
         convert(tmp_path / "narrow", tmp_path / "other")
@@ -216,7 +206,7 @@ def test_an_opt_may_have_norms_after_its_sublayers_but_no_narrower_embeddings(tm
 def test_the_two_stacks_may_have_inner_widths_of_their_own(tmp_path, family):
     settings = {**BART, "decoder_ffn_dim": 64}
     save_official(tmp_path / "src", f"{family}ForConditionalGeneration", pad_token_id=0, **settings)
-    assert_there_and_back(tmp_path)
+    there_and_back(tmp_path, verify_back=True)
     widths = {entries_of(tmp_path / "dst")[name] for name in ("intermediate_size", "decoder_intermediate_size")}
     assert widths == {48, 64}
 
@@ -240,7 +230,7 @@ def test_a_decoder_of_t5gemma_that_looks_both_ways_is_refused(tmp_path):
     with pytest.raises(ConversionError, match=r"config\.json.*\n.*is_causal is false in the decoder; remove it"):
         convert(src, tmp_path / "dst")
     edit_config(src, decoder=settings)
-    assert_there_and_back(tmp_path)
+    there_and_back(tmp_path, verify_back=True)
 
 
 def test_weights_with_adapters_inside_are_refused_by_name(tmp_path):

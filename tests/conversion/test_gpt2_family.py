@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 import transformers
+from fork_server import program
 from pairs import assert_close, assert_gradients_close
-from repos import CLOSE
 from safetensors.torch import load_file
 
 import blockformer
@@ -26,20 +26,18 @@ from .oracles import (
     entries_of,
     fingerprint,
     labels_of,
+    name_of,
     official_folder,
     stored,
+    there_and_back,
     under_another_head,
 )
-from .outputs import WAYS_TO_WRITE, assert_same_outputs, nudged, same_text
+from .outputs import WAYS_TO_WRITE, assert_same_outputs, nudged, padded, same_text
 
 GPT2 = FAMILIES["gpt2"]
 LENGTH = 20
 LM = "GPT2LMHeadModel"
 WTE = "transformer.wte.weight"
-
-
-def name_of(value):
-    return getattr(value, "official", str(value))
 
 
 every_head = pytest.mark.parametrize("head", GPT2.heads, ids=name_of)
@@ -65,31 +63,10 @@ def masks(root, dtype=torch.uint8, size=64, layers=2):
     }
 
 
-def there_and_back(tmp_path, verify_back=False):
-    """Convert `src` to `dst`, which is verified, and on to `back`, which is `src` bit for bit."""
-    src, dst, back = (tmp_path / name for name in ("src", "dst", "back"))
-    report = convert(src, dst)
-    assert_verified(report)
-    convert(dst, back, to_official=True, verify=verify_back)
-    assert stored(back) == stored(src)
-    assert entries_of(back) == entries_of(src)
-    return report
-
-
-def inputs(side):
-    """Three rows of real tokens above 4, one of them padded on a side with the padding token 0."""
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(5, 97, (3, LENGTH), generator=generator)
-    mask = torch.ones_like(ids)
-    gap = slice(0, 7) if side == "left" else slice(LENGTH - 7, LENGTH)
-    ids[1, gap], mask[1, gap] = 0, 0
-    return {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
-
-
 def assert_same_padded(ours, theirs):
     """The same outputs with padding on either side."""
     for side in ("left", "right"):
-        assert_same_outputs(ours, theirs, inputs(side), spread=0.3)
+        assert_same_outputs(ours, theirs, padded(3, side), spread=0.3)
 
 
 @pytest.mark.portable
@@ -292,7 +269,7 @@ def test_the_class_of_another_framework(tmp_path, framework):
 def test_the_same_text_in_every_way(tmp_path):
     theirs = gpt2_folder(tmp_path / "src")
     ours, assistant = from_official(tmp_path / "src"), nudged(from_official(tmp_path / "src"))
-    prompt = inputs("left")
+    prompt = padded(3, "left")
     del prompt["position_ids"]
     for settings in WAYS_TO_WRITE:
         text = same_text(ours, theirs, **prompt, max_new_tokens=30, **settings)
@@ -322,7 +299,7 @@ def targets(head, tensors):
 def test_loss_and_gradients(tmp_path, head, side):
     theirs = gpt2_folder(tmp_path / "src", head.official, n_layer=3)
     ours = from_official(tmp_path / "src")
-    tensors = inputs(side)
+    tensors = padded(3, side)
     mask = tensors["attention_mask"].bool()
     losses = []
     for model in (ours, theirs):
@@ -581,40 +558,21 @@ def test_missing_and_unexpected_tensors_are_listed(tmp_path, head):
     assert not (tmp_path / "dst").exists()
 
 
-LOADED = (
-    CLOSE
-    + r"""
-import json, sys, torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-repo, again, ids = sys.argv[1], sys.argv[2], torch.tensor(json.loads(sys.argv[3]))
-trust = {"trust_remote_code": True}
-
-def results(folder):
-    model = AutoModelForCausalLM.from_pretrained(folder, **trust).eval()
-    assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
-    with torch.no_grad():
-        logits = model(ids).logits
-        assert close(model.lm_head(AutoModel.from_pretrained(folder, **trust).eval()(ids)[0]), logits)
-    written = [model.generate(ids, max_new_tokens=9, do_sample=False, num_beams=n).tolist() for n in (1, 3)]
-    return model, {"logits": logits.tolist(), "written": written}
-
-model, first = results(repo)
-assert AutoConfig.from_pretrained(repo, **trust).model_type == "blockformer_decoder"
-model.save_pretrained(again)
-assert results(again)[1] == first
-assert "blockformer" not in sys.modules
-print(json.dumps(first))
-"""
-)
-
-
 @pytest.mark.versions
 def test_a_converted_repo_where_blockformer_is_not(tmp_path, fresh):
     theirs = gpt2_folder(tmp_path / "src")
     edit_tensors(tmp_path / "src", lambda tensors: without_prefix(tensors) | masks(""))
     convert(tmp_path / "src", tmp_path / "repo", verify=False)
     ids = torch.randint(5, 97, (2, 9))
-    found = json.loads(fresh(LOADED, tmp_path / "repo", tmp_path / "again", json.dumps(ids.tolist()), folder=tmp_path))
+    found = json.loads(
+        fresh(
+            program("remote_converted"),
+            tmp_path / "repo",
+            tmp_path / "again",
+            json.dumps(ids.tolist()),
+            folder=tmp_path,
+        )
+    )
     with torch.no_grad():
         assert_close(torch.tensor(found["logits"]), theirs(ids).logits)
     mask = torch.ones_like(ids)

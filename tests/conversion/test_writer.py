@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from fork_server import ForkServer
+from fork_server import ForkServer, program
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -159,32 +159,12 @@ def test_the_disk_begins_before_the_end(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads its memory from /proc")
 def test_only_one_tensor_is_in_memory(tmp_path: Path, processes: ForkServer) -> None:
-    script = """
-from blockformer.conversion.files.checkpoint import Checkpoint
-from blockformer.conversion.rules.table import Rule, RuleTable, Transpose
-from blockformer.conversion.files.writer import ShardWriter
-def status(name):
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
-def write(source, target):
-    with Checkpoint(source) as source:
-        plan = RuleTable([Rule("t{layer}", "u{layer}", Transpose())]).plan(source.tensors)
-        with ShardWriter(target, [(t.name, t.dtype, t.shape) for group in plan for t in group.targets]) as shards:
-            for group in plan:
-                for name, tensor in group.apply(source.read):
-                    shards.write(name, tensor)
-                del tensor
-write(*sys.argv[1:3])  # touches the libraries' own pages
-open("/proc/self/clear_refs", "w").write("5")  # the peak from here on
-before = status("VmRSS")
-write(*sys.argv[3:5])
-print(status("VmHWM") - before)
-"""
     size, folders = 8 << 20, [tmp_path / name for name in ("small", "small target", "large", "large target")]
     for source, rows in ((folders[0], 1), (folders[2], size // 4096)):
         make_single(source, {f"t{i}": torch.full((rows, 1024), float(i)) for i in range(16)})
     for target in folders[1::2]:
         target.mkdir()
-    grown = int(processes.said(script, *folders, folder=tmp_path, elsewhere=False))
+    grown = int(processes.said(program("memory_of_writing"), *folders, folder=tmp_path, elsewhere=False))
     # The tensor, its transposed copy, as much again that the allocator still holds, a constant; all take 128 MiB.
     assert grown < 4 * size + (24 << 20)
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from sizes import TINY
 from torch.utils.flop_counter import FlopCounterMode
 
 import blockformer
@@ -44,9 +45,7 @@ def test_operations_are_those_that_torch_counts(name):
     ],
 )
 def test_shapes_are_those_of_hooks_on_a_real_forward(name, settings):
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
-    if name != "albert":
-        sizes |= {"head_dim": 8}
+    sizes = TINY if name == "albert" else {**TINY, "head_dim": 8}
     config = blockformer.preset(
         name, **sizes, vocab_size=99, **settings, pad_token_id=0, eos_token_id=1, bos_token_id=1
     )

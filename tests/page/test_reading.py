@@ -5,17 +5,12 @@ import zlib
 
 import pytest
 import torch
+from sizes import TINY
 
 import blockformer
 from blockformer.page.reading import read
 
-SMALL = {
-    "vocab_size": 512,
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-}
+SMALL = {**TINY, "num_hidden_layers": 4, "vocab_size": 512}
 SMALL |= {"pad_token_id": 1, "eos_token_id": 0, "bos_token_id": None}
 TEXT = "def heappush(heap, item): the smallest item of the heap comes first"
 CAUSAL, MASKED = "BlockformerDecoderForCausalLM", "BlockformerEncoderForMaskedLM"

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+from narrow_models import NARROW, USUALLY, arguments, models_of, names_of, of_width, small
 from peft import LoraConfig, get_peft_model
-from test_optimizer import TINY, USUALLY, arguments, models_of, names_of, small
 from transformers import Trainer
 
 import blockformer
@@ -13,20 +13,6 @@ from blockformer import adamw, mup_groups, mup_model, optimizer_groups
 from blockformer.presets import PRESETS
 
 LM = blockformer.BlockformerDecoderForCausalLM
-HEAD = 8
-
-
-def of_width(preset, width, **settings):
-    """A preset's config at a width of which everything has its share but the size of a head."""
-    heads = width // HEAD
-    widths = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": heads, "head_dim": HEAD}
-    if PRESETS[preset][1].get("num_key_value_heads") != 1:
-        widths["num_key_value_heads"] = heads // 2 if preset.startswith("qwen") else heads
-    if "num_experts" in PRESETS[preset][1]:
-        widths |= {"moe_intermediate_size": width, "num_experts": 4, "num_experts_per_tok": 2}
-    if PRESETS[preset][1].get("shared_expert_intermediate_size"):
-        widths["shared_expert_intermediate_size"] = width
-    return small(preset, **{"hidden_dropout": 0.0, "attention_dropout": 0.0, **widths, **settings})
 
 
 def drawn(model_class, *args):
@@ -130,7 +116,7 @@ def test_multipliers_of_the_width_are_the_bases(preset):
 )
 def test_every_model_has_a_rate_for_each_weight(preset):
     """At the base's width nothing is another; at others each weight is in one group, vectors at the rate itself."""
-    base, config = small(preset), small(preset, **{name: 2 * TINY[name] for name in ("hidden_size", "head_dim")})
+    base, config = small(preset), small(preset, **{name: 2 * NARROW[name] for name in ("hidden_size", "head_dim")})
     for model in models_of(base):
         fresh, plain = (
             drawn(make, *args) for make, *args in ((mup_model, type(model), base, base), (type(model), base))

@@ -8,6 +8,7 @@ import zlib
 import chromium
 import pytest
 import torch
+from sizes import TINY
 from transformers import Qwen3Config, Qwen3ForCausalLM, T5Config, T5ForConditionalGeneration
 
 import blockformer
@@ -36,7 +37,7 @@ def folders(tmp_path_factory, tiny_tokenizer):
     import copy
 
     torch.manual_seed(0)
-    sizes = {"num_attention_heads": 4, "num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 48}
+    sizes = {**TINY, "num_hidden_layers": 3}
     config = Qwen3Config(**TOKENS, **sizes, num_key_value_heads=2, head_dim=8, initializer_range=0.4)
     t5 = T5Config(**TOKENS, decoder_start_token_id=1, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
     tokenizer = copy.deepcopy(tiny_tokenizer)

@@ -9,6 +9,7 @@ import torch
 import transformers
 from pairs import assert_close
 from safetensors.torch import load_file, save_file
+from sizes import TINY
 from transformers import AutoTokenizer
 
 import blockformer
@@ -359,14 +360,7 @@ def test_another_task_has_no_official_layout(tmp_path):
         convert(tmp_path / "src", tmp_path / "dst", to_official=True)
 
 
-SIZES_OF_OURS = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+SIZES_OF_OURS = {**TINY, "vocab_size": 99, "num_key_value_heads": 2}
 
 
 @pytest.mark.parametrize(

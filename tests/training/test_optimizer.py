@@ -7,53 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from narrow_models import USUALLY, arguments, models_of, names_of, small
 from pairs import assert_close, model, token_ids
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 import blockformer
 from blockformer import adamw, optimizer_groups
 from blockformer.presets import PRESETS
 
-TINY = {
-    "vocab_size": 61,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-GUIDE = Path(__file__).parents[1] / "docs/training.md"
-
-
-def small(preset, **settings):
-    """A preset's config at small sizes."""
-    if PRESETS[preset][1].get("decoder_start_token_id") is not None:
-        settings = {"decoder_start_token_id": 0, **settings}
-    return blockformer.preset(preset, **{**TINY, **settings})
-
-
-def models_of(a_config):
-    """A model of each class that serves a config."""
-    names = sorted({target for auto, target in type(a_config).auto_classes.items() if auto != "AutoConfig"})
-    for name in names:
-        module, _, cls = name.rpartition(".")
-        home = getattr(blockformer, module)
-        yield getattr(home, cls)(a_config)
-
-
-def arguments(folder, **settings):
-    quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True}
-    return TrainingArguments(str(folder), **quiet, dataloader_pin_memory=False, **settings)
-
-
-def names_of(a_model, groups):
-    names = {parameter: name for name, parameter in a_model.named_parameters()}
-    return [[names[parameter] for parameter in group["params"]] for group in groups]
+GUIDE = Path(__file__).parents[2] / "docs/training.md"
 
 
 def assert_groups_of_trainer(a_model, folder):
@@ -66,9 +30,6 @@ def assert_groups_of_trainer(a_model, folder):
 
 
 # The groups
-
-# One of each kind of norm, position, feed-forward network and topology.
-USUALLY = ("qwen3", "gpt2", "bert", "t5", "umt5", "bart", "marian", "gemma2", "falcon", "bloom", "olmo", "ernie4_5_moe")
 
 
 @pytest.mark.versions

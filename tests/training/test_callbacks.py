@@ -280,7 +280,7 @@ def test_checkpoints_of_fsdp_and_deepspeed(run):
 def killed_runs(processes, folder, every=False) -> dict[str, Any]:
     """What came of runs that were killed, at some calls of a save or at every one."""
     done = processes.run(
-        program("killed_training"), folder, "every" if every else "", folder=Path(__file__).parent, elsewhere=False
+        program("killed_training"), folder, "every" if every else "", folder=Path(__file__).parents[1], elsewhere=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return {**json.loads(done.stdout.splitlines()[-1]), "said": done.stderr}

@@ -7,19 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from sizes import TINY
+from sizes import PUBLISHED
 
 import blockformer
 from blockformer.publishing import code_files, copy_code, export_model, full_auto_map, save_tokenizer, write_card
-
-SIZES = {
-    **TINY,
-    "vocab_size": 512,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.4,
-    "eos_token_id": 0,
-    "pad_token_id": 1,
-}
 
 FORBIDDEN_MODULES = {"socket", "subprocess", "urllib", "http", "requests", "shutil", "pickle", "ctypes", "tempfile"}
 FORBIDDEN_CALLS = {"exec", "eval", "compile", "__import__", "print", "input"}
@@ -28,7 +19,7 @@ FORBIDDEN_METHODS = set("write_text write_bytes touch mkdir makedirs unlink rmdi
 
 @pytest.fixture
 def model():
-    return blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **SIZES)).eval()
+    return blockformer.BlockformerDecoderForCausalLM(blockformer.preset("qwen3", **PUBLISHED)).eval()
 
 
 def test_an_exported_repo_is_complete(tmp_path, model, tiny_tokenizer):
@@ -92,7 +83,7 @@ def test_public_names_are_found_late():
 
 def test_the_wheel_carries_every_package():
     """`packages` in pyproject.toml is written by hand: a folder that it forgets is missing from the wheel alone."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     listed = re.search(r"^packages = \[(.*?)\]", (root / "pyproject.toml").read_text(), re.M | re.S)[1]
     wanted = {"blockformer", "blockformer.conversion", "blockformer.model_cards"}
     for path in (root / "src").rglob("__init__.py"):
@@ -181,7 +172,7 @@ def test_a_core_that_a_repo_could_not_carry_is_refused(tmp_path, monkeypatch):
     ],
 )
 def test_the_card_fits_the_task(tmp_path, name, tag, auto):
-    config = blockformer.preset("qwen3", **SIZES)
+    config = blockformer.preset("qwen3", **PUBLISHED)
     config.architectures = [name]
     (tmp_path / "tokenizer.json").touch()
     card = write_card(tmp_path, config, origin="Made of $1 | sense.", base_model="a/b", parity="equal").read_text()

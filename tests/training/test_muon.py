@@ -5,10 +5,9 @@ from itertools import chain
 
 import pytest
 import torch
+from narrow_models import USUALLY, arguments, models_of, of_width, small
 from pairs import model, token_ids
 from peft import LoraConfig, get_peft_model
-from test_optimizer import USUALLY, arguments, models_of, small
-from test_width_transfer import of_width
 from torch import nn
 from transformers import Trainer, set_seed
 
