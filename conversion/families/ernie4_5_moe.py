@@ -5,7 +5,7 @@ from typing import Any
 
 from .fields import Computed
 from .llama_like import ALL_BIASES
-from .with_experts import SHARED, ExpertsFamily, shared_experts
+from .with_experts import SHARED_EXPERTS, ExpertsFamily, shared_experts
 
 
 def _read_layers(official) -> dict[str, Any]:
@@ -29,7 +29,8 @@ FAMILY = ExpertsFamily(
     "ernie4_5_moe",
     "Ernie4_5_Moe",
     heads=("ForCausalLM", "Model"),
-    sparse={ours.replace("expert.", "experts."): ours for ours in SHARED},
+    sparse=SHARED_EXPERTS,
+    passed_over=("mtp_",),
     statics="moe_statics.e_score_correction_bias",
     pairs=True,
     head_bias=True,

@@ -66,6 +66,8 @@ def _write_stacks(config, head):
         "attention_dropout": config.attention_dropout,
         "dropout_rate": config.hidden_dropout,
     }
+    if config.sliding_window is None:  # these classes make a mask for a window in any case, and want its length
+        del both["sliding_window"]
     encoder = {"num_hidden_layers": config.num_hidden_layers, "layer_types": config.layer_types, "is_decoder": False}
     decoder = {"num_hidden_layers": config.decoder_layers, "layer_types": config.decoder_layer_types}
     decoder |= {"is_decoder": True, "cross_attention_hidden_size": config.hidden_size}

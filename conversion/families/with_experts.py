@@ -72,6 +72,7 @@ class ExpertsFamily(LlamaLikeFamily):
         sparse: the other official modules of a sparse layer -> ours, without prefix.
         statics: the published name [1, E] of the router's selection bias, without prefix; None is the official class's
             and ours, [E].
+        passed_over: see `LayersBeyond`.
         settings: the arguments of `LlamaLikeFamily`.
     """
 
@@ -85,13 +86,14 @@ class ExpertsFamily(LlamaLikeFamily):
         parts: tuple[str, str, str] = PARTS,
         sparse: Mapping[str, str] | None = None,
         statics: str | None = None,
+        passed_over: tuple[str, ...] = (),
         **settings,
     ):
         super().__init__(name, prefix, **settings)
         if heads is not None:
             self.heads = tuple(head for head in self.heads if head.official.removeprefix(prefix) in heads)
         self.block, self.parts, self.sparse = block, parts, {"gate": "gate", **(sparse or {})}
-        self.statics = statics
+        self.statics, self.passed_over = statics, passed_over
         self.has_low_bits = False
 
     def form(self, official, names=None, read=None):
@@ -166,6 +168,28 @@ def shared_experts(field: str) -> Computed:
         return {field: size // width}
 
     return Computed(read, write)
+
+
+def _read_first_dense(official) -> dict[str, Any]:
+    dense, layers = official.config.first_k_dense_replace, official.config.num_hidden_layers
+    return {"mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(layers)]}
+
+
+def _write_first_dense(config: PretrainedConfig, head: Any) -> dict[str, Any]:
+    return {"first_k_dense_replace": (config.mlp_layer_types or []).count("dense")}
+
+
+FIRST_DENSE = Computed(_read_first_dense, _write_first_dense)
+"""Sparse layers as DeepSeek's configs say them: all after the first few."""
+DEEPSEEK_FIELDS = {
+    **{name: name for name in ("num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size")},
+    "n_routed_experts": "num_experts",
+    "routed_scaling_factor": "routed_scaling_factor",
+}
+DEEPSEEK_GROUPS = {"n_group": (None, 1), "topk_group": (None, 1)}
+"""Official settings of a choice among groups of experts -> values that mean one group."""
+SHARED_EXPERTS = {ours.replace("expert.", "experts."): ours for ours in SHARED}
+"""Modules of experts for every token that are one network, official and ours."""
 
 
 def _read_layers(official) -> dict[str, Any]:

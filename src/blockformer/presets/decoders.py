@@ -109,6 +109,13 @@ _SPARSE: dict[str, dict] = {
         "shared_expert_intermediate_size": 768,
         "routed_scaling_factor": 2.5,
     },
+    "glm4_moe": {
+        **rotary(1_000_000.0, 0.5),
+        **_FINE,
+        "shared_expert_intermediate_size": 384,
+        "attention_bias": True,
+        "norm_eps": 1e-5,
+    },
     "ernie4_5_moe": {
         **rotary(500_000.0),
         **_FINE,

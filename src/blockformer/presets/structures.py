@@ -105,6 +105,7 @@ STRUCTURES: dict[str, dict] = {
     "olmoe": {**_LLAMA_LIKE, "qk_norm": "projection"},
     "flex_olmo": {**_LLAMA_LIKE, "norm_placement": "output", "qk_norm": "projection"},
     "dots1": {**_LLAMA_LIKE, "qk_norm": True, "router_score": "sigmoid", "router_selection_bias": True},
+    "glm4_moe": {**_LLAMA_LIKE, "router_score": "sigmoid", "router_selection_bias": True},
     "ernie4_5_moe": {**_LLAMA_LIKE, "router_selection_bias": True},
     "gpt2": {**_GPT_LIKE, "position_type": "learned"},
     "bert": _BERT_LIKE,
