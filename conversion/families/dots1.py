@@ -1,10 +1,12 @@
 """dots.llm1 (Huo et al., 2025): Qwen3's attention, and DeepSeek's experts: sigmoid scores and a term in the choice."""
 
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .fields import WindowByLayer
-from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, MLP, NORMS, Q_AND_K_NORM
+from .fresh import rotary
 from .with_experts import (
     DEEPSEEK_FIELDS,
     DEEPSEEK_GROUPS,
+    FINE,
     FIRST_DENSE,
     SHARED_EXPERTS,
     ExpertsFamily,
@@ -22,8 +24,10 @@ class Window(WindowByLayer):
 
 FAMILY = ExpertsFamily(
     "dots1",
-    "Dots1",
-    heads=("ForCausalLM", "Model"),
+    "Dots1Config",
+    "Dots1ForCausalLM Dots1Model",
+    structure={**LLAMA, "qk_norm": True, "router_score": "sigmoid", "router_selection_bias": True},
+    fresh={**rotary(10_000_000.0), **FINE, "shared_expert_intermediate_size": 768, "routed_scaling_factor": 2.5},
     layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
     sparse=SHARED_EXPERTS,
     fields={**DEEPSEEK_FIELDS, "attention_bias": ALL_ATTENTION_BIASES},

@@ -3,12 +3,14 @@
 Checkpoints hold a layer after the last one, which predicts one token more.
 """
 
+from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .fields import Flag, constants
-from .llama_like import ATTENTION, MLP, NORMS, Q_AND_K_NORM
+from .fresh import rotary
 from .rope import Rope
 from .with_experts import (
     DEEPSEEK_FIELDS,
     DEEPSEEK_GROUPS,
+    FINE,
     FIRST_DENSE,
     SHARED_EXPERTS,
     ExpertsFamily,
@@ -17,7 +19,16 @@ from .with_experts import (
 
 FAMILY = ExpertsFamily(
     "glm4_moe",
-    "Glm4Moe",
+    "Glm4MoeConfig",
+    "Glm4MoeForCausalLM Glm4MoeModel",
+    structure={**LLAMA, "router_score": "sigmoid", "router_selection_bias": True},
+    fresh={
+        **rotary(1_000_000.0, 0.5),
+        **FINE,
+        "shared_expert_intermediate_size": 384,
+        "attention_bias": True,
+        "norm_eps": 1e-5,
+    },
     layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
     sparse=SHARED_EXPERTS,
     passed_over=("layers.{layer}.",),
