@@ -3,7 +3,7 @@
 Neighbouring channels of a head make a pair. The layers of the later ones that see everything have no positions.
 """
 
-from ..rules.operations import FlatPairs
+from ..rules.operations import DeinterleaveRotaryNorms
 from ..rules.table import Rule
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LAYER, LAYER_NORM, LLAMA, MLP, DecoderFamily
 from .fields import Computed, Flag, HeadDim, WindowByLayer
@@ -21,7 +21,7 @@ class CohereFamily(DecoderFamily):
     def more_rules(self, config):
         """See `DecoderFamily.more_rules`."""
         names = (f"{LAYER}self_attn.{name}_norm.weight" for name in "qk")
-        return [Rule(name, name, FlatPairs(config.head_dim, config.head_dim)) for name in names]
+        return [Rule(name, name, DeinterleaveRotaryNorms(config.head_dim, config.head_dim)) for name in names]
 
 
 COHERE = CohereFamily(

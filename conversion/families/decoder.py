@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 
 from blockformer.rotary import rotary_size
 
-from ..rules.operations import Chain, Each, Identity, Operation, Pairs, Split
+from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Operation, Split
 from ..rules.table import Rule, RuleTable
 from . import awq
 from .base import Family
@@ -271,7 +271,7 @@ class DecoderFamily(Family[Head]):
         """Queries and keys whose pairs are side by side, among these parts."""
         if not self.pairs or not {*QKV[:2]} & {*parts}:
             return op
-        turn = Pairs(config.head_dim, rotary_size(config.rope_parameters, config.head_dim))
+        turn = DeinterleaveRotary(config.head_dim, rotary_size(config.rope_parameters, config.head_dim))
         turns = tuple(turn if part in QKV[:2] else Identity() for part in parts)
         return turns[0] if len(turns) == 1 else Chain(op, Each(turns))
 

@@ -6,7 +6,7 @@ windows, soft caps and, but for VaultGemma, a norm before and after each sub-lay
 
 from ..errors import ConversionError
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, FOUR_NORMS, LLAMA, MLP, Q_AND_K_NORM, DecoderFamily
-from .fields import Computed, NotExpressible, WindowByLayer, undone
+from .fields import Computed, NotExpressible, WindowByLayer, invert_power
 from .fresh import by_type, every, root_of_width, rotary
 from .rope import RopeByLayerType
 
@@ -39,7 +39,7 @@ def read_scores(official):
 def write_scores(config, head):
     """The way back."""
     scale = config.attention_scale
-    return {"query_pre_attn_scalar": config.head_dim if scale is None else undone(scale, -0.5)}
+    return {"query_pre_attn_scalar": config.head_dim if scale is None else invert_power(scale, -0.5)}
 
 
 SCORES = Computed(read_scores, write_scores)

@@ -29,7 +29,7 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
-class Unzip:
+class DeinterleaveGateUp:
     """[E, 2 n, ...] with gate and up in turn -> all of gate, then all of up."""
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -110,7 +110,7 @@ class GptOssFamily(ExpertsFamily):
         mlp = f"{LAYER}mlp."
         rules = [Rule(f"{LAYER}self_attn.sinks", f"{LAYER}self_attn.sinks")]
         rules += [Rule(f"{mlp}router.{kind}", f"{mlp}gate.{kind}") for kind in ("weight", "bias")]
-        turns: dict[str, tuple[Operation, ...]] = {"gate_up_proj": (Unzip(),), "down_proj": ()}
+        turns: dict[str, tuple[Operation, ...]] = {"gate_up_proj": (DeinterleaveGateUp(),), "down_proj": ()}
         for name, unzip in turns.items():
             theirs = f"{mlp}experts.{name}"
             if TRAIT in form.traits:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderFamily
-from .fields import Computed, Factor, HeadDim, undone
+from .fields import Computed, Factor, HeadDim, invert_power
 from .fresh import rotary
 
 FRESH = {
@@ -15,7 +15,7 @@ FRESH = {
 }
 LOGITS = Computed(
     lambda official: {"logit_scale": 1 / official.config.logits_scaling},
-    lambda config, head: {"logits_scaling": undone(config.logit_scale, -1.0)},
+    lambda config, head: {"logits_scaling": invert_power(config.logit_scale, -1.0)},
 )
 SETTINGS: dict[str, Any] = {
     "head_dim": HeadDim(always=False),
