@@ -13,11 +13,12 @@ GROUPS: tuple[tuple[str, ...], ...] = (
         *("phi3", "phi", "olmo2", "olmo3", "olmo", "gemma", "gemma2", "gemma3_text", "vaultgemma", "granite"),
         *("ministral", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4", "cohere", "cohere2"),
         *("starcoder2", "nemotron", "jais2", "stablelm"),
+        "ernie4_5",
     ),
     ("gpt2",),
     ("gpt_neox", "persimmon", "gptj", "codegen", "falcon", "bloom", "mpt", "opt", "gpt_bigcode"),
     ("qwen3_moe", "qwen2_moe", "mixtral"),
-    ("olmoe", "flex_olmo", "dots1", "glm4_moe", "ernie4_5_moe", "granitemoe", "granitemoeshared"),
+    ("olmoe", "flex_olmo", "dots1", "glm4_moe", "ernie4_5_moe", "minimax_m2", "granitemoe", "granitemoeshared"),
     ("gpt_oss",),
     ("distilbert", "roberta", "xlm-roberta", "bert"),
     (

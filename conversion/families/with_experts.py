@@ -71,6 +71,7 @@ class ExpertsFamily(DecoderFamily):
         sparse: the other official modules of a sparse layer -> ours, without prefix.
         statics: the published name [1, E] of the router's selection bias, without prefix; None is the official class's
             and ours, [E].
+        bias_of_choice: the same [E], in the block itself.
         passed_over: see `LayersBeyond`.
         settings: the arguments of `DecoderFamily`.
     """
@@ -85,12 +86,13 @@ class ExpertsFamily(DecoderFamily):
         parts: tuple[str, str, str] = PARTS,
         sparse: Mapping[str, str] | None = None,
         statics: str | None = None,
+        bias_of_choice: str = f"gate.{SELECTION_BIAS}",
         passed_over: tuple[str, ...] = (),
         **settings,
     ):
         super().__init__(*names, **settings)
         self.block, self.parts, self.sparse = block, parts, {"gate": "gate", **(sparse or {})}
-        self.statics, self.passed_over = statics, passed_over
+        self.statics, self.bias_of_choice, self.passed_over = statics, bias_of_choice, passed_over
         self.has_low_bits = False
 
     def form(self, official, names=None, read=None):
@@ -118,7 +120,7 @@ class ExpertsFamily(DecoderFamily):
         kinds = ("weight", "bias")
         rules = [Rule(f"{theirs}{a}.{kind}", f"{ours}{b}.{kind}") for a, b in self.sparse.items() for kind in kinds]
         if self.statics is None:
-            rules.append(Rule(f"{theirs}gate.{SELECTION_BIAS}", f"{ours}gate.{SELECTION_BIAS}"))
+            rules.append(Rule(theirs + self.bias_of_choice, f"{ours}gate.{SELECTION_BIAS}"))
         else:
             name = f"gate.{self.statics}" if STACKED in form.traits else self.statics
             rules.append(Rule(theirs + name, f"{ours}gate.{SELECTION_BIAS}", LeadingAxis()))
@@ -147,8 +149,11 @@ class ExpertsFamily(DecoderFamily):
                 names = (f"{layer}.{self.block}experts.{i}.{part}.weight" for i in range(shape[0]) for part in parts)
                 made |= dict.fromkeys(names, (shape[1] // len(parts), shape[2]))
             else:
-                made[f"{layer}.{self.block}{rest}" if rest.rpartition(".")[0] in self.sparse else name] = shape
+                made[f"{layer}.{self.block}{rest}" if self._is_sparse(rest) else name] = shape
         return made
+
+    def _is_sparse(self, name: str) -> bool:
+        return name.rpartition(".")[0] in self.sparse or name == self.bias_of_choice
 
 
 def shared_experts(field: str) -> Computed:
