@@ -33,6 +33,13 @@ EXTRAS = {
     "onnx": Extra(
         ("onnx", "onnxscript", "onnxruntime"), ("tests/test_clients.py::test_the_onnx_example_says_what_pytorch_says",)
     ),
+    "int8": Extra(
+        ("nncf", "onnx", "onnxscript", "onnxruntime", "openvino", "torchao"),
+        (
+            "tests/test_clients.py::test_the_recipes_for_8_bits_keep_the_vectors",
+            "tests/test_benchmarks.py::test_an_encoder_in_8_bits_is_measured_by_every_tool",
+        ),
+    ),
     "peers": Extra(("gguf", "llama-cpp-python"), ("tests/test_gguf.py", "tests/test_benchmarks.py")),
     "deepspeed": Extra(("deepspeed",), ("tests/test_scale.py::test_the_configuration_of_deepspeed_is_understood",)),
 }
