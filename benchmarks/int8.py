@@ -174,11 +174,10 @@ def _ways(folder: Path, place: Path, calibration: list[Batch], console: Console)
         yield _of_model(f"{name}, quantize_dynamic", quantized)
     if peers.is_there(console, "torchao", "torchao"):
         yield from _torchao_ways(official, ours)
-    has_exporter = peers.is_there(console, "exports", "onnx", "onnxscript")
-    if has_exporter and peers.is_there(console, "ONNX Runtime", "onnxruntime"):
+    if peers.is_there(console, "ONNX Runtime in int8", "onnxruntime", "onnx", "onnxscript"):
         yield from _onnx_runtime_ways(official, place)
-    if has_exporter and peers.is_there(console, "OpenVINO", "openvino"):
-        yield from _openvino_ways(official, place, calibration, console)
+    if peers.is_there(console, "OpenVINO in int8", "openvino", "nncf", "onnx", "onnxscript"):
+        yield from _openvino_ways(official, place, calibration)
 
 
 def _of_model(name: str, model: torch.nn.Module, run: Callable | None = None) -> _Way:
@@ -215,9 +214,8 @@ def _onnx_runtime_ways(official: torch.nn.Module, place: Path) -> Iterator[_Way]
         yield _Way(f"ONNX Runtime, {name}", _megabytes(path), _by(peers.onnx_runtime(path)))
 
 
-def _openvino_ways(
-    official: torch.nn.Module, place: Path, calibration: list[Batch], console: Console
-) -> Iterator[_Way]:
+def _openvino_ways(official: torch.nn.Module, place: Path, calibration: list[Batch]) -> Iterator[_Way]:
+    import nncf
     import openvino
 
     plain = place / "new.onnx"
@@ -226,10 +224,6 @@ def _openvino_ways(
     for dtype in (torch.float32, torch.bfloat16):
         name = f"OpenVINO, {str(dtype).removeprefix('torch.')}"
         yield _Way(name, _megabytes(plain), _by(peers.openvino_model(plain, dtype)))
-    if not peers.is_there(console, "OpenVINO in int8", "nncf"):
-        return
-    import nncf
-
     nncf.set_log_level(logging.ERROR)
     read = openvino.Core().read_model
     given = nncf.Dataset(calibration, lambda batch: {name: tensor.numpy() for name, tensor in batch.items()})

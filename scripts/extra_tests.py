@@ -20,7 +20,7 @@ class Extra(NamedTuple):
 
     Attributes:
         packages: what pip installs into it.
-        tests: what pytest runs in it. None of them may be skipped for a package of this environment.
+        tests: what pytest runs in it, with options if need be. None may be skipped for a package of this environment.
     """
 
     packages: tuple[str, ...]
@@ -38,6 +38,7 @@ EXTRAS = {
         (
             "tests/test_clients.py::test_the_recipes_for_8_bits_keep_the_vectors",
             "tests/test_benchmarks.py::test_an_encoder_in_8_bits_is_measured_by_every_tool",
+            *("-m", "exhaustive or not exhaustive"),  # the second takes two minutes
         ),
     ),
     "peers": Extra(("gguf", "llama-cpp-python"), ("tests/test_gguf.py", "tests/test_benchmarks.py")),

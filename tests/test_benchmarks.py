@@ -98,8 +98,7 @@ EIGHT_BITS = {
     "torchao": {"Blockformer, torchao int8", "transformers, torchao int8, torch.compile"}
     | {"transformers, torchao int8 weights, torch.compile"},
     "onnxruntime": {"ONNX Runtime, float32", "ONNX Runtime, int8"},
-    "openvino": {"OpenVINO, float32", "OpenVINO, bfloat16"},
-    "nncf": {"OpenVINO, int8 weights by NNCF", "OpenVINO, int8 by NNCF"},
+    "nncf": {f"OpenVINO, {way}" for way in ("float32", "bfloat16", "int8 weights by NNCF", "int8 by NNCF")},
 }
 NO_TOOL = {"transformers, float32", "transformers, quantize_dynamic", "Blockformer, quantize_dynamic"} | {
     f"Blockformer, {way}" for way in ("float32, prepared", "float32, compiled", "bfloat16, prepared")
