@@ -146,9 +146,11 @@ def unpack(parameter: PackedWeight) -> None:
     original.requires_grad_(parameter.requires_grad)
     if parameter.grad is not None:
         original.grad = parameter.grad
+    del parameter._original  # which would hold itself when they have changed places
     try:
         torch.utils.swap_tensors(parameter, original)
     except RuntimeError as error:
+        parameter._original = original
         raise RuntimeError("a weak reference or a graph holds packed weights: let go of it before.") from error
 
 
