@@ -88,7 +88,7 @@ def written(text: str) -> str:
 
 
 def with_names(text: str, separator: str) -> str:
-    """A README whose table of families has the names of the index: a line for each group that has a line there.
+    """A README whose table of families has the names of the index, sorted: a line for each group that has one there.
 
     What stands in brackets behind a name stays.
     """
@@ -97,7 +97,7 @@ def with_names(text: str, separator: str) -> str:
         place = next(i for i, line in enumerate(lines) if line.startswith("|") and _names(line) & set(group))
         old, rest = lines[place].split(" | ", 1)
         remarks = dict(re.findall(r"(`[^`]+`)(\s?[(\uff08][^)\uff09]*[)\uff09])", old))
-        names = (f"`{name}`" for name in group if not name.endswith("-decoder"))
+        names = (f"`{name}`" for name in sorted(group) if not name.endswith("-decoder"))
         lines[place] = f"| {separator.join(name + remarks.get(name, '') for name in names)} | {rest}"
     return "".join(lines)
 
