@@ -92,9 +92,9 @@ class DecoderFamily(Family[Head]):
         name: the official `model_type`, which is the preset's name too.
         config_class: name of the official configuration class.
         classes: names of the official model classes, the language model first.
-        structure: our fields that are the same in all of its models, but for those in `fields`.
+        structure: our fields that are the same in all of its models, except those in `fields`.
         fresh: what a fresh model has beyond its structure.
-        layer: official module of a layer -> ours, or those of ours that it holds side by side.
+        layer: official module of a layer -> ours, or several of ours that it holds side by side.
         outer: official module outside of the layers -> ours.
         root: prefix of the official names of the stack's tensors.
         layers: what the official names of a layer's tensors begin with.
