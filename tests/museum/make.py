@@ -1,6 +1,6 @@
 """Write small repos by an earlier state of this package, with what its own code computes.
 
-Run it in a clone of that state: PYTHONPATH=CLONE/src python tests/museum/make.py tests/museum/2026-11-22
+Run it in a clone of that state: PYTHONPATH=CLONE/src python tests/museum/make.py tests/museum/2026-11-20
 Each repo keeps only its config and weights; `expected.safetensors` has inputs and logits.
 """
 
