@@ -44,7 +44,7 @@ class Result:
     Attributes:
         megabytes: of the weights in a file.
         seconds: best and median, by work: a batch as it comes, one of texts of like length, one text.
-        cosine, worst_cosine: between its vectors and those of the reference, mean and least.
+        cosine, worst_cosine: between its vectors and the reference's, mean and least.
         neighbours: the share of the nearest texts that are also the reference's.
     """
 
@@ -240,7 +240,7 @@ def _by(run: Callable[[dict[str, np.ndarray]], np.ndarray]) -> Run:
 
 
 def _megabytes(path: Path) -> float:
-    """Of a model's file and the one beside it that holds its weights."""
+    """Of a model: its file, and the file next to it that holds its weights."""
     files = (path, Path(f"{path}.data"), path.with_suffix(".bin"))
     return sum(file.stat().st_size for file in files if file.exists()) / 1e6
 

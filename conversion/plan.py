@@ -9,7 +9,6 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, initialization
 
 from blockformer.on_import import CONFIGS
-from blockformer.publishing.earlier_names import are_earlier
 
 from .arguments import dtype_name
 from .errors import ConversionError, listed, shown
@@ -142,11 +141,6 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     """Ours -> official."""
     if not is_ours(checkpoint.config):
         raise ConversionError(f"{checkpoint.folder}: is not in Blockformer's layout; leave out to_official=True")
-    if are_earlier(checkpoint.tensors):
-        raise ConversionError(
-            f"{checkpoint.folder}: weights have names of an earlier state of Blockformer; load it with from_pretrained "
-            "and convert what save_pretrained writes"
-        )
     config = our_config(checkpoint.config)
     origin = read_origin(checkpoint)
     if family_name is not None:

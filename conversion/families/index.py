@@ -34,7 +34,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("plbart", "blenderbot", "pegasus", "m2m_100"),
     ("bart-decoder", "mbart-decoder", "marian-decoder", "plbart-decoder", "blenderbot-decoder", "pegasus-decoder"),
 )
-"""Families, those of one line of the README together.
+"""Families, in groups: each is one line of the README.
 
 On the way out the first that can express a config is taken: the more a family demands, the earlier it stands.
 """

@@ -1,7 +1,7 @@
 """All families: chosen by the official `model_type` on the way in and by a config's fields on the way out.
 
-Those of `articles` have no `model_type` and no way out; they are chosen only by name. The file of a family is loaded
-when it is asked for.
+The families of `articles` have no `model_type` and no way out; they are chosen only by name. The file of a family is
+loaded when it is asked for.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -19,6 +19,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from blockformer.publishing.earlier_names import todays
+
 from ..errors import CheckpointError, listed, shown
 from . import pickled
 from .safetensors_io import (
@@ -174,7 +176,7 @@ class Checkpoint:
     Attributes:
         folder: the folder, or the weight file.
         config: the content of `config.json` or of the settings file.
-        tensors: name -> `TensorInfo`, in file order.
+        tensors: name -> `TensorInfo`, in file order; of our layout by today's names, whatever the files have.
 
     Raises:
         CheckpointError: files are missing, damaged, contradict each other, or lie outside the folder.
@@ -229,6 +231,18 @@ class Checkpoint:
         if problems:
             raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
         _check_counts(self.folder, self.config, self.tensors)
+        if str(self.config.get("model_type", "")).startswith("blockformer_"):
+            self._read_earlier_names()
+
+    def _read_earlier_names(self) -> None:
+        placement = self.config.get("norm_placement", "pre")
+        found: dict[str, TensorInfo] = {}
+        for info in self.tensors.values():
+            other = found.setdefault(todays(info.name, placement), info)
+            if other is not info:
+                names = f"{shown(other.name)} and {shown(info.name)}"
+                raise CheckpointError(f"{self.folder}: {names} are an earlier and today's name of one weight")
+        self.tensors = found
 
     def member(self, name: str) -> Path:
         """The path of a file in the folder, noted for `check_unchanged`; links may not lead outside.
@@ -293,7 +307,7 @@ class Checkpoint:
         """
         info = self.tensors[name]
         if info.offset < 0:
-            return self._whole(info.file)[name].clone(memory_format=torch.contiguous_format)
+            return self._whole(info.file)[info.name].clone(memory_format=torch.contiguous_format)
         return read_tensor(self._opened(info.file), info)
 
     def parts(self, name: str) -> Iterator[Tensor]:

@@ -11,7 +11,13 @@ from .runtime import Runtime
 
 
 class WeightsError(ValueError, RuntimeError):
-    """A checkpoint's weights are not the model's. Also a RuntimeError, which is what transformers raises."""
+    """A checkpoint's weights are not the model's. Also a RuntimeError, which is what transformers raises.
+
+    Attributes:
+        unexpected: names of weights in the checkpoint that the model does not have.
+    """
+
+    unexpected: tuple[str, ...] = ()
 
 
 class BlockformerPreTrainedModel(PreTrainedModel):
@@ -55,7 +61,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         """
         source, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(source, *model_args, output_loading_info=True, **kwargs)
-        _check_missing(model, source or "state_dict", info["missing_keys"])
+        _check_missing(model, source or "state_dict", info["missing_keys"], sorted(info["unexpected_keys"]))
         for name, module in model.named_modules():
             if hasattr(module, "after_loading"):
                 module.after_loading(name)
@@ -75,16 +81,21 @@ class BlockformerPreTrainedModel(PreTrainedModel):
             module.init_tensors()
 
 
-def _check_missing(model, source, missing) -> None:
+def _check_missing(model, source, missing, unexpected) -> None:
     missing = sorted(set(missing) - _new_parts(model, missing))
     if hasattr(model, "is_quantized"):  # scales and the like may be made after loading
         missing = [name for name in missing if name.endswith((".weight", ".bias"))]
-    if missing:
-        fix = "To begin with random ones, build the model from its config and use load_state_dict(..., strict=False)"
-        question = "is the checkpoint whole, and one of this model?"
-        raise WeightsError(
-            f"{source}: weights of {type(model).__name__} are missing; {question} ({fix}):{listed(missing)}"
-        )
+    if not missing:
+        return
+    fix = "To begin with random ones, build the model from its config and use load_state_dict(..., strict=False)"
+    question, others = "is the checkpoint whole, and one of this model?", ""
+    if len(missing) <= 3 * len(unexpected):  # queries, keys and values may be one weight elsewhere
+        question = "the checkpoint has names of another layout or release: `blockformer convert` reads other layouts"
+        others = f"\nIt has instead:{listed(unexpected)}"
+    lacking = f"{source}: weights of {type(model).__name__} are missing; {question} ({fix}):{listed(missing)}"
+    error = WeightsError(lacking + others)
+    error.unexpected = tuple(unexpected)
+    raise error
 
 
 def _new_parts(model, missing) -> set:

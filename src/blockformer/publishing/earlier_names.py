@@ -29,5 +29,9 @@ def key_mapping(config) -> dict[str, str]:
 
 def renamed(state_dict: Mapping, config) -> dict:
     """A state dict under today's names."""
-    names = {old: new.format(placement=config.norm_placement) for old, new in _NORMS.items()}
-    return {_ANY.sub(lambda found: names[found[0]], name): tensor for name, tensor in state_dict.items()}
+    return {todays(name, config.norm_placement): tensor for name, tensor in state_dict.items()}
+
+
+def todays(name: str, norm_placement: object) -> str:
+    """A weight's name today."""
+    return _ANY.sub(lambda found: _NORMS[found[0]].format(placement=norm_placement), name)

@@ -40,12 +40,13 @@ def plug_in() -> None:
         asked = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
             model, info = load(cls, source, *model_args, **asked)
-        except WeightsError:
-            config = _config_of_earlier_names(cls, source, kwargs)
-            if config is None:
+        except WeightsError as error:
+            if not earlier_names.are_earlier(error.unexpected):
                 raise
+            config = _config_of(cls, source, kwargs)
             logger.warning_once(f"{source}: {earlier_names.ARE_READ}")
-            model, info = load(cls, source, *model_args, **asked, key_mapping=earlier_names.key_mapping(config))
+            asked["key_mapping"] = {**earlier_names.key_mapping(config), **(kwargs.get("key_mapping") or {})}
+            model, info = load(cls, source, *model_args, **asked)
             vars(model).pop("_weight_conversions", None)  # by which it would be saved under the earlier names
         _check_shapes(source or "state_dict", () if may_differ else info["mismatched_keys"])
         if not hasattr(model, "is_quantized"):  # set by a quantizer, which stores weights in its own way
@@ -61,20 +62,26 @@ def plug_in() -> None:
 
 
 def _load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
-    """As PyTorch does; a state dict of an earlier state of this package is read under today's names."""
+    """As PyTorch does; a state dict of an earlier state of this package is read under today's names.
+
+    Raises:
+        WeightsError: not strict, as `Trainer` resumes. Its optimizer numbers the weights in the order in which they
+            stood then, where norms came before what follows them: momentum would be that of other weights.
+    """
     if earlier_names.are_earlier(state_dict):
+        if not strict:
+            raise WeightsError(
+                "these weights have names of an earlier state of Blockformer. Trainer cannot resume from such a "
+                "checkpoint: its optimizer has the weights in another order. Load the model with "
+                "from_pretrained(CHECKPOINT) and train it without resume_from_checkpoint; a state dict is read with "
+                "strict=True."
+            )
         state_dict = earlier_names.renamed(state_dict, self.config)
     return super(BlockformerPreTrainedModel, self).load_state_dict(state_dict, strict=strict, assign=assign)
 
 
-def _config_of_earlier_names(cls, source, options):
-    """The config of a checkpoint whose weights have names of before; None if they do not."""
-    if options.get("state_dict") is not None:
-        names = options["state_dict"]
-    else:
-        names = _dtypes_on_disk(source, options) if source else {}
-    if not earlier_names.are_earlier(names):
-        return None
+def _config_of(cls, source, options):
+    """The config of a checkpoint that is being loaded."""
     config = options.get("config")
     if isinstance(config, BlockformerConfig):
         return config
