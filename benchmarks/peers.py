@@ -256,8 +256,12 @@ class Exported:
         return BaseModelOutput(last_hidden_state=torch.from_numpy(states))
 
 
-def export(model: torch.nn.Module, path: Path, any_size: bool = False) -> None:
-    """Write an encoder for batches of the benchmark's shape, or of any, as an ONNX file."""
+def export(model: torch.nn.Module, path: Path, any_size: bool = False, dynamo: bool = True) -> None:
+    """Write an encoder for batches of the benchmark's shape, or of any, as an ONNX file.
+
+    Args:
+        dynamo: False takes PyTorch's older exporter, which needs eager attention; the model keeps it.
+    """
 
     class States(torch.nn.Module):
         def __init__(self):
@@ -273,10 +277,15 @@ def export(model: torch.nn.Module, path: Path, any_size: bool = False) -> None:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     settings = {"input_names": ["input_ids", "attention_mask"], "output_names": ["states"], "verbose": False}
     with torch.no_grad():
-        if any_size:
+        if any_size and dynamo:
             sizes = {0: torch.export.Dim("rows"), 1: torch.export.Dim("tokens")}
             settings["dynamic_shapes"] = {"input_ids": sizes, "attention_mask": sizes}
-        torch.onnx.export(States().eval(), (ids, mask), str(path), dynamo=True, **settings)
+        elif any_size:
+            names = ("input_ids", "attention_mask", "states")
+            settings["dynamic_axes"] = {name: {0: "rows", 1: "tokens"} for name in names}
+        if not dynamo:
+            model.set_attn_implementation("eager")
+        torch.onnx.export(States().eval(), (ids, mask), str(path), dynamo=dynamo, **settings)
 
 
 def onnx_runtime(path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:

@@ -40,7 +40,7 @@ PARTS = [
     "load",
     "convert",
 ]
-OPTIONAL_PARTS = ["prompts", "peers"]
+OPTIONAL_PARTS = ["prompts", "peers", "int8"]
 PROMPTS = [8, 64]
 
 
@@ -53,7 +53,7 @@ def main() -> None:
         nargs="+",
         choices=PARTS + OPTIONAL_PARTS,
         default=PARTS,
-        help="parts to run (default: all but these two: prompts, peers)",
+        help="parts to run (default: all but prompts, peers and int8)",
     )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
@@ -116,8 +116,15 @@ def main() -> None:
         import peers
 
         rows += peers.rows(size, limits, console, options.output)
-    report.write(options.output, limits, rows)
-    console.print(report.markdown(limits, rows), soft_wrap=True, highlight=False)
+    if "int8" in options.only:
+        import int8
+
+        results = int8.measure(size, console)
+        int8.write(options.output, limits, results)
+        console.print(int8.markdown(results), soft_wrap=True, highlight=False)
+    if rows:
+        report.write(options.output, limits, rows)
+        console.print(report.markdown(limits, rows), soft_wrap=True, highlight=False)
     console.print(f"Written to {options.output}")
 
 

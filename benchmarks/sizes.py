@@ -26,6 +26,7 @@ class Size:
         layers, text_tokens: of BERT and T5, and of what an encoder-decoder writes.
         encoder_layers: of ModernBERT, DeBERTa and MPNet.
         sentences: how many docstrings are embedded.
+        int8_rounds: turns that count of each way to run an encoder in 8 bits.
         steps: rows and length of a training step, by dtype.
         step_rounds: turns of a training step that count, by dtype; in bfloat16 also of processes whose memory is taken.
         loads: small float32 checkpoints that are loaded.
@@ -45,6 +46,7 @@ class Size:
     layers: int
     encoder_layers: int
     sentences: int
+    int8_rounds: int
     text_tokens: int
     marian_vocab_size: int
     training: workloads.Shape
@@ -94,6 +96,7 @@ SHORT = Size(
     layers=4,
     encoder_layers=8,
     sentences=1000,
+    int8_rounds=30,
     text_tokens=24,
     marian_vocab_size=8192,
     training=workloads.Shape("Qwen3-0.6B width, 2 layers", layers=2, vocab_size=151936),
@@ -137,6 +140,7 @@ TINY = Size(
     layers=1,
     encoder_layers=2,
     sentences=8,
+    int8_rounds=1,
     text_tokens=3,
     marian_vocab_size=512,
     training=TINY_DECODER,

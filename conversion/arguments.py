@@ -7,22 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConversionError, shown
+from .families.index import ARTICLES, NAMES
 from .files.atomic import check_target
 from .files.sizes import parse_size
 from .files.sources import WEIGHT_FILES, Source, folder_of, locate, weight_file
 
-FAMILIES = (
-    "albert arcee bart bart-decoder bert blenderbot blenderbot-decoder bloom camembert codegen cohere cohere2 cwm "
-    "data2vec-text deberta-v2 distilbert dots1 electra ernie ernie4_5_moe eurobert exaone4 falcon flex_olmo gemma "
-    "gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe granitemoeshared gte "
-    "helium jais2 jina_embeddings_v3 llama m2m_100 marian marian-decoder mbart mbart-decoder megatron-bert ministral "
-    "mistral mixtral modernbert modernbert-decoder mpnet mpt mt5 nemotron nomic_bert olmo olmo2 olmo3 olmoe opt "
-    "pegasus pegasus-decoder persimmon phi phi3 plbart plbart-decoder qwen2 qwen2_moe qwen3 qwen3_moe roberta "
-    "roberta-prelayernorm seed_oss smollm3 stablelm starcoder2 t5 t5gemma umt5 vaultgemma xlm-roberta xlm-roberta-xl"
-).split()
+FAMILIES = sorted(NAMES)
 """The names of the official families."""
-ARTICLES = ["article-gpt", "article-encoder-decoder", "article-transformer"]
-"""The names of the families read from an article's weight file."""
 VERIFICATIONS = ("auto", "quick", "full", "none")
 DTYPES = ("float32", "bfloat16", "float16")
 _SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

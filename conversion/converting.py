@@ -115,10 +115,7 @@ def convert(
         report.dtypes = [str(kind).removeprefix("torch.") for kind in plan.sizes]
         report.tensors = sum(len(group.targets) for group in plan.groups)
         report.nbytes = sum(plan.sizes.values())
-        if to_official:
-            report.notes += plan.family.notes_on_writing(plan.source_config)
-        else:
-            report.notes += [*_notes_on(checkpoint.config, plan.family), *plan.family.notes(plan.form)]
+        report.notes += [*([] if to_official else _notes_on(checkpoint.config, plan.family)), *plan.notes]
         with atomic_folder(dst, force=force, sources=place.files) as temporary:
             _check_tied(checkpoint, plan)
             report.notes += write_weights(checkpoint, plan.groups, temporary, max_shard_size, strict_finite, tell)
@@ -208,7 +205,7 @@ def from_official(
     refuse_adapters(folder)
     with memory_errors(), opened(place) as (checkpoint, notes):
         plan = plan_in(checkpoint, family, cast)
-        notes += [*plan.family.notes(plan.form), *plan.family.unused_note(checkpoint.config, only_misspelt=True)]
+        notes += [*plan.notes, *plan.family.unused_note(checkpoint.config, only_misspelt=True)]
         _check_tied(checkpoint, plan)
         weights, stored, bad = None, None, []
         if loading.get("offload_folder") is None:

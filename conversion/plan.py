@@ -1,7 +1,7 @@
 """The plan of a conversion in either direction, made from the config and the tensor headers alone."""
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, initialization
 
 from blockformer.on_import import CONFIGS
+from blockformer.publishing.earlier_names import are_earlier
 
 from .arguments import dtype_name
 from .errors import ConversionError, listed, shown
@@ -41,6 +42,7 @@ class Plan:
         files: on the way back, what the record says of the files next to the weights.
         low_bits: whether the official checkpoint has linear maps of 4 bits.
         not_runnable: why the official model cannot be run, or None.
+        notes: what a user must be told of the conversion.
     """
 
     family: Family
@@ -58,6 +60,7 @@ class Plan:
     files: dict[str, Any] = field(default_factory=dict)
     low_bits: bool = False
     not_runnable: str | None = None
+    notes: list[str] = field(default_factory=list)
 
     @property
     def sizes(self) -> dict[torch.dtype, int]:
@@ -109,7 +112,8 @@ def plan_in(
         config.dtype = cast
     shapes, tied, parameters = expected_tensors(family.our_class(form), config)
     shapes |= unread_pooler(family.our_class(form), config)
-    headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
+    beyond = family.layers_beyond(form, config).among(stored)
+    headers = {name: checkpoint.tensors[own] for name, own in stored.items() if name not in beyond}
     groups = rules.plan(headers, shapes, optional=tied, dtype=cast)
     groups = [replace(group, sources=tuple(stored[name] for name in group.sources)) for group in groups]
     used = {name for group in groups for name in group.sources}
@@ -130,6 +134,7 @@ def plan_in(
         origin=None if family.is_file else Origin(family, official, form, unused),
         low_bits=low_bits,
         not_runnable=family.not_runnable(config),
+        notes=[*family.notes(form), *_notes_on_beyond(beyond, "kept for the way back")],
     )
 
 
@@ -137,6 +142,11 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     """Ours -> official."""
     if not is_ours(checkpoint.config):
         raise ConversionError(f"{checkpoint.folder}: is not in Blockformer's layout; leave out to_official=True")
+    if are_earlier(checkpoint.tensors):
+        raise ConversionError(
+            f"{checkpoint.folder}: weights have names of an earlier state of Blockformer; load it with from_pretrained "
+            "and convert what save_pretrained writes"
+        )
     config = our_config(checkpoint.config)
     origin = read_origin(checkpoint)
     if family_name is not None:
@@ -180,7 +190,26 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         files={} if origin is None else _files_of(origin, official),
         low_bits=awq.TRAIT in form.traits,
         not_runnable=family.not_runnable(config),
+        notes=[*family.notes_on_writing(config), *_further_layers(family, form, config, unused)],
     )
+
+
+def _further_layers(family: Family, form: Form, config: PretrainedConfig, unused: list[Group]) -> list[str]:
+    """A note on layers after the model's last one, whether they are written or missing."""
+    beyond = family.layers_beyond(form, config)
+    found = beyond.among(family.canonical(target.name, form) for group in unused for target in group.targets)
+    if found or not beyond.prefixes:
+        return _notes_on_beyond(found, "written as they came")
+    return [f"layers that predict further tokens, which checkpoints of {family.name} may have, are not written"]
+
+
+def _notes_on_beyond(names: Sequence[str], what: str) -> list[str]:
+    if not names:
+        return []
+    return [
+        f"layers that predict further tokens are not part of the model; their {len(names)} tensors "
+        f"({shown(names[0])} is the first) are {what}"
+    ]
 
 
 def _canonical_names(names: Iterable[str], family: Family, form: Form) -> dict[str, str]:

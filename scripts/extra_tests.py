@@ -20,7 +20,7 @@ class Extra(NamedTuple):
 
     Attributes:
         packages: what pip installs into it.
-        tests: what pytest runs in it. None of them may be skipped for a package of this environment.
+        tests: what pytest runs in it, with options if need be. None may be skipped for a package of this environment.
     """
 
     packages: tuple[str, ...]
@@ -32,6 +32,14 @@ EXTRAS = {
     "look-inside": Extra(("transformer-lens==4.3.0", "nnsight==0.8.1"), ("tests/test_look_inside.py",)),
     "onnx": Extra(
         ("onnx", "onnxscript", "onnxruntime"), ("tests/test_clients.py::test_the_onnx_example_says_what_pytorch_says",)
+    ),
+    "int8": Extra(
+        ("nncf", "onnx", "onnxscript", "onnxruntime", "openvino", "torchao"),
+        (
+            "tests/test_clients.py::test_the_recipes_for_8_bits_keep_the_vectors",
+            "tests/test_benchmarks.py::test_an_encoder_in_8_bits_is_measured_by_every_tool",
+            *("-m", "exhaustive or not exhaustive"),  # the second takes two minutes
+        ),
     ),
     "peers": Extra(("gguf", "llama-cpp-python"), ("tests/test_gguf.py", "tests/test_benchmarks.py")),
     "deepspeed": Extra(("deepspeed",), ("tests/test_scale.py::test_the_configuration_of_deepspeed_is_understood",)),

@@ -1,4 +1,5 @@
-"""Write the tables of docs/families.md and its Chinese twin: each preset as its fields that differ from the defaults.
+"""Write the tables of docs/families.md and its Chinese twin, each preset as its fields that differ from the defaults,
+and the names of families in the README's tables.
 
 Usage: python scripts/family_table.py
 """
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import blockformer
 from blockformer.axes import axes
+from blockformer.conversion.families import index
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 GROUPS = ("norm", "positions", "attention", "feed-forward", "embeddings", "head")
@@ -22,6 +24,8 @@ COLUMNS = (
     "max_position_embeddings"
 ).split()
 """What the table of published sizes shows."""
+READMES = {"README.md": ", ", "README.zh-CN.md": "、"}
+"""Page -> what separates two names."""
 PAGES = ("families.md", "zh/families.md")
 TABLE = re.compile(r"(^\|.*\n)(?:^\|.*\n)+", re.M)
 """A table, and its header by itself."""
@@ -83,7 +87,29 @@ def written(text: str) -> str:
     return TABLE.sub(lambda found: found[1] + tables.pop(0), text)
 
 
+def with_names(text: str, separator: str) -> str:
+    """A README whose table of families has the names of the index, sorted: a line for each group that has one there.
+
+    What stands in brackets behind a name stays.
+    """
+    lines = text.splitlines(keepends=True)
+    for group in index.GROUPS[:-1]:
+        place = next(i for i, line in enumerate(lines) if line.startswith("|") and _names(line) & set(group))
+        old, rest = lines[place].split(" | ", 1)
+        remarks = dict(re.findall(r"(`[^`]+`)(\s?[(\uff08][^)\uff09]*[)\uff09])", old))
+        names = (f"`{name}`" for name in sorted(group) if not name.endswith("-decoder"))
+        lines[place] = f"| {separator.join(name + remarks.get(name, '') for name in names)} | {rest}"
+    return "".join(lines)
+
+
+def _names(line: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", line))
+
+
 def main() -> None:
+    for name, separator in READMES.items():
+        path = DOCS.parent / name
+        path.write_text(with_names(path.read_text(encoding="utf-8"), separator), encoding="utf-8")
     for name in PAGES:
         path = DOCS / name
         path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")

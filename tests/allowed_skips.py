@@ -41,6 +41,7 @@ _EXTRAS = {
     "quantization": r"(torchao|bitsandbytes|optimum\.quanto) is not installed",
     "look-inside": r"could not import '(transformer_lens|nnsight)'",
     "onnx": r"could not import 'onnxscript'|could not import 'onnxruntime'",
+    "int8": r"could not import '(nncf|openvino)'",
     "peers": r"(gguf|llama_cpp) is not installed",
     "deepspeed": r"DeepSpeed itself is not installed",
 }

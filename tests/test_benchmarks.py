@@ -94,6 +94,46 @@ def test_each_runtime_that_is_installed_has_its_rows(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"speed.md", "speed.json", "speed.png"}
 
 
+EIGHT_BITS = {
+    "torchao": {"Blockformer, torchao int8", "transformers, torchao int8, torch.compile"}
+    | {"transformers, torchao int8 weights, torch.compile"},
+    "onnxruntime": {"ONNX Runtime, float32", "ONNX Runtime, int8"},
+    "nncf": {f"OpenVINO, {way}" for way in ("float32", "bfloat16", "int8 weights by NNCF", "int8 by NNCF")},
+}
+NO_TOOL = {"transformers, float32", "transformers, quantize_dynamic", "Blockformer, quantize_dynamic"} | {
+    f"Blockformer, {way}" for way in ("float32, prepared", "float32, compiled", "bfloat16, prepared")
+}
+
+
+@pytest.mark.exhaustive
+def test_an_encoder_in_8_bits_is_measured_by_every_tool(tmp_path):
+    command = [sys.executable, BENCHMARKS / "run.py", "--tiny", "--only", "int8", "--output", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    installed = [name for name in EIGHT_BITS if importlib.util.find_spec(name)]
+    assert all(name in done.stdout for name in EIGHT_BITS.keys() - installed)
+    ways = json.loads((tmp_path / "int8.json").read_text())["ways"]
+    assert ways[0]["name"] == "transformers, float32"
+    assert {way["name"] for way in ways} == NO_TOOL.union(*(EIGHT_BITS[name] for name in installed))
+    for way in ways:
+        assert way["seconds"].keys() == {"mixed", "like", "one"}
+        assert all(0 < best <= median for best, median in way["seconds"].values())
+        assert 0.8 < way["worst_cosine"] <= way["cosine"] < 1 + 1e-5
+        assert 0 < way["neighbours"] <= 1
+        assert way["megabytes"] > 10
+    assert {path.name for path in tmp_path.iterdir()} == {"int8.md", "int8.json"}
+    assert all(f"| {way['name']} |" in (tmp_path / "int8.md").read_text() for way in ways)
+
+
+def test_neighbours_are_shared_or_not(benchmark):
+    same_neighbours = benchmark("int8").same_neighbours
+    angles = torch.tensor([0.0, 0.1, 0.3, 2.0, 2.1, 2.3])
+    vectors = torch.stack((angles.cos(), angles.sin()), dim=-1)
+    assert same_neighbours(vectors, vectors, 2) == 1
+    assert same_neighbours(vectors[[0, 3, 1, 4, 2, 5]], vectors, 2) == pytest.approx(1 / 3)
+    assert same_neighbours(vectors, vectors, 10) == 1  # all others, where there are fewer
+
+
 def test_weights_rounded_for_llama_cpp_are_rounded_to_themselves_by_it(benchmark):
     gguf = pytest.importorskip("gguf", reason="gguf is not installed")
     weight = torch.randn(64, 96)

@@ -12,9 +12,16 @@ import torch
 from client_scripts import SCRIPTS, accepted, row, runner, suite
 from example_files import EXAMPLES, load
 from pairs import SIZES, assert_close, official_copy, pair, token_ids
-from transformers import BertConfig, BertForSequenceClassification, LlamaForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaForSequenceClassification,
+)
 
 import blockformer
+from blockformer.demo.search import docstrings, encoder_folder
 
 ROOT = EXAMPLES.parent
 PAGE = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
@@ -337,3 +344,44 @@ def test_the_onnx_example_says_what_pytorch_says(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["export_onnx.py", str(tmp_path / "repo"), str(tmp_path / "encoder.onnx")])
     load("export_onnx").main()
     assert "of the largest result" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_recipes_for_8_bits_keep_the_vectors(tmp_path, monkeypatch):
+    """As docs/make-it-faster.md has them, with a real trained encoder. `make extra-tests EXTRAS=int8` has the tools."""
+    openvino = pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    texts = [each.text.strip().split("\n\n")[0].replace("\n", " ") for each in docstrings()[::20]]
+    monkeypatch.chdir(tmp_path)
+    blockformer.convert(encoder_folder(), "my-encoder")
+    (tmp_path / "sample.txt").write_text("\n".join(texts[100:160]), encoding="utf-8")
+    example = load("export_onnx")
+    example.export(example.load("my-encoder"), "encoder.onnx")
+    page = (ROOT / "docs" / "make-it-faster.md").read_text(encoding="utf-8")
+    recipes = [body for body in re.findall(r"```python\n(.*?)```", page, re.S) if "encoder-int8" in body]
+    assert len(recipes) == 2
+    for recipe in recipes:
+        exec(compile(recipe, "docs/make-it-faster.md", "exec"), {})
+
+    tokenizer, model = AutoTokenizer.from_pretrained("my-encoder"), AutoModel.from_pretrained("my-encoder").eval()
+    session = onnxruntime.InferenceSession("encoder-int8.onnx")
+    low = openvino.Core().compile_model("encoder-int8.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def cosines(run):
+        batch = tokenizer(texts[:64], padding=True, return_token_type_ids=False, return_tensors="pt")
+        mask = batch["attention_mask"][..., None]
+        with torch.no_grad():
+            states = model(**batch).last_hidden_state
+        found = torch.from_numpy(run({name: tensor.numpy() for name, tensor in batch.items()}))
+        return torch.cosine_similarity(*((each * mask).sum(1) / mask.sum(1) for each in (states, found)))
+
+    for run, path, least in (
+        (lambda inputs: session.run(None, inputs)[0], "encoder-int8.onnx", 0.98),
+        (lambda inputs: low(inputs)[0], "encoder-int8.bin", 0.99),
+    ):
+        assert least < cosines(run).mean() < 1 - 1e-5
+        assert (tmp_path / path).stat().st_size < 0.3 * sum(
+            each.stat().st_size for each in (tmp_path / "my-encoder").glob("*.safetensors")
+        )

@@ -157,12 +157,9 @@ def test_the_page_of_fields_is_what_the_code_says():
 
 @pytest.mark.parametrize("name", ["add-a-family.md", "zh/add-a-family.md"])
 def test_the_family_that_is_added_on_the_page_is_the_one_that_is_there(name):
-    table, registry, rows = fences(ROOT / "docs" / name, "python")
-    structure, sizes = fences(ROOT / "docs" / name, "")[0].splitlines()
-    presets = "src/blockformer/presets"
-    parts = {f"{presets}/structures.py": structure, f"{presets}/decoders.py": sizes}
-    parts["conversion/families/registry.py"] = registry
-    for path, block in {**parts, "tests/conversion/test_decoder_families.py": rows}.items():
+    table, index, rows = fences(ROOT / "docs" / name, "python")
+    parts = {"conversion/families/index.py": index, "tests/conversion/test_decoder_families.py": rows}
+    for path, block in parts.items():
         text = (ROOT / path).read_text(encoding="utf-8")
         assert all(line in text for line in block.splitlines()), path
     assert table == (ROOT / "conversion/families/jais2.py").read_text(encoding="utf-8")
@@ -286,6 +283,7 @@ def test_every_family_stands_in_the_readme(name):
     """The decoder of an encoder-decoder is in the line of both."""
     text = (ROOT / name).read_text(encoding="utf-8")
     assert not [family for family in FAMILIES if f"`{family.removesuffix('-decoder')}`" not in text]
+    assert text == family_table.with_names(text, family_table.READMES[name]), "run python scripts/family_table.py"
 
 
 def on_meta(config):

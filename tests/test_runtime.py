@@ -28,8 +28,8 @@ CLASSES = {BlockformerPreTrainedModel, Attention, FeedForward, LanguageModelHead
     for _, each in inspect.getmembers(module, inspect.isclass)
     if each.__module__ == module.__name__
 }
-# What the package adds to a model, and what it does better than the library where a model is saved.
-ADDED = {"prepare_for_inference", "prepare_for_training", "save_pretrained", "push_to_hub"}
+# What the package adds to a model, and what it does better than the libraries where a model is saved or loaded.
+ADDED = {"load_state_dict", "prepare_for_inference", "prepare_for_training", "save_pretrained", "push_to_hub"}
 
 
 def is_from_above(function) -> bool:

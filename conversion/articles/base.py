@@ -14,10 +14,15 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConversionError, listed, shown
 from ..families.base import Family
+from ..families.decoder import GPT
 from ..families.encoder_decoder import same_bits
 from ..families.fields import Form, Head
+from ..families.original import FRESH as ORIGINAL_FRESH
 from ..rules.table import Rule
 
+STRUCTURE = {**GPT, "norm_eps": 1e-5, "final_norm": True}
+BOTH_STACKS = {**STRUCTURE, "position_type": "sinusoidal", "hidden_act": "relu"}
+FRESH = {**ORIGINAL_FRESH, "tie_word_embeddings": False, "initializer_range": 0.02, "attention_dropout": 0.1}
 PREFIXES = ("module.", "_orig_mod.")
 """What `DataParallel` and `torch.compile` put before every name."""
 Kind = tuple[str, Callable[[Any], bool]]
@@ -60,6 +65,7 @@ class ArticleFamily(Family[Head]):
         name: the family's name.
         model: name of the article's class.
         ours: name of our class.
+        structure, fresh: see `ConfigTranslation`; with the sizes that the article names.
 
     Attributes:
         must_have, may_have: what its settings file must and may hold: name -> kind.
@@ -75,8 +81,9 @@ class ArticleFamily(Family[Head]):
     embeddings: Mapping[str, str]
     shared: Sequence[tuple[str, str, str]]
 
-    def __init__(self, name: str, model: str, ours: str):
-        super().__init__(name, "", [Head(model, ours)])
+    def __init__(self, name: str, model: str, ours: str, *, structure: Mapping[str, Any], fresh: Mapping[str, Any]):
+        self.topology = "encoder_decoder" if ours.startswith("BlockformerEncoderDecoder") else "decoder"
+        super().__init__(name, "", [Head(model, ours)], structure=structure, fresh=fresh, fixed={})
 
     @abstractmethod
     def traits(self, names: Collection[str], settings: Mapping[str, Any]) -> set[str]:

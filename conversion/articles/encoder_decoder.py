@@ -1,9 +1,21 @@
 """`article-encoder-decoder`: pre-norm, of `EncoderBlock`, `DecoderBlock` and `ResidualConnection`."""
 
-from blockformer.presets import STRUCTURES
-
+from ..families.fresh import root_of_width
 from ..rules.table import RuleTable
-from .base import FLAG, POSITIVE, SHARE, SIZE, TARGET_TOKENS, ArticleFamily, both, projections, spelled, target_ids
+from .base import (
+    BOTH_STACKS,
+    FLAG,
+    FRESH,
+    POSITIVE,
+    SHARE,
+    SIZE,
+    TARGET_TOKENS,
+    ArticleFamily,
+    both,
+    projections,
+    spelled,
+    target_ids,
+)
 from .buffers import sinusoid
 from .norms import NORM, norm_rules, norm_settings, norm_traits
 
@@ -85,7 +97,7 @@ class ArticleEncoderDecoder(ArticleFamily):
         dropout, shares = float(settings["dropout"]), "share_embeddings" in traits
         source, target = settings["src_vocab_size"], settings["tgt_vocab_size"]
         return {
-            **STRUCTURES[self.name],
+            **self.structure,
             "vocab_size": source,
             "decoder_vocab_size": None if shares and source == target else target,
             "share_embeddings": shares,
@@ -107,5 +119,19 @@ class ArticleEncoderDecoder(ArticleFamily):
 
 
 FAMILY = ArticleEncoderDecoder(
-    "article-encoder-decoder", "Transformer", "BlockformerEncoderDecoderForConditionalGeneration"
+    "article-encoder-decoder",
+    "Transformer",
+    "BlockformerEncoderDecoderForConditionalGeneration",
+    structure={**BOTH_STACKS, "share_embeddings": False},
+    fresh={
+        **FRESH,
+        **dict.fromkeys(("attention_bias", "attention_output_bias"), False),
+        "lm_head_bias": True,
+        "activation_dropout": 0.1,
+        "embedding_scale": root_of_width,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    },
 )

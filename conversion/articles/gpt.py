@@ -1,9 +1,8 @@
 """`article-gpt`: `MyGPTModel`, read from the state dict that its code saves (`docs/articles.md`)."""
 
-from blockformer.presets import STRUCTURES
-
+from ..families.gpt2 import FRESH as GPT2_FRESH
 from ..rules.table import Rule, RuleTable
-from .base import FLAG, POSITIVE, SHARE, SIZE, TOKENS, ArticleFamily, both, projections, spelled, token_ids
+from .base import FLAG, POSITIVE, SHARE, SIZE, STRUCTURE, TOKENS, ArticleFamily, both, projections, spelled, token_ids
 from .buffers import causal
 from .norms import NORM, norm_rules, norm_settings, norm_traits
 
@@ -62,7 +61,7 @@ class ArticleGPT(ArticleFamily):
     def our_settings(self, settings, traits):
         """See `ArticleFamily.our_settings`."""
         return {
-            **STRUCTURES[self.name],
+            **self.structure,
             "vocab_size": settings["vocab_size"],
             "hidden_size": settings["embedding_dim"],
             "intermediate_size": 4 * settings["embedding_dim"],
@@ -79,4 +78,10 @@ class ArticleGPT(ArticleFamily):
         }
 
 
-FAMILY = ArticleGPT("article-gpt", "MyGPTModel", "BlockformerDecoderForCausalLM")
+FAMILY = ArticleGPT(
+    "article-gpt",
+    "MyGPTModel",
+    "BlockformerDecoderForCausalLM",
+    structure={**STRUCTURE, "position_type": "learned", "hidden_act": "gelu_new"},
+    fresh={**GPT2_FRESH, "attention_bias": False, "tie_word_embeddings": False},
+)

@@ -7,16 +7,25 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from blockformer.layer import norm_slots
-from blockformer.presets import STRUCTURES
 
 from ..errors import ConversionError
 from ..families.fields import Form
+from ..families.fresh import four_widths
+from ..families.translation import Preset
 from ..rules.table import RuleTable
-from .base import FLAG, OURS, SHARE, SIZE, TARGET_TOKENS, ArticleFamily, Kind, both, target_ids
+from .base import BOTH_STACKS, FLAG, FRESH, OURS, SHARE, SIZE, TARGET_TOKENS, ArticleFamily, Kind, both, target_ids
 from .buffers import causal, sinusoid
 
-READINGS = {"printed": "article-transformer-printed", "formula": "article-transformer"}
-"""Where the norms stand: as in the article's code, or as in its formula -> the settings of such a model."""
+READINGS = {
+    "printed": {**BOTH_STACKS, "norm_placement": "input_pre", "decoder_norm_placement": "input"},
+    "formula": BOTH_STACKS,
+}
+"""Where the norms stand: as in the article's code, or as in its formula -> the structure of such a model."""
+OWN_FRESH = {
+    **FRESH,
+    "intermediate_size": four_widths,
+    **dict.fromkeys(("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias"), False),
+}
 READING: Kind = ("'printed' or 'formula'", lambda value: value in READINGS)
 CLEAR = 0.9
 """A reading fits if its loss is at most this share of the other one's."""
@@ -147,7 +156,7 @@ class ArticleTransformer(ArticleFamily):
         dropout = float(settings["dropout"])
         biases = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
         return {
-            **STRUCTURES[next(READINGS[name] for name in READINGS if name in traits)],
+            **next(READINGS[name] for name in READINGS if name in traits),
             "vocab_size": settings["vocab_size"],
             "hidden_size": settings["n_embd"],
             "intermediate_size": 4 * settings["n_embd"],
@@ -162,4 +171,11 @@ class ArticleTransformer(ArticleFamily):
         }
 
 
-FAMILY = ArticleTransformer("article-transformer", "Transformer", "BlockformerEncoderDecoderForConditionalGeneration")
+PRESETS = {"article-transformer-printed": Preset("encoder_decoder", {**READINGS["printed"], **OWN_FRESH})}
+FAMILY = ArticleTransformer(
+    "article-transformer",
+    "Transformer",
+    "BlockformerEncoderDecoderForConditionalGeneration",
+    structure=READINGS["formula"],
+    fresh=OWN_FRESH,
+)

@@ -1,1 +1,1 @@
-"""One file per family of official checkpoints, on three bases: `llama_like`, `bert_like` and `encoder_decoder`."""
+"""The records of official families, found by `index`, on three bases: `decoder`, `bert_like` and `encoder_decoder`."""

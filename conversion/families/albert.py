@@ -5,7 +5,7 @@ official classes drop out nothing after the feed-forward network, and some of wh
 """
 
 from ..errors import ConversionError
-from .bert import EMBEDDINGS, LAYER, NAMES, POOLED_ROWS
+from .bert import EMBEDDINGS, FRESH, LAYER, NAMES, POOLED_ROWS, STRUCTURE
 from .bert_like import EMBEDDING_NORM, BertLikeFamily
 from .encoder_heads import NSP, LanguageModelNames, standard_heads
 from .encoder_settings import TOKEN_TYPES
@@ -40,12 +40,24 @@ _FIELDS = {theirs: ours for theirs, ours in NAMES["fields"].items() if ours not 
 FAMILY = BertLikeFamily(
     "albert",
     "AlbertConfig",
-    [
-        head
-        for head in standard_heads("Albert", POOLED_ROWS, "", next_sentence=True)
-        if not head.official.endswith("NextSentencePrediction")
-    ],
-    structure="albert",
+    standard_heads(
+        "AlbertModel AlbertForMaskedLM AlbertForSequenceClassification AlbertForMultipleChoice "
+        "AlbertForTokenClassification AlbertForQuestionAnswering AlbertForPreTraining",
+        POOLED_ROWS,
+    ),
+    structure=STRUCTURE,
+    fresh={
+        **FRESH,
+        "vocab_size": 30000,
+        "embedding_size": 128,
+        "num_hidden_groups": 1,
+        "hidden_act": "gelu_new",
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "pooler_act": "tanh",
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    },
     root="albert.",
     embeddings=EMBEDDINGS,
     layer="encoder.albert_layer_groups.{layer}.albert_layers.0.",

@@ -12,8 +12,6 @@ from collections.abc import Collection, Sequence
 
 from transformers import PretrainedConfig
 
-from blockformer.presets import STRUCTURES
-
 from ..errors import ConversionError
 from ..rules.operations import LeadingAxis
 from ..rules.table import Rule, check_tied, module_rules
@@ -31,6 +29,9 @@ from .encoder_decoder import (
     same_bits,
 )
 from .fields import Computed, Form, Head, NotExpressible, Value, constants
+from .fresh import root_of_width
+from .original import FRESH as ORIGINAL_FRESH
+from .original import STRUCTURE as ORIGINAL
 
 LOGITS_BIAS = "final_logits_bias"
 TABLES = tuple(f"{stack}.embed_positions.weight" for stack in ("encoder", "decoder"))
@@ -54,6 +55,23 @@ FIELDS = {
     **DROPOUTS,
 }
 """Official field -> ours, also of a decoder alone (`bart_decoder.py`)."""
+STRUCTURE = {**ORIGINAL, "position_type": "learned", "position_offset": 2, "embedding_norm": True}
+FRESH = {
+    **ORIGINAL_FRESH,
+    "vocab_size": 50265,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 1024,
+    "hidden_act": "gelu",
+    "lm_head_bias": "fixed",
+    "initializer_range": 0.02,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
 LAYER_DROP = ("encoder_layerdrop", "decoder_layerdrop")
 
 
@@ -125,9 +143,10 @@ class BartFamily(EncoderDecoderFamily):
 
     Args:
         name: the official `model_type`, which is the preset's name too.
-        prefix: what the official classes' names begin with.
+        config_class: name of the official configuration class.
         heads: what its models are for.
-        fixed: our fields that it never varies, beyond those of `STRUCTURES`.
+        structure, fresh: see `ConfigTranslation`; the latter beyond `FRESH`.
+        fixed: our fields that it never varies, beyond its structure.
         computed: values beyond those of all of these families.
         own_vocabularies: whether the two sides may have one each.
         logits_bias: whether the official language model has a bias of the logits.
@@ -137,9 +156,11 @@ class BartFamily(EncoderDecoderFamily):
     def __init__(
         self,
         name: str,
-        prefix: str,
+        config_class: str,
         heads: Collection[Head],
         *,
+        structure: dict,
+        fresh: dict,
         fixed: dict | None = None,
         computed: Sequence[Value] = (),
         own_vocabularies: bool = False,
@@ -148,9 +169,11 @@ class BartFamily(EncoderDecoderFamily):
     ):
         super().__init__(
             name,
-            f"{prefix}Config",
+            config_class,
             heads,
             rules=stack_rules,
+            structure=structure,
+            fresh={**FRESH, **fresh},
             fields={
                 **FIELDS,
                 "encoder_ffn_dim": "intermediate_size",
@@ -161,7 +184,7 @@ class BartFamily(EncoderDecoderFamily):
                 "decoder_layers": "decoder_layers",
                 "decoder_start_token_id": "decoder_start_token_id",
             },
-            fixed={**STRUCTURES[name], **(fixed or {})},
+            fixed={**structure, **(fixed or {})},
             computed=[SCALE, Matrices(own_vocabularies), NO_FORCED_END, *computed],
             extra_fields=("num_hidden_layers", "num_attention_heads", "hidden_size"),
             not_none=("initializer_range", *not_none),
@@ -264,27 +287,59 @@ def _written(traits: Collection[str]) -> tuple[str, ...]:
     return (ENCODER, DECODER) if OWN in traits else EMBEDDINGS if UNTIED in traits else (SHARED,)
 
 
-def bart_heads(prefix: str) -> list[Head]:
-    """The heads of BART under the names that begin with a prefix."""
-    return encoder_decoder_heads(prefix, rows="model.", root="model.")
+def bart_heads(classes: str) -> list[Head]:
+    """BART's heads for official classes, the language model first."""
+    return encoder_decoder_heads(classes, rows="model.", root="model.")
 
 
-def some_heads(prefix: str, *kinds: str) -> list[Head]:
-    """Those of the heads whose official names end so."""
-    return [head for head in bart_heads(prefix) if head.official.removeprefix(prefix) in kinds]
-
-
-BART = BartFamily("bart", "Bart", bart_heads("Bart"), computed=[HeadDropout()])
-MBART = BartFamily("mbart", "MBart", bart_heads("MBart"), computed=[HeadDropout()])
+BART = BartFamily(
+    "bart",
+    "BartConfig",
+    bart_heads("BartForConditionalGeneration BartModel BartForSequenceClassification BartForQuestionAnswering"),
+    structure=STRUCTURE,
+    fresh={},
+    computed=[HeadDropout()],
+)
+MBART = BartFamily(
+    "mbart",
+    "MBartConfig",
+    bart_heads("MBartForConditionalGeneration MBartModel MBartForSequenceClassification MBartForQuestionAnswering"),
+    structure={**STRUCTURE, "norm_placement": "pre", "decoder_starts_with_last_label": True},
+    fresh={"vocab_size": 250027, "embedding_scale": root_of_width, "decoder_start_token_id": None},
+    computed=[HeadDropout()],
+)
 PLBART = BartFamily(
     "plbart",
-    "PLBart",
-    some_heads("PLBart", "ForConditionalGeneration", "Model", "ForSequenceClassification"),
+    "PLBartConfig",
+    bart_heads("PLBartForConditionalGeneration PLBartModel PLBartForSequenceClassification"),
+    structure={**STRUCTURE, "decoder_starts_with_last_label": True},
+    fresh={
+        "vocab_size": 50005,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "embedding_scale": root_of_width,
+        "decoder_start_token_id": None,
+    },
     computed=[HeadDropout()],
 )
 BLENDERBOT = BartFamily(
     "blenderbot",
-    "Blenderbot",
-    some_heads("Blenderbot", "ForConditionalGeneration", "Model"),
+    "BlenderbotConfig",
+    bart_heads("BlenderbotForConditionalGeneration BlenderbotModel"),
+    structure={**STRUCTURE, "norm_placement": "pre", "embedding_norm": False, "position_offset": 0},
+    fresh={
+        "vocab_size": 8008,
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 2,
+        "decoder_layers": 24,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "decoder_start_token_id": 1,
+    },
     fixed={"classifier_dropout": None},
 )

@@ -6,6 +6,7 @@ apart. It has no bias of the logits. The official class counts padding as positi
 
 from ..errors import ConversionError
 from ..rules.table import Rule, RuleTable
+from . import bart, marian
 from .bart import FIELDS, NO_FORCED_END, SCALE, TABLES, BartFamily, stack_rules
 from .base import Family
 from .encoder_decoder import DECODER, LM_HEAD
@@ -38,17 +39,18 @@ class BartDecoderFamily(Family[Head]):
 
     Args:
         whole: the family.
-        prefix: what the official classes' names begin with.
+        official: name of the official class.
     """
 
+    topology = "decoder"
     counts_padding = True
 
-    def __init__(self, whole: BartFamily, prefix: str):
+    def __init__(self, whole: BartFamily, official: str):
         fixed = {name: value for name, value in whole.fixed.items() if name != "decoder_starts_with_last_label"}
         super().__init__(
             f"{whole.name}-decoder",
             whole.config_class_name,
-            [Head(f"{prefix}ForCausalLM", "BlockformerDecoderForCausalLM")],
+            [Head(official, "BlockformerDecoderForCausalLM")],
             fields={
                 **FIELDS,
                 "decoder_ffn_dim": "intermediate_size",
@@ -91,3 +93,11 @@ class BartDecoderFamily(Family[Head]):
     def prepare_official_model(self, model):
         """See `Family.prepare_official_model`."""
         return self.whole.prepare_official_model(model)
+
+
+BART = BartDecoderFamily(bart.BART, "BartForCausalLM")
+MBART = BartDecoderFamily(bart.MBART, "MBartForCausalLM")
+MARIAN = BartDecoderFamily(marian.FAMILY, "MarianForCausalLM")
+PLBART = BartDecoderFamily(bart.PLBART, "PLBartForCausalLM")
+BLENDERBOT = BartDecoderFamily(bart.BLENDERBOT, "BlenderbotForCausalLM")
+PEGASUS = BartDecoderFamily(marian.PEGASUS, "PegasusForCausalLM")

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConversionError, shown
+from ..rules.beyond import LayersBeyond
 from ..rules.operations import Shape
 from ..rules.table import RuleTable
 from .fields import Form, Head
@@ -30,6 +31,8 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     """Whether its linear layers may have 4-bit weights."""
     counts_padding = False
     """Whether the official class counts padding among the positions, and takes no position ids."""
+    passed_over: tuple[str, ...] = ()
+    """See `LayersBeyond`: what the names of such layers' tensors begin with, without the head's prefix."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
 
@@ -135,6 +138,13 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     def notes_on_writing(self, config: PretrainedConfig) -> list[str]:
         """What a user must be told of writing a model of this config of ours in the official layout."""
         return []
+
+    def layers_beyond(self, form: Form, config: PretrainedConfig) -> LayersBeyond:
+        """The layers after the model's last one that a checkpoint may hold; their names are `canonical` ones."""
+        if not self.passed_over:
+            return LayersBeyond()
+        root = self.head(form).root
+        return LayersBeyond(tuple(root + prefix for prefix in self.passed_over), config.num_hidden_layers)
 
     def canonical(self, name: str, form: Form) -> str:
         """The name that the official class of today gives a tensor of a checkpoint."""

@@ -3,9 +3,36 @@
 from typing import Any
 
 from .bert_like import BertLikeFamily
+from .decoder import BIASES
 from .encoder_heads import LanguageModelNames, standard_heads
 from .encoder_settings import TOKEN_TYPES
+from .translation import Preset
 
+STRUCTURE = {
+    "norm_type": "layer_norm",
+    "norm_placement": "post",
+    "position_type": "learned",
+    "gated_mlp": False,
+    **BIASES,
+    "embedding_norm": True,
+    "lm_head_transform": True,
+    "lm_head_bias": True,
+}
+FRESH = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+    "tie_word_embeddings": True,
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "pad_token_id": 0,
+}
 LAYER = {
     **{f"attention.self.{name}": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
     "attention.output.dense": "self_attn.o_proj",
@@ -47,11 +74,18 @@ LANGUAGE_MODEL = LanguageModelNames(
 POOLED_ROWS = {"modules": {"classifier": "score"}, "pooler": "needed"}
 """The head for sequence classification on BERT's pooler."""
 
+PRESETS = {"bert-decoder": Preset("decoder", {**STRUCTURE, **FRESH})}
 FAMILY = BertLikeFamily(
     "bert",
     "BertConfig",
-    standard_heads("Bert", POOLED_ROWS, "BertLMHeadModel", next_sentence=True),
-    structure="bert",
+    standard_heads(
+        "BertModel BertForMaskedLM BertForSequenceClassification BertForMultipleChoice "
+        "BertForTokenClassification BertForQuestionAnswering BertLMHeadModel BertForPreTraining "
+        "BertForNextSentencePrediction",
+        POOLED_ROWS,
+    ),
+    structure=STRUCTURE,
+    fresh={**FRESH, "pooler_act": "tanh"},
     root="bert.",
     **NAMES,
     language_model=LANGUAGE_MODEL,

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from blockformer.presets import STRUCTURES
-
 from ..errors import ConversionError, shown
 from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
@@ -38,7 +36,6 @@ class BertLikeFamily(Family[EncoderHead]):
         name: the official `model_type`.
         config_class: name of the official configuration class.
         heads: what its models are for; the stack alone stands first.
-        structure: name of its settings in `STRUCTURES`.
         root: prefix of the encoder's tensors in models with a head.
         embeddings: official module of the embeddings -> ours.
         layer: prefix of a layer's tensors, with `{layer}`.
@@ -58,13 +55,14 @@ class BertLikeFamily(Family[EncoderHead]):
         settings: further arguments of `ConfigTranslation`.
     """
 
+    topology = "encoder"
+
     def __init__(
         self,
         name: str,
         config_class: str,
         heads: Sequence[EncoderHead],
         *,
-        structure: str,
         root: str,
         embeddings: Mapping[str, str],
         layer: str,
@@ -90,7 +88,6 @@ class BertLikeFamily(Family[EncoderHead]):
             config_class,
             heads,
             fields={theirs: ours for theirs, ours in {**FIELDS, **fields}.items() if ours is not None},
-            fixed=STRUCTURES[structure],
             computed=[
                 positions or EncoderPositions(bool(relative_key), shifted),
                 Pooler(pooler_act),

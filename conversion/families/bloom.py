@@ -1,11 +1,12 @@
 """BLOOM (BigScience, 2022): ALiBi, layer norms, one on the embeddings too."""
 
+from .decoder import GPT, NORMS, QKV, DecoderFamily
 from .fields import HeadDim, InnerSize
+from .fresh import four_widths
 from .gpt_neox import by_head
-from .llama_like import NORMS, QKV, LlamaLikeFamily
 
 
-class BloomFamily(LlamaLikeFamily):
+class BloomFamily(DecoderFamily):
     """BLOOM, whose exact products of slices leave out two biases."""
 
     def _unsupported(self, official):
@@ -15,7 +16,10 @@ class BloomFamily(LlamaLikeFamily):
 
 FAMILY = BloomFamily(
     "bloom",
-    "Bloom",
+    "BloomConfig",
+    "BloomForCausalLM BloomModel BloomForSequenceClassification BloomForTokenClassification BloomForQuestionAnswering",
+    structure={**GPT, "position_type": "alibi", "embedding_norm": True, "hidden_act": "gelu_pytorch_tanh"},
+    fresh={"intermediate_size": four_widths, "norm_eps": 1e-5, "tie_word_embeddings": True},
     layer={
         "self_attention.query_key_value": QKV,
         "self_attention.dense": "self_attn.o_proj",
@@ -26,7 +30,7 @@ FAMILY = BloomFamily(
     outer={"word_embeddings": "embed_tokens", "word_embeddings_layernorm": "embedding_norm", "ln_f": "norm"},
     root="transformer.",
     layers="h.{layer}.",
-    tokens="classifier",
+    token_head="classifier",
     split=by_head,
     fields={
         **dict.fromkeys("num_key_value_heads intermediate_size hidden_act max_position_embeddings".split()),
@@ -34,8 +38,9 @@ FAMILY = BloomFamily(
         "layer_norm_epsilon": "norm_eps",
         "hidden_dropout": "hidden_dropout",
     },
-    rope=InnerSize(),
+    rope=None,
     head_dim=HeadDim(always=False),
+    computed=[InnerSize()],
     unsupported={"apply_residual_connection_post_layernorm": (None, False)},
     without_effect=["max_position_embeddings"],
 )

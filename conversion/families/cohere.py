@@ -3,37 +3,52 @@
 Neighbouring channels of a head make a pair. The layers of the later ones that see everything have no positions.
 """
 
-from ..rules.operations import FlatPairs
+from ..rules.operations import DeinterleaveRotaryNorms
 from ..rules.table import Rule
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LAYER, LAYER_NORM, LLAMA, MLP, DecoderFamily
 from .fields import Computed, Flag, HeadDim, WindowByLayer
-from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, LAYER, LAYER_NORM, MLP, LlamaLikeFamily
+from .fresh import every, rotary
 from .rope import only_sliding_layers_rotate
 
+STRUCTURE = {**LLAMA, "norm_type": "layer_norm", "norm_bias": False, "residual": "parallel_shared_norm"}
 MODULES = {**ATTENTION, **MLP, "input_layernorm": "self_attn_pre_norm"}
 FIELDS = {**LAYER_NORM, "attention_bias": ALL_ATTENTION_BIASES, "logit_scale": "logit_scale"}
 
 
-class CohereFamily(LlamaLikeFamily):
+class CohereFamily(DecoderFamily):
     """Command R, whose norms of heads have pairs side by side too."""
 
     def more_rules(self, config):
-        """See `LlamaLikeFamily.more_rules`."""
+        """See `DecoderFamily.more_rules`."""
         names = (f"{LAYER}self_attn.{name}_norm.weight" for name in "qk")
-        return [Rule(name, name, FlatPairs(config.head_dim, config.head_dim)) for name in names]
+        return [Rule(name, name, DeinterleaveRotaryNorms(config.head_dim, config.head_dim)) for name in names]
 
 
 COHERE = CohereFamily(
     "cohere",
-    "Cohere",
+    "CohereConfig",
+    "CohereForCausalLM CohereModel",
+    structure=STRUCTURE,
+    fresh={**rotary(500_000.0), "norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True},
     layer=MODULES,
     pairs=True,
     fields=FIELDS,
     head_dim=HeadDim(always=False),
     computed=[Flag("use_qk_norm", "qk_norm", (False, "per_head"))],
 )
-COHERE2 = LlamaLikeFamily(
+COHERE2 = DecoderFamily(
     "cohere2",
-    "Cohere2",
+    "Cohere2Config",
+    "Cohere2ForCausalLM Cohere2Model",
+    structure=STRUCTURE,
+    fresh={
+        **rotary(50_000.0),
+        **every(4, 4096),
+        **every(4),
+        "norm_eps": 1e-5,
+        "logit_scale": 0.25,
+        "tie_word_embeddings": True,
+    },
     layer=MODULES,
     pairs=True,
     fields=FIELDS,

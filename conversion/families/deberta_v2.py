@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ConversionError, listed, shown
-from .bert import EMBEDDINGS, LANGUAGE_MODEL, NAMES
+from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import standard_heads
 from .fields import Computed, NotExpressible, Official
+from .fresh import by_three_heads
 from .rotary_bert import TOKEN_TYPES
 
 SWITCHES: dict[str, Any] = {
@@ -92,13 +93,28 @@ class DebertaFamily(BertLikeFamily):
 ROWS = {"modules": {"classifier": "score"}, "own_pooler": "pooler.dense"}
 HEADS = [
     replace(head, pooler="unused", own_pooler="pooler.dense" if "MultipleChoice" in head.ours else head.own_pooler)
-    for head in standard_heads("DebertaV2", ROWS, "", next_sentence=False)
+    for head in standard_heads(
+        "DebertaV2Model DebertaV2ForMaskedLM DebertaV2ForSequenceClassification "
+        "DebertaV2ForMultipleChoice DebertaV2ForTokenClassification "
+        "DebertaV2ForQuestionAnswering",
+        ROWS,
+    )
 ]
 FAMILY = DebertaFamily(
     "deberta-v2",
     "DebertaV2Config",
     HEADS,
-    structure="deberta-v2",
+    structure={**STRUCTURE, "position_type": "disentangled"},
+    fresh={
+        **FRESH,
+        "vocab_size": 128100,
+        "norm_eps": 1e-7,
+        "type_vocab_size": 0,
+        "relative_attention_num_buckets": 256,
+        "relative_attention_max_distance": 512,
+        "attention_scale": by_three_heads,
+        "pooler_act": "gelu",
+    },
     root="deberta.",
     embeddings={
         **{theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_positions"},

@@ -1,121 +1,188 @@
-"""What decoders share: their heads, and the prefix that a checkpoint has or leaves out.
+"""Decoders: how their tensors are named, and most of their settings; where a family says nothing, as in Llama.
+
+A family is data: which official module is which of ours. Some keep several of our matrices in one, or the channels of
+a head in another order; an operation says how.
 
 Today's classes write the stack's tensors with a prefix, or without one if the model is the stack alone. Some
 checkpoints do the opposite, whatever their head: that is a trait of their `Form`.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from transformers import PretrainedConfig
 
-from ..rules.table import Rule, RuleTable
-from .base import Family
-from .fields import RELEASED, Form, Head
+from blockformer.rotary import rotary_size
 
-OURS = "BlockformerDecoder"
+from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Operation, Split
+from ..rules.table import Rule, RuleTable
+from . import awq
+from .base import Family
+from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
+from .fields import Form, Head, HeadDim, NoWindow, Value
+from .rope import Rope
+
+Modules = Mapping[str, str | tuple[str, ...]]
 PREFIX, NO_PREFIX = "prefix", "no prefix"
 """Traits: names with the prefix where the official class of today has none, and the other way round."""
-TOKEN_DROPOUT = 0.1
-"""Before the official head of tokens, where the config does not say."""
-DROPOUT_ENTRIES = ("classifier_dropout", "hidden_dropout")
+LAYER = "layers.{layer}."
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+ATTENTION = {name: name for name in (*QKV, "self_attn.o_proj")}
+MLP = {name: name for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}
+NORMS = {"input_layernorm": "self_attn_pre_norm", "post_attention_layernorm": "mlp_pre_norm"}
+"""Official norm of a layer -> ours."""
+OUTPUT_NORMS = {"post_attention_layernorm": "self_attn_output_norm", "post_feedforward_layernorm": "mlp_output_norm"}
+FOUR_NORMS = {
+    "input_layernorm": "self_attn_pre_norm",
+    "post_attention_layernorm": "self_attn_output_norm",
+    "pre_feedforward_layernorm": "mlp_pre_norm",
+    "post_feedforward_layernorm": "mlp_output_norm",
+}
+PLAIN_MLP = {name: name for name in ("mlp.up_proj", "mlp.down_proj")}
+"""Without a gate."""
+LAYER_NORM = {"rms_norm_eps": None, "layer_norm_eps": "norm_eps"}
+"""Official field -> ours, of layer norms."""
+Q_AND_K_NORM = {name: name for name in ("self_attn.q_norm", "self_attn.k_norm")}
+FUSED_MLP: Modules = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj": "mlp.down_proj"}
+OUTER = {"embed_tokens": "embed_tokens", "norm": "norm"}
+"""Official module outside of the layers -> ours."""
+FIELDS: dict[str, str | tuple[str, ...]] = {
+    **{
+        name: name
+        for name in (
+            "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+            "hidden_act max_position_embeddings initializer_range use_cache tie_word_embeddings attention_dropout "
+            "pad_token_id bos_token_id eos_token_id"
+        ).split()
+    },
+    "rms_norm_eps": "norm_eps",
+}
+ALL_ATTENTION_BIASES = ("attention_bias", "attention_output_bias")
+"""What the official `attention_bias` of some families sets."""
+ALL_BIASES = (*ALL_ATTENTION_BIASES, "mlp_bias")
+ROPE, HEAD_DIM, NO_WINDOW = Rope(), HeadDim(), NoWindow()
+
+LLAMA = {"norm_type": "rms_norm", "norm_placement": "pre", "position_type": "rotary", "gated_mlp": True}
+"""The structure of decoders after Llama."""
+BIASES = dict.fromkeys(ALL_BIASES, True)
+GPT = {"norm_type": "layer_norm", "norm_placement": "pre", "gated_mlp": False, **BIASES}
+"""The structure of decoders after GPT."""
+ROTARY_GPT = {**GPT, "position_type": "rotary"}
 
 
-def decoder_heads(
-    prefix: str,
-    root: str,
-    lm: str = "ForCausalLM",
-    spans: str = "",
-    tokens: str = "score",
-    head_bias: bool = False,
-    bare_root: str = "",
-    part: str = "",
-):
-    """The heads of a decoder that this release of transformers has, the language model first.
-
-    Args:
-        prefix: what the official classes' names begin with.
-        root: prefix of the stack's tensors.
-        lm: name of the language model.
-        spans: prefix of the stack's tensors in the class for question answering, where it differs.
-        tokens: name of the head of tokens.
-        head_bias: whether the head of the language model may have a bias.
-        bare_root: prefix of the stack's tensors in the class without a head.
-        part: what the names of all other classes have before their task, where a model is part of another one.
-    """
-    head = {"lm_head.weight": "lm_head.weight"} | ({"lm_head.bias": "lm_head.bias"} if head_bias else {})
-    own: list[tuple[Any, ...]] = [
-        (lm, "ForCausalLM", root, {}, head),
-        ("Model", "Model", bare_root, {}, {}),
-        ("ForSequenceClassification", "ForSequenceClassification", root, {}, {"score.weight": "score.weight"}),
-        ("ForTokenClassification", "ForTokenClassification", root, {tokens: "score"}, {}),
-        ("ForQuestionAnswering", "ForQuestionAnswering", spans or root, {"qa_outputs": "qa_outputs"}, {}),
-    ]
-    named = [(prefix + official if official == lm else prefix + part + official, *rest) for official, *rest in own]
-    return [Head(official, OURS + ours, *rest) for official, ours, *rest in named if official in RELEASED]
-
-
-class ClassifierDropout:
-    """Our `classifier_dropout`: the official head of rows has none, that of tokens looks in two places."""
+class LowBits:
+    """The 4-bit weights of an AWQ checkpoint."""
 
     def read(self, official):
         """See `Value.read`."""
-        name = official.head.official
-        if name.endswith("ForSequenceClassification"):
-            return {"classifier_dropout": 0.0}
-        said = [official.entries[each] for each in DROPOUT_ENTRIES if official.entries.get(each) is not None]
-        fallback = TOKEN_DROPOUT if name.endswith("ForTokenClassification") else None
-        return {"classifier_dropout": said[0] if said else fallback}
+        if awq.TRAIT not in official.form.traits:
+            return {}
+        return {"linear_bits": 4, "linear_group_size": awq.group_size(official.entries)}
 
     def write(self, config, head):
         """See `Value.write`."""
-        dropout = config.classifier_dropout
-        if head.official.endswith("ForTokenClassification"):
-            dropout = config.hidden_dropout if dropout is None else dropout
-            dropout = None if dropout == TOKEN_DROPOUT else dropout
-        if dropout is None or head.official.endswith("ForSequenceClassification"):
-            return {}
-        return {"classifier_dropout": dropout}
+        return {} if config.linear_bits is None else {awq.FIELD: awq.entries_for(config)}
 
 
 class DecoderFamily(Family[Head]):
     """A decoder with the heads that Auto classes have.
 
     Args:
-        name: the official `model_type`.
+        name: the official `model_type`, which is the preset's name too.
         config_class: name of the official configuration class.
-        heads: what its models are for, the language model first.
-        rules: the rules of the stack's tensors for a config of ours, without prefixes.
-        inner: what their official names begin with.
+        classes: names of the official model classes, the language model first.
+        structure: our fields that are the same in all of its models, except those in `fields`.
+        fresh: what a fresh model has beyond its structure.
+        layer: official module of a layer -> ours, or several of ours that it holds side by side.
+        outer: official module outside of the layers -> ours.
+        root: prefix of the official names of the stack's tensors.
+        layers: what the official names of a layer's tensors begin with.
+        token_head: name of the official head of tokens.
+        qa_root: prefix of the stack's tensors in the official class for question answering.
+        head_bias: whether the language model head may have a bias.
+        split: how a module that holds several of ours does so, for a config of ours; None: one after the other.
+        pairs: whether the official class turns neighbouring channels of a head.
+        bare_root: prefix of the stack's tensors in the official class without a head.
+        fields: official field -> ours, beyond `FIELDS`; None takes one of those away.
+        rope: how rotary parameters are written; None for a family without.
+        window: how windows are written.
+        head_dim: how the size of a head is written; None for a family that does not say it.
+        computed: more values.
         ignored: official names of the stack that are computed, not trained.
-        settings: the arguments of `ConfigTranslation`.
+        settings: further arguments of `ConfigTranslation`.
     """
+
+    topology = "decoder"
 
     def __init__(
         self,
         name: str,
         config_class: str,
-        heads: Sequence[Head],
+        classes: str,
         *,
-        rules: Callable[[PretrainedConfig], list[Rule]],
-        inner: tuple[str, ...],
+        structure: Mapping[str, Any],
+        fresh: Mapping[str, Any],
+        layer: Modules = {**ATTENTION, **MLP, **NORMS},  # noqa: B006 - never changed
+        outer: Modules = OUTER,
+        root: str = "model.",
+        layers: str = LAYER,
+        token_head: str = "score",
+        qa_root: str = "",
+        head_bias: bool = False,
+        split: Callable[[PretrainedConfig, tuple[int, ...]], Operation] | None = None,
+        pairs: bool = False,
+        bare_root: str = "",
+        fields: Mapping[str, str | tuple[str, ...] | None] | None = None,
+        rope: Value | None = ROPE,
+        window: Value = NO_WINDOW,
+        head_dim: Value | None = HEAD_DIM,
+        computed: Sequence[Value] = (),
         ignored: Collection[str] = (),
         **settings,
     ):
+        known = {theirs: ours for theirs, ours in {**FIELDS, **(fields or {})}.items() if ours is not None}
+        varied = {each for names in known.values() for each in ((names,) if isinstance(names, str) else names)}
+        heads = decoder_heads(
+            classes, root, qa_root=qa_root, token_head=token_head, head_bias=head_bias, bare_root=bare_root
+        )
         old = {framework + head.official: head.official for head in heads for framework in ("TF", "Flax")}
-        old |= settings.pop("former_names", {})
-        extra = (*DROPOUT_ENTRIES, *settings.pop("extra_fields", ()))
-        super().__init__(name, config_class, heads, extra_fields=extra, former_names=old, **settings)
-        self.root = self.heads[0].root
-        self.stack_rules = rules
-        self.inner = inner
-        self.ignored = tuple(ignored)
+        self.has_low_bits = not pairs and all(isinstance(ours, str) for ours in layer.values())
+        super().__init__(
+            name,
+            config_class,
+            heads,
+            structure=structure,
+            fresh=fresh,
+            fields=known,
+            fixed={field: value for field, value in structure.items() if field not in varied},
+            computed=[
+                *([] if head_dim is None else [head_dim]),
+                *([] if rope is None else [rope]),
+                *(window, ClassifierDropout()),
+                *([LowBits()] if self.has_low_bits else []),
+                *computed,
+            ],
+            unsupported={"add_cross_attention": (None, False), **settings.pop("unsupported", {})},
+            extra_fields=(*DROPOUT_ENTRIES, *settings.pop("extra_fields", ())),
+            former_names=old | settings.pop("former_names", {}),
+            **settings,
+        )
+        self.root, self.layer, self.outer, self.layers = root, layer, outer, layers
+        self.split, self.pairs = split, pairs
+        self.inner = (*(f"{each}." for each in outer), layers.partition(".")[0] + ".")
+        self.ignored = (layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored)
+
+    # The form: which head, whether there is a prefix, whether the weights have 4 bits.
 
     def form(self, official, names: Collection[str] | None = None, read=None):
         """See `Family.form`. Without `architectures` the tensors tell."""
         head = self.find_head(official, names)
         trait, other = (NO_PREFIX, self.inner) if head.root else (PREFIX, (self.root,))
-        return Form(head.official, frozenset([trait] if any(name.startswith(other) for name in names or ()) else []))
+        form = Form(head.official, frozenset([trait] if any(name.startswith(other) for name in names or ()) else []))
+        if awq.group_size(official) is None or not self.has_low_bits:
+            return form
+        return awq.trait(form)
 
     def head_by_tensors(self, official, names):
         """See `Family.head_by_tensors`."""
@@ -128,9 +195,9 @@ class DecoderFamily(Family[Head]):
     def form_for(self, config, earlier: Form | None = None):
         """See `Family.form_for`."""
         form = super().form_for(config)
-        if earlier is None or earlier.head != form.head:
-            return form
-        return Form(form.head, earlier.traits & {PREFIX, NO_PREFIX})
+        if earlier is not None and earlier.head == form.head:
+            form = Form(form.head, earlier.traits & {PREFIX, NO_PREFIX})
+        return form if config.linear_bits is None or not self.has_low_bits else awq.trait(form)
 
     def canonical(self, name, form):
         """See `Family.canonical`."""
@@ -144,8 +211,81 @@ class DecoderFamily(Family[Head]):
             return self.root + name if name.startswith(self.inner) else name
         return name.removeprefix(self.head(form).root) if NO_PREFIX in form.traits else name
 
+    def plain_entries(self, official, form):
+        """See `ConfigTranslation.plain_entries`."""
+        return awq.without(official) if awq.TRAIT in form.traits else official
+
+    # The tensors.
+
     def rules_for(self, form, config):
         """See `Family.rules_for`."""
+        rules = self._plain_rules(form, config)
+        return awq.rules(rules, self._low_bit_weights(form)) if awq.TRAIT in form.traits else rules
+
+    def dequantizing_rules(self, form, config, dtype):
+        """See `Family.dequantizing_rules`."""
+        return awq.rules(self._plain_rules(form, config), self._low_bit_weights(form), dtype)
+
+    def _plain_rules(self, form, config) -> RuleTable:
         head = self.head(form)
         rules = [rule.under(head.root, head.our_root) for rule in self.stack_rules(config)]
         return RuleTable([*rules, *head.rules], ignored=[head.root + name for name in self.ignored])
+
+    def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
+        """The rules of the stack's tensors, without prefixes."""
+        layer = {**self.layer, **self.more_modules(config)}
+        return [
+            *self._module_rules(self.outer, config),
+            *self._module_rules(layer, config, self.layers, LAYER),
+            *self.more_rules(config),
+        ]
+
+    def more_modules(self, config: PretrainedConfig) -> Modules:
+        """Official modules of a layer -> ours whose names depend on a config of ours."""
+        return {}
+
+    def more_rules(self, config: PretrainedConfig) -> list[Rule]:
+        """Rules that are more than a module's name."""
+        return []
+
+    def _module_rules(self, modules: Modules, config: PretrainedConfig, theirs: str = "", ours: str = "") -> list[Rule]:
+        rules = []
+        for official, names in modules.items():
+            parts = (names,) if isinstance(names, str) else names
+            op = self._in_pairs(config, parts, self._split(config, parts))
+            for kind in ("weight", "bias"):
+                targets = tuple(f"{ours}{part}.{kind}" for part in parts)
+                rules.append(Rule(f"{theirs}{official}.{kind}", targets if len(targets) > 1 else targets[0], op))
+        return rules
+
+    def _split(self, config: PretrainedConfig, parts: tuple[str, ...]) -> Operation:
+        """How these matrices lie in one."""
+        if len(parts) == 1:
+            return Identity()
+        heads, groups = (count * config.head_dim for count in (config.num_attention_heads, config.num_key_value_heads))
+        sizes = dict(zip(QKV, (heads, groups, groups), strict=True))
+        rows = tuple(sizes.get(part, config.intermediate_size) for part in parts)
+        return Split(0, rows) if self.split is None or QKV[0] not in parts else self.split(config, rows)
+
+    def _in_pairs(self, config, parts: tuple[str, ...], op: Operation) -> Operation:
+        """Queries and keys whose pairs are side by side, among these parts."""
+        if not self.pairs or not {*QKV[:2]} & {*parts}:
+            return op
+        turn = DeinterleaveRotary(config.head_dim, rotary_size(config.rope_parameters, config.head_dim))
+        turns = tuple(turn if part in QKV[:2] else Identity() for part in parts)
+        return turns[0] if len(turns) == 1 else Chain(op, Each(turns))
+
+    def _low_bit_weights(self, form) -> frozenset[str]:
+        root, linear = self.head(form).root + self.layers, {*ATTENTION, *MLP}
+        return frozenset(f"{root}{theirs}.weight" for theirs, ours in self.layer.items() if ours in linear)
+
+    def adjust(self, shapes, form, config):
+        """See `Family.adjust`."""
+        if awq.TRAIT not in form.traits:
+            return shapes
+        made: dict[str, Any] = {}
+        low = self._low_bit_weights(form)
+        for name, shape in shapes.items():
+            is_low = re.sub(r"\.\d+\.", ".{layer}.", name, count=1) in low
+            made |= awq.parts_of(name, shape, config.linear_group_size) if is_low else {name: shape}
+        return made

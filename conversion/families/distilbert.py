@@ -4,6 +4,7 @@ Two settings only matter for training and have no counterpart here: `qa_dropout`
 how the learned positions were initialised. Its attention output has no dropout; ours has, if you train it further.
 """
 
+from .bert import FRESH, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
 from .fields import Computed
@@ -35,7 +36,8 @@ FAMILY = BertLikeFamily(
         _head("ForTokenClassification", modules={"classifier": "score"}),
         _head("ForQuestionAnswering", modules={"qa_outputs": "qa_outputs"}),
     ],
-    structure="distilbert",
+    structure={**STRUCTURE, "norm_eps": 1e-12, "type_vocab_size": 0},
+    fresh={**FRESH, "type_vocab_size": 0, "num_hidden_layers": 6, "pooler_act": "relu"},
     root="distilbert.",
     embeddings={
         "embeddings.word_embeddings": "embed_tokens",

@@ -5,7 +5,7 @@ The generator is a masked language model, whose head always has `gelu`; the disc
 
 from dataclasses import replace
 
-from .bert import NAMES
+from .bert import FRESH, NAMES, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
 from .encoder_settings import TOKEN_TYPES
@@ -15,8 +15,12 @@ DETECTOR = {"discriminator_predictions.dense": "dense", "discriminator_predictio
 
 
 def _heads() -> list[EncoderHead]:
-    heads = standard_heads("Electra", ROBERTA_ROWS, "ElectraForCausalLM", next_sentence=False)
-    plain = [replace(head, pooler="unused") for head in heads if not head.ours.endswith("MultipleChoice")]
+    heads = standard_heads(
+        "ElectraModel ElectraForMaskedLM ElectraForSequenceClassification "
+        "ElectraForTokenClassification ElectraForQuestionAnswering ElectraForCausalLM",
+        ROBERTA_ROWS,
+    )
+    plain = [replace(head, pooler="unused") for head in heads]
     choice = EncoderHead(
         "ElectraForMultipleChoice",
         "BlockformerEncoderForMultipleChoice",
@@ -31,7 +35,14 @@ FAMILY = BertLikeFamily(
     "electra",
     "ElectraConfig",
     _heads(),
-    structure="bert",
+    structure=STRUCTURE,
+    fresh={
+        **FRESH,
+        "hidden_size": 256,
+        "embedding_size": 128,
+        "intermediate_size": 1024,
+        "num_attention_heads": 4,
+    },
     root="electra.",
     **{**NAMES, "fields": {**NAMES["fields"], "embedding_size": "embedding_size"}},
     stack={"embeddings.LayerNorm": "embedding_norm", "embeddings_project": "embed_projection"},

@@ -5,7 +5,6 @@ head. Which of them it has is part of its `Form`.
 """
 
 from collections.abc import Callable, Collection
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,22 +22,23 @@ UNTIED, SEPARATE = "untied", "separate"
 BOTH = "BlockformerEncoderDecoder"
 
 
-def encoder_decoder_heads(prefix: str, rows: str, root: str = "") -> list[Head]:
-    """The heads of an encoder-decoder, the language model first.
+def encoder_decoder_heads(classes: str, rows: str, root: str = "") -> list[Head]:
+    """The heads of an encoder-decoder.
 
     Args:
-        prefix: what the official classes' names begin with.
+        classes: names of the official classes, the language model first.
         rows: prefix of the stacks' tensors in the class for rows.
         root: the same in the other classes, the two stacks alone excepted.
     """
     classifier = {"classification_head.dense": "dense", "classification_head.out_proj": "score"}
-    own: list[tuple[Any, ...]] = [
-        ("ForConditionalGeneration", root, {}, {LM_HEAD: LM_HEAD}),
-        ("Model", "", {}, {}),
-        ("ForSequenceClassification", rows, classifier, {}),
-        ("ForQuestionAnswering", root, {"qa_outputs": "qa_outputs"}, {}),
-    ]
-    return [Head(prefix + name, BOTH + name, *rest) for name, *rest in own]
+    kinds: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
+        "ForConditionalGeneration": (root, {}, {LM_HEAD: LM_HEAD}),
+        "ForSequenceClassification": (rows, classifier, {}),
+        "ForQuestionAnswering": (root, {"qa_outputs": "qa_outputs"}, {}),
+        "Model": ("", {}, {}),
+    }
+    found = {name: next(kind for kind in kinds if name.endswith(kind)) for name in classes.split()}
+    return [Head(name, BOTH + kind, *kinds[kind]) for name, kind in found.items()]
 
 
 def stacks_of(head: Head) -> tuple[str, ...]:
@@ -74,6 +74,8 @@ class EncoderDecoderFamily(Family[Head]):
         rules: (stack, config of ours) -> the rules of a stack's tensors, the embeddings excepted, without prefixes.
         settings: the arguments of `ConfigTranslation`.
     """
+
+    topology = "encoder_decoder"
 
     def __init__(
         self,

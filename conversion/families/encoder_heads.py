@@ -1,6 +1,6 @@
 """The heads of the encoders after BERT."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,33 +47,31 @@ ROBERTA_ROWS = {"modules": {"classifier.out_proj": "score"}, "own_pooler": "clas
 """The head for sequence classification whose own dense layer is our pooler."""
 
 
-def standard_heads(
-    prefix: str, head_of_rows: Mapping[str, Any], causal: str, next_sentence: bool, only: Collection[str] = ()
-) -> list[EncoderHead]:
+def standard_heads(classes: str, head_of_rows: Mapping[str, Any]) -> list[EncoderHead]:
     """The heads that BERT and RoBERTa have.
 
     Args:
-        prefix: what the official classes' names begin with.
+        classes: names of the official classes. Where one is a decoder's language model, the stack alone may be a
+            decoder, too.
         head_of_rows: arguments of the `EncoderHead` for sequence classification.
-        causal: name of the official class that is a decoder's language model; "" where no class is a decoder.
-        next_sentence: whether there are heads for the next sentence.
-        only: the ends of the names of the official classes that there are; () means all.
     """
-    encoder, decoder = "BlockformerEncoder", "BlockformerDecoder"
-    score, answer = {"classifier": "score"}, {"qa_outputs": "qa_outputs"}
     lm, nsp = frozenset([LM]), frozenset([NSP])
-    heads = [
-        EncoderHead(f"{prefix}Model", f"{encoder}Model", pooler="usual"),
-        EncoderHead(f"{prefix}ForMaskedLM", f"{encoder}ForMaskedLM", parts=lm),
-        EncoderHead(f"{prefix}ForSequenceClassification", f"{encoder}ForSequenceClassification", **head_of_rows),
-        EncoderHead(f"{prefix}ForMultipleChoice", f"{encoder}ForMultipleChoice", modules=score, pooler="needed"),
-        EncoderHead(f"{prefix}ForTokenClassification", f"{encoder}ForTokenClassification", modules=score),
-        EncoderHead(f"{prefix}ForQuestionAnswering", f"{encoder}ForQuestionAnswering", modules=answer),
-        EncoderHead(f"{prefix}Model", f"{decoder}Model", is_decoder=True),
-        EncoderHead(causal, f"{decoder}ForCausalLM", parts=lm, is_decoder=True),
-    ]
-    if next_sentence:
-        for name, parts in {"ForPreTraining": lm | nsp, "ForNextSentencePrediction": nsp}.items():
-            heads.append(EncoderHead(prefix + name, encoder + name, parts=parts, pooler="needed"))
-    heads = [head for head in heads if causal or not head.is_decoder]
-    return [head for head in heads if not only or head.official.removeprefix(prefix) in only]
+    kinds: dict[str, dict[str, Any]] = {
+        "ForMaskedLM": {"parts": lm},
+        "ForSequenceClassification": dict(head_of_rows),
+        "ForMultipleChoice": {"modules": {"classifier": "score"}, "pooler": "needed"},
+        "ForTokenClassification": {"modules": {"classifier": "score"}},
+        "ForQuestionAnswering": {"modules": {"qa_outputs": "qa_outputs"}},
+        "ForPreTraining": {"parts": lm | nsp, "pooler": "needed"},
+        "ForNextSentencePrediction": {"parts": nsp, "pooler": "needed"},
+        "Model": {"pooler": "usual"},
+    }
+    heads: list[EncoderHead] = []
+    for name in classes.split():
+        if name.endswith(("ForCausalLM", "LMHeadModel")):
+            heads.append(EncoderHead(heads[0].official, "BlockformerDecoderModel", is_decoder=True))
+            heads.append(EncoderHead(name, "BlockformerDecoderForCausalLM", parts=lm, is_decoder=True))
+        else:
+            kind = next(kind for kind in kinds if name.endswith(kind))
+            heads.append(EncoderHead(name, f"BlockformerEncoder{kind}", **kinds[kind]))
+    return heads

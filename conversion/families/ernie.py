@@ -1,6 +1,6 @@
 """ERNIE 1 to 3 (Sun et al., 2019 to 2021): BERT, whose embeddings may say the task too."""
 
-from .bert import EMBEDDINGS, LANGUAGE_MODEL, NAMES, POOLED_ROWS
+from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import standard_heads
 from .encoder_settings import TOKEN_TYPES
@@ -20,8 +20,14 @@ def _write_tasks(config, head):
 FAMILY = BertLikeFamily(
     "ernie",
     "ErnieConfig",
-    standard_heads("Ernie", POOLED_ROWS, "ErnieForCausalLM", next_sentence=True),
-    structure="bert",
+    standard_heads(
+        "ErnieModel ErnieForMaskedLM ErnieForSequenceClassification ErnieForMultipleChoice "
+        "ErnieForTokenClassification ErnieForQuestionAnswering ErnieForCausalLM "
+        "ErnieForPreTraining ErnieForNextSentencePrediction",
+        POOLED_ROWS,
+    ),
+    structure=STRUCTURE,
+    fresh={**FRESH, "pooler_act": "tanh", "task_type_vocab_size": 3},
     root="ernie.",
     **{**NAMES, "embeddings": {**EMBEDDINGS, "embeddings.task_type_embeddings": "embed_task_types"}},
     language_model=LANGUAGE_MODEL,

@@ -3,9 +3,10 @@
 import itertools
 from typing import Any
 
+from .decoder import ALL_BIASES, LLAMA
 from .fields import Computed
-from .llama_like import ALL_BIASES
-from .with_experts import SHARED, ExpertsFamily, shared_experts
+from .fresh import rotary
+from .with_experts import FINE, SHARED_EXPERTS, ExpertsFamily, shared_experts
 
 
 def _read_layers(official) -> dict[str, Any]:
@@ -27,9 +28,12 @@ def _write_layers(config, head) -> dict[str, Any]:
 
 FAMILY = ExpertsFamily(
     "ernie4_5_moe",
-    "Ernie4_5_Moe",
-    heads=("ForCausalLM", "Model"),
-    sparse={ours.replace("expert.", "experts."): ours for ours in SHARED},
+    "Ernie4_5_MoeConfig",
+    "Ernie4_5_MoeForCausalLM Ernie4_5_MoeModel",
+    structure={**LLAMA, "router_selection_bias": True},
+    fresh={**rotary(500_000.0), **FINE, "shared_expert_intermediate_size": 768, "tie_word_embeddings": True},
+    sparse=SHARED_EXPERTS,
+    passed_over=("mtp_",),
     statics="moe_statics.e_score_correction_bias",
     pairs=True,
     head_bias=True,

@@ -1,9 +1,10 @@
 """EuroBERT (Boizard et al., 2025): Llama's blocks that see the whole text."""
 
 from .bert_like import BertLikeFamily
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
 from .fields import Computed, HeadDim
-from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, MLP, NORMS
+from .fresh import rotary
 from .rope import Rope
 
 POOLING = {"bos": "first", "mean": "mean", "late": "mean_of_pooled"}
@@ -39,7 +40,18 @@ FAMILY = BertLikeFamily(
             modules={"classifier": "score"},
         ),
     ],
-    structure="eurobert",
+    structure=LLAMA,
+    fresh={
+        **rotary(250_000.0),
+        "vocab_size": 128256,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "pooling": "mean_of_pooled",
+    },
     root="model.",
     embeddings={"embed_tokens": "embed_tokens"},
     layer="layers.{layer}.",

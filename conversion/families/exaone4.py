@@ -1,7 +1,8 @@
 """EXAONE 4.0 (LG AI Research, 2025): norms after the sub-layers; with windows, only layers that have one rotate."""
 
+from .decoder import ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM, DecoderFamily
 from .fields import Computed, WindowByLayer
-from .llama_like import ATTENTION, MLP, OUTPUT_NORMS, Q_AND_K_NORM, LlamaLikeFamily
+from .fresh import every, rotary
 from .rope import only_sliding_layers_rotate
 
 
@@ -15,10 +16,14 @@ def write_rotating(config, head):
     return {"sliding_window": None} if config.rope_layers is None and config.sliding_window is None else {}
 
 
-FAMILY = LlamaLikeFamily(
+FAMILY = DecoderFamily(
     "exaone4",
-    "Exaone4",
-    spans="transformer.",
+    "Exaone4Config",
+    "Exaone4ForCausalLM Exaone4Model Exaone4ForSequenceClassification "
+    "Exaone4ForTokenClassification Exaone4ForQuestionAnswering",
+    structure={**LLAMA, "norm_placement": "output", "qk_norm": True},
+    fresh={**rotary(1_000_000.0), **every(4, 4096), **every(4), "norm_eps": 1e-5},
+    qa_root="transformer.",
     layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM},
     window=WindowByLayer(by_flag=False),
     computed=[Computed(read_rotating, write_rotating)],

@@ -6,8 +6,9 @@ The new one has groups of heads, side by side in one matrix, and two norms or on
 
 from ..errors import ConversionError
 from ..rules.operations import Split
+from .decoder import ALL_BIASES, QKV, ROTARY_GPT, DecoderFamily
 from .fields import Computed, HeadDim, NotExpressible
-from .llama_like import ALL_BIASES, QKV, LlamaLikeFamily
+from .fresh import rotary
 
 
 def read_architecture(official):
@@ -54,18 +55,30 @@ def split(config, rows):
     return Split(0, rows, config.num_key_value_heads)
 
 
-class FalconFamily(LlamaLikeFamily):
+class FalconFamily(DecoderFamily):
     """Falcon, whose norms are named by how many there are."""
 
-    def _stack_rules(self, config):
+    def more_modules(self, config):
+        """See `DecoderFamily.more_modules`."""
         two = {"ln_attn": "self_attn_pre_norm", "ln_mlp": "mlp_pre_norm"}
         one = {"input_layernorm": "self_attn_pre_norm", "post_attention_layernorm": "mlp_pre_norm"}
-        return super()._stack_rules(config, two if config.residual == "parallel" else one)
+        return two if config.residual == "parallel" else one
 
 
 FAMILY = FalconFamily(
     "falcon",
-    "Falcon",
+    "FalconConfig",
+    "FalconForCausalLM FalconModel FalconForSequenceClassification FalconForTokenClassification "
+    "FalconForQuestionAnswering",
+    structure=ROTARY_GPT,
+    fresh={
+        **rotary(10_000.0),
+        **dict.fromkeys(ALL_BIASES, False),
+        "hidden_act": "gelu",
+        "residual": "parallel",
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    },
     layer={
         "self_attention.query_key_value": QKV,
         "self_attention.dense": "self_attn.o_proj",
@@ -75,7 +88,7 @@ FAMILY = FalconFamily(
     outer={"word_embeddings": "embed_tokens", "ln_f": "norm"},
     root="transformer.",
     layers="h.{layer}.",
-    tokens="classifier",
+    token_head="classifier",
     split=split,
     fields={
         **dict.fromkeys("num_key_value_heads intermediate_size hidden_act rms_norm_eps".split()),

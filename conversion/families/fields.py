@@ -271,7 +271,7 @@ class InnerSize:
         return {} if self.name is None else {self.name: None if plain else config.intermediate_size}
 
 
-def undone(factor: float, power: float) -> float:
+def invert_power(factor: float, power: float) -> float:
     """The roundest number whose `power` is a factor: what a config most likely said."""
     exact = factor ** (1 / power)
     rounded = (round(exact, digits) for digits in range(17))

@@ -5,9 +5,14 @@ windows, soft caps and, but for VaultGemma, a norm before and after each sub-lay
 """
 
 from ..errors import ConversionError
-from .fields import Computed, NotExpressible, WindowByLayer, undone
-from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, FOUR_NORMS, MLP, Q_AND_K_NORM, LlamaLikeFamily
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, FOUR_NORMS, LLAMA, MLP, Q_AND_K_NORM, DecoderFamily
+from .fields import Computed, NotExpressible, WindowByLayer, invert_power
+from .fresh import by_type, every, root_of_width, rotary
 from .rope import RopeByLayerType
+
+STRUCTURE = {**LLAMA, "norm_weight": "zero_centered"}
+FRESH = {"hidden_act": "gelu_pytorch_tanh", "embedding_scale": root_of_width, "tie_word_embeddings": True}
+FRESH_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 
 
 def check_scale(config, head):
@@ -34,7 +39,7 @@ def read_scores(official):
 def write_scores(config, head):
     """The way back."""
     scale = config.attention_scale
-    return {"query_pre_attn_scalar": config.head_dim if scale is None else undone(scale, -0.5)}
+    return {"query_pre_attn_scalar": config.head_dim if scale is None else invert_power(scale, -0.5)}
 
 
 SCORES = Computed(read_scores, write_scores)
@@ -47,31 +52,47 @@ def check_cap(official):
     return {}
 
 
-GEMMA = LlamaLikeFamily("gemma", "Gemma", fields=BIASES, computed=[SCALE], unsupported=FORWARD)
-GEMMA2 = LlamaLikeFamily(
+GEMMA = DecoderFamily(
+    "gemma",
+    "GemmaConfig",
+    "GemmaForCausalLM GemmaModel GemmaForSequenceClassification GemmaForTokenClassification",
+    structure=STRUCTURE,
+    fresh={**rotary(10_000.0), **FRESH},
+    fields=BIASES,
+    computed=[SCALE],
+    unsupported=FORWARD,
+)
+GEMMA2 = DecoderFamily(
     "gemma2",
-    "Gemma2",
+    "Gemma2Config",
+    "Gemma2ForCausalLM Gemma2Model Gemma2ForSequenceClassification Gemma2ForTokenClassification",
+    structure={**STRUCTURE, "norm_placement": "pre_output"},
+    fresh={**rotary(10_000.0), **FRESH, **FRESH_CAPS, **every(2, 4096)},
     layer={**ATTENTION, **MLP, **FOUR_NORMS},
     fields={**BIASES, **ACT, **CAPS},
     window=WindowByLayer(by_flag=False),
     computed=[SCALE, SCORES],
     unsupported=FORWARD,
 )
-GEMMA3 = LlamaLikeFamily(
+GEMMA3 = DecoderFamily(
     "gemma3_text",
-    "Gemma3",
-    config_class="Gemma3TextConfig",
+    "Gemma3TextConfig",
+    "Gemma3ForCausalLM Gemma3TextModel Gemma3TextForSequenceClassification",
+    structure={**STRUCTURE, "norm_placement": "pre_output", "qk_norm": True},
+    fresh={**FRESH, **every(6, 512), **by_type(1_000_000.0, 10_000.0)},
     layer={**ATTENTION, **MLP, **FOUR_NORMS, **Q_AND_K_NORM},
-    part="Text",
     fields={**BIASES, **ACT, "final_logit_softcapping": "final_logit_softcapping"},
     rope=RopeByLayerType(),
     window=WindowByLayer(by_flag=False),
     computed=[SCALE, SCORES, Computed(check_cap)],
     unsupported=FORWARD,
 )
-VAULT = LlamaLikeFamily(
+VAULT = DecoderFamily(
     "vaultgemma",
-    "VaultGemma",
+    "VaultGemmaConfig",
+    "VaultGemmaForCausalLM VaultGemmaModel",
+    structure=STRUCTURE,
+    fresh={**rotary(10_000.0), **FRESH, **FRESH_CAPS, **every(2, 512)},
     layer={
         **ATTENTION,
         **MLP,

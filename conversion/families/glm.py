@@ -3,22 +3,29 @@
 The later one has a norm before and after each sub-layer.
 """
 
-from .llama_like import ATTENTION, FUSED_MLP, NORMS, LlamaLikeFamily
+from .decoder import ATTENTION, FUSED_MLP, LLAMA, NORMS, DecoderFamily
+from .fresh import rotary
 from .rope import Rope
 
 FIELDS = {"attention_bias": "attention_bias"}
-GLM = LlamaLikeFamily(
+GLM = DecoderFamily(
     "glm",
-    "Glm",
+    "GlmConfig",
+    "GlmForCausalLM GlmModel GlmForSequenceClassification GlmForTokenClassification",
+    structure=LLAMA,
+    fresh={**rotary(10_000.0, 0.5), "attention_bias": True, "norm_eps": 1.5625e-07, "eos_token_id": 2},
     layer={**ATTENTION, **FUSED_MLP, **NORMS},
     pairs=True,
     fields=FIELDS,
     rope=Rope(by_part=True),
     extra_fields=["partial_rotary_factor"],
 )
-GLM4 = LlamaLikeFamily(
+GLM4 = DecoderFamily(
     "glm4",
-    "Glm4",
+    "Glm4Config",
+    "Glm4ForCausalLM Glm4Model Glm4ForSequenceClassification Glm4ForTokenClassification",
+    structure={**LLAMA, "norm_placement": "pre_output"},
+    fresh={**rotary(10_000.0, 0.5), "norm_eps": 1e-5, "eos_token_id": 2},
     layer={
         **ATTENTION,
         **FUSED_MLP,

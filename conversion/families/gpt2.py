@@ -12,18 +12,17 @@ import copy
 
 import torch
 
-from blockformer.presets import STRUCTURES
-
 from ..rules.operations import Chain, EqualParts, Identity, Operation, Split, Transpose, ZeroBias
 from ..rules.table import Rule
-from .decoder import ClassifierDropout, DecoderFamily, decoder_heads
+from .decoder import GPT, QKV, DecoderFamily
 from .fields import NOT_PRUNED, PRUNED_HEADS, Computed, Flag, InnerSize
 
 MASKED = -1e4
 BIASES = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
 """What every GPT-2 has; one without is written with zeros, which is the same function."""
-SAME = "vocab_size initializer_range use_cache tie_word_embeddings pad_token_id bos_token_id eos_token_id".split()
-NAMES = {
+FIELDS = {
+    **dict.fromkeys("hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps".split()),
+    **dict.fromkeys("num_key_value_heads hidden_act max_position_embeddings attention_dropout".split()),
     "n_embd": "hidden_size",
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
@@ -35,6 +34,23 @@ NAMES = {
     "layer_norm_epsilon": "norm_eps",
 }
 """What GPT-2 and those after it call ours."""
+FRESH = {
+    "vocab_size": 50257,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "norm_eps": 1e-5,
+    "max_position_embeddings": 1024,
+    "hidden_act": "gelu_new",
+    "tie_word_embeddings": True,
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "bos_token_id": 50256,
+    "eos_token_id": 50256,
+}
+NORMS = {"ln_1": "self_attn_pre_norm", "ln_2": "mlp_pre_norm"}
+OUTER = {"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"}
 LAYER = ("h.{layer}.", "layers.{layer}.")
 LINEAR = {"attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}
 SUMMARY = tuple(f"summary_{name}" for name in "type use_proj activation proj_to_labels first_dropout".split())
@@ -45,8 +61,7 @@ END = 50256
 def stack_rules(config):
     """The rules of the stack."""
     rules = [Rule("wte.weight", "embed_tokens.weight"), Rule("wpe.weight", "embed_positions.weight")]
-    norms = {"ln_1": "self_attn_pre_norm", "ln_2": "mlp_pre_norm"}
-    for names in (("ln_f", "norm"), *norms.items()):
+    for names in (("ln_f", "norm"), *NORMS.items()):
         own = biased(*names, Identity(), config.norm_bias)
         rules += own if names[0] == "ln_f" else [rule.under(*LAYER) for rule in own]
     for theirs, ours in LINEAR.items():
@@ -54,10 +69,8 @@ def stack_rules(config):
         rules += [rule.under(*LAYER) for rule in biased(theirs, ours, Transpose(), has_bias)]
     # Layers without some heads have smaller parts.
     split = EqualParts(3) if config.pruned_heads else Split(0, (config.hidden_size,) * 3)
-    fused = tuple(f"self_attn.{name}_proj" for name in "qkv")
-    return rules + [
-        rule.under(*LAYER) for rule in biased("attn.c_attn", fused, Transpose(), config.attention_bias, split)
-    ]
+    fused = biased("attn.c_attn", QKV, Transpose(), config.attention_bias, split)
+    return rules + [rule.under(*LAYER) for rule in fused]
 
 
 def biased(theirs: str, ours: str | tuple[str, ...], op: Operation, has_bias: bool, split: Operation | None = None):
@@ -84,6 +97,10 @@ def read_ends(official):
 
 class GPT2Family(DecoderFamily):
     """GPT-2, whose first checkpoints hold more than today's."""
+
+    def stack_rules(self, config):
+        """See `DecoderFamily.stack_rules`."""
+        return stack_rules(config)
 
     def differences(self, config):
         """See `ConfigTranslation.differences`. A bias that ours does not have is none: it is written as zero."""
@@ -134,20 +151,22 @@ class GPT2Family(DecoderFamily):
 FAMILY = GPT2Family(
     "gpt2",
     "GPT2Config",
-    decoder_heads("GPT2", "transformer.", "LMHeadModel", tokens="classifier"),
-    rules=stack_rules,
-    inner=("wte.", "wpe.", "h.", "ln_f."),
+    "GPT2LMHeadModel GPT2Model GPT2ForSequenceClassification GPT2ForTokenClassification GPT2ForQuestionAnswering",
+    structure={**GPT, "position_type": "learned"},
+    fresh=FRESH,
+    layer={"attn.c_attn": QKV, **LINEAR, **NORMS},
+    outer=OUTER,
+    root="transformer.",
+    layers=LAYER[0],
+    token_head="classifier",
     ignored=["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"],
-    fields={
-        **{name: name for name in SAME},
-        **NAMES,
-    },
-    fixed=STRUCTURES["gpt2"],
+    fields=FIELDS,
+    rope=None,
+    head_dim=None,
     computed=[
         InnerSize("n_inner"),
         Flag("scale_attn_weights", "attention_scale", (1.0, None)),
         Computed(read_ends),
-        ClassifierDropout(),
         PRUNED_HEADS,
     ],
     extra_fields=["pruned_heads"],

@@ -1,10 +1,10 @@
 """SantaCoder and StarCoder (BigCode, 2023): GPT-2 with one key/value head, and matrices the usual way round."""
 
 from ..rules.operations import Split
+from .decoder import GPT, QKV, DecoderFamily
 from .fields import Computed, Flag, InnerSize
+from .gpt2 import FIELDS
 from .gpt_neox import by_head
-from .gptj import FIELDS
-from .llama_like import QKV, LlamaLikeFamily
 
 
 def split(config, rows):
@@ -16,9 +16,17 @@ KEYS = Computed(
     lambda official: {"num_key_value_heads": 1 if official.config.multi_query else official.config.n_head},
     lambda config, head: {"multi_query": config.num_key_value_heads == 1},
 )
-FAMILY = LlamaLikeFamily(
+FAMILY = DecoderFamily(
     "gpt_bigcode",
-    "GPTBigCode",
+    "GPTBigCodeConfig",
+    "GPTBigCodeForCausalLM GPTBigCodeModel GPTBigCodeForSequenceClassification GPTBigCodeForTokenClassification",
+    structure={**GPT, "position_type": "learned"},
+    fresh={
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_eps": 1e-5,
+        "num_key_value_heads": 1,
+        "tie_word_embeddings": True,
+    },
     layer={
         "ln_1": "self_attn_pre_norm",
         "attn.c_attn": QKV,
@@ -30,10 +38,10 @@ FAMILY = LlamaLikeFamily(
     outer={"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"},
     root="transformer.",
     layers="h.{layer}.",
-    tokens="classifier",
+    token_head="classifier",
     split=split,
     fields=FIELDS,
-    rope=InnerSize("n_inner"),
-    computed=[KEYS, Flag("scale_attn_weights", "attention_scale", (1.0, None))],
+    rope=None,
+    computed=[InnerSize("n_inner"), KEYS, Flag("scale_attn_weights", "attention_scale", (1.0, None))],
     ignored=["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias"],
 )

@@ -4,8 +4,9 @@ Queries, keys and values of a head are side by side in one matrix.
 """
 
 from ..rules.operations import Split
+from .decoder import NORMS, QKV, ROTARY_GPT, DecoderFamily
 from .fields import Flag, HeadDim
-from .llama_like import NORMS, QKV, LlamaLikeFamily
+from .fresh import rotary
 from .rope import Rope
 
 STORED, CANONICAL = "embed_out.weight", "lm_head.weight"
@@ -17,7 +18,7 @@ def by_head(config, rows):
     return Split(0, rows, config.num_attention_heads)
 
 
-class GPTNeoXFamily(LlamaLikeFamily):
+class GPTNeoXFamily(DecoderFamily):
     """GPT-NeoX, whose head has two names."""
 
     def canonical(self, name, form):
@@ -39,7 +40,11 @@ class GPTNeoXFamily(LlamaLikeFamily):
 
 FAMILY = GPTNeoXFamily(
     "gpt_neox",
-    "GPTNeoX",
+    "GPTNeoXConfig",
+    "GPTNeoXForCausalLM GPTNeoXModel GPTNeoXForSequenceClassification "
+    "GPTNeoXForTokenClassification GPTNeoXForQuestionAnswering",
+    structure=ROTARY_GPT,
+    fresh={**rotary(10_000.0, 0.25), "hidden_act": "gelu", "residual": "parallel", "norm_eps": 1e-5},
     layer={
         "attention.query_key_value": QKV,
         "attention.dense": "self_attn.o_proj",
@@ -49,7 +54,7 @@ FAMILY = GPTNeoXFamily(
     },
     outer={"embed_in": "embed_tokens", "final_layer_norm": "norm"},
     root="gpt_neox.",
-    tokens="classifier",
+    token_head="classifier",
     split=by_head,
     fields={
         "num_key_value_heads": None,

@@ -17,9 +17,9 @@ from ..errors import ConversionError, shown
 from ..rules.operations import Chain, Operation, Shape, Transpose
 from ..rules.table import Rule
 from . import awq
-from .decoder import NO_PREFIX, PREFIX
+from .decoder import ALL_ATTENTION_BIASES, LAYER, LLAMA
 from .fields import Computed, Form
-from .llama_like import ALL_ATTENTION_BIASES, LAYER
+from .fresh import every
 from .with_experts import ExpertsFamily
 
 TRAIT = "mxfp4"
@@ -29,7 +29,7 @@ VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
-class Unzip:
+class DeinterleaveGateUp:
     """[E, 2 n, ...] with gate and up in turn -> all of gate, then all of up."""
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -79,10 +79,11 @@ class Mxfp4:
 class GptOssFamily(ExpertsFamily):
     """gpt-oss, whose official class has its experts' weights transposed, and gate and up in turn."""
 
+    one_by_one = False
+
     def form(self, official, names=None, read=None):
         """See `Family.form`."""
         form = super().form(official, names, read)
-        form = replace(form, traits=form.traits & {PREFIX, NO_PREFIX})
         is_low = any(name.endswith("_proj_blocks") for name in names or ())
         return replace(form, traits=form.traits | {TRAIT}) if is_low else form
 
@@ -109,7 +110,7 @@ class GptOssFamily(ExpertsFamily):
         mlp = f"{LAYER}mlp."
         rules = [Rule(f"{LAYER}self_attn.sinks", f"{LAYER}self_attn.sinks")]
         rules += [Rule(f"{mlp}router.{kind}", f"{mlp}gate.{kind}") for kind in ("weight", "bias")]
-        turns: dict[str, tuple[Operation, ...]] = {"gate_up_proj": (Unzip(),), "down_proj": ()}
+        turns: dict[str, tuple[Operation, ...]] = {"gate_up_proj": (DeinterleaveGateUp(),), "down_proj": ()}
         for name, unzip in turns.items():
             theirs = f"{mlp}experts.{name}"
             if TRAIT in form.traits:
@@ -146,8 +147,29 @@ def _write(config, head) -> dict[str, Any]:
 
 FAMILY = GptOssFamily(
     "gpt_oss",
-    "GptOss",
-    heads=("ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification"),
+    "GptOssConfig",
+    "GptOssForCausalLM GptOssModel GptOssForSequenceClassification GptOssForTokenClassification",
+    structure={**LLAMA, "attention_sinks": True, "expert_bias": True, "hidden_act": "quick_gelu"},
+    fresh={
+        **every(2, 128),
+        "attention_bias": True,
+        "attention_output_bias": True,
+        "expert_gate_limit": 7.0,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "head_dim": 64,
+        "norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
     fields={
         "num_local_experts": "num_experts",
         "num_experts_per_tok": "num_experts_per_tok",

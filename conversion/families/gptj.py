@@ -7,16 +7,20 @@ of four parts.
 from typing import Any
 
 from ..rules.operations import Split
+from .decoder import ROTARY_GPT, DecoderFamily
 from .fields import InnerSize
-from .gpt2 import NAMES
-from .llama_like import LlamaLikeFamily
+from .fresh import rotary
+from .gpt2 import FIELDS
 from .rope import RotaryPart
 
-FIELDS = {
-    **dict.fromkeys(("hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps").split()),
-    **dict.fromkeys(("num_key_value_heads hidden_act max_position_embeddings attention_dropout").split()),
-    **NAMES,
+STRUCTURE = {
+    **ROTARY_GPT,
+    "residual": "parallel_shared_norm",
+    "attention_bias": False,
+    "attention_output_bias": False,
+    "lm_head_bias": True,
 }
+FRESH = {**rotary(10_000.0, 0.5), "hidden_act": "gelu_new", "norm_eps": 1e-5}
 REST = {
     "ln_1": "self_attn_pre_norm",
     "attn.out_proj": "self_attn.o_proj",
@@ -24,6 +28,8 @@ REST = {
     "mlp.fc_out": "mlp.down_proj",
 }
 SETTINGS: dict[str, Any] = {
+    "structure": STRUCTURE,
+    "fresh": FRESH,
     "outer": {"wte": "embed_tokens", "ln_f": "norm"},
     "root": "transformer.",
     "layers": "h.{layer}.",
@@ -34,15 +40,17 @@ SETTINGS: dict[str, Any] = {
     "computed": [InnerSize("n_inner")],
     "ignored": ["h.{layer}.attn.bias", "h.{layer}.attn.masked_bias", "h.{layer}.attn.causal_mask"],
 }
-GPTJ = LlamaLikeFamily(
+GPTJ = DecoderFamily(
     "gptj",
-    "GPTJ",
+    "GPTJConfig",
+    "GPTJForCausalLM GPTJModel GPTJForSequenceClassification GPTJForQuestionAnswering",
     layer={**{f"attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"}, **REST},
     **SETTINGS,
 )
-CODEGEN = LlamaLikeFamily(
+CODEGEN = DecoderFamily(
     "codegen",
-    "CodeGen",
+    "CodeGenConfig",
+    "CodeGenForCausalLM CodeGenModel",
     layer={"attn.qkv_proj": tuple(f"self_attn.{name}_proj" for name in "qvk"), **REST},
     split=lambda config, rows: Split(0, rows, 4),
     **SETTINGS,

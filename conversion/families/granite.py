@@ -2,12 +2,20 @@
 
 from typing import Any
 
-from .fields import Computed, Factor, HeadDim, undone
-from .llama_like import ALL_ATTENTION_BIASES, LlamaLikeFamily
+from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderFamily
+from .fields import Computed, Factor, HeadDim, invert_power
+from .fresh import rotary
 
+FRESH = {
+    **rotary(10_000.0),
+    "embedding_scale": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_scale": 0.015625,
+    "logit_scale": 0.125,
+}
 LOGITS = Computed(
     lambda official: {"logit_scale": 1 / official.config.logits_scaling},
-    lambda config, head: {"logits_scaling": undone(config.logit_scale, -1.0)},
+    lambda config, head: {"logits_scaling": invert_power(config.logit_scale, -1.0)},
 )
 SETTINGS: dict[str, Any] = {
     "head_dim": HeadDim(always=False),
@@ -22,9 +30,12 @@ FIELDS: dict[str, str | tuple[str, ...] | None] = {
     "attention_bias": ALL_ATTENTION_BIASES,
     "attention_multiplier": "attention_scale",
 }
-FAMILY = LlamaLikeFamily(
+FAMILY = DecoderFamily(
     "granite",
-    "Granite",
+    "GraniteConfig",
+    "GraniteForCausalLM GraniteModel",
+    structure=LLAMA,
+    fresh=FRESH,
     fields={**FIELDS, "mlp_bias": "mlp_bias"},
     **SETTINGS,
 )

@@ -2,9 +2,9 @@
 
 from ..rules.operations import Split
 from ..rules.table import Rule
-from .granite import FIELDS, SETTINGS
-from .llama_like import LAYER
-from .with_experts import ROUTER_FIELDS, ExpertsFamily
+from .decoder import LAYER, LLAMA
+from .granite import FIELDS, FRESH, SETTINGS
+from .with_experts import FINE, ROUTER_FIELDS, ExpertsFamily
 
 BLOCK = "block_sparse_moe."
 STACKED = {"input_linear.weight": "experts.gate_up_proj", "output_linear.weight": "experts.down_proj"}
@@ -14,9 +14,7 @@ STACKED = {"input_linear.weight": "experts.gate_up_proj", "output_linear.weight"
 class GraniteExpertsFamily(ExpertsFamily):
     """Granite, whose checkpoints have all experts of a layer in one tensor, under names of its own."""
 
-    def form(self, official, names=None, read=None):
-        """See `Family.form`."""
-        return super().form(official, [name for name in names or () if not name.endswith(".experts.down_proj")], read)
+    one_by_one = False
 
     def _sparse_rules(self, form, config):
         ours, theirs = f"{LAYER}mlp.", LAYER + BLOCK
@@ -37,22 +35,27 @@ class GraniteExpertsFamily(ExpertsFamily):
         return made
 
 
-def granite(name: str, prefix: str, **fields: str) -> GraniteExpertsFamily:
-    """Granite with experts; `fields` are official ones -> ours beyond those that all have."""
-    return GraniteExpertsFamily(
-        name,
-        prefix,
-        heads=("ForCausalLM", "Model"),
-        fields={
-            **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
-            "num_local_experts": "num_experts",
-            "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
-            **FIELDS,
-            **fields,
-        },
-        **SETTINGS,
-    )
-
-
-FAMILY = granite("granitemoe", "GraniteMoe")
-SHARED = granite("granitemoeshared", "GraniteMoeShared", shared_intermediate_size="shared_expert_intermediate_size")
+NAMES = {
+    **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
+    "num_local_experts": "num_experts",
+    "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
+    **FIELDS,
+}
+FAMILY = GraniteExpertsFamily(
+    "granitemoe",
+    "GraniteMoeConfig",
+    "GraniteMoeForCausalLM GraniteMoeModel",
+    structure=LLAMA,
+    fresh={**FRESH, **FINE},
+    fields=NAMES,
+    **SETTINGS,
+)
+SHARED = GraniteExpertsFamily(
+    "granitemoeshared",
+    "GraniteMoeSharedConfig",
+    "GraniteMoeSharedForCausalLM GraniteMoeSharedModel",
+    structure=LLAMA,
+    fresh={**FRESH, **FINE, "shared_expert_intermediate_size": 384},
+    fields={**NAMES, "shared_intermediate_size": "shared_expert_intermediate_size"},
+    **SETTINGS,
+)

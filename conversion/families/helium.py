@@ -1,7 +1,14 @@
 """Helium (Kyutai, 2025): Llama whose heads turn neighbouring channels."""
 
-from .llama_like import LlamaLikeFamily
+from .decoder import LLAMA, DecoderFamily
+from .fresh import rotary
 
-FAMILY = LlamaLikeFamily(
-    "helium", "Helium", pairs=True, fields={"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"}
+FAMILY = DecoderFamily(
+    "helium",
+    "HeliumConfig",
+    "HeliumForCausalLM HeliumModel HeliumForSequenceClassification HeliumForTokenClassification",
+    structure=LLAMA,
+    fresh={**rotary(100_000.0), "norm_eps": 1e-8},
+    pairs=True,
+    fields={"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
 )

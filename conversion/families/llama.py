@@ -1,11 +1,15 @@
 """Llama (Touvron et al., 2023): `attention_bias` also covers the output projection."""
 
-from .llama_like import ALL_ATTENTION_BIASES, LlamaLikeFamily
+from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderFamily
+from .fresh import rotary
 
-FAMILY = LlamaLikeFamily(
+FAMILY = DecoderFamily(
     "llama",
-    "Llama",
-    spans="transformer.",
+    "LlamaConfig",
+    "LlamaForCausalLM LlamaModel LlamaForSequenceClassification LlamaForTokenClassification LlamaForQuestionAnswering",
+    structure=LLAMA,
+    fresh=rotary(10_000.0),
+    qa_root="transformer.",
     fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
     former_names={"LLaMAForCausalLM": "LlamaForCausalLM", "LLaMAModel": "LlamaModel"},
 )

@@ -4,8 +4,10 @@ Positions are computed and begin after the padding token's id; the last frequenc
 """
 
 from ..errors import ConversionError
-from .bart import BartFamily, some_heads
+from .bart import BartFamily, bart_heads
 from .fields import Computed, NotExpressible, token_or_none
+from .fresh import root_of_width
+from .original import STRUCTURE
 
 
 def _read_offset(official):
@@ -23,8 +25,16 @@ def _write_offset(config, head):
 
 FAMILY = BartFamily(
     "m2m_100",
-    "M2M100",
-    some_heads("M2M100", "ForConditionalGeneration", "Model"),
+    "M2M100Config",
+    bart_heads("M2M100ForConditionalGeneration M2M100Model"),
+    structure={**STRUCTURE, "norm_placement": "pre", "position_type": "sinusoidal_inclusive"},
+    fresh={
+        "vocab_size": 128112,
+        "hidden_act": "relu",
+        "embedding_scale": root_of_width,
+        "lm_head_bias": False,
+        "position_offset": 2,
+    },
     fixed={"classifier_dropout": None},
     computed=[Computed(_read_offset, _write_offset)],
     logits_bias=False,

@@ -9,9 +9,12 @@ own vocabulary. Everything else is as in `bart.py`.
 import torch
 from torch import Tensor
 
-from .bart import TABLES, BartFamily, some_heads
+from .bart import TABLES, BartFamily, bart_heads
 from .encoder_decoder import BOTH, LM_HEAD
 from .fields import Head
+from .fresh import root_of_width
+from .original import FRESH as ORIGINAL_FRESH
+from .original import STRUCTURE
 
 
 class MarianFamily(BartFamily):
@@ -49,18 +52,42 @@ def _is_sinusoid(table: Tensor) -> bool:
 
 FAMILY = MarianFamily(
     "marian",
-    "Marian",
+    "MarianConfig",
     [
         Head("MarianMTModel", f"{BOTH}ForConditionalGeneration", "model.", tensors={LM_HEAD: LM_HEAD}),
         Head("MarianModel", f"{BOTH}Model"),
     ],
+    structure={**STRUCTURE, "position_type": "sinusoidal_halves"},
+    fresh={
+        **ORIGINAL_FRESH,
+        "vocab_size": 58101,
+        "hidden_act": "silu",
+        "embedding_scale": root_of_width,
+        "lm_head_bias": "fixed",
+        "initializer_range": 0.02,
+        "pad_token_id": 58100,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "decoder_start_token_id": 58100,
+    },
     fixed={"classifier_dropout": None},
     own_vocabularies=True,
     not_none=["decoder_start_token_id"],
 )
 PEGASUS = MarianFamily(
     "pegasus",
-    "Pegasus",
-    some_heads("Pegasus", "ForConditionalGeneration", "Model"),
+    "PegasusConfig",
+    bart_heads("PegasusForConditionalGeneration PegasusModel"),
+    structure={**STRUCTURE, "norm_placement": "pre", "position_type": "sinusoidal_halves"},
+    fresh={
+        "vocab_size": 96103,
+        "num_hidden_layers": 16,
+        "hidden_act": "relu",
+        "embedding_scale": root_of_width,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    },
     fixed={"classifier_dropout": None},
 )

@@ -1,6 +1,6 @@
 """Megatron's BERT (Shoeybi et al., 2019): norms before the sub-layers, none on the embeddings."""
 
-from .bert import LANGUAGE_MODEL, NAMES, POOLED_ROWS
+from .bert import FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import standard_heads
 from .encoder_settings import TOKEN_TYPES
@@ -9,8 +9,15 @@ from .roberta import norms_before
 FAMILY = BertLikeFamily(
     "megatron-bert",
     "MegatronBertConfig",
-    standard_heads("MegatronBert", POOLED_ROWS, "MegatronBertForCausalLM", next_sentence=True),
-    structure="megatron-bert",
+    standard_heads(
+        "MegatronBertModel MegatronBertForMaskedLM MegatronBertForSequenceClassification "
+        "MegatronBertForMultipleChoice MegatronBertForTokenClassification "
+        "MegatronBertForQuestionAnswering MegatronBertForCausalLM MegatronBertForPreTraining "
+        "MegatronBertForNextSentencePrediction",
+        POOLED_ROWS,
+    ),
+    structure={**STRUCTURE, "norm_placement": "pre", "embedding_norm": False},
+    fresh={**FRESH, "vocab_size": 29056, "pooler_act": "tanh"},
     root="bert.",
     **{
         **NAMES,

@@ -1,11 +1,17 @@
 """Mixtral (Jiang et al., 2024): Mistral with experts in every layer."""
 
+from .decoder import LLAMA
 from .fields import WindowEverywhere
+from .fresh import rotary
 from .with_experts import ROUTER_FIELDS, ExpertsFamily
 
 FAMILY = ExpertsFamily(
     "mixtral",
-    "Mixtral",
+    "MixtralConfig",
+    "MixtralForCausalLM MixtralModel MixtralForSequenceClassification "
+    "MixtralForTokenClassification MixtralForQuestionAnswering",
+    structure=LLAMA,
+    fresh={**rotary(1_000_000.0), "num_experts": 8},
     block="block_sparse_moe.",
     parts=("w1", "w3", "w2"),
     fields={
@@ -15,5 +21,5 @@ FAMILY = ExpertsFamily(
     },
     unsupported={"router_jitter_noise": (0, 0.0, None)},
     window=WindowEverywhere(),
-    spans="model.",
+    qa_root="model.",
 )

@@ -9,10 +9,11 @@ from typing import Any
 
 from ..errors import ConversionError, shown
 from .bert_like import BertLikeFamily
+from .decoder import LLAMA, DecoderFamily
 from .encoder_decoder import HeadDropout
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
 from .fields import Computed, Head
-from .llama_like import LlamaLikeFamily
+from .fresh import by_type, every_third
 from .rope import RopeByLayerType
 
 QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
@@ -32,6 +33,34 @@ NORMS = {"attn_norm": "self_attn_pre_norm", "mlp_norm": "mlp_pre_norm"}
 WI = {"mlp.Wi": ("mlp.gate_proj", "mlp.up_proj")}
 OUTPUTS = {"attn.Wo": "self_attn.o_proj", "mlp.Wo": "mlp.down_proj"}
 STACK = {"embeddings.norm": "embedding_norm", "final_norm": "norm"}
+
+STRUCTURE = {
+    **LLAMA,
+    "norm_type": "layer_norm",
+    "embedding_norm": True,
+    "first_attention_norm": False,
+    "lm_head_transform": True,
+    "classifier_transform": True,
+}
+FRESH = {
+    **every_third(64),
+    **by_type(160_000.0, 10_000.0),
+    "vocab_size": 50368,
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "norm_bias": False,
+    "norm_eps": 1e-5,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "lm_head_bias": True,
+    "head_transform_bias": False,
+    "pad_token_id": 50283,
+    "bos_token_id": 50281,
+    "eos_token_id": 50282,
+}
 
 
 class Window:
@@ -86,7 +115,8 @@ ENCODER = BertLikeFamily(
         _encoder_head("ForMultipleChoice", "score"),
         _encoder_head("ForQuestionAnswering", "qa_outputs"),
     ],
-    structure="modernbert",
+    structure=STRUCTURE,
+    fresh={**FRESH, "pooling": "mean"},
     root="model.",
     embeddings={"embeddings.tok_embeddings": "embed_tokens"},
     layer="layers.{layer}.",
@@ -111,24 +141,24 @@ ENCODER = BertLikeFamily(
 )
 
 
-class ModernBertDecoderFamily(LlamaLikeFamily):
+class ModernBertDecoderFamily(DecoderFamily):
     """The decoder: its head of rows has what the language model has before its matrix."""
 
-    def __init__(self, name: str, prefix: str, **settings: Any):
-        super().__init__(name, prefix, **settings)
+    def __init__(self, *names: str, **settings: Any):
+        super().__init__(*names, **settings)
         parts = ("dense", "norm")
         matrix = {"decoder.weight": "lm_head.weight", "decoder.bias": "lm_head.bias"}
         transform = {f"head.{part}": f"classifier_transform.{part}" for part in parts}
         modules = {
-            "ForCausalLM": {f"lm_head.{part}": f"lm_head_transform.{part}" for part in parts},
-            "ForSequenceClassification": {**transform, "classifier": "score"},
+            "BlockformerDecoderForCausalLM": {f"lm_head.{part}": f"lm_head_transform.{part}" for part in parts},
+            "BlockformerDecoderForSequenceClassification": {**transform, "classifier": "score"},
         }
         self.heads = tuple(
             Head(
                 head.official,
                 head.ours,
                 head.root,
-                modules.get(head.official.removeprefix(prefix), {}),
+                modules.get(head.ours, {}),
                 matrix if head.writes_text else {},
             )
             for head in self.heads
@@ -137,7 +167,10 @@ class ModernBertDecoderFamily(LlamaLikeFamily):
 
 DECODER = ModernBertDecoderFamily(
     "modernbert-decoder",
-    "ModernBertDecoder",
+    "ModernBertDecoderConfig",
+    "ModernBertDecoderForCausalLM ModernBertDecoderModel ModernBertDecoderForSequenceClassification",
+    structure=STRUCTURE,
+    fresh=FRESH,
     layer={**{f"attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"}, **OUTPUTS, **NORMS, **WI},
     outer={"embeddings.tok_embeddings": "embed_tokens", **STACK},
     fields={"hidden_act": None, "num_key_value_heads": None, "rms_norm_eps": None, **FIELDS},

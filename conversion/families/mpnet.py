@@ -4,11 +4,11 @@ The official class has the padding token 1, 32 buckets and `gelu` in its head, w
 """
 
 from ..errors import ConversionError
-from .bert import EMBEDDINGS, NAMES
+from .bert import EMBEDDINGS, NAMES, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import ROBERTA_ROWS, standard_heads
 from .fields import Computed, NotExpressible
-from .roberta import GELU_HEAD, LANGUAGE_MODEL
+from .roberta import FRESH, GELU_HEAD, LANGUAGE_MODEL
 
 PADDING, BUCKETS = 1, 32
 
@@ -35,8 +35,13 @@ def _write_positions(config, head):
 FAMILY = BertLikeFamily(
     "mpnet",
     "MPNetConfig",
-    standard_heads("MPNet", ROBERTA_ROWS, "", next_sentence=False),
-    structure="mpnet",
+    standard_heads(
+        "MPNetModel MPNetForMaskedLM MPNetForSequenceClassification MPNetForMultipleChoice "
+        "MPNetForTokenClassification MPNetForQuestionAnswering",
+        ROBERTA_ROWS,
+    ),
+    structure={**STRUCTURE, "position_type": "learned_relative_bias", "type_vocab_size": 0},
+    fresh={**FRESH, "type_vocab_size": 0, "vocab_size": 30527},
     root="mpnet.",
     embeddings={
         **{theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_token_types"},

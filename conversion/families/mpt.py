@@ -1,8 +1,9 @@
 """MPT (MosaicML, 2023): ALiBi, no bias anywhere, and perhaps clipped queries, keys and values."""
 
 from ..errors import ConversionError, listed, shown
+from .decoder import ALL_BIASES, GPT, QKV, DecoderFamily
 from .fields import Computed, HeadDim, InnerSize
-from .llama_like import QKV, LlamaLikeFamily
+from .fresh import four_widths
 
 ATTENTION = {"attn_pdrop": "attention_dropout", "softmax_scale": "attention_scale", "clip_qkv": "clip_qkv"}
 """Field of the official `attn_config` -> ours."""
@@ -28,9 +29,18 @@ def write_attention(config, head):
     return {"attn_config": {**written, **USUAL}}
 
 
-FAMILY = LlamaLikeFamily(
+FAMILY = DecoderFamily(
     "mpt",
-    "Mpt",
+    "MptConfig",
+    "MptForCausalLM MptModel MptForSequenceClassification MptForTokenClassification MptForQuestionAnswering",
+    structure={
+        **GPT,
+        **dict.fromkeys(ALL_BIASES, False),
+        "norm_bias": False,
+        "position_type": "alibi",
+        "hidden_act": "gelu",
+    },
+    fresh={"intermediate_size": four_widths, "norm_eps": 1e-5, "tie_word_embeddings": True},
     layer={
         "norm_1": "self_attn_pre_norm",
         "attn.Wqkv": QKV,
@@ -42,7 +52,7 @@ FAMILY = LlamaLikeFamily(
     outer={"wte": "embed_tokens", "norm_f": "norm"},
     root="transformer.",
     layers="blocks.{layer}.",
-    tokens="classifier",
+    token_head="classifier",
     fields={
         **dict.fromkeys("num_key_value_heads intermediate_size hidden_act attention_dropout".split()),
         **dict.fromkeys("hidden_size num_hidden_layers num_attention_heads max_position_embeddings".split()),
@@ -53,9 +63,9 @@ FAMILY = LlamaLikeFamily(
         "max_seq_len": "max_position_embeddings",
         "layer_norm_epsilon": "norm_eps",
     },
-    rope=InnerSize(),
+    rope=None,
     head_dim=HeadDim(always=False),
-    computed=[Computed(read_attention, write_attention)],
+    computed=[InnerSize(), Computed(read_attention, write_attention)],
     former_names={"MPTForCausalLM": "MptForCausalLM", "MPTModel": "MptModel"},
     unsupported={"no_bias": (True,), "logit_scale": (None,), "embedding_fraction": (1, 1.0)},
 )

@@ -4,29 +4,40 @@ OLMo has layer norms without weights, and may clip queries, keys and values. OLM
 one on all queries and on all keys; OLMo 3 has windows, too.
 """
 
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM, DecoderFamily
 from .fields import HeadDim, WindowByLayer
-from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, MLP, OUTPUT_NORMS, Q_AND_K_NORM, LlamaLikeFamily
+from .fresh import by_type, every, rotary
 from .rope import RopeByLayerType
 
+STRUCTURE = {**LLAMA, "norm_placement": "output", "qk_norm": "projection"}
 BIASES = {"attention_bias": ALL_ATTENTION_BIASES}
-OLMO = LlamaLikeFamily(
+OLMO = DecoderFamily(
     "olmo",
-    "Olmo",
+    "OlmoConfig",
+    "OlmoForCausalLM OlmoModel OlmoForSequenceClassification",
+    structure={**LLAMA, "norm_type": "layer_norm", "norm_weight": "none", "norm_bias": False, "norm_eps": 1e-5},
+    fresh={**rotary(10_000.0), "clip_qkv": 8.0},
     layer={**ATTENTION, **MLP},
     outer={"embed_tokens": "embed_tokens"},
     fields={**BIASES, "rms_norm_eps": None, "clip_qkv": "clip_qkv"},
     head_dim=HeadDim(always=False),
 )
-OLMO2 = LlamaLikeFamily(
+OLMO2 = DecoderFamily(
     "olmo2",
-    "Olmo2",
+    "Olmo2Config",
+    "Olmo2ForCausalLM Olmo2Model Olmo2ForSequenceClassification",
+    structure=STRUCTURE,
+    fresh=rotary(500_000.0),
     layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM},
     fields=BIASES,
     head_dim=HeadDim(always=False),
 )
-OLMO3 = LlamaLikeFamily(
+OLMO3 = DecoderFamily(
     "olmo3",
-    "Olmo3",
+    "Olmo3Config",
+    "Olmo3ForCausalLM Olmo3Model Olmo3ForSequenceClassification",
+    structure=STRUCTURE,
+    fresh={**rotary(500_000.0), **every(4, 4096), **by_type(500_000.0, 500_000.0)},
     layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM},
     fields=BIASES,
     rope=RopeByLayerType(),

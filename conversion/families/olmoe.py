@@ -1,7 +1,8 @@
 """OLMoE (Muennighoff et al., 2024) and FlexOlmo (Shi et al., 2025): OLMo with experts in every layer."""
 
-from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM
-from .with_experts import ROUTER_FIELDS, ExpertsFamily
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, OUTPUT_NORMS, Q_AND_K_NORM
+from .fresh import rotary
+from .with_experts import FINE, ROUTER_FIELDS, ExpertsFamily
 
 FIELDS = {
     **ROUTER_FIELDS,
@@ -13,16 +14,20 @@ HEADS = ("ForCausalLM", "Model")
 
 OLMOE = ExpertsFamily(
     "olmoe",
-    "Olmoe",
-    heads=HEADS,
+    "OlmoeConfig",
+    "OlmoeForCausalLM OlmoeModel",
+    structure={**LLAMA, "qk_norm": "projection"},
+    fresh={**rotary(10_000.0), **FINE, "norm_topk_prob": False},
     layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
     fields=FIELDS,
     unsupported={"clip_qkv": (None,)},
 )
 FLEX_OLMO = ExpertsFamily(
     "flex_olmo",
-    "FlexOlmo",
-    heads=HEADS,
+    "FlexOlmoConfig",
+    "FlexOlmoForCausalLM FlexOlmoModel",
+    structure={**LLAMA, "norm_placement": "output", "qk_norm": "projection"},
+    fresh={**rotary(500_000.0), "num_experts": 4, "norm_topk_prob": False},
     layer={**ATTENTION, **MLP, **OUTPUT_NORMS, **Q_AND_K_NORM},
     fields=FIELDS,
 )

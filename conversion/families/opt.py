@@ -1,7 +1,7 @@
 """OPT (Zhang et al., 2022): learned positions of which two rows come before the first, and ReLU."""
 
+from .decoder import ALL_BIASES, GPT, DecoderFamily
 from .fields import Computed, HeadDim, NotExpressible
-from .llama_like import ALL_BIASES, LlamaLikeFamily
 
 
 def read_norms(official):
@@ -28,13 +28,13 @@ def write_norms(config, head):
     }
 
 
-class OPTFamily(LlamaLikeFamily):
+class OPTFamily(DecoderFamily):
     """OPT, whose norms have one name wherever they are, and whose embeddings may be narrower."""
 
-    def _stack_rules(self, config):
+    def more_modules(self, config):
+        """See `DecoderFamily.more_modules`."""
         slot = config.norm_placement
-        norms = {"self_attn_layer_norm": f"self_attn_{slot}_norm", "final_layer_norm": f"mlp_{slot}_norm"}
-        return super()._stack_rules(config, norms)
+        return {"self_attn_layer_norm": f"self_attn_{slot}_norm", "final_layer_norm": f"mlp_{slot}_norm"}
 
     def _unsupported(self, official):
         width = official.get("word_embed_proj_dim")
@@ -48,7 +48,10 @@ class OPTFamily(LlamaLikeFamily):
 
 FAMILY = OPTFamily(
     "opt",
-    "OPT",
+    "OPTConfig",
+    "OPTForCausalLM OPTModel OPTForSequenceClassification OPTForQuestionAnswering",
+    structure={**GPT, "position_type": "learned", "position_offset": 2, "norm_eps": 1e-5},
+    fresh={"hidden_act": "relu", "tie_word_embeddings": True},
     layer={
         **{f"self_attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"},
         "self_attn.out_proj": "self_attn.o_proj",
@@ -66,6 +69,7 @@ FAMILY = OPTFamily(
         "init_std": "initializer_range",
         "enable_bias": ALL_BIASES,
     },
-    rope=Computed(read_norms, write_norms),
+    rope=None,
     head_dim=HeadDim(always=False),
+    computed=[Computed(read_norms, write_norms)],
 )

@@ -1,13 +1,17 @@
 """Persimmon (Adept, 2023): a layer norm on queries and keys, squared ReLU, a part of each head turns."""
 
+from .decoder import LAYER_NORM, NORMS, QKV, ROTARY_GPT, DecoderFamily
 from .fields import Flag, HeadDim
+from .fresh import rotary
 from .gpt_neox import by_head
-from .llama_like import LAYER_NORM, NORMS, QKV, LlamaLikeFamily
 from .rope import Rope
 
-FAMILY = LlamaLikeFamily(
+FAMILY = DecoderFamily(
     "persimmon",
-    "Persimmon",
+    "PersimmonConfig",
+    "PersimmonForCausalLM PersimmonModel PersimmonForSequenceClassification PersimmonForTokenClassification",
+    structure=ROTARY_GPT,
+    fresh={**rotary(25_000.0, 0.5), "hidden_act": "relu2", "qk_norm": True, "norm_eps": 1e-5},
     layer={
         "self_attn.query_key_value": QKV,
         "self_attn.dense": "self_attn.o_proj",

@@ -4,8 +4,9 @@ Phi has parallel sub-layers that share a norm, and turns a part of each head. Ph
 one matrix, gate and up projection in another.
 """
 
+from .decoder import FUSED_MLP, LAYER_NORM, LLAMA, NORMS, QKV, ROTARY_GPT, DecoderFamily
 from .fields import Computed, Flag, HeadDim, WindowEverywhere
-from .llama_like import FUSED_MLP, LAYER_NORM, NORMS, QKV, LlamaLikeFamily
+from .fresh import rotary
 from .rope import Rope
 
 TRAINED = "original_max_position_embeddings"
@@ -16,9 +17,12 @@ def write_trained_length(config, head):
     return {TRAINED: (config.rope_parameters or {}).get(TRAINED, config.max_position_embeddings)}
 
 
-PHI = LlamaLikeFamily(
+PHI = DecoderFamily(
     "phi",
-    "Phi",
+    "PhiConfig",
+    "PhiForCausalLM PhiModel PhiForSequenceClassification PhiForTokenClassification",
+    structure={**ROTARY_GPT, "residual": "parallel_shared_norm", "lm_head_bias": True},
+    fresh={**rotary(10_000.0, 0.5), "hidden_act": "gelu_new", "norm_eps": 1e-5},
     layer={
         **{name: name for name in QKV},
         "self_attn.dense": "self_attn.o_proj",
@@ -36,9 +40,12 @@ PHI = LlamaLikeFamily(
     computed=[Flag("qk_layernorm", "qk_norm", (False, True))],
     extra_fields=["partial_rotary_factor"],
 )
-PHI3 = LlamaLikeFamily(
+PHI3 = DecoderFamily(
     "phi3",
-    "Phi3",
+    "Phi3Config",
+    "Phi3ForCausalLM Phi3Model Phi3ForSequenceClassification Phi3ForTokenClassification",
+    structure=LLAMA,
+    fresh=rotary(10_000.0),
     layer={"self_attn.qkv_proj": QKV, "self_attn.o_proj": "self_attn.o_proj", **FUSED_MLP, **NORMS},
     fields={"resid_pdrop": "hidden_dropout"},
     rope=Rope(by_part=True),

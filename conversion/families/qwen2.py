@@ -1,6 +1,16 @@
 """Qwen2 and Qwen2.5 (Yang et al., 2024): biases on queries, keys and values, none on the output projection."""
 
+from .decoder import LLAMA, DecoderFamily
 from .fields import HeadDim, WindowByLayer
-from .llama_like import LlamaLikeFamily
+from .fresh import rotary
 
-FAMILY = LlamaLikeFamily("qwen2", "Qwen2", spans="transformer.", window=WindowByLayer(), head_dim=HeadDim(always=False))
+FAMILY = DecoderFamily(
+    "qwen2",
+    "Qwen2Config",
+    "Qwen2ForCausalLM Qwen2Model Qwen2ForSequenceClassification Qwen2ForTokenClassification Qwen2ForQuestionAnswering",
+    structure={**LLAMA, "attention_bias": True},
+    fresh=rotary(1_000_000.0),
+    qa_root="transformer.",
+    window=WindowByLayer(),
+    head_dim=HeadDim(always=False),
+)

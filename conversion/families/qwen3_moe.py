@@ -1,8 +1,9 @@
 """Qwen3-MoE (Yang et al., 2025): Qwen3 with experts."""
 
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .fields import WindowEverywhere
-from .llama_like import ALL_ATTENTION_BIASES, ATTENTION, MLP, NORMS, Q_AND_K_NORM
-from .with_experts import ROUTER_FIELDS, SPARSE_STEP, ExpertsFamily
+from .fresh import rotary
+from .with_experts import FINE, ROUTER_FIELDS, SPARSE_STEP, ExpertsFamily
 
 
 class SwitchedWindow(WindowEverywhere):
@@ -15,7 +16,11 @@ class SwitchedWindow(WindowEverywhere):
 
 FAMILY = ExpertsFamily(
     "qwen3_moe",
-    "Qwen3Moe",
+    "Qwen3MoeConfig",
+    "Qwen3MoeForCausalLM Qwen3MoeModel Qwen3MoeForSequenceClassification "
+    "Qwen3MoeForTokenClassification Qwen3MoeForQuestionAnswering",
+    structure={**LLAMA, "qk_norm": True},
+    fresh={**rotary(1_000_000.0), **FINE},
     layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
     fields={
         **ROUTER_FIELDS,
@@ -25,5 +30,5 @@ FAMILY = ExpertsFamily(
     },
     computed=(SPARSE_STEP,),
     window=SwitchedWindow(),
-    spans="transformer.",
+    qa_root="transformer.",
 )

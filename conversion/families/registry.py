@@ -1,111 +1,56 @@
 """All families: chosen by the official `model_type` on the way in and by a config's fields on the way out.
 
-Those of `articles` have no `model_type` and no way out; they are chosen only by name.
+Those of `articles` have no `model_type` and no way out; they are chosen only by name. The file of a family is loaded
+when it is asked for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import transformers
 from transformers import PretrainedConfig
 
 from ..arguments import check_family
-from ..articles import encoder_decoder as article_encoder_decoder
-from ..articles import gpt as article_gpt
-from ..articles import transformer as article_transformer
 from ..errors import ConversionError, listed, shown
 from ..quiet import quiet
-from . import (
-    albert,
-    arcee,
-    bart,
-    bart_decoder,
-    bert,
-    bloom,
-    cohere,
-    deberta_v2,
-    distilbert,
-    dots1,
-    electra,
-    ernie,
-    ernie4_5_moe,
-    eurobert,
-    exaone4,
-    falcon,
-    gemma,
-    glm,
-    gpt2,
-    gpt_bigcode,
-    gpt_neox,
-    gpt_oss,
-    gptj,
-    granite,
-    granitemoe,
-    helium,
-    jais2,
-    llama,
-    m2m_100,
-    marian,
-    megatron_bert,
-    ministral,
-    mistral,
-    mixtral,
-    modernbert,
-    mpnet,
-    mpt,
-    nemotron,
-    olmo,
-    olmoe,
-    opt,
-    persimmon,
-    phi,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_moe,
-    roberta,
-    rotary_bert,
-    seed_oss,
-    smollm3,
-    stablelm,
-    starcoder2,
-    t5,
-    t5gemma,
-)
+from . import index
 from .base import Family
 from .fields import RELEASED
 
 __all__ = ["ARTICLES", "FAMILIES", "Family", "family_by_name", "family_for", "family_of"]
 
-# On the way out the first that can express a config is taken: the more a family demands, the earlier it stands.
-_KNOWN = (
-    *(qwen3.FAMILY, qwen2.FAMILY, llama.FAMILY, mistral.FAMILY),
-    *(phi.PHI3, phi.PHI, olmo.OLMO2, olmo.OLMO3, olmo.OLMO, gemma.GEMMA, gemma.GEMMA2, gemma.GEMMA3, gemma.VAULT),
-    *(granite.FAMILY, ministral.MINISTRAL, ministral.CWM, smollm3.FAMILY, arcee.FAMILY, helium.FAMILY, seed_oss.FAMILY),
-    *(exaone4.FAMILY, glm.GLM, glm.GLM4, cohere.COHERE, cohere.COHERE2, starcoder2.FAMILY, nemotron.FAMILY),
-    *(jais2.FAMILY, stablelm.FAMILY, gpt_neox.FAMILY, persimmon.FAMILY, gptj.GPTJ, gptj.CODEGEN, falcon.FAMILY),
-    *(bloom.FAMILY, mpt.FAMILY, opt.FAMILY, modernbert.DECODER),
-    *(qwen3_moe.FAMILY, qwen2_moe.FAMILY, mixtral.FAMILY, olmoe.OLMOE, olmoe.FLEX_OLMO),
-    *(dots1.FAMILY, ernie4_5_moe.FAMILY, gpt_oss.FAMILY, granitemoe.FAMILY, granitemoe.SHARED),
-    *(distilbert.FAMILY, roberta.FAMILY, roberta.XLM, roberta.CAMEMBERT, roberta.DATA2VEC, bert.FAMILY),
-    *(roberta.XL, roberta.PRE_NORM, megatron_bert.FAMILY, ernie.FAMILY, electra.FAMILY, albert.FAMILY),
-    *(rotary_bert.JINA, rotary_bert.NOMIC, rotary_bert.GTE, modernbert.ENCODER, eurobert.FAMILY),
-    *(deberta_v2.FAMILY, mpnet.FAMILY),
-    *(t5.UMT5, t5.T5, t5.MT5, t5gemma.FAMILY),
-    *(marian.FAMILY, bart.MBART, bart.BART, bart.PLBART, bart.BLENDERBOT, marian.PEGASUS, m2m_100.FAMILY),
-    *(gpt2.FAMILY, gpt_bigcode.FAMILY),
-    bart_decoder.BartDecoderFamily(bart.BART, "Bart"),
-    bart_decoder.BartDecoderFamily(bart.MBART, "MBart"),
-    bart_decoder.BartDecoderFamily(marian.FAMILY, "Marian"),
-    bart_decoder.BartDecoderFamily(bart.PLBART, "PLBart"),
-    bart_decoder.BartDecoderFamily(bart.BLENDERBOT, "Blenderbot"),
-    bart_decoder.BartDecoderFamily(marian.PEGASUS, "Pegasus"),
-)
-_TYPES = {family.model_type for family in _KNOWN}
-# Those that the installed release of transformers has.
-FAMILIES: dict[str, Family] = {family.name: family for family in _KNOWN if family.config_class_name in RELEASED}
-_ARTICLES = (article_gpt.FAMILY, article_encoder_decoder.FAMILY, article_transformer.FAMILY)
-ARTICLES: dict[str, Family] = {family.name: family for family in _ARTICLES}
+
+@cache
+def _load(name: str) -> Family:
+    records = vars(index.module_of(name)).values()
+    return next(each for each in records if isinstance(each, Family) and each.name == name)
+
+
+class _Families(Mapping[str, Family]):
+    """The families of these names that the installed release of transformers has."""
+
+    def __init__(self, names: Sequence[str]):
+        self._names = names
+
+    def __getitem__(self, name: str) -> Family:
+        if name in self._names and _is_released(family := _load(name)):
+            return family
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if _is_released(_load(name)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _is_released(family: Family) -> bool:
+    return family.is_file or family.config_class_name in RELEASED
+
+
+FAMILIES: Mapping[str, Family] = _Families(index.NAMES)
+ARTICLES: Mapping[str, Family] = _Families(index.ARTICLES)
 
 
 def family_by_name(name: str) -> Family:
@@ -115,7 +60,7 @@ def family_by_name(name: str) -> Family:
         ConversionError: there is none; the near one is named.
     """
     check_family(name)
-    return {**FAMILIES, **ARTICLES}[name]
+    return FAMILIES[name] if name in index.NAMES else ARTICLES[name]
 
 
 def family_of(official: Mapping[str, Any]) -> Family:
@@ -127,10 +72,11 @@ def family_of(official: Mapping[str, Any]) -> Family:
     model_type = official.get("model_type")
     if not isinstance(model_type, str):
         raise ConversionError("config.json: model_type is missing; set it, or name the family")
-    alike = [family for family in FAMILIES.values() if family.model_type == model_type]
+    names = [name for name in index.NAMES if index.MODEL_TYPES.get(name, name) == model_type]
+    alike = [FAMILIES[name] for name in names if name in FAMILIES]
     if not alike:
         known = ", ".join(sorted({family.model_type for family in FAMILIES.values()}))
-        lacks = f" by transformers {transformers.__version__}; install a newer one" if model_type in _TYPES else ""
+        lacks = f" by transformers {transformers.__version__}; install a newer one" if names else ""
         said = f"model_type {shown(model_type)} is not supported{lacks}{nearest(official)}"
         raise ConversionError(f"config.json: {said}. There are {known}")
     named = (official.get("architectures") or [None])[0]

@@ -8,15 +8,27 @@ The sequence classification head has its own dense layer, which becomes our pool
 `gelu`, whatever `hidden_act` says.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConversionError, shown
-from .bert import LAYER, NAMES
+from .bert import FRESH as BERT_FRESH
+from .bert import LAYER, NAMES, STRUCTURE
 from .bert_like import EMBEDDING_NORM, BertLikeFamily
 from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
 from .encoder_settings import TOKEN_TYPES
 from .fields import Computed
 
+FRESH = {
+    **BERT_FRESH,
+    "norm_eps": 1e-5,
+    "type_vocab_size": 1,
+    "position_offset": 2,
+    "pooler_act": "tanh",
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
 LANGUAGE_MODEL = LanguageModelNames(
     dense="lm_head.dense",
     norm="lm_head.layer_norm",
@@ -39,23 +51,22 @@ GELU_HEAD = Computed(_check_head)
 """The language model head has `gelu` in any case."""
 
 
-def roberta(name: str, prefix: str, structure: str = "roberta", root: str = "roberta.", **names: Any) -> BertLikeFamily:
+def roberta(name: str, config_class: str, classes: str, fresh: Mapping[str, Any], **rest: Any) -> BertLikeFamily:
     """RoBERTa under one of its names.
 
     Args:
         name: the official `model_type`.
-        prefix: what the official classes' names begin with.
-        structure: name of its settings in `STRUCTURES`.
-        root: prefix of the encoder's tensors in models with a head.
-        names: what is not as in BERT: arguments of `BertLikeFamily`.
+        config_class: name of the official configuration class.
+        classes: names of the official model classes.
+        fresh: what a fresh model has beyond `FRESH`.
+        rest: what is not as in BERT: arguments of `BertLikeFamily`.
     """
     return BertLikeFamily(
         name,
-        f"{prefix}Config",
-        standard_heads(prefix, ROBERTA_ROWS, f"{prefix}ForCausalLM", next_sentence=False),
-        structure=structure,
-        root=root,
-        **{**NAMES, **names},
+        config_class,
+        standard_heads(classes, ROBERTA_ROWS),
+        fresh={**FRESH, **fresh},
+        **{**NAMES, "structure": STRUCTURE, "root": "roberta.", **rest},
         language_model=LANGUAGE_MODEL,
         computed=[TOKEN_TYPES, GELU_HEAD],
         shifted=True,
@@ -75,22 +86,59 @@ def norms_before(attention: str, mlp: str) -> dict[str, str]:
     return {**plain, **norms, mlp: "mlp_pre_norm"}
 
 
-FAMILY = roberta("roberta", "Roberta")
-XLM = roberta("xlm-roberta", "XLMRoberta")
-CAMEMBERT = roberta("camembert", "Camembert")
-DATA2VEC = roberta("data2vec-text", "Data2VecText", root="data2vec_text.")
+FAMILY = roberta(
+    "roberta",
+    "RobertaConfig",
+    "RobertaModel RobertaForMaskedLM RobertaForSequenceClassification RobertaForMultipleChoice "
+    "RobertaForTokenClassification RobertaForQuestionAnswering RobertaForCausalLM",
+    {"vocab_size": 50265},
+)
+XLM = roberta(
+    "xlm-roberta",
+    "XLMRobertaConfig",
+    "XLMRobertaModel XLMRobertaForMaskedLM XLMRobertaForSequenceClassification "
+    "XLMRobertaForMultipleChoice XLMRobertaForTokenClassification XLMRobertaForQuestionAnswering "
+    "XLMRobertaForCausalLM",
+    {"vocab_size": 250002},
+)
+CAMEMBERT = roberta(
+    "camembert",
+    "CamembertConfig",
+    "CamembertModel CamembertForMaskedLM CamembertForSequenceClassification "
+    "CamembertForMultipleChoice CamembertForTokenClassification CamembertForQuestionAnswering "
+    "CamembertForCausalLM",
+    {"vocab_size": 32005, "bos_token_id": 5, "eos_token_id": 6},
+)
+DATA2VEC = roberta(
+    "data2vec-text",
+    "Data2VecTextConfig",
+    "Data2VecTextModel Data2VecTextForMaskedLM Data2VecTextForSequenceClassification "
+    "Data2VecTextForMultipleChoice Data2VecTextForTokenClassification "
+    "Data2VecTextForQuestionAnswering Data2VecTextForCausalLM",
+    {"vocab_size": 50265},
+    root="data2vec_text.",
+)
 XL = roberta(
     "xlm-roberta-xl",
-    "XLMRobertaXL",
-    "xlm-roberta-xl",
+    "XLMRobertaXLConfig",
+    "XLMRobertaXLModel XLMRobertaXLForMaskedLM XLMRobertaXLForSequenceClassification "
+    "XLMRobertaXLForMultipleChoice XLMRobertaXLForTokenClassification "
+    "XLMRobertaXLForQuestionAnswering XLMRobertaXLForCausalLM",
+    {"vocab_size": 250880},
+    structure={**STRUCTURE, "norm_placement": "pre", "embedding_norm": False},
     modules=norms_before("self_attn_layer_norm", "LayerNorm"),
     stack={"encoder.LayerNorm": "norm"},
 )
 PRE_NORM = roberta(
     "roberta-prelayernorm",
-    "RobertaPreLayerNorm",
-    "roberta-prelayernorm",
-    "roberta_prelayernorm.",
+    "RobertaPreLayerNormConfig",
+    "RobertaPreLayerNormModel RobertaPreLayerNormForMaskedLM "
+    "RobertaPreLayerNormForSequenceClassification RobertaPreLayerNormForMultipleChoice "
+    "RobertaPreLayerNormForTokenClassification RobertaPreLayerNormForQuestionAnswering "
+    "RobertaPreLayerNormForCausalLM",
+    {"vocab_size": 50265},
+    structure={**STRUCTURE, "norm_placement": "pre"},
+    root="roberta_prelayernorm.",
     modules=norms_before("LayerNorm", "intermediate.LayerNorm"),
     stack={**EMBEDDING_NORM, "LayerNorm": "norm"},
 )

@@ -7,15 +7,20 @@ said here, the classes' names in `IN_MEMORY`.
 from collections.abc import Mapping
 from typing import Any
 
-from .bert import EMBEDDINGS, LANGUAGE_MODEL, POOLED_ROWS
+from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, POOLED_ROWS
 from .bert import NAMES as BERT_NAMES
+from .bert import STRUCTURE as BERT_STRUCTURE
 from .bert_like import EMBEDDING_NORM, BertLikeFamily
+from .decoder import ALL_BIASES
 from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
 from .fields import Computed, HeadDim
+from .fresh import rotary
+from .roberta import FRESH as ROBERTA_FRESH
 from .roberta import GELU_HEAD
 from .roberta import LANGUAGE_MODEL as ROBERTA_LANGUAGE_MODEL
 from .rope import Rope
 
+STRUCTURE = {**BERT_STRUCTURE, "position_type": "rotary"}
 QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
 IN_MEMORY = {"self_attn_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
 """Our module of a layer -> that of the official classes, where they differ; a plain feed-forward network has others."""
@@ -40,7 +45,7 @@ class RotaryBertFamily(BertLikeFamily):
     def __init__(
         self,
         name: str,
-        prefix: str,
+        config_class: str,
         heads: list[EncoderHead],
         *,
         names: Mapping[str, str] | None = None,
@@ -54,7 +59,7 @@ class RotaryBertFamily(BertLikeFamily):
         own = {"use_cache": None, "max_position_embeddings": "max_position_embeddings", **(fields or {})}
         super().__init__(
             name,
-            f"{prefix}Config",
+            config_class,
             heads,
             embeddings=embeddings,
             fields={**BERT_NAMES["fields"], **own},
@@ -93,15 +98,21 @@ class RotaryBertFamily(BertLikeFamily):
 
 GTE = RotaryBertFamily(
     "gte",
-    "Gte",
+    "GteConfig",
     standard_heads(
-        "Gte",
+        "GteModel GteForMaskedLM GteForSequenceClassification GteForTokenClassification",
         POOLED_ROWS,
-        "",
-        next_sentence=False,
-        only=("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     ),
-    structure="gte",
+    structure={**STRUCTURE, "gated_mlp": True, "mlp_bias": "down"},
+    fresh={
+        **FRESH,
+        **rotary(160_000.0),
+        "vocab_size": 250048,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 8192,
+        "type_vocab_size": 1,
+        "pad_token_id": 1,
+    },
     root="gte.",
     former_root="new.",
     layer="encoder.layer.{layer}.",
@@ -120,15 +131,20 @@ GTE = RotaryBertFamily(
 )
 NOMIC = RotaryBertFamily(
     "nomic_bert",
-    "NomicBert",
+    "NomicBertConfig",
     standard_heads(
-        "NomicBert",
+        "NomicBertModel NomicBertForMaskedLM NomicBertForSequenceClassification NomicBertForTokenClassification",
         POOLED_ROWS,
-        "",
-        next_sentence=False,
-        only=("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
     ),
-    structure="nomic_bert",
+    structure={**STRUCTURE, **dict.fromkeys(ALL_BIASES, False), "gated_mlp": True},
+    fresh={
+        **FRESH,
+        **rotary(1_000.0),
+        "vocab_size": 30528,
+        "max_position_embeddings": 2048,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
     root="nomic_bert.",
     layer="encoder.layers.{layer}.",
     modules={
@@ -174,18 +190,22 @@ NOMIC = RotaryBertFamily(
 )
 JINA = RotaryBertFamily(
     "jina_embeddings_v3",
-    "JinaEmbeddingsV3",
+    "JinaEmbeddingsV3Config",
     standard_heads(
-        "JinaEmbeddingsV3",
+        "JinaEmbeddingsV3Model JinaEmbeddingsV3ForMaskedLM "
+        "JinaEmbeddingsV3ForSequenceClassification JinaEmbeddingsV3ForTokenClassification "
+        "JinaEmbeddingsV3ForQuestionAnswering",
         ROBERTA_ROWS,
-        "",
-        next_sentence=False,
-        only=(
-            *("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"),
-            "ForQuestionAnswering",
-        ),
     ),
-    structure="jina_embeddings_v3",
+    structure=STRUCTURE,
+    fresh={
+        **ROBERTA_FRESH,
+        **rotary(20_000.0),
+        "vocab_size": 250002,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 8194,
+        "position_offset": 0,
+    },
     root="roberta.",
     layer="encoder.layers.{layer}.",
     modules={

@@ -1,11 +1,16 @@
 """Seed-OSS (ByteDance, 2025): Llama with a switch for each bias."""
 
-from .llama_like import LlamaLikeFamily
+from .decoder import LLAMA, DecoderFamily
+from .fresh import rotary
 
-FAMILY = LlamaLikeFamily(
+FAMILY = DecoderFamily(
     "seed_oss",
-    "SeedOss",
-    spans="transformer.",
+    "SeedOssConfig",
+    "SeedOssForCausalLM SeedOssModel SeedOssForSequenceClassification "
+    "SeedOssForTokenClassification SeedOssForQuestionAnswering",
+    structure=LLAMA,
+    fresh={**rotary(10_000_000.0), "attention_bias": True},
+    qa_root="transformer.",
     fields={
         "attention_bias": "attention_bias",
         "attention_out_bias": "attention_output_bias",

@@ -1,7 +1,8 @@
 """SmolLM3 (Hugging Face, 2025): Llama with some layers that have no positions."""
 
+from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderFamily
 from .fields import Computed, HeadDim, WindowByLayer
-from .llama_like import ALL_ATTENTION_BIASES, LlamaLikeFamily
+from .fresh import every, rotary
 
 
 def read_rotating(official):
@@ -16,10 +17,14 @@ def write_rotating(config, head):
     return {"no_rope_layers": [int(one) for one in rotates]}
 
 
-FAMILY = LlamaLikeFamily(
+FAMILY = DecoderFamily(
     "smollm3",
-    "SmolLM3",
-    spans="transformer.",
+    "SmolLM3Config",
+    "SmolLM3ForCausalLM SmolLM3Model SmolLM3ForSequenceClassification "
+    "SmolLM3ForTokenClassification SmolLM3ForQuestionAnswering",
+    structure=LLAMA,
+    fresh={**rotary(2_000_000.0), **every(4), "tie_word_embeddings": True},
+    qa_root="transformer.",
     fields={"attention_bias": ALL_ATTENTION_BIASES, "mlp_bias": "mlp_bias"},
     window=WindowByLayer(),
     head_dim=HeadDim(always=False),

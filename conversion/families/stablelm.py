@@ -2,16 +2,17 @@
 
 from ..rules.operations import Stack
 from ..rules.table import Rule
+from .decoder import LAYER, LAYER_NORM, LLAMA, DecoderFamily
 from .fields import Flag, HeadDim
-from .llama_like import LAYER, LAYER_NORM, LlamaLikeFamily
+from .fresh import rotary
 from .rope import Rope
 
 
-class StableLmFamily(LlamaLikeFamily):
+class StableLmFamily(DecoderFamily):
     """StableLM, whose heads have a norm each, in a tensor each."""
 
     def more_rules(self, config):
-        """See `LlamaLikeFamily.more_rules`."""
+        """See `DecoderFamily.more_rules`."""
         counts = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
         return [
             Rule(
@@ -25,7 +26,10 @@ class StableLmFamily(LlamaLikeFamily):
 
 FAMILY = StableLmFamily(
     "stablelm",
-    "StableLm",
+    "StableLmConfig",
+    "StableLmForCausalLM StableLmModel StableLmForSequenceClassification StableLmForTokenClassification",
+    structure={**LLAMA, "norm_type": "layer_norm"},
+    fresh={**rotary(10_000.0, 0.25), "norm_eps": 1e-5},
     fields={**LAYER_NORM, "use_qkv_bias": "attention_bias", "hidden_dropout": "hidden_dropout"},
     rope=Rope(by_part=True),
     head_dim=HeadDim(always=False),

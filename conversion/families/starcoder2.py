@@ -1,11 +1,21 @@
 """StarCoder2 (Lozhkov et al., 2024): layer norms, a network without a gate, one window for every layer."""
 
+from .decoder import ALL_BIASES, ATTENTION, NORMS, ROTARY_GPT, DecoderFamily
 from .fields import HeadDim, WindowEverywhere
-from .llama_like import ALL_BIASES, ATTENTION, NORMS, LlamaLikeFamily
+from .fresh import rotary
 
-FAMILY = LlamaLikeFamily(
+FAMILY = DecoderFamily(
     "starcoder2",
-    "Starcoder2",
+    "Starcoder2Config",
+    "Starcoder2ForCausalLM Starcoder2Model Starcoder2ForSequenceClassification Starcoder2ForTokenClassification",
+    structure=ROTARY_GPT,
+    fresh={
+        **rotary(100_000.0),
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_eps": 1e-5,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    },
     layer={**ATTENTION, **NORMS, "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"},
     fields={
         "rms_norm_eps": None,

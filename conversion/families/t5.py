@@ -6,8 +6,6 @@ say in every config that the head is tied, and still keep a stored head that dif
 tied.
 """
 
-from blockformer.presets import STRUCTURES
-
 from ..rules.table import Rule, check_tied
 from .encoder_decoder import (
     EMBEDDINGS,
@@ -20,7 +18,41 @@ from .encoder_decoder import (
     stacks_of,
 )
 from .fields import DROPOUTS, Computed, Form, Head
+from .fresh import by_width
+from .translation import Preset
 
+STRUCTURE = {
+    "norm_type": "rms_norm",
+    "norm_placement": "pre",
+    "position_type": "relative_bias",
+    "attention_scale": 1.0,
+    "float32_down_proj": True,
+    "final_dropout": True,
+}
+FRESH = {
+    "vocab_size": 32128,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "head_dim": 64,
+    "gated_mlp": True,
+    "hidden_act": "gelu_new",
+    "initializer_range": None,
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "activation_dropout": 0.1,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+MT5_FRESH = {
+    **FRESH,
+    "vocab_size": 250112,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 6,
+}
 UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 ATTENTION = {name: f"{name}_proj" for name in "qkvo"}
 PLAIN = {"wi": "up_proj", "wo": "down_proj"}
@@ -32,13 +64,13 @@ SAME = (
 ).split()
 
 
-def t5_heads(prefix: str) -> list[Head]:
-    """The heads under the names that begin with a prefix."""
-    tokens = {"classifier": "score"}
+def t5_heads(both: str, encoder: str, tokens: str) -> list[Head]:
+    """The heads: official classes of both stacks, of the encoder alone, and of the encoder with a head of tokens."""
+    score = {"classifier": "score"}
     return [
-        *encoder_decoder_heads(prefix, rows="transformer."),
-        Head(f"{prefix}EncoderModel", "BlockformerEncoderModel"),
-        Head(f"{prefix}ForTokenClassification", "BlockformerEncoderForTokenClassification", "transformer.", tokens),
+        *encoder_decoder_heads(both, rows="transformer."),
+        Head(encoder, "BlockformerEncoderModel"),
+        Head(tokens, "BlockformerEncoderForTokenClassification", "transformer.", score),
     ]
 
 
@@ -121,16 +153,28 @@ class T5Family(EncoderDecoderFamily):
 
     Args:
         name: the official `model_type`.
-        prefix: what the official classes' names begin with.
-        structure: name of its settings in `STRUCTURES`.
+        config_class: name of the official configuration class.
+        heads: what its models are for.
+        structure, fresh: see `ConfigTranslation`.
         scales: see `ScaledHead`.
     """
 
-    def __init__(self, name: str, prefix: str, structure: str, scales: bool | None = None):
+    def __init__(
+        self,
+        name: str,
+        config_class: str,
+        heads: list[Head],
+        *,
+        structure: dict,
+        fresh: dict,
+        scales: bool | None = None,
+    ):
         super().__init__(
             name,
-            f"{prefix}Config",
-            t5_heads(prefix),
+            config_class,
+            heads,
+            structure=structure,
+            fresh=fresh,
             rules=stack_rules,
             fields={
                 **{field: field for field in SAME},
@@ -142,7 +186,6 @@ class T5Family(EncoderDecoderFamily):
                 "layer_norm_epsilon": "norm_eps",
                 "dropout_rate": DROPOUTS,
             },
-            fixed=STRUCTURES[structure],
             computed=[
                 Computed(read_activation, write_activation),
                 Computed(read_stacks, write_stacks),
@@ -195,6 +238,39 @@ class T5Family(EncoderDecoderFamily):
         return [UNUSED] if len(stacks_of(self.head(form))) > 1 else []
 
 
-T5 = T5Family("t5", "T5", "t5")
-MT5 = T5Family("mt5", "MT5", "t5", scales=False)
-UMT5 = T5Family("umt5", "UMT5", "umt5", scales=True)
+PRESETS = {"t5-v1.1": Preset("encoder_decoder", {**STRUCTURE, **FRESH})}
+T5 = T5Family(
+    "t5",
+    "T5Config",
+    t5_heads(
+        "T5ForConditionalGeneration T5Model T5ForSequenceClassification T5ForQuestionAnswering",
+        "T5EncoderModel",
+        "T5ForTokenClassification",
+    ),
+    structure=STRUCTURE,
+    fresh={**FRESH, "gated_mlp": False, "hidden_act": "relu", "tie_word_embeddings": True, "logit_scale": by_width},
+)
+MT5 = T5Family(
+    "mt5",
+    "MT5Config",
+    t5_heads(
+        "MT5ForConditionalGeneration MT5Model MT5ForSequenceClassification MT5ForQuestionAnswering",
+        "MT5EncoderModel",
+        "MT5ForTokenClassification",
+    ),
+    structure=STRUCTURE,
+    fresh=MT5_FRESH,
+    scales=False,
+)
+UMT5 = T5Family(
+    "umt5",
+    "UMT5Config",
+    t5_heads(
+        "UMT5ForConditionalGeneration UMT5Model UMT5ForSequenceClassification UMT5ForQuestionAnswering",
+        "UMT5EncoderModel",
+        "UMT5ForTokenClassification",
+    ),
+    structure={**STRUCTURE, "relative_bias_per_layer": True},
+    fresh={**MT5_FRESH, "logit_scale": by_width},
+    scales=True,
+)

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-from blockformer.presets import STRUCTURES
-
 from ..errors import ConversionError, listed
 from ..rules.table import Rule, RuleTable
 from .base import Family
 from .encoder_decoder import BOTH, DECODER, ENCODER
 from .fields import Computed, Head, NotExpressible
-from .gemma import SCALE, read_scores, write_scores
+from .fresh import every, rotary
+from .gemma import FRESH, FRESH_CAPS, SCALE, STRUCTURE, read_scores, write_scores
 
 SAME = {
     **{name: name for name in "vocab_size hidden_size intermediate_size num_attention_heads".split()},
@@ -77,6 +76,8 @@ def _write_stacks(config, head):
 class T5GemmaFamily(Family[Head]):
     """A T5Gemma; each stack has embeddings of its own, and the head is tied to the decoder's."""
 
+    topology = "encoder_decoder"
+
     def rules_for(self, form, config):
         """See `Family.rules_for`."""
         head = self.head(form)
@@ -119,7 +120,25 @@ FAMILY = T5GemmaFamily(
         "initializer_range": "initializer_range",
         "classifier_dropout_rate": "classifier_dropout",
     },
-    fixed=STRUCTURES["t5gemma"],
+    structure={**STRUCTURE, "norm_placement": "pre_output", "share_embeddings": False, "final_dropout": True},
+    fresh={
+        **rotary(10_000.0),
+        **every(2, 4096),
+        **FRESH,
+        **FRESH_CAPS,
+        "vocab_size": 256000,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+        "norm_eps": 1e-6,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+        "decoder_start_token_id": 2,
+    },
     computed=[Computed(_read_stacks, _write_stacks)],
     extra_fields=("is_encoder_decoder", "encoder", "decoder", "decoder_start_token_id", "use_cache"),
     refused={

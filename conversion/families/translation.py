@@ -12,6 +12,7 @@ import copy
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import transformers
@@ -57,6 +58,19 @@ OF_LANGUAGE_MODELS = frozenset(("lm_head_transform", "lm_head_bias", "logit_scal
 """Our fields that need not come back where there is no language model head."""
 
 
+@dataclass(frozen=True)
+class Preset:
+    """The settings of a fresh model.
+
+    Attributes:
+        topology: "decoder", "encoder" or "encoder_decoder".
+        settings: ours; a function makes a value of the others.
+    """
+
+    topology: str
+    settings: Mapping[str, Any]
+
+
 class ConfigTranslation(ABC):
     """The half of a family that is about configs.
 
@@ -64,9 +78,12 @@ class ConfigTranslation(ABC):
         name: the official `model_type`; another name for a model that shares it.
         config_class: name of the official configuration class in transformers.
         heads: what its models are for; the first is taken where a config does not say.
+        structure: our fields that are the same in all of its models.
+        fresh: what a fresh model has beyond them; None: there is no preset.
         fields: official field -> ours, or several of ours that it sets together. Several official fields of one field
             of ours must be equal, except dropouts: they do nothing in evaluation, and the first is taken.
-        fixed: our fields that the family never varies. Fields that are named nowhere have our default.
+        fixed: our fields that the family never varies; None: its structure. Fields that are named nowhere have our
+            default.
         computed: values that are more than a name; later ones win.
         unsupported: official settings, beyond `UNSUPPORTED`, that ours cannot express: name -> values that do no harm.
         extra_fields: entries of an official `config.json` that the family reads although the official class does not
@@ -77,12 +94,17 @@ class ConfigTranslation(ABC):
         refused: official classes of this `model_type` that no class of ours can be, with the reason.
     """
 
+    topology = ""
+    """What its presets are."""
+
     def __init__(
         self,
         name: str,
         config_class: str,
         heads: Collection[Head],
         *,
+        structure: Mapping[str, Any] | None = None,
+        fresh: Mapping[str, Any] | None = None,
         fields: Mapping[str, str | tuple[str, ...]] | None = None,
         fixed: Mapping[str, Any] | None = None,
         computed: Sequence[Value] = (),
@@ -97,7 +119,9 @@ class ConfigTranslation(ABC):
         self.config_class_name = config_class
         self.heads = tuple(heads)
         self.fields = {theirs: (ours,) if isinstance(ours, str) else ours for theirs, ours in (fields or {}).items()}
-        self.fixed = dict(fixed or {})
+        self.structure = dict(structure or {})
+        self.preset = None if fresh is None else Preset(self.topology, {**self.structure, **fresh})
+        self.fixed = dict(self.structure if fixed is None else fixed)
         self.computed = tuple(computed)
         self.unsupported = {**UNSUPPORTED, **(unsupported or {})}
         self.extra_fields = tuple(extra_fields)

@@ -7,7 +7,7 @@ read; the way back writes what a checkpoint came with or else what is published.
 E experts, C hidden size, I inner width of an expert.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,15 +18,16 @@ from transformers import PretrainedConfig
 from ..errors import ConversionError
 from ..rules.operations import LeadingAxis, Operation, Shape
 from ..rules.table import Rule, RuleTable
-from .decoder import NO_PREFIX, PREFIX
+from .decoder import LAYER, NO_PREFIX, PREFIX, DecoderFamily
 from .fields import Computed, Form, NotExpressible
-from .llama_like import LAYER, LlamaLikeFamily
 
 STACKED = "stacked experts"
 """A trait: the experts' tensors are stacked as in the official class of today."""
 ROUTER_FIELDS = {
     name: name for name in ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "norm_topk_prob")
 }
+FINE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
+"""Of a fresh model with many narrow experts."""
 SHARED = {f"shared_expert.{name}_proj": f"shared_expert.{name}_proj" for name in ("gate", "up", "down")}
 """Modules of an expert for every token, official and ours."""
 SELECTION_BIAS = "e_score_correction_bias"
@@ -60,44 +61,44 @@ class Stack:
         return [(shape[1] // self.parts, shape[2])] * (self.experts * self.parts)
 
 
-class ExpertsFamily(LlamaLikeFamily):
-    """A decoder after Llama whose feed-forward networks are experts, in some layers or in all.
+class ExpertsFamily(DecoderFamily):
+    """A decoder whose feed-forward networks are experts, in some layers or in all.
 
     Args:
-        name: the official `model_type`.
-        prefix: what the official classes' names begin with.
-        heads: the ends of the names of the official classes that there are; None means all.
+        names: the first arguments of `DecoderFamily`.
         block: prefix of the tensors of a sparse layer in published checkpoints; stacked ones have "mlp.".
         parts: what published checkpoints call an expert's gate, up and down projection.
         sparse: the other official modules of a sparse layer -> ours, without prefix.
         statics: the published name [1, E] of the router's selection bias, without prefix; None is the official class's
             and ours, [E].
-        settings: the arguments of `LlamaLikeFamily`.
+        bias_of_choice: the same [E], in the block itself.
+        passed_over: see `LayersBeyond`.
+        settings: the arguments of `DecoderFamily`.
     """
+
+    one_by_one = True
+    """Whether published checkpoints hold each expert by itself, or all of a layer in one tensor, too."""
 
     def __init__(
         self,
-        name: str,
-        prefix: str,
-        *,
-        heads: Collection[str] | None = None,
+        *names: str,
         block: str = "mlp.",
         parts: tuple[str, str, str] = PARTS,
         sparse: Mapping[str, str] | None = None,
         statics: str | None = None,
+        bias_of_choice: str = f"gate.{SELECTION_BIAS}",
+        passed_over: tuple[str, ...] = (),
         **settings,
     ):
-        super().__init__(name, prefix, **settings)
-        if heads is not None:
-            self.heads = tuple(head for head in self.heads if head.official.removeprefix(prefix) in heads)
+        super().__init__(*names, **settings)
         self.block, self.parts, self.sparse = block, parts, {"gate": "gate", **(sparse or {})}
-        self.statics = statics
+        self.statics, self.bias_of_choice, self.passed_over = statics, bias_of_choice, passed_over
         self.has_low_bits = False
 
     def form(self, official, names=None, read=None):
         """See `Family.form`."""
         form = super().form(official, names, read)
-        if any(name.endswith(".experts.down_proj") for name in names or ()):
+        if self.one_by_one and any(name.endswith(".experts.down_proj") for name in names or ()):
             return replace(form, traits=form.traits | {STACKED})
         return form
 
@@ -119,7 +120,7 @@ class ExpertsFamily(LlamaLikeFamily):
         kinds = ("weight", "bias")
         rules = [Rule(f"{theirs}{a}.{kind}", f"{ours}{b}.{kind}") for a, b in self.sparse.items() for kind in kinds]
         if self.statics is None:
-            rules.append(Rule(f"{theirs}gate.{SELECTION_BIAS}", f"{ours}gate.{SELECTION_BIAS}"))
+            rules.append(Rule(theirs + self.bias_of_choice, f"{ours}gate.{SELECTION_BIAS}"))
         else:
             name = f"gate.{self.statics}" if STACKED in form.traits else self.statics
             rules.append(Rule(theirs + name, f"{ours}gate.{SELECTION_BIAS}", LeadingAxis()))
@@ -148,8 +149,11 @@ class ExpertsFamily(LlamaLikeFamily):
                 names = (f"{layer}.{self.block}experts.{i}.{part}.weight" for i in range(shape[0]) for part in parts)
                 made |= dict.fromkeys(names, (shape[1] // len(parts), shape[2]))
             else:
-                made[f"{layer}.{self.block}{rest}" if rest.rpartition(".")[0] in self.sparse else name] = shape
+                made[f"{layer}.{self.block}{rest}" if self._is_sparse(rest) else name] = shape
         return made
+
+    def _is_sparse(self, name: str) -> bool:
+        return name.rpartition(".")[0] in self.sparse or name == self.bias_of_choice
 
 
 def shared_experts(field: str) -> Computed:
@@ -166,6 +170,28 @@ def shared_experts(field: str) -> Computed:
         return {field: size // width}
 
     return Computed(read, write)
+
+
+def _read_first_dense(official) -> dict[str, Any]:
+    dense, layers = official.config.first_k_dense_replace, official.config.num_hidden_layers
+    return {"mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(layers)]}
+
+
+def _write_first_dense(config: PretrainedConfig, head: Any) -> dict[str, Any]:
+    return {"first_k_dense_replace": (config.mlp_layer_types or []).count("dense")}
+
+
+FIRST_DENSE = Computed(_read_first_dense, _write_first_dense)
+"""Sparse layers as DeepSeek's configs say them: all after the first few."""
+DEEPSEEK_FIELDS = {
+    **{name: name for name in ("num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size")},
+    "n_routed_experts": "num_experts",
+    "routed_scaling_factor": "routed_scaling_factor",
+}
+DEEPSEEK_GROUPS = {"n_group": (None, 1), "topk_group": (None, 1)}
+"""Official settings of a choice among groups of experts -> values that mean one group."""
+SHARED_EXPERTS = {ours.replace("expert.", "experts."): ours for ours in SHARED}
+"""Modules of experts for every token that are one network, official and ours."""
 
 
 def _read_layers(official) -> dict[str, Any]:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import ConversionError, shown
 from ..rules.table import Group, Target
 from .checkpoint import Checkpoint
-from .safetensors_io import TensorInfo, open_regular, read_header, read_tensor
+from .safetensors_io import SafetensorsWriter, TensorInfo, open_regular, read_header, read_tensor
 
 UNUSED_FILE = "conversion/unused.safetensors"
 
@@ -40,11 +39,23 @@ class _Read:
 
 
 def write_unused(checkpoint: Checkpoint, names: list[str], target: Path) -> None:
-    """Write these tensors of a checkpoint into the repo at `target`, unchanged."""
-    if names:
-        path = target / UNUSED_FILE
-        path.parent.mkdir(exist_ok=True)
-        save_file({name: checkpoint.read(name) for name in names}, path, metadata={"format": "pt"})
+    """Write these tensors of a checkpoint into the repo at `target`, unchanged, one at a time."""
+    if not names:
+        return
+    path = target / UNUSED_FILE
+    path.parent.mkdir(exist_ok=True)
+    writer = SafetensorsWriter(path, [(name, info.dtype, info.shape) for name, info in _infos(checkpoint, names)])
+    try:
+        for name in names:
+            writer.write_parts(name, checkpoint.parts(name))
+        writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def _infos(checkpoint: Checkpoint, names: list[str]) -> list[tuple[str, TensorInfo]]:
+    return [(name, checkpoint.tensors[name]) for name in names]
 
 
 def unused_groups(checkpoint: Checkpoint, names: list[str], dtype: torch.dtype | None) -> list[Group]:

@@ -159,7 +159,7 @@ class EqualParts:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class DeinterleaveRotary:
     """Rows whose rotated pairs lie side by side in each head (GPT-J, Cohere) -> rows with all first ones first.
 
     Rotary positions turn pairs of channels. Which channels make a pair is no more than their order, of which the scores
@@ -194,8 +194,8 @@ class Pairs:
 
 
 @dataclass(frozen=True)
-class FlatPairs(Pairs):
-    """`Pairs` of the weights of a norm of each head, [H, D]."""
+class DeinterleaveRotaryNorms(DeinterleaveRotary):
+    """`DeinterleaveRotary` of the weights of a norm of each head, [H, D]."""
 
     def _reordered(self, tensor: Tensor, shape: tuple[int, int]) -> Tensor:
         return super()._reordered(tensor.flatten(), shape).view_as(tensor)

@@ -38,6 +38,7 @@ GEMMA = {
     "initializer_range": 0.4, "query_pre_attn_scalar": 8, "attn_logit_softcapping": 8.0,
     "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
 }  # fmt: skip
+NARROW, WIDE = ({"decoder_ffn_dim": width} for width in (40, 72))
 DEEPER = {**GEMMA, "query_pre_attn_scalar": 16, "final_logit_softcapping": None, "num_hidden_layers": 3}
 FULL = {**GEMMA, "layer_types": ["full_attention"] * 2, "attn_logit_softcapping": None}
 # A head of its own is drawn smaller by the root of the vocabulary.
@@ -47,12 +48,12 @@ ROWS = [
     Row("t5gemma", {"encoder": {**DEEPER, "num_hidden_layers": 2}, "decoder": DEEPER, **UNTIED}, shards=True),
     Row("t5gemma", {"encoder": FULL, "decoder": FULL}),
     Row("plbart"),
-    Row("plbart", {"scale_embedding": False, "decoder_layers": 1}, shards=True),
-    Row("blenderbot", {"pad_token_id": 0, "bos_token_id": 1}),
+    Row("plbart", {"scale_embedding": False, "decoder_layers": 1, **NARROW}, shards=True),
+    Row("blenderbot", {"pad_token_id": 0, "bos_token_id": 1, **WIDE}),
     Row("blenderbot", {"scale_embedding": True, "encoder_layers": 1, "activation_function": "relu"}, shards=True),
-    Row("pegasus"),
-    Row("pegasus", {"scale_embedding": True, "pad_token_id": 0, "decoder_layers": 3}, shards=True),
-    Row("m2m_100"),
+    Row("pegasus", NARROW),
+    Row("pegasus", {"scale_embedding": True, "pad_token_id": 0, "decoder_layers": 3, **WIDE}, shards=True),
+    Row("m2m_100", WIDE),
     Row("m2m_100", {"scale_embedding": False, "pad_token_id": 3, "decoder_layers": 1}, shards=True),
 ]
 FIRST = {row.family: row for row in reversed(ROWS)}

@@ -3,14 +3,16 @@
 import pytest
 import torch
 import transformers
+from pairs import assert_close
 from sizes import OFFICIAL_DECODER
 
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.families.with_experts import Stack
+from blockformer.conversion.rules.beyond import LayersBeyond
 from blockformer.conversion.rules.table import Rule, RuleTable, _Pattern
 
-from .oracles import assert_verified, edit_config, edit_tensors, entries_of, stored
+from .oracles import assert_verified, edit_config, edit_tensors, entries_of, official_class, stored
 
 OWN = {
     "mixtral": {"num_local_experts": 5},
@@ -96,6 +98,64 @@ def test_the_router_of_a_repo_goes_back_as_it_was_trained(tmp_path):
     differ = {name for name in before if back.get(name) != before[name]}
     assert differ <= {"_name_or_path", "sliding_window", "max_window_layers"}
     assert entries_of(tmp_path / "back")["router_aux_loss_coef"] == 0.02
+
+
+FURTHER = {"eh_proj": (32, 64), "enorm": (32,), "self_attn.q_proj": (32, 32), "mlp.experts.0.up_proj": (24, 32)}
+
+
+def folder_with_further_layers(folder, family, prefix):
+    """A checkpoint with tensors of layers that predict further tokens: their names begin with the prefix."""
+    sizes = {**OFFICIAL_DECODER, **FURTHER_SIZES[family]}
+    torch.manual_seed(0)
+    model = official_class(family)(FAMILIES[family].official_config_class(**sizes)).eval()
+    model.save_pretrained(folder)
+    edit_tensors(folder, **{f"{prefix}{name}.weight": torch.randn(size) for name, size in FURTHER.items()})
+    edit_config(folder, num_nextn_predict_layers=1)
+    return model
+
+
+FURTHER_SIZES = {
+    "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24},
+}
+PREFIXES = [("glm4_moe", "model.layers.2."), ("ernie4_5_moe", "model.mtp_block.0.")]
+
+
+@pytest.mark.parametrize(("family", "prefix"), PREFIXES)
+def test_layers_that_predict_further_tokens_are_passed_over_and_come_back(tmp_path, family, prefix):
+    theirs = folder_with_further_layers(tmp_path / "src", family, prefix)
+    names = {f"{prefix}{name}.weight" for name in FURTHER}
+    report = convert(tmp_path / "src", tmp_path / "repo", verify="full")
+    assert_verified(report)
+    (note,) = (note for note in report.notes if "predict further tokens" in note)
+    assert prefix in note
+    assert "kept for the way back" in note
+    assert stored(tmp_path / "repo" / "conversion").keys() == names
+    back = convert(tmp_path / "repo", tmp_path / "back", to_official=True, verify="quick")
+    assert any("written as they came" in note for note in back.notes)
+    assert stored(tmp_path / "back") == stored(tmp_path / "src")
+    assert entries_of(tmp_path / "back") == entries_of(tmp_path / "src")
+    with pytest.warns(UserWarning, match="predict further tokens"):
+        ours = from_official(tmp_path / "src")
+    ids = torch.randint(3, 131, (2, 12))
+    with torch.no_grad():
+        assert_close(ours(ids).logits, theirs(ids).logits)
+    (tmp_path / "repo" / "conversion.json").unlink()
+    fresh = convert(tmp_path / "repo", tmp_path / "fresh", to_official=True, family=family, verify="quick")
+    assert any("predict further tokens" in note and "not written" in note for note in fresh.notes)
+    assert stored(tmp_path / "fresh").keys() == stored(tmp_path / "src").keys() - names
+    assert not entries_of(tmp_path / "fresh").get("num_nextn_predict_layers")
+
+
+def test_a_layer_too_many_is_refused_where_nothing_says_what_it_is(tmp_path):
+    published_folder(tmp_path / "src", "qwen3_moe")
+    edit_tensors(tmp_path / "src", **{"model.layers.2.self_attn.q_proj.weight": torch.randn(32, 32)})
+    with pytest.raises(ConversionError, match=r"(?s)the model has no place for.*model\.layers\.2\.self_attn\.q_proj"):
+        from_official(tmp_path / "src")
+    beyond = LayersBeyond(("model.layers.{layer}.", "mtp."), 2)
+    held = ["model.layers.2.a", "model.layers.46.b.weight", "mtp.c"]
+    others = ["model.layers.1.a", "model.layers.02.a", "model.layers.x.a", "model.layers.2", "layers.2.a"]
+    assert beyond.among([*others, *held]) == held
 
 
 def test_stacking_refuses_what_does_not_fit():

@@ -256,7 +256,28 @@ def test_what_only_reads_a_packed_weight_leaves_it_packed(dtype):
     assert packed_of(layer)
     with pytest.raises(RuntimeError, match="shape and dtype"):
         weight.data = torch.ones(3, 7, dtype=dtype)
+    kept = torch.zeros_like(plain.weight)
+    with torch.no_grad():
+        assert torch.mul(weight, 2, out=kept) is kept
+        assert torch.equal(kept, plain.weight * 2)
+        other = packed_layer(nn.Linear(7, 11, dtype=dtype)).weight
+        other.copy_(weight)
+    assert torch.equal(other.clone(), plain.weight)
     assert packed_of(layer)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_data_of_another_packed_weight(dtype):
+    first, second = (packed_layer(nn.Linear(7, 11, dtype=dtype)) for _ in range(2))
+    before, expected = first.weight.detach(), second.weight.clone()
+    first.weight.data = second.weight.data
+    assert torch.equal(first.weight.clone(), expected)
+    assert not torch.equal(before.clone(), expected)  # another alias of the old numbers keeps them
+    second.weight.data.add_(1)
+    assert torch.equal(first.weight.clone(), second.weight.clone())  # they share numbers, as plain tensors would
+    for layer in (first, second):
+        packed.unpack_weights(layer)
+    assert torch.equal(first.weight, expected + 1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -3,10 +3,11 @@
 from functools import partial
 
 from .byte_level import byte_level
-from .common import APACHE, CHATML, HUGE, INSTRUCTIONS, ends, llama_config, written_by
+from .common import APACHE, CHATML, HUGE, INSTRUCTIONS, MIT, ends, llama_config, written_by
 from .decoders import END, FAST, GPT2, LLAMA2, LLAMA2_MAP, NO_HEAD, SAME_END, qwen_words, turns, words_at_end
 from .record import Record, Rows, Token
 from .sentence_pieces import llama
+from .weights import added
 
 RECORDS = (
     Record(
@@ -157,6 +158,42 @@ RECORDS = (
         files={"LICENSE": "MIT License\n"},
         stubs=("figures/performance.png",),
         card={"license": "mit", "language": ["en", "zh"]},
+        known="assumed",
+    ),
+    Record(
+        "zai-org/GLM-4.5-Air",
+        "Glm4MoeForCausalLM",
+        llama_config("Glm4MoeForCausalLM", "glm4_moe", attention_bias=True, attention_dropout=0.0, bos_token_id=...,
+                     eos_token_id=[Token(END), Token("<|user|>")], first_k_dense_replace=1, head_dim=8,
+                     moe_intermediate_size=24, n_group=1, n_routed_experts=4, n_shared_experts=1, norm_topk_prob=True,
+                     num_experts_per_tok=2, num_nextn_predict_layers=1, pad_token_id=Token(END),
+                     partial_rotary_factor=0.5, rope_scaling=None, rope_theta=1000000, routed_scaling_factor=1.0,
+                     topk_group=1, transformers_version="4.54.0", use_qk_norm=False),
+        words_at_end(END, "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", before=("[gMASK]", "<sop>"),
+                     config={**FAST, "additional_special_tokens": [END, "<|user|>"], "eos_token": END,
+                             "pad_token": END, "padding_side": "left"}),
+        spelling=(added({"model.layers.2.eh_proj.weight": (32, 64), "model.layers.2.enorm.weight": (32,),
+                         "model.layers.2.mlp.gate.weight": (4, 32)}),),
+        dtype="bfloat16",
+        shards=3,
+        generation=turns(END, "<|user|>", pad=END, version="4.54.0"),
+        files={"LICENSE": MIT},
+        card={"license": "mit", "language": ["en", "zh"]},
+        known="assumed",
+    ),
+    Record(
+        "MiniMaxAI/MiniMax-M2",
+        "MiniMaxM2ForCausalLM",
+        llama_config("MiniMaxM2ForCausalLM", "minimax_m2", bos_token_id=Token("]~b]"), eos_token_id=Token("[e~["),
+                     head_dim=16, num_experts_per_tok=2, num_local_experts=4, output_router_logits=False,
+                     rope_theta=5000000, rotary_dim=8, router_aux_loss_coef=0.001, router_jitter_noise=0.0,
+                     scoring_func="sigmoid", transformers_version="4.57.1", use_qk_norm=True, use_routing_bias=True),
+        words_at_end(END, "[e~[", "]~b]", config={**GPT2, "bos_token": "]~b]", "eos_token": "[e~[", "pad_token": END}),
+        dtype="bfloat16",
+        shards=2,
+        generation=turns("[e~[", pad=END, version="4.57.1"),
+        files={"LICENSE": MIT},
+        card={"license": "mit"},
         known="assumed",
     ),
     Record(

@@ -31,6 +31,7 @@ Then those that only the package uses:
 - `_current_level` (torch.autograd.forward_ad), `_C`, `_functorch` (torch): AttributeError in a prepared model.
 - `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks`, `_backward_pre_hooks` (torch.nn.Module), `_version`
   (torch.Tensor): AttributeError where a loss is taken in chunks.
+- `_weight_conversions` (PreTrainedModel): a repo of an earlier state of this package is saved under its earlier names.
 - `_dict_from_json_file` (config of transformers): repeated keys and NaN in a config file are no longer refused.
 - `_from_config` (PreTrainedModel): `AutoModelForPreTraining.from_config` does not know ELECTRA's class.
 - `_remove_final_layer_norm` (OPTConfig of transformers): OPT converts no more.

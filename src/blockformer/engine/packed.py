@@ -8,6 +8,7 @@ I inputs and O outputs of a linear layer.
 
 import math
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,9 +29,8 @@ _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 class _Numbers:
     """The numbers of a weight, which all that share it hold: packed, or plain again."""
 
-    def __init__(self, weight):
-        self.packed = onednn.packed(weight)
-        self._plain = None
+    def __init__(self, packed, plain=None):
+        self.packed, self._plain = packed, plain
         self._borrowed: weakref.ref | None = None
 
     def plain(self):
@@ -75,10 +75,12 @@ class PackedWeight(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        if func == _SET_DATA and type(args[0]) is cls and type(args[1]) is not cls:
-            if (args[0].shape, args[0].dtype) != (args[1].shape, args[1].dtype):
+        if func == _SET_DATA and type(args[0]) is cls:
+            own, other = args
+            if (own.shape, own.dtype) != (other.shape, other.dtype):
                 raise RuntimeError("a packed weight keeps its shape and dtype: call prepare_for_training() before.")
-            return args[0].numbers.set(args[1].detach())
+            own.numbers = other.numbers if type(other) is cls else _Numbers(None, other.detach())
+            return None
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -86,19 +88,21 @@ class PackedWeight(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.detach.default:
             return cls(args[0].numbers, args[0])
-        aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
+        aliases = {argument.name: argument.alias_info for argument in func._schema.arguments}
 
-        def plain(value):
+        def plain(value, is_aliased):
             if not isinstance(value, cls):
                 return value
             matrix = value.numbers.plain()
-            if aliases and value.numbers.packed is not None:
+            if is_aliased and value.numbers.packed is not None:
                 value.numbers.set(matrix)
             return matrix
 
-        output = func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
-        is_in_place = any(alias.is_write for alias in aliases) and isinstance(args[0], cls)
-        return args[0] if is_in_place else output
+        given = {**dict(zip(aliases, args, strict=False)), **(kwargs or {})}
+        found = {name: tree_map(partial(plain, is_aliased=bool(aliases[name])), each) for name, each in given.items()}
+        output = func(*[found.pop(name) for name in list(aliases)[: len(args)]], **found)
+        written = [name for name, alias in aliases.items() if alias is not None and alias.is_write and name in given]
+        return given[written[0]] if len(written) == 1 and isinstance(given[written[0]], cls) else output
 
     def __repr__(self, *, tensor_contents=None):
         return f"packed {self.numbers.plain()!r}"
@@ -123,7 +127,7 @@ def pack(parameter: nn.Parameter) -> bool:
 
     A weak reference to it, or a graph that is to take its gradient, would see another tensor.
     """
-    packed = PackedWeight(_Numbers(parameter), parameter).requires_grad_(parameter.requires_grad)
+    packed = PackedWeight(_Numbers(onednn.packed(parameter)), parameter).requires_grad_(parameter.requires_grad)
     try:
         torch.utils.swap_tensors(parameter, packed)
     except RuntimeError:
@@ -142,9 +146,11 @@ def unpack(parameter: PackedWeight) -> None:
     original.requires_grad_(parameter.requires_grad)
     if parameter.grad is not None:
         original.grad = parameter.grad
+    del parameter._original  # which would hold itself when they have changed places
     try:
         torch.utils.swap_tensors(parameter, original)
     except RuntimeError as error:
+        parameter._original = original
         raise RuntimeError("a weak reference or a graph holds packed weights: let go of it before.") from error
 
 

@@ -1,9 +1,11 @@
 """Families as settings of the one core: `preset("qwen3", hidden_size=512)` gives a config.
 
-Presets know the config, not the other way round, so they stay out of exported repos.
+The settings are part of a family's record, in its file. Presets know the config, not the other way round, so they
+stay out of exported repos.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, overload
 
 from ..axes import axes, did_you_mean
@@ -11,20 +13,47 @@ from ..configuration_blockformer import BlockformerConfig, unknown_fields
 from ..configuration_decoder import BlockformerDecoderConfig
 from ..configuration_encoder import BlockformerEncoderConfig
 from ..configuration_encoder_decoder import BlockformerEncoderDecoderConfig
-from .decoders import DECODERS
+from ..conversion.families import index
 from .dependent import STAYS
-from .encoder_decoders import ENCODER_DECODERS
-from .encoders import ENCODERS
 from .sizes import SIZES
-from .structures import STRUCTURES
 
-__all__ = ["PRESETS", "SIZES", "STRUCTURES", "preset"]
+__all__ = ["PRESETS", "SIZES", "preset"]
 
-PRESETS: dict[str, tuple[type[BlockformerConfig], dict]] = {
-    **{name: (BlockformerDecoderConfig, settings) for name, settings in DECODERS.items()},
-    **{name: (BlockformerEncoderConfig, settings) for name, settings in ENCODERS.items()},
-    **{name: (BlockformerEncoderDecoderConfig, settings) for name, settings in ENCODER_DECODERS.items()},
+_CONFIGS: dict[str, type[BlockformerConfig]] = {
+    "decoder": BlockformerDecoderConfig,
+    "encoder": BlockformerEncoderConfig,
+    "encoder_decoder": BlockformerEncoderDecoderConfig,
 }
+
+
+@cache
+def _load(name: str) -> tuple[type[BlockformerConfig], dict]:
+    module = index.module_of(name)
+    records = [getattr(module, "PRESETS", {}).get(name)]
+    records += [each.preset for each in vars(module).values() if getattr(each, "name", None) == name]
+    record = next(each for each in records if each is not None)
+    return _CONFIGS[record.topology], dict(record.settings)
+
+
+class _Presets(Mapping[str, tuple[type[BlockformerConfig], dict]]):
+    """Preset -> config class and settings, loaded with the family's file when they are asked for."""
+
+    def __getitem__(self, name: str) -> tuple[type[BlockformerConfig], dict]:
+        if name not in index.PRESETS:
+            raise KeyError(name)
+        return _load(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in index.PRESETS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(index.PRESETS)
+
+    def __len__(self) -> int:
+        return len(index.PRESETS)
+
+
+PRESETS: Mapping[str, tuple[type[BlockformerConfig], dict]] = _Presets()
 
 
 @overload

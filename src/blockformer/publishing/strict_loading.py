@@ -10,12 +10,15 @@ import os
 import torch
 from safetensors import safe_open
 from transformers.modeling_utils import str_to_torch_dtype
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from ..awq_linear import QuantizedLinear
 from ..configuration_blockformer import BlockformerConfig
 from ..pretrained_model import BlockformerPreTrainedModel, WeightsError, listed
+from . import earlier_names
+
+logger = logging.get_logger(__name__)
 
 
 def plug_in() -> None:
@@ -34,7 +37,16 @@ def plug_in() -> None:
         source, wants_info = pretrained_model_name_or_path, kwargs.pop("output_loading_info", False)
         may_differ = kwargs.pop("ignore_mismatched_sizes", False)
         # The refusal below names the shapes.
-        model, info = load(cls, source, *model_args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs)
+        asked = {**kwargs, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        try:
+            model, info = load(cls, source, *model_args, **asked)
+        except WeightsError:
+            config = _config_of_earlier_names(cls, source, kwargs)
+            if config is None:
+                raise
+            logger.warning_once(f"{source}: {earlier_names.ARE_READ}")
+            model, info = load(cls, source, *model_args, **asked, key_mapping=earlier_names.key_mapping(config))
+            vars(model).pop("_weight_conversions", None)  # by which it would be saved under the earlier names
         _check_shapes(source or "state_dict", () if may_differ else info["mismatched_keys"])
         if not hasattr(model, "is_quantized"):  # set by a quantizer, which stores weights in its own way
             tensors = kwargs.get("state_dict") or {}
@@ -43,8 +55,31 @@ def plug_in() -> None:
         return (model, info) if wants_info else model
 
     BlockformerPreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[assignment]
+    BlockformerPreTrainedModel.load_state_dict = _load_state_dict
     BlockformerConfig.from_dict = classmethod(_from_dict)
     setattr(BlockformerConfig, "_dict_from_json_file", classmethod(_read_json_file))  # noqa: B010 - see engine/__init__.py
+
+
+def _load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+    """As PyTorch does; a state dict of an earlier state of this package is read under today's names."""
+    if earlier_names.are_earlier(state_dict):
+        state_dict = earlier_names.renamed(state_dict, self.config)
+    return super(BlockformerPreTrainedModel, self).load_state_dict(state_dict, strict=strict, assign=assign)
+
+
+def _config_of_earlier_names(cls, source, options):
+    """The config of a checkpoint whose weights have names of before; None if they do not."""
+    if options.get("state_dict") is not None:
+        names = options["state_dict"]
+    else:
+        names = _dtypes_on_disk(source, options) if source else {}
+    if not earlier_names.are_earlier(names):
+        return None
+    config = options.get("config")
+    if isinstance(config, BlockformerConfig):
+        return config
+    hub = {name: options[name] for name in ("cache_dir", "revision", "subfolder") if options.get(name)}
+    return cls.config_class.from_pretrained(source if config is None else config, local_files_only=True, **hub)
 
 
 def _read_json_file(cls, json_file):

@@ -1,4 +1,4 @@
-"""Settings that follow from others (a function in place of a value), and settings that a few numbers make."""
+"""Settings of fresh models: functions of other settings, in place of a value, and what a few numbers make."""
 
 
 def root_of_width(settings: dict) -> float:

@@ -1,0 +1,46 @@
+"""GLM-4.5 and 4.6 (GLM team, 2025): DeepSeek's experts, a part of each head turns, perhaps a norm on queries and keys.
+
+Checkpoints hold a layer after the last one, which predicts one token more.
+"""
+
+from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
+from .fields import Flag, constants
+from .fresh import rotary
+from .rope import Rope
+from .with_experts import (
+    DEEPSEEK_FIELDS,
+    DEEPSEEK_GROUPS,
+    FINE,
+    FIRST_DENSE,
+    SHARED_EXPERTS,
+    ExpertsFamily,
+    shared_experts,
+)
+
+FAMILY = ExpertsFamily(
+    "glm4_moe",
+    "Glm4MoeConfig",
+    "Glm4MoeForCausalLM Glm4MoeModel",
+    structure={**LLAMA, "router_score": "sigmoid", "router_selection_bias": True},
+    fresh={
+        **rotary(1_000_000.0, 0.5),
+        **FINE,
+        "shared_expert_intermediate_size": 384,
+        "attention_bias": True,
+        "norm_eps": 1e-5,
+    },
+    layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
+    sparse=SHARED_EXPERTS,
+    passed_over=("layers.{layer}.",),
+    fields={**DEEPSEEK_FIELDS, "attention_bias": "attention_bias"},
+    rope=Rope(by_part=True),
+    unsupported=DEEPSEEK_GROUPS,
+    without_effect=("router_aux_loss_coef", "output_router_logits"),
+    computed=(
+        shared_experts("n_shared_experts"),
+        FIRST_DENSE,
+        Flag("use_qk_norm", "qk_norm", (False, True)),
+        constants(num_nextn_predict_layers=0),
+    ),
+    extra_fields=["partial_rotary_factor"],
+)

@@ -1,0 +1,94 @@
+"""Which families there are, and in which file the record of each one is. Imports neither torch nor transformers.
+
+The command line checks names by it, presets and conversion load a family's file by it, and a script writes the first
+column of the README's table from it.
+"""
+
+import importlib
+from types import ModuleType
+
+GROUPS: tuple[tuple[str, ...], ...] = (
+    ("qwen3", "qwen2", "llama", "mistral"),
+    (
+        *("phi3", "phi", "olmo2", "olmo3", "olmo", "gemma", "gemma2", "gemma3_text", "vaultgemma", "granite"),
+        *("ministral", "cwm", "smollm3", "arcee", "helium", "seed_oss", "exaone4", "glm", "glm4", "cohere", "cohere2"),
+        *("starcoder2", "nemotron", "jais2", "stablelm"),
+        "ernie4_5",
+    ),
+    ("gpt2",),
+    ("gpt_neox", "persimmon", "gptj", "codegen", "falcon", "bloom", "mpt", "opt", "gpt_bigcode"),
+    ("qwen3_moe", "qwen2_moe", "mixtral"),
+    ("olmoe", "flex_olmo", "dots1", "glm4_moe", "ernie4_5_moe", "minimax_m2", "granitemoe", "granitemoeshared"),
+    ("gpt_oss",),
+    ("distilbert", "roberta", "xlm-roberta", "bert"),
+    (
+        *("camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm", "megatron-bert", "ernie", "electra"),
+        "albert",
+    ),
+    ("jina_embeddings_v3", "nomic_bert", "gte", "modernbert", "eurobert", "modernbert-decoder"),
+    ("deberta-v2",),
+    ("mpnet",),
+    ("umt5", "t5", "mt5"),
+    ("t5gemma",),
+    ("marian", "mbart", "bart"),
+    ("plbart", "blenderbot", "pegasus", "m2m_100"),
+    ("bart-decoder", "mbart-decoder", "marian-decoder", "plbart-decoder", "blenderbot-decoder", "pegasus-decoder"),
+)
+"""Families, those of one line of the README together.
+
+On the way out the first that can express a config is taken: the more a family demands, the earlier it stands.
+"""
+MODEL_TYPES = {name: name.removesuffix("-decoder") for name in GROUPS[-1]}
+"""Families whose official `model_type` is not their name."""
+ARTICLES = ("article-gpt", "article-encoder-decoder", "article-transformer")
+"""Families without an official layout, read from an article's weight file."""
+MORE_PRESETS = {
+    "transformer-base": "original",
+    "transformer-big": "original",
+    "transformer-pre-ln": "original",
+    "bert-decoder": "bert",
+    "t5-v1.1": "t5",
+    "article-transformer-printed": "article-transformer",
+}
+"""Presets that are not called like a family -> the file that they are in."""
+FILES = {
+    "phi3": "phi",
+    "olmo2": "olmo",
+    "olmo3": "olmo",
+    "gemma2": "gemma",
+    "gemma3_text": "gemma",
+    "vaultgemma": "gemma",
+    "cwm": "ministral",
+    "glm4": "glm",
+    "cohere2": "cohere",
+    "codegen": "gptj",
+    "flex_olmo": "olmoe",
+    "granitemoeshared": "granitemoe",
+    "modernbert-decoder": "modernbert",
+    **dict.fromkeys(("xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl"), "roberta"),
+    "roberta-prelayernorm": "roberta",
+    "megatron-bert": "megatron_bert",
+    "deberta-v2": "deberta_v2",
+    **dict.fromkeys(("jina_embeddings_v3", "nomic_bert", "gte"), "rotary_bert"),
+    "umt5": "t5",
+    "mt5": "t5",
+    "mbart": "bart",
+    "plbart": "bart",
+    "blenderbot": "bart",
+    "pegasus": "marian",
+    **dict.fromkeys(GROUPS[-1], "bart_decoder"),
+    **MORE_PRESETS,
+}
+"""Family or preset -> its file, where that has another name."""
+
+NAMES = tuple(name for group in GROUPS for name in group)
+"""All official families."""
+PRESETS = (*(name for name in NAMES if name not in MODEL_TYPES), *MORE_PRESETS, *ARTICLES)
+"""All presets."""
+
+
+def module_of(name: str) -> ModuleType:
+    """The module with the record of a family or preset."""
+    file = FILES.get(name, name)
+    folder = "articles" if file in ARTICLES else "families"
+    return importlib.import_module(f"...{folder}.{file.removeprefix('article-').replace('-', '_')}", __name__)

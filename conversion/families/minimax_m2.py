@@ -1,0 +1,26 @@
+"""MiniMax-M2 (MiniMax, 2025): Mixtral with sigmoid scores, norms of queries and keys; a part of each head turns."""
+
+from .decoder import ATTENTION, LLAMA, NORMS, Q_AND_K_NORM
+from .fresh import rotary
+from .rope import Rope
+from .with_experts import FINE, ROUTER_FIELDS, ExpertsFamily
+
+FAMILY = ExpertsFamily(
+    "minimax_m2",
+    "MiniMaxM2Config",
+    "MiniMaxM2ForCausalLM MiniMaxM2Model",
+    structure={**LLAMA, "qk_norm": "projection", "router_score": "sigmoid", "router_selection_bias": True},
+    fresh={**rotary(5_000_000.0, 0.5), **FINE},
+    layer={**ATTENTION, **NORMS, **Q_AND_K_NORM},
+    block="block_sparse_moe.",
+    parts=("w1", "w3", "w2"),
+    bias_of_choice="e_score_correction_bias",
+    fields={
+        **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
+        "num_local_experts": "num_experts",
+        "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
+    },
+    rope=Rope(by_part=True),
+    unsupported={"router_jitter_noise": (0, 0.0, None)},
+    extra_fields=["partial_rotary_factor", "rotary_dim"],
+)

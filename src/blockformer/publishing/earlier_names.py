@@ -1,0 +1,33 @@
+"""Names that weights had in repos and checkpoints of earlier states of this package, read under today's."""
+
+import re
+from collections.abc import Collection, Mapping
+
+# Norms that stood for `pre` and for `post` alike, before a sub-layer could have norms in several places.
+_NORMS = {
+    "input_layernorm": "self_attn_{placement}_norm",
+    "cross_attn_layernorm": "cross_attn_{placement}_norm",
+    "post_attention_layernorm": "mlp_{placement}_norm",
+}
+ARE_READ = "weights have names of an earlier state of Blockformer; save_pretrained writes those of today."
+_ANY = re.compile(rf"(?<=\.)({'|'.join(_NORMS)})(?=\.)")
+
+
+def are_earlier(names: Collection[str]) -> bool:
+    """Whether some of these weights have names of before."""
+    return any(map(_ANY.search, names))
+
+
+def key_mapping(config) -> dict[str, str]:
+    """Earlier names as patterns, and today's: what transformers' `key_mapping` takes.
+
+    Args:
+        config: of the model that is loaded.
+    """
+    return {rf"\.{old}\.": f".{new.format(placement=config.norm_placement)}." for old, new in _NORMS.items()}
+
+
+def renamed(state_dict: Mapping, config) -> dict:
+    """A state dict under today's names."""
+    names = {old: new.format(placement=config.norm_placement) for old, new in _NORMS.items()}
+    return {_ANY.sub(lambda found: names[found[0]], name): tensor for name, tensor in state_dict.items()}
