@@ -85,7 +85,10 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def official_models() -> dict[str, Callable[[], transformers.PreTrainedModel]]:
-    """Small models of every topology, of transformers' own classes; the weights are random and large."""
+    """Small models of every topology, of transformers' own classes; the weights are random and large.
+
+    Gemma 2's attention is eager: in some releases (5.17) its default, "sdpa", leaves the soft caps out.
+    """
     gated = {"num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "initializer_range": 0.2, **TOKENS}
     sides = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in
              {"layers": 2, "ffn_dim": 96, "attention_heads": 4}.items()}  # fmt: skip
@@ -101,7 +104,9 @@ def official_models() -> dict[str, Callable[[], transformers.PreTrainedModel]]:
             )
         ),
         "gemma2": lambda: transformers.Gemma2ForCausalLM(
-            transformers.Gemma2Config(**SIZES, **gated, sliding_window=16, query_pre_attn_scalar=16)
+            transformers.Gemma2Config(
+                **SIZES, **gated, sliding_window=16, query_pre_attn_scalar=16, attn_implementation="eager"
+            )
         ),
         "t5": lambda: transformers.T5ForConditionalGeneration(
             transformers.T5Config(
@@ -194,6 +199,14 @@ def _ways(name: str, device: str) -> dict[str, Callable]:
             return model
 
         ways["flex attention"] = flexible
+
+        def long(model):
+            from blockformer.engine import accelerator
+
+            accelerator._MANY_SCORES = 0.9 * _LENGTH**2  # this prompt takes the way of long ones, a step does not
+            return copy.deepcopy(model).prepare_for_inference()
+
+        ways["prepared, as a long context"] = long
     return ways
 
 
@@ -258,27 +271,29 @@ def _texts(name: str, dtype: str, theirs, plain, device: str) -> Iterator[Check]
 
 
 def waits(device: str) -> dict[str, int | None]:
-    """How often a padded batch makes the host wait for the device, as loaded and prepared; None without a GPU."""
-    torch.manual_seed(0)
-    model = converted(official_models()["bert"]().eval()).to(device, torch.bfloat16).eval()
+    """How often a padded batch and a padded prompt make the host wait for the device; None without a GPU."""
     found: dict[str, int | None] = {}
-    for way in ("as loaded", "prepared"):
-        if way == "prepared":
-            model.prepare_for_inference()
-        if device == "cpu":
-            found[way] = None
-            continue
-        batch = inputs_of(model, device)
-        with torch.no_grad(), warnings.catch_warnings(record=True) as seen:
-            model(**batch)  # what is made once
-            torch.cuda.synchronize()
-            warnings.simplefilter("always")
-            seen.clear()
-            torch.cuda.set_sync_debug_mode("warn")
-            model(**batch)
-            torch.cuda.set_sync_debug_mode("default")
-        found[way] = sum("synchronizing" in str(each.message) for each in seen)
+    for family, what in (("bert", "batch"), ("qwen3", "prompt")):
+        torch.manual_seed(0)
+        model = converted(official_models()[family]().eval()).to(device, torch.bfloat16).eval()
+        for way in ("as loaded", "prepared"):
+            if way == "prepared":
+                model.prepare_for_inference()
+            found[f"{what} {way}"] = None if device == "cpu" else _waits(model, inputs_of(model, device))
     return found
+
+
+@torch.no_grad()
+def _waits(model, batch: dict[str, torch.Tensor]) -> int:
+    with warnings.catch_warnings(record=True) as seen:
+        model(**batch)  # what is made once
+        torch.cuda.synchronize()
+        warnings.simplefilter("always")
+        seen.clear()
+        torch.cuda.set_sync_debug_mode("warn")
+        model(**batch)
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(each.message) for each in seen)
 
 
 def interleaved(ours: Callable[[], list[float]], theirs: Callable[[], list[float]], rounds: int):
@@ -326,6 +341,53 @@ def _reading(model, ids, mask):
     return model(input_ids=ids, attention_mask=mask).last_hidden_state
 
 
+def prompts(tiny: bool) -> Iterator[Time]:
+    """A padded prompt of Qwen3-0.6B's shape, and a long one of Gemma 2's with soft caps."""
+    rows, length = (4, 64) if tiny else (16, 1024)
+    theirs = transformers.Qwen3ForCausalLM(_qwen3(2 if tiny else 28, 1000)).eval()
+    mask = (torch.arange(length)[None] >= torch.linspace(0, 0.9 * length, rows)[:, None]).long().cuda()
+    share = f"{mask.float().mean().item():.0%}"
+    yield from _prompt(theirs, mask, f"Qwen3-0.6B, a prompt of {rows} x {length}, {share} full")
+    layers, length = (2, 64) if tiny else (8, 8192)
+    sizes = {"num_hidden_layers": layers, "vocab_size": 1000, "max_position_embeddings": length}
+    config = transformers.Gemma2Config(**sizes, attn_implementation="eager")  # see `official_models`
+    theirs = transformers.Gemma2ForCausalLM(config).eval()
+    mask = torch.ones(1, length, dtype=torch.long, device="cuda")
+    yield from _prompt(theirs, mask, f"Gemma 2 2B width, {layers} layers, a prompt of 1 x {length}")
+
+
+def _prompt(theirs, mask, name: str) -> Iterator[Time]:
+    """With the memory that it holds beyond the weights."""
+    ours = converted(theirs).to("cuda", torch.bfloat16).eval().prepare_for_inference()
+    theirs = theirs.to("cuda", torch.bfloat16)
+    ids = torch.randint(3, 1000, mask.shape, device="cuda")
+
+    @torch.no_grad()
+    def read(model):
+        model(input_ids=ids, attention_mask=mask, use_cache=True, logits_to_keep=1)
+
+    works = [lambda model=model: read(model) for model in (ours, theirs)]
+    yield Time(name, "bfloat16", "ms", *interleaved(*map(_timed, works), 5))
+    yield Time(f"{name}, memory", "bfloat16", "MB", *map(_held, works))
+
+
+def _held(work: Callable[[], object]) -> tuple[float, float]:
+    """The most memory that a piece of work holds beyond what was there before, in megabytes."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    torch.cuda.synchronize()
+    return ((torch.cuda.max_memory_allocated() - before) / 1e6,) * 2
+
+
+def _qwen3(layers: int, vocabulary: int):
+    return transformers.Qwen3Config(
+        hidden_size=1024, intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
+        tie_word_embeddings=True, num_hidden_layers=layers, vocab_size=vocabulary,
+    )  # fmt: skip
+
+
 class _Clock(StoppingCriteria):
     """Notes when each token is there."""
 
@@ -340,11 +402,7 @@ class _Clock(StoppingCriteria):
 
 def decoding(tiny: bool) -> Iterator[Time]:
     """Tokens of Qwen3-0.6B's shape: both as they are, and both over a static cache."""
-    sizes = {"num_hidden_layers": 2, "vocab_size": 1000} if tiny else {"num_hidden_layers": 28}
-    config = transformers.Qwen3Config(
-        hidden_size=1024, intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
-        tie_word_embeddings=True, **{"vocab_size": 151936, **sizes},
-    )  # fmt: skip
+    config = _qwen3(2, 1000) if tiny else _qwen3(28, 151936)
     torch.manual_seed(0)
     peer = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
     ours = converted(peer).to("cuda", torch.bfloat16).eval()
@@ -382,10 +440,7 @@ def _writing(model, batch: int, context: int, tokens: int = 32) -> Callable[[], 
 def training(tiny: bool) -> Iterator[Time]:
     """A step with a vocabulary of 151,936: its time, and the most memory that it holds beyond the weights."""
     rows, length = (2, 64) if tiny else (8, 1024)
-    config = transformers.Qwen3Config(
-        hidden_size=1024, intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
-        num_hidden_layers=2 if tiny else 8, vocab_size=151936, tie_word_embeddings=True,
-    )  # fmt: skip
+    config = _qwen3(2 if tiny else 8, 151936)
     torch.manual_seed(0)
     peer = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16)
     ours = converted(peer).to("cuda", torch.bfloat16).train()
@@ -396,17 +451,9 @@ def training(tiny: bool) -> Iterator[Time]:
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         model.zero_grad()
 
-    def held(model) -> tuple[float, float]:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step(model)
-        torch.cuda.synchronize()
-        return ((torch.cuda.max_memory_allocated() - before) / 1e6,) * 2
-
     name = f"Qwen3 width, {config.num_hidden_layers} layers, a training step of {rows} x {length}"
     yield Time(name, "bfloat16", "ms", *interleaved(_timed(lambda: step(ours)), _timed(lambda: step(peer)), 5))
-    yield Time(f"{name}, memory", "bfloat16", "MB", held(ours), held(peer))
+    yield Time(f"{name}, memory", "bfloat16", "MB", *(_held(lambda m=model: step(m)) for model in (ours, peer)))
 
 
 def markdown(machine: dict, found: list[Check], sync: dict, times: list[Time], left_out: list[str]) -> str:
@@ -419,7 +466,7 @@ def markdown(machine: dict, found: list[Check], sync: dict, times: list[Time], l
         verdict = "right" if each.is_right else f"**wrong** {each.note}"
         lines.append(f"| {each.family} | {each.way} | {each.dtype} | {each.ours:.1e} | {each.theirs:.1e} | {verdict} |")
     counts = ", ".join(f"{way} {'not counted' if count is None else count}" for way, count in sync.items())
-    lines += ["", f"Waits for the device in a padded batch of an encoder: {counts}."]
+    lines += ["", f"Waits for the device, with padding: {counts}."]
     if times:
         lines += [
             "",
@@ -456,7 +503,7 @@ def main() -> int:
             flush=True,
         )
     sync, times, left_out = waits(device), [], []
-    for work in (encoders, training, decoding) if device == "cuda" else ():
+    for work in (encoders, prompts, training, decoding) if device == "cuda" else ():
         try:
             for row in work(options.tiny):
                 times.append(row)

@@ -59,6 +59,7 @@ _OLDER = (
     r"transformers 5\.5\.0 and 5\.10\.4 run a folder's code without trust",
     r"this release's router gives chances for logits",
     r"torch\.optim\.Muon came with torch 2\.9",
+    r"torch\.func\.debug_unwrap came with torch 2\.7",
     r"^newer$",
 )
 

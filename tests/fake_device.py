@@ -20,6 +20,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import blockformer
+from blockformer.engine import accelerator
+from blockformer.engine import attention as engine_attention
+from blockformer.stack import Stack
 
 _setup_privateuseone_for_python_backend("fakegpu")
 DEVICE = torch.device("fakegpu:0")
@@ -270,7 +273,44 @@ def go_on(model, mode, cache):
         cache = model(fake(mode, (BATCH, 1), torch.int64), attention_mask=mask, past_key_values=cache).past_key_values
 
 
+def kernel(query, key, value, starts_q, starts_k, longest_q, longest_k, *, scale, window_size, enable_gqa=False):
+    """In the place of `varlen_attn`."""
+    assert starts_q.device == query.device
+    return torch.empty_like(query)
+
+
+def prepared():
+    """The complaints about prepared models, whose padding is skipped: of a padded batch, and of what follows."""
+    accelerator.DEVICE, accelerator.kernel = DEVICE.type, lambda: kernel
+    accelerator._DTYPES = (torch.float32,)
+    accelerator.is_enabled = engine_attention.is_enabled = lambda: True  # though operators are looked at
+    results = {}
+    for topology in ("encoder", "decoder", "encoder-decoder"):
+        config_class, settings, _, heads = TOPOLOGIES[topology]
+        own = {**SIZES, "position_type": "rotary" if topology == "decoder" else "learned", **settings}
+        model_class = getattr(blockformer, config_class.__name__.removesuffix("Config") + next(iter(heads)))
+        for inputs in ("mask", "packed") if topology != "encoder-decoder" else ("mask",):
+            mode, seen = FakeTensorMode(), []
+            with torch.device("meta"):
+                model = model_class(config_class(**own)).prepare_for_inference()
+            model = on_device(model, mode)
+            first_stack = next(module for module in model.modules() if isinstance(module, Stack))
+            first_stack.layers[0].register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0].shape[:2]))
+            given = arguments(mode, topology, inputs, {})
+            with mode, Complaints() as complaints, torch.no_grad():
+                outputs = model(**given)
+                first = Counter(complaints.found)
+                complaints.found.clear()
+                if topology == "decoder" and inputs == "mask":
+                    go_on(model, mode, outputs.past_key_values)
+            results[f"{topology} {inputs}"] = {"tokens": seen[0], "first": first, "then": complaints.found}
+    return results
+
+
 def main():
+    if "--prepared" in sys.argv:
+        json.dump(prepared(), sys.stdout, indent=1)
+        return
     if "--library-too" in sys.argv:
         # On fake tensors the library's masks are made as for a graph; so they are made as on a real accelerator.
         masking_utils.is_tracing = lambda *_: False

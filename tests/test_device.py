@@ -42,6 +42,21 @@ def test_nothing_waits_for_an_accelerator(processes, cases):
     assert not wrong, json.dumps(wrong, indent=1)
 
 
+def test_a_prepared_model_waits_once_for_each_padded_batch(processes):
+    code = "import runpy; runpy.run_path(sys.argv[1], run_name='__main__')"
+    done = processes.run(code, SCRIPT, "--prepared", folder=SCRIPT.parent, elsewhere=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found.keys() == {"encoder mask", "encoder packed", "decoder mask", "decoder packed", "encoder-decoder mask"}
+    for case, what in found.items():
+        # On this device a list is read number by number: the lengths of four rows, and whether they are solid.
+        reads = {"_local_scalar_dense of [] at unpadding.py": 5} if case.endswith("mask") else {}
+        assert {place.partition(":")[0]: times for place, times in what["first"].items()} == reads, case
+        assert len(what["first"]) == len(reads), case
+        assert what["tokens"] == ([1, 4] if reads else [1, 48]), case  # what is read says that a row is one token
+        assert not what["then"], case
+
+
 CONFIGS = {
     "decoder": ("Decoder", {"position_type": "rotary", "num_key_value_heads": 2}),
     "longrope": ("Decoder", {"rope_parameters": {"rope_type": "longrope", **LONG}, "max_position_embeddings": 128}),

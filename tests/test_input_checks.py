@@ -9,13 +9,13 @@ from pairs import assert_close, model, token_ids
 from blockformer.losses import shifted, span_loss, token_cross_entropy
 
 
+def ones(*shape):
+    return torch.ones(*shape, dtype=torch.long)
+
+
 @pytest.fixture(scope="module")
 def decoder():
     return model("qwen3")
-
-
-def ones(*shape):
-    return torch.ones(*shape, dtype=torch.long)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,17 @@ def ones(*shape):
         ({"input_ids": token_ids(2, 5), "attention_mask": ones(5)}, "must be [batch=2, length]"),
         ({"input_ids": token_ids(1, 3), "attention_mask": torch.tensor([[1, 2, 1]])}, "1 for a token and 0 for"),
         ({"input_ids": token_ids(1, 3), "attention_mask": torch.tensor([[0.0, -1e9, 0.0]])}, "0 for padding"),
+        (
+            {"input_ids": token_ids(1, 3), "attention_mask": ones(1, 3).to("meta")},
+            "attention_mask is on 'meta', the input on 'cpu': move it there.",
+        ),
+        *(
+            (
+                {"input_ids": token_ids(1, 3), "cu_seq_lens_q": torch.tensor(starts)},
+                f"[sequences + 1], each start and the end, not {shape}",
+            )
+            for starts, shape in (([], "[0]"), ([0], "[1]"), ([[0, 3]], "[1, 2]"))
+        ),
         ({}, "exactly one of input_ids and inputs_embeds"),
         ({"input_ids": token_ids(1, 3), "inputs_embeds": torch.zeros(1, 3, 64)}, "exactly one of"),
         ({"inputs_embeds": torch.zeros(1, 3, 63)}, "inputs_embeds must be [batch, length, 64], not [1, 3, 63]"),

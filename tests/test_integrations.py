@@ -1,13 +1,17 @@
 """What the libraries around a model do with it: backends, recording, casting, loading, offload, LoRA, pipelines."""
 
 import copy
+import json
 import pickle
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
+from fork_server import PROGRAMS
 from pairs import VOCAB, assert_close, config, left_padded, model, official_copy, pair, token_ids, train
 from transformers import AutoModelForCausalLM, pipeline
 
@@ -30,6 +34,35 @@ def greedy(a_model, ids=None):
 def reloaded(a_model, folder, **settings):
     a_model.save_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder, **settings).eval()
+
+
+# What is asked for and not installed
+
+
+def test_flash_attention_that_is_not_installed_is_refused_by_name(tmp_path):
+    ours, asked = model(), {"attn_implementation": "flash_attention_2"}
+    ours.save_pretrained(tmp_path)
+    for ask in (
+        lambda: ours.set_attn_implementation("flash_attention_2"),
+        lambda: type(ours).from_pretrained(tmp_path, **asked),
+        lambda: AutoModelForCausalLM.from_config(ours.config, **asked),
+    ):
+        with pytest.raises(ImportError, match=r"FlashAttention2 .*installed"):
+            ask()
+
+
+def test_kernels_of_the_hub_that_are_not_installed_are_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"pip install .*kernels"):
+        reloaded(model(), tmp_path, use_kernels=True)
+
+
+def test_kernels_of_the_hub_take_the_place_of_activations_only(tmp_path):
+    """Norms and networks of ours have no name of theirs: what theirs read and give is not the same (docs/gpu.md)."""
+    done = subprocess.run(
+        [sys.executable, PROGRAMS / "hub_kernels.py", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == {"SiLU": ["SiLUActivation"], "GeLU": ["GELUActivation"]}
 
 
 # Attention backends and what they record

@@ -3,11 +3,17 @@
 import pytest
 import torch
 from encoder_decoders import SMALL, VOCAB, target
-from pairs import assert_close, model, pair, token_ids
+from pairs import assert_close, assert_gradients_close, model, pair, token_ids
 from transformers import T5Config, T5Model
 
 import blockformer
-from blockformer import BlockformerDecoderModel, BlockformerEncoderDecoderModel, preset
+from blockformer import (
+    BlockformerDecoderForCausalLM,
+    BlockformerDecoderModel,
+    BlockformerEncoderDecoderModel,
+    BlockformerEncoderModel,
+    preset,
+)
 
 
 def test_left_padding_shifts_no_position():
@@ -33,6 +39,63 @@ def test_captured_states_and_attentions_are_those_of_transformers():
         assert len(mine[kind]) == count
         for one, other in zip(mine[kind], official[kind], strict=True):
             assert_close(one, other)
+
+
+maps = pytest.mark.skipif(not hasattr(torch.func, "debug_unwrap"), reason="torch.func.debug_unwrap came with torch 2.7")
+
+
+@maps
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("family", ["bert", "qwen3", "gemma2", "t5"])
+@torch.no_grad()
+def test_vmap_over_tokens(family):
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    kind = {"bert": "EncoderModel", "t5": "EncoderDecoderModel"}.get(family, "DecoderModel")
+    torch.manual_seed(0)
+    ours = getattr(blockformer, f"Blockformer{kind}")(preset(family, **sizes, pad_token_id=0)).eval()
+    ids = token_ids(6, 7, vocab=97).view(3, 2, 7)
+    more = (lambda ids: {"decoder_input_ids": ids}) if family == "t5" else lambda ids: {}
+    for _ in range(2):
+        mapped = torch.func.vmap(lambda ids: ours(ids, **more(ids))[0])(ids)
+        assert_close(mapped, torch.stack([ours(each, **more(each))[0] for each in ids]))
+        ours.prepare_for_inference()
+
+
+@maps
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_over_samples_gives_the_gradient_of_each():
+    ours, ids = model("qwen3", cls=BlockformerDecoderForCausalLM), token_ids(3, 7)
+    weights = dict(ours.named_parameters())
+
+    def loss(weights, ids):
+        return torch.func.functional_call(ours, weights, (), {"input_ids": ids[None], "labels": ids[None]}).loss
+
+    gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, ids)
+    for index, row in enumerate(ids):
+        expected = torch.autograd.grad(ours(row[None], labels=row[None]).loss, tuple(weights.values()))
+        assert_gradients_close(
+            {name: gradient[index] for name, gradient in gradients.items()},
+            dict(zip(weights, expected, strict=True)),
+        )
+
+
+@maps
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@torch.no_grad()
+def test_vmap_over_masks_asks_for_ready_ones():
+    ours, ids, mask = model("qwen3"), token_ids(6, 7).view(3, 2, 7), torch.ones(3, 2, 7, dtype=torch.long)
+    mask[0, 1, :3] = 0
+    call = torch.func.vmap(lambda ids, mask: ours(ids, attention_mask=mask).logits)
+    with pytest.raises(ValueError, match=r"attention_mask cannot be read under torch.func.vmap: give it as bool"):
+        call(ids, mask)
+    ready = torch.ones(7, 7, dtype=torch.bool).tril() & mask[..., None, None, :].bool()
+    assert_close(call(ids, ready), torch.stack([ours(*each).logits for each in zip(ids, ready, strict=True)]))
+    ours.set_attn_implementation("eager")
+    expected = torch.stack([ours(*each).logits for each in zip(ids, mask, strict=True)])
+    assert_close(call(ids, mask)[mask.bool()], expected[mask.bool()])
+    encoder = model("bert", cls=BlockformerEncoderModel)
+    with pytest.raises(ValueError, match="or map nothing"):
+        torch.func.vmap(lambda ids, mask: encoder(ids, attention_mask=mask)[0])(ids, mask)
 
 
 def test_boolean_and_four_dimensional_masks_are_taken():

@@ -118,6 +118,11 @@ def test_unpack_undoes_pack(lengths, left):
     assert [part.shape[2] for part in unpadding.split(packed[:, None])] == lengths
 
 
+def test_states_may_end_on_another_device_than_the_mask_s():
+    unpadding = Unpadding.of_mask(masked([2, 5], 5))
+    assert unpadding.scatter(torch.zeros(1, 7, 3, device="meta")).shape == (2, 5, 3)
+
+
 def test_rows_of_several_sequences():
     positions = torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]])
     assert Unpadding.of_positions(positions).lengths == [3, 2, 5]

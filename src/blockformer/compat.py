@@ -42,6 +42,18 @@ CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters e
 """What the library calls a cache, in arguments and in outputs: `past_key_values` up to 5.23."""
 
 
+def is_mapped(tensor) -> bool:
+    """Whether `torch.func.vmap` holds several tensors behind this one, whose values cannot be looked at."""
+    unwrap = getattr(torch.func, "debug_unwrap", None)  # of PyTorch 2.7 and later
+    return unwrap is not None and not torch.compiler.is_compiling() and unwrap(tensor).dim() > tensor.dim()
+
+
+def is_readable(tensor) -> bool:
+    """Whether looking at a tensor's values waits for no accelerator, spoils no graph and is possible."""
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return tensor.device.type == "cpu" and not (is_traced or is_mapped(tensor))
+
+
 def takes_cache(forward):
     """A `forward` whose `past_key_values` may be called `cache`. (Continuous batching calls other things so.)"""
 

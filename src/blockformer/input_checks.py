@@ -8,6 +8,7 @@ import torch
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.utils import logging
 
+from .compat import is_mapped, is_readable
 from .positions import LEARNED
 
 logger = logging.get_logger(__name__)
@@ -42,7 +43,7 @@ def check_inputs(config, vocab_size: int, input_ids, inputs_embeds, attention_ma
         if ids is not None and ids.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"{name} must be integers (int64 or int32), not {ids.dtype}.")
     past = cached_length(past_key_values)
-    hides_nothing = _check_mask(attention_mask, batch, length, past, past_key_values)
+    hides_nothing = _check_mask(attention_mask, inputs, past, past_key_values, config)
     _check_cache(past_key_values, batch, length, past)
     if (wrong := _outside(input_ids, vocab_size)) is not None:
         words = f"the token {wrong}, the vocabulary has 0 to {vocab_size - 1}"
@@ -72,6 +73,7 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
     if isinstance(mask := encoder_attention_mask, torch.Tensor) and mask.dim() < 4:
         if list(mask.shape) != shape[:2]:
             raise ValueError(f"the mask of the source must be {shape[:2]}, not {list(mask.shape)}.")
+        _check_place(stack.config, "the mask of the source", mask, encoder_hidden_states.device)
         _check_mask_values(mask)
 
 
@@ -83,7 +85,7 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
     batch, length = shape
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
         raise ValueError(f"position_ids must be [batch={batch}, length={length}], not {list(position_ids.shape)}.")
-    if torch.compiler.is_compiling() or (longest is None and position_ids.device.type != "cpu"):
+    if torch.compiler.is_compiling() or (longest is None and not is_readable(position_ids)):
         return
     is_learned, limit = config.position_type in LEARNED, config.max_position_embeddings
     if longest is None:
@@ -99,10 +101,6 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
         logger.warning_once(f"the text is {longest} tokens long, longer than {trained}: expect worse results.")
 
 
-def _is_readable(tensor) -> bool:
-    return tensor.device.type == "cpu" and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
-
-
 def _bounds(numbers) -> tuple[int, int]:
     """The smallest and the largest; Python finds those of a few before an operator has begun."""
     numbers = numbers.flatten() if numbers.numel() <= 64 else torch.stack(numbers.aminmax())
@@ -112,21 +110,23 @@ def _bounds(numbers) -> tuple[int, int]:
 
 def _outside(ids, limit: int) -> int | None:
     """An id that is not from 0 to below `limit`; None where there is none or the ids are not to be read."""
-    if ids is None or not _is_readable(ids):
+    if ids is None or not is_readable(ids):
         return None
     smallest, largest = _bounds(ids)
     return smallest if smallest < 0 else largest if largest >= limit else None
 
 
-def _check_mask(mask, batch: int, length: int, past, past_key_values) -> bool:
+def _check_mask(mask, inputs, past, past_key_values, config) -> bool:
     """A static cache knows its length as a tensor; its mask may also cover all of the cache's room."""
+    batch, length = inputs.shape[:2]
     if not isinstance(mask, torch.Tensor) or mask.dim() >= 4:
         return False
     if mask.dim() != 2 or mask.shape[0] != batch:
         raise ValueError(f"attention_mask must be [batch={batch}, length] (or 4D), not {list(mask.shape)}.")
+    _check_place(config, "attention_mask", mask, inputs.device)
     rooms = set()
     if not isinstance(past, int):
-        if not _is_readable(mask):
+        if not is_readable(mask):
             return False
         past = int(past)
         rooms = {getattr(layer, "max_cache_len", None) for layer in getattr(past_key_values, "layers", ())}
@@ -136,9 +136,17 @@ def _check_mask(mask, batch: int, length: int, past, past_key_values) -> bool:
     return _check_mask_values(mask) and not rooms
 
 
+def _check_place(config, name: str, mask, device) -> None:
+    """Refuse a mask [B, S] on another device than the input, or without values where the library reads them."""
+    if mask.device != device:
+        raise ValueError(f"{name} is on '{mask.device}', the input on '{device}': move it there.")
+    if is_mapped(mask) and not (config.is_decoder and config._attn_implementation == "eager"):
+        raise ValueError(f"{name} cannot be read under torch.func.vmap: give it as bool [B, 1, T, S], or map nothing.")
+
+
 def _check_mask_values(mask) -> bool:
     """Refuse what is neither 0 nor 1; whether all are 1, as far as they may be read."""
-    if not _is_readable(mask):
+    if not is_readable(mask):
         return False
     tokens = mask == 1
     if tokens.all():

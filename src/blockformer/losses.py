@@ -6,6 +6,8 @@ B batch, T length, V vocabulary.
 import torch
 from torch.nn import functional as F
 
+from .compat import is_readable
+
 IGNORED = -100
 
 
@@ -86,7 +88,7 @@ def span_loss(start_logits, end_logits, start_positions, end_positions):
 
 def check_labels(labels, num_classes: int) -> None:
     """Refuse a label that is neither a class nor -100. Read on the CPU only, never while a graph is traced."""
-    if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
+    if not is_readable(labels) or labels.numel() == 0:
         return
     wrong = labels[((labels < 0) & (labels != IGNORED)) | (labels >= num_classes)]
     if wrong.numel():

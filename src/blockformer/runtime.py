@@ -26,8 +26,8 @@ class Runtime:
     def layers(self, stack, hidden_states, encoder_hidden_states, position_bias, batch, named: dict):
         """States [B, T, C] or [1, N, C] after all layers and the final norm, or None. It is given what layers are."""
 
-    def masks(self, stack, hidden_states, attention_mask, past_key_values):
-        """The mask of each layer type for these inputs of a stack, or None."""
+    def masks(self, stack, hidden_states, attention_mask, past_key_values, position_ids):
+        """The mask of each layer type for these inputs (positions, if rows hold several sequences), or None."""
 
     def unpadding(self, stack, hidden_states, attention_mask, position_ids, sequences: dict):
         """Where the real tokens of a batch [B, T, C] lie, or None to compute its padding.
@@ -40,6 +40,10 @@ class Runtime:
         """
         least = max(self.least_saving, self.least_saving_of_row * hidden_states.shape[0])
         return find_unpadding(stack.config, attention_mask, position_ids, least)
+
+    def restores_padding(self, past_key_values) -> bool:
+        """Whether `layers` takes prompts without padding and fills this cache (None: a fresh one) with it."""
+        return False
 
     def cache(self, fresh):
         """The cache that takes the place of the library's fresh one."""

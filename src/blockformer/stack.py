@@ -111,9 +111,9 @@ class Stack(BlockformerPreTrainedModel):
         if head_mask is not None and len(head_mask) != len(self.layers):
             raise ValueError(f"head_mask has {len(head_mask)} rows, the model {len(self.layers)} layers of its own.")
         use_cache = self._uses_cache(use_cache)
-        # Padding is kept where a cache or the caller will look at it.
-        unpads = self.skips_padding and past_key_values is None and not (is_whole or use_cache)
-        unpads = unpads and not self._is_recording(kwargs)
+        # Padding is kept where the caller will look at it, or a cache that takes nothing else.
+        keeps = (use_cache or past_key_values is not None) and not self.runtime.restores_padding(past_key_values)
+        unpads = self.skips_padding and not (is_whole or keeps or self._is_recording(kwargs))
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
         sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
         places = (attention_mask, is_whole, position_ids, sequences, past_key_values)
@@ -219,10 +219,11 @@ class Stack(BlockformerPreTrainedModel):
     def _masks(self, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
         if isinstance(attention_mask, dict):
             return attention_mask
-        if (masks := self.runtime.masks(self, hidden_states, attention_mask, past_key_values)) is not None:
+        given = (hidden_states, attention_mask, past_key_values, position_ids)
+        if (masks := self.runtime.masks(self, *given)) is not None:
             return masks
         if self.is_causal:
-            return causal_masks(self.config, hidden_states, attention_mask, past_key_values, position_ids)
+            return causal_masks(self.config, *given)
         is_packed = attention_mask is None and position_ids is not None
         sequences = sequence_numbers(position_ids) if is_packed else None
         return encoder_masks(self.config, hidden_states, attention_mask, sequences)

@@ -11,6 +11,8 @@ import itertools
 import torch
 from torch.nn import functional as F
 
+from .compat import is_mapped
+
 
 class Unpadding:
     """Which tokens of [B, T] are real, and where each sequence lies in the packed row.
@@ -56,7 +58,7 @@ class Unpadding:
     def scatter(self, states):
         """[1, N, C] -> [B, T, C], zeros at the padding."""
         flat = states.new_zeros(self.shape[0] * self.shape[1], states.shape[-1])
-        return flat.index_copy(0, self.indices, states[0]).view(*self.shape, -1)
+        return flat.index_copy(0, self.indices.to(states.device), states[0]).view(*self.shape, -1)
 
     def split(self, states):
         """[1, heads, N, D] -> one [1, heads, length, D] for each sequence."""
@@ -88,13 +90,11 @@ def find_unpadding(config, attention_mask, position_ids, least_saving: int = 0, 
         return None
     if (config.is_decoder or config.is_encoder_decoder) and "sliding_attention" in config.layer_types:
         return None
-    if attention_mask is None:
-        is_readable = position_ids is not None and position_ids.device.type == device
-        return Unpadding.of_positions(position_ids) if is_readable else None
-    is_readable = isinstance(attention_mask, torch.Tensor) and attention_mask.device.type == device
-    if not is_readable or attention_mask.dim() != 2:
+    given = position_ids if attention_mask is None else attention_mask
+    if not isinstance(given, torch.Tensor) or given.dim() != 2 or given.device.type != device or is_mapped(given):
         return None
-    return Unpadding.of_mask(attention_mask, -(-least_saving // config.hidden_size**2))
+    least = -(-least_saving // config.hidden_size**2)
+    return Unpadding.of_positions(given) if attention_mask is None else Unpadding.of_mask(given, least)
 
 
 def flattened_positions(cu_seq_lens, shape):
@@ -103,6 +103,8 @@ def flattened_positions(cu_seq_lens, shape):
     `cu_seq_lens` int [n + 1] says where each sequence starts in the flattened batch, and where it ends, as
     `DataCollatorWithFlattening(return_flash_attn_kwargs=True)` does.
     """
+    if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
+        raise ValueError(f"cu_seq_lens_q must be [sequences + 1], each start and the end, not {[*cu_seq_lens.shape]}.")
     places = torch.arange(shape.numel(), dtype=cu_seq_lens.dtype, device=cu_seq_lens.device)
     starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, places, right=True) - 1]
     return (places - starts).long().view(shape)

@@ -1,16 +1,19 @@
 """What a prepared model does on a GPU, with a kernel of plain operators in the place of PyTorch's, on the CPU."""
 
 import copy
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from pairs import assert_as_exact, assert_close, in_float64, token_ids
+from pairs import assert_as_exact, assert_close, in_float64, keep_padding, token_ids
 from sizes import STRONG
 from torch.nn import functional as F
+from transformers import StaticCache
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import accelerator
+from blockformer.engine import accelerator, attention
 from blockformer.engine.prepare import _prepare_on_accelerator
 from blockformer.engine.runtime import AcceleratorRuntime, LoadedRuntime
 
@@ -57,16 +60,14 @@ def calls(request, monkeypatch):
     return seen
 
 
-def make(family, **settings):
+def make(family, head="Model", compile=False, **settings):
     torch.manual_seed(0)
     tokens = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0} if family == "marian" else {}
     config = preset(family, **{**STRONG, **tokens, **settings})
-    kind = (
-        "EncoderDecoderModel" if config.is_encoder_decoder else "DecoderModel" if config.is_decoder else "EncoderModel"
-    )
-    model = getattr(blockformer, f"Blockformer{kind}")(config).eval()
+    kind = "EncoderDecoder" if config.is_encoder_decoder else "Decoder" if config.is_decoder else "Encoder"
+    model = getattr(blockformer, f"Blockformer{kind}{head}")(config).eval()
     other = copy.deepcopy(model)
-    _prepare_on_accelerator(other, compile=False)
+    _prepare_on_accelerator(other, compile=compile)
     return model, other
 
 
@@ -106,6 +107,102 @@ def test_gradients_are_those_of_the_padded_run(family):
     assert_close(*gradients, 1e-4)
 
 
+def prompts(lengths, side="left", length=9):
+    """Prompts of so many tokens, padded on one side."""
+    places = torch.arange(length)
+    places = length - 1 - places if side == "left" else places
+    mask = (places[None] < torch.tensor(lengths)[:, None]).long()
+    return {"input_ids": token_ids(len(lengths), length, vocab=97) * mask, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2"])
+@torch.no_grad()
+def test_a_prompt_fills_the_cache_in_the_padded_form(family, side, calls):
+    plain, quick = make(family)
+    given = prompts([9, 4, 7], side)
+    real = given["attention_mask"].bool()
+    expected, found = (model(**given, use_cache=True) for model in (plain, quick))
+    assert calls == [20] * len(quick.layers)
+    with in_float64(plain) as wide:
+        exact = wide(**given, use_cache=True)
+    assert_as_exact(found.last_hidden_state[real], expected.last_hidden_state[real], exact.last_hidden_state[real])
+    assert found.past_key_values.get_seq_length() == 9
+    for layers in zip(*(outputs.past_key_values.layers for outputs in (found, expected, exact)), strict=True):
+        for name in ("keys", "values"):
+            states = [getattr(layer, name).transpose(1, 2) for layer in layers]
+            assert states[0].shape == states[1].shape
+            assert_as_exact(*(each[real] for each in states))
+            assert not states[0][~real].any()
+    calls.clear()
+    more = {"input_ids": token_ids(3, 1, vocab=97), "attention_mask": F.pad(given["attention_mask"], (0, 1), value=1)}
+    steps = [model(**more, past_key_values=outputs.past_key_values) for model, outputs in
+             ((plain, expected), (quick, found))]  # fmt: skip
+    assert_close(steps[1].last_hidden_state, steps[0].last_hidden_state)
+    assert not calls
+
+
+@pytest.mark.parametrize("compile", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "gemma2", "marian"])
+@torch.no_grad()
+def test_generate_reads_prompts_without_their_padding(family, compile, calls):
+    head = "ForConditionalGeneration" if family == "marian" else "ForCausalLM"
+    plain, quick = make(family, head, compile)
+    given = prompts([9, 4, 7], "right" if family == "marian" else "left")
+    asked = {**given, "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    with torch.compiler.set_stance("force_eager"):
+        assert torch.equal(quick.generate(**asked), plain.generate(**asked))
+        assert calls == ([] if family == "gemma2" else [20] * 2)  # of Marian its encoder's layers
+        calls.clear()
+        assert torch.equal(quick.generate(**asked, num_beams=2), plain.generate(**asked, num_beams=2))
+        assert calls == {"gemma2": [], "marian": [20] * 2}.get(family, [40] * 2)
+
+
+@torch.no_grad()
+def test_what_a_cache_holds_already_is_not_a_prompt(calls):
+    plain, quick = make("qwen3")
+    given = prompts([9, 4, 7])
+    both = [StaticCache(plain.config, max_cache_len=16), StaticCache(plain.config, max_cache_len=16)]
+    for _ in range(2):  # after a reset nobody knows that it is empty without reading it
+        outputs = [model(**given, past_key_values=cache) for model, cache in zip((plain, quick), both, strict=True)]
+        real = given["attention_mask"].bool()
+        assert_close(outputs[1].last_hidden_state[real], outputs[0].last_hidden_state[real])
+        for cache in both:
+            cache.reset()
+    assert calls == [20] * 2
+    assert accelerator.is_empty(None)
+    assert not accelerator.is_empty(object())  # a cache of another kind
+    calls.clear()
+    assert_close(*(model(**given, use_cache=True, output_hidden_states=True).hidden_states[1][real]
+                   for model in (quick, plain)))  # fmt: skip
+    assert not calls
+
+
+@torch.no_grad()
+def test_flash_attn_takes_the_place_of_a_missing_kernel(monkeypatch):
+    seen = []
+
+    def flash_attn_varlen_func(query, key, value, *sequences, softmax_scale, causal):
+        seen.append(len(query))
+        window = (-1, 0) if causal else (-1, -1)
+        return attend(query, key, value, *sequences, scale=softmax_scale, window_size=window, enable_gqa=True)
+
+    monkeypatch.setattr(accelerator, "DEVICE", "cpu")
+    monkeypatch.setattr(accelerator, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(accelerator, "kernel", accelerator.kernel.__wrapped__)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func))
+    for is_there in (True, False):
+        monkeypatch.setattr(accelerator, "is_flash_attn_2_available", lambda there=is_there: there)
+        for family in ("bert", "qwen3"):
+            plain, quick = make(family)
+            given = batch(plain)
+            real = given["attention_mask"].bool()
+            assert_close(quick(**given).last_hidden_state[real], plain(**given).last_hidden_state[real])
+        assert seen == ([int(real.sum())] * 4 if is_there else [])
+        seen.clear()
+
+
 @torch.no_grad()
 def test_sequences_in_a_row_are_known_without_reading_them(calls, monkeypatch):
     plain, quick = make("qwen3")
@@ -121,7 +218,8 @@ def test_sequences_in_a_row_are_known_without_reading_them(calls, monkeypatch):
         assert found.starts.dtype is torch.int32
         states = torch.randn(1, 12, 4)
         assert torch.equal(found.scatter(found.gather(states)), states)
-    for each in (given, {name: value for name, value in given.items() if "max" not in name}):
+    without_length = {name: value for name, value in given.items() if "max" not in name}
+    for each in (given, without_length, {**given, "use_cache": True}, {**given, "seq_idx": ids.int()}):
         calls.clear()
         assert_close(quick(ids, **each).last_hidden_state, torch.cat(expected, 1))
         assert calls == [12] * len(quick.layers)
@@ -177,6 +275,114 @@ def test_without_the_kernel_nothing_is_skipped(monkeypatch):
     assert accelerator.unpadding_of(quick, torch.zeros(3, 9, 32).bfloat16(), given["attention_mask"], None, {}) is None
 
 
+@pytest.fixture
+def flexes(monkeypatch):
+    """The CPU taken for a GPU, flex attention uncompiled; gives the shape of the queries of each of its calls."""
+    seen, flex = [], accelerator.flex_attention
+
+    def counted(query, *args, **kwargs):
+        seen.append(tuple(query.shape))
+        return flex(query, *args, **kwargs)
+
+    monkeypatch.setattr(accelerator, "DEVICE", "cpu")
+    monkeypatch.setattr(accelerator, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(accelerator, "_MANY_SCORES", 40 * 40)
+    monkeypatch.setattr(accelerator, "_has_triton", lambda: True)
+    monkeypatch.setattr(accelerator, "_flex", lambda: counted)
+    keep_padding(monkeypatch)
+    with torch.compiler.set_stance("force_eager"):
+        yield seen
+
+
+WINDOW_FIRST = ["sliding_attention", "full_attention"]
+WIDE = {"head_dim": 16, "num_key_value_heads": 2}
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:return_lse is deprecated")
+@pytest.mark.parametrize("padded", [None, "left", "right"])
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("gemma2", {"attn_logit_softcapping": 2.0, "sliding_window": 13}),
+        ("qwen3", {"attention_sinks": True, "sliding_window": 13, "layer_types": WINDOW_FIRST}),
+        ("qwen3", {"attn_logit_softcapping": 2.0, "attention_sinks": True}),
+        ("t5gemma", {"attn_logit_softcapping": 2.0, "sliding_window": 13}),
+    ],
+)
+@torch.no_grad()
+def test_long_contexts_with_caps_or_sinks_hold_no_matrix_of_scores(family, settings, padded, flexes):
+    plain, quick = make(family, **{**WIDE, **settings})
+    for model in (plain, quick):
+        for name, parameter in model.named_parameters():
+            if name.endswith("sinks"):
+                parameter.copy_(torch.arange(4.0) - 1)
+    given = prompts([45, 31, 38] if padded else [45] * 3, padded or "left", 45)
+    given |= {"decoder_input_ids": given["input_ids"]} if family == "t5gemma" else {"use_cache": False}
+    real = given["attention_mask"].bool()
+    expected, found = (model(**given).last_hidden_state for model in (plain, quick))
+    if family == "t5gemma":
+        real = torch.ones_like(real)
+    with in_float64(plain) as wide:
+        assert_as_exact(found[real], expected[real], wide(**given).last_hidden_state[real])
+    assert found.isfinite().all()
+    stacks = 2 if family == "t5gemma" else 1
+    assert flexes == [(3, 4, 45, 16)] * 2 * stacks
+    flexes.clear()
+    quick(**{name: value[:, :39] if isinstance(value, torch.Tensor) else value for name, value in given.items()})
+    assert not flexes
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:return_lse is deprecated")
+@pytest.mark.parametrize("compile", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+@torch.no_grad()
+def test_long_prompts_with_caps_or_sinks_fill_the_cache(family, compile, flexes):
+    settings = {"gemma2": {"attn_logit_softcapping": 2.0}, "gpt_oss": {"num_experts": 4, "num_experts_per_tok": 2}}
+    plain, quick = make(family, "ForCausalLM", compile, **WIDE, **settings[family], sliding_window=13)
+    asked = {**prompts([45, 31, 38], length=45), "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    assert torch.equal(quick.generate(**asked), plain.generate(**asked))
+    assert flexes == [(3, 4, 45, 16)] * 2
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_long_contexts_under_autocast_whose_norms_widen_queries(flexes, monkeypatch):
+    monkeypatch.setattr(accelerator, "_DTYPES", (torch.bfloat16,))
+    plain, quick = make("qwen3", **WIDE, attn_logit_softcapping=2.0)
+    given = {"input_ids": token_ids(2, 45, vocab=97), "use_cache": False}
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = (model(**given).last_hidden_state for model in (plain, quick))
+    assert flexes == [(2, 4, 45, 16)] * 2
+    with in_float64(plain) as wide:
+        assert_as_exact(found, expected, wide(**given).last_hidden_state)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_packed_rows_and_readied_masks_of_long_contexts(flexes, monkeypatch):
+    plain, quick = make("gemma2", **WIDE, attn_logit_softcapping=2.0, sliding_window=13)
+    ids, places = token_ids(2, 45, vocab=97), torch.cat([torch.arange(20), torch.arange(25)])[None].expand(2, -1)
+    given = {"input_ids": ids, "position_ids": places, "use_cache": False}
+    assert_close(*(model(**given).last_hidden_state for model in (quick, plain)))
+    given = {"input_ids": ids, "use_cache": False}
+    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
+    quick(**given)
+    monkeypatch.delenv("BLOCKFORMER_FAST")
+    flexes.clear()
+    masks = dict.fromkeys(("full_attention", "sliding_attention"), torch.ones(45, 45).tril().bool()[None, None])
+    assert_close(*(model(**given, attention_mask=masks).last_hidden_state for model in (quick, plain)))
+    monkeypatch.setattr(accelerator, "_has_triton", lambda: False)
+    quick(**given)
+    monkeypatch.setattr(accelerator, "_has_triton", lambda: True)
+    monkeypatch.setitem(attention.ALL_ATTENTION_FUNCTIONS, "sdpa", attention.plain)
+    quick(**given)
+    monkeypatch.setitem(attention.ALL_ATTENTION_FUNCTIONS, "sdpa", attention.sdpa_attention)
+    quick.double()(**given)
+    quick.float().set_attn_implementation("eager")
+    quick(**given)
+    assert not flexes
+
+
 def on_meta(family="qwen3"):
     config = preset(family, **STRONG)
     kind = "DecoderForCausalLM" if config.is_decoder else "EncoderModel"
@@ -191,6 +397,25 @@ def test_elsewhere_than_on_the_cpu_a_prepared_model_has_that_runtime_and_loses_i
     assert type(model.runtime) is LoadedRuntime
     model.prepare_for_training()
     assert type(model.model.runtime) is LoadedRuntime
+
+
+def test_a_prepared_model_says_where_padding_is_skipped():
+    model = on_meta().prepare_for_inference()
+    padding = next(part for part in blockformer.explain(model).parts if part.name == "padding")
+    assert padding.way == "skipped on the GPU in half precision"
+
+
+def test_a_batch_of_nothing_is_refused(calls):
+    _, quick = make("bert")
+    for given, message in (
+        ({"input_ids": torch.zeros(0, 4, dtype=torch.long)}, r"the input is empty \(shape \[0, 4\]\)"),
+        ({"input_ids": token_ids(1, 4, vocab=97), "cu_seq_lens_q": torch.tensor([0])}, "cu_seq_lens_q must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            quick(**given)
+    nobody = quick(token_ids(2, 4, vocab=97), torch.zeros(2, 4, dtype=torch.long)).last_hidden_state
+    assert nobody.isfinite().all()
+    assert not calls
 
 
 @pytest.mark.parametrize("before", [None, "offloaded"])

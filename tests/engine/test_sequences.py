@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from pairs import assert_close
+from pairs import assert_close, token_ids
+from sizes import STRONG
 from torch.nn import functional as F
 
-from blockformer.engine import sequences
+from blockformer import BlockformerEncoderDecoderForConditionalGeneration, preset
+from blockformer.engine import attention, sequences
 from blockformer.engine.sequences import attend_sequences
 
 pytestmark = pytest.mark.portable
@@ -67,3 +69,22 @@ def test_a_bias_of_a_batch_that_is_wider_than_its_longest_sequence(lengths):
         attend_sequences(query, key, value, lengths, 0.3, False, each) for each in (bias, bias[..., :3, :3])
     )
     assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_an_encoder_that_generate_runs_attends_at_once(monkeypatch):
+    seen = []
+
+    def counted(query, key, value, lengths, *given, **how):
+        seen.append(lengths)
+        return attend_sequences(query, key, value, lengths, *given, **how)
+
+    monkeypatch.setattr(attention, "attend_sequences", counted)
+    torch.manual_seed(0)
+    tokens = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    model = BlockformerEncoderDecoderForConditionalGeneration(preset("marian", **{**STRONG, **tokens})).eval()
+    ids, mask = token_ids(2, 6, vocab=97), torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
+    asked = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    expected = model.generate(ids[1:, :4], **asked)
+    assert torch.equal(model.generate(ids, attention_mask=mask, **asked)[1:], expected)
+    assert seen == [[6, 4]] * 2

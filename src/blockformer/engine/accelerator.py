@@ -1,13 +1,19 @@
-"""A model on a GPU: attention of sequences of any length, so that padding is skipped there too, and compiled steps.
+"""A model on a GPU: attention of sequences without padding, long ones with soft caps or sinks, and compiled steps.
 
-N tokens of all sequences, n sequences, H heads, K key/value heads, D head size.
+B batch, T query length, S key length, N tokens of all sequences, n sequences, H heads, K key/value heads, D head size.
 """
 
+import copy
 import functools
+import importlib.util
 import inspect
 
 import torch
+from torch.nn.attention.flex_attention import flex_attention
+from transformers.masking_utils import create_masks_for_generate
+from transformers.utils import is_flash_attn_2_available
 
+from ..compat import CACHE, causal_masks, encoder_masks
 from ..positions import SCORE_TERMS
 from ..unpadding import Unpadding, find_unpadding
 from .measure import is_enabled
@@ -18,6 +24,7 @@ COMPILES = ("cuda", "xpu")
 """The kinds of device on which `generate` compiles a step over a static cache by itself."""
 _DTYPES = (torch.float16, torch.bfloat16)
 _MOST_CHANNELS = 256  # of a head, in the kernel
+_MANY_SCORES = 2048**2  # of a row and a head, from which on they are not held at once
 
 
 class Sequences(Unpadding):
@@ -48,6 +55,44 @@ class Sequences(Unpadding):
         return states.view(*self.shape, -1)
 
 
+class PaddingCache:
+    """Stands before a cache while an unpadded prompt runs: the cache gets zeros where the padding was.
+
+    Args:
+        cache: an empty one of the library's.
+        unpadding: where the real tokens of the prompt lie.
+    """
+
+    def __init__(self, cache, unpadding: Unpadding):
+        self.cache, self.unpadding = getattr(cache, "self_attention_cache", cache), unpadding
+
+    def update(self, key_states, value_states, layer_idx: int, *args, **kwargs):
+        """Keep keys and values [1, K, N, D] as [B, K, T, D]; returns them as they came."""
+        padded = (self._padded(states) for states in (key_states, value_states))
+        self.cache.update(*padded, layer_idx, *args, **kwargs)
+        return key_states, value_states
+
+    def _padded(self, states):
+        flat = states.transpose(1, 2).flatten(2)  # [1, N, K * D]
+        return self.unpadding.scatter(flat).unflatten(-1, (states.shape[1], -1)).transpose(1, 2)
+
+
+def is_empty(cache) -> bool:
+    """Whether a cache (None: a fresh one) is known to hold nothing, without waiting for the device."""
+    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None)
+    return cache is None or (layers is not None and not any(layer.is_initialized for layer in layers))
+
+
+def masks_for_generate(**given):
+    """The library's `create_masks_for_generate`; but a prompt of a fresh static cache keeps its mask [B, T].
+
+    So the stack sees where the padding is. `generate` asks a model that has such an attribute.
+    """
+    if given.get("is_first_iteration") and is_empty(given[CACHE]):
+        return given["attention_mask"]
+    return create_masks_for_generate(**given)
+
+
 def unpadding_of(stack, hidden_states, attention_mask, position_ids, sequences: dict):
     """Where the real tokens of a batch on a GPU lie, or None if its padding is computed: see `Runtime.unpadding`.
 
@@ -57,7 +102,8 @@ def unpadding_of(stack, hidden_states, attention_mask, position_ids, sequences: 
     if hidden_states.device.type != DEVICE or not _is_plain(stack) or not _can_attend(hidden_states, stack.config):
         return None
     starts, longest = sequences.get("cu_seq_lens_q"), sequences.get("max_length_q")
-    if attention_mask is None and starts is not None and stack.config._attn_implementation == "sdpa":
+    has_starts = starts is not None and len(starts) > 1
+    if attention_mask is None and has_starts and stack.config._attn_implementation == "sdpa":
         longest = int(starts.diff().max()) if longest is None else int(longest)
         return Sequences(hidden_states.shape[:2], starts.int(), longest)
     if attention_mask is None:
@@ -74,8 +120,8 @@ def unpadding_of(stack, hidden_states, attention_mask, position_ids, sequences: 
 
 def is_for_sequences(query, attention_mask, unpadding, kwargs: dict) -> bool:
     """Whether `attend_sequences` takes these: a GPU's, with nothing but sequences to look at."""
-    known = ("use_cache", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    others = [name for name, value in kwargs.items() if value is not None and name not in known]
+    known = ("use_cache", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+    others = [name for name, value in kwargs.items() if name not in known and value is not None and value is not False]
     is_there = query.device.type == DEVICE and query.dtype in _DTYPES and hasattr(unpadding, "starts")
     return is_there and attention_mask is None and not others and kernel() is not None
 
@@ -104,18 +150,81 @@ def attend_sequences(query, key, value, unpadding, scaling: float, is_causal: bo
         else:
             times = query.shape[1] // key.shape[1]
             states[1:] = [each.repeat_interleave(times, dim=1) for each in states[1:]]
-    starts, longest = unpadding.starts, unpadding.longest
+    starts, longest = unpadding.starts.to(query.device), unpadding.longest
     return attend(*states, starts, starts, longest, longest, **settings)[None]
+
+
+def block_masks(stack, hidden_states, attention_mask, past_key_values, position_ids):
+    """The mask of each layer type for `attend_flexibly`, or None where it is not for these inputs: see `Runtime.masks`.
+
+    It is for many scores with soft caps or sinks, for which "sdpa" has no kernel: all of them are in memory there.
+    """
+    config, length = stack.config, hidden_states.shape[1]
+    if (config.attn_logit_softcapping is None and not config.attention_sinks) or not _has_flex(hidden_states, config):
+        return None
+    drops_out = stack.training and config.attention_dropout
+    is_ready = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() != 2
+    total = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
+    if drops_out or is_ready or length * total < _MANY_SCORES or not is_enabled():
+        return None
+    config = copy.copy(config)
+    setattr(config, "_attn_implementation", "flex_attention")  # noqa: B010 - the library's name, not one of ours
+    if stack.is_causal:
+        return causal_masks(config, hidden_states, attention_mask, past_key_values, position_ids)
+    return encoder_masks(config, hidden_states, attention_mask) if position_ids is None else None
+
+
+def attend_flexibly(query, key, value, block_mask, scaling: float, softcap=None, s_aux=None):
+    """Attention with soft caps or sinks by PyTorch's flex attention, which holds no matrix of all scores.
+
+    Shapes: query [B, H, T, D]; key, value [B, K, S, D]; `s_aux` [H] -> [B, T, H, D]. See `eager_attention_forward`.
+    """
+
+    def capped(score, row, head, query, key):
+        return softcap * torch.tanh(score / softcap)
+
+    # Under autocast a norm widens queries and keys.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    settings: dict = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1], "block_mask": block_mask}
+    settings |= {} if softcap is None else {"score_mod": capped}
+    if s_aux is None:
+        return _flex()(query, key, value, **settings).transpose(1, 2)
+    has_names = "return_aux" in _names(flex_attention)
+    settings |= {"return_aux": _with_sums()} if has_names else {"return_lse": True}
+    output, sums = _flex()(query, key, value, **settings)  # logarithms of the sums of exponentials, [B, H, T]
+    share = torch.sigmoid((sums.lse if has_names else sums) - s_aux[:, None].float())
+    return (output * share[..., None].to(output.dtype)).transpose(1, 2)
+
+
+@functools.cache
+def _flex():
+    return torch.compile(flex_attention)
+
+
+def _with_sums():
+    from torch.nn.attention.flex_attention import AuxRequest  # of PyTorch 2.9 and later
+
+    return AuxRequest(lse=True)
 
 
 @functools.cache
 def kernel():
-    """PyTorch's `varlen_attn` (2.10 and later); None if this PyTorch has none."""
+    """PyTorch's `varlen_attn` (2.10 and later), else that of flash-attn 2 where it is installed, else None."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
-        return None
+        return _flash_attention if is_flash_attn_2_available() else None
     return varlen_attn
+
+
+def _flash_attention(
+    query, key, value, starts_q, starts_k, longest_q, longest_k, *, scale, is_causal, enable_gqa=False
+):
+    """Flash-attn's function in the form of PyTorch's; it finds shared keys by itself."""
+    from flash_attn import flash_attn_varlen_func
+
+    sequences = (starts_q, starts_k, longest_q, longest_k)
+    return flash_attn_varlen_func(query, key, value, *sequences, softmax_scale=scale, causal=is_causal)
 
 
 @functools.cache
@@ -131,11 +240,25 @@ def _is_plain(stack) -> bool:
 
 
 def _can_attend(hidden_states, config) -> bool:
+    fits = _is_half(hidden_states) and config.head_dim <= _MOST_CHANNELS and config.head_dim % 8 == 0
+    return fits and kernel() is not None and _runs_kernel(hidden_states.device)
+
+
+def _is_half(hidden_states) -> bool:
     device = hidden_states.device.type
     is_cast = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if is_cast else hidden_states.dtype
-    fits = dtype in _DTYPES and config.head_dim <= _MOST_CHANNELS and config.head_dim % 8 == 0
-    return fits and kernel() is not None and _runs_kernel(hidden_states.device)
+    return (torch.get_autocast_dtype(device) if is_cast else hidden_states.dtype) in _DTYPES
+
+
+def _has_flex(hidden_states, config) -> bool:
+    """Whether flex attention takes these on this device, and PyTorch's compiler has what it needs there."""
+    fits = config.head_dim in (16, 32, 64, 128, 256) and _is_half(hidden_states)
+    return fits and hidden_states.device.type == DEVICE and _has_triton()
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 @functools.cache

@@ -5,6 +5,7 @@ B batch, T query length, S key length, H heads, K key/value heads, D head size.
 
 import torch
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask
 
 from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..attention import sdpa_attention as plain
@@ -23,6 +24,9 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     """
     if isinstance(unpadding, TracedSequences):
         return unpadding.attend(module, query, key, value, attention_mask, scaling, **kwargs), None
+    if isinstance(attention_mask, BlockMask):
+        caps = {name: kwargs[name] for name in ("softcap", "s_aux") if name in kwargs}
+        return accelerator.attend_flexibly(query, key, value, attention_mask, scaling, **caps), None
     if {"softcap", "s_aux"} & kwargs.keys():
         return plain(module, query, key, value, attention_mask, unpadding, scaling=scaling, dropout=dropout, **kwargs)
     if is_own_trace() and can_attend(query, key):
@@ -53,7 +57,8 @@ def is_in_use(config) -> bool:
 
 def can_attend_sequences(unpadding, query, attention_mask, kwargs: dict) -> bool:
     """Whether `attend_sequences` takes these: sequences that are short, and nothing but them."""
-    others = {name for name, value in kwargs.items() if value is not None} - {"use_cache", "position_ids"}
+    given = {name for name, value in kwargs.items() if value is not None and value is not False}
+    others = given - {"use_cache", "position_ids"}
     return attention_mask is None and not others and is_enabled() and is_short(unpadding.lengths, query)
 
 

@@ -16,6 +16,7 @@ from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear
 from .packed import PackedLinear
 from .prepare import check_class
+from .runtime import AcceleratorRuntime, CompiledRuntime
 from .step import can_compile
 
 _PREPARE = "prepare_for_inference() may make it faster"
@@ -147,7 +148,7 @@ def _stacks_of(model) -> list[Stack]:
 
 
 def _compiled_parts(model) -> list:
-    runtimes = [module.runtime for module in (model, *_stacks_of(model)) if "runtime" in vars(module)]
+    runtimes = [module.runtime for module in (model, *_stacks_of(model)) if isinstance(module.runtime, CompiledRuntime)]
     return [each for one in runtimes for each in (one.steps, one.compiled_layers) if each is not None]
 
 
@@ -214,8 +215,10 @@ def _counted(number: int, word: str) -> str:
 
 def _rest(model) -> list[Part]:
     attention = model.config._attn_implementation
-    skips = any(stack.skips_padding for stack in _stacks_of(model)) and attention == "sdpa"
-    padding = "skipped on the CPU where that saves time" if skips else "computed like other tokens"
+    stacks = [stack for stack in _stacks_of(model) if stack.skips_padding and attention == "sdpa"]
+    padding = "skipped on the CPU where that saves time" if stacks else "computed like other tokens"
+    if any(isinstance(stack.runtime, AcceleratorRuntime) for stack in stacks):
+        padding = "skipped on the GPU in half precision"
     return [
         Part("attention", f"'{attention}'", "" if attention == "sdpa" else "'sdpa' is what compiled code knows"),
         Part("padding", padding),

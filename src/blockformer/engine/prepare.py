@@ -53,10 +53,11 @@ def prepare_for_inference(
 
     On a CPU, weights are packed for the processor, a product ends in its activation, few rows are multiplied in parts,
     half precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a CUDA device
-    padding is skipped, in half precision, by PyTorch's kernel for sequences of any length. Results agree within the
-    rounding of the dtype, and saving still writes plain tensors. A packed weight is still the parameter that it was.
-    Whatever writes to it, such as `load_state_dict` or a merged adapter, makes it plain until the model is prepared
-    again, and so does a cast or a move. No weight learns until `prepare_for_training`.
+    padding is skipped, in half precision, by PyTorch's kernel for sequences of any length, and long contexts with soft
+    caps or sinks use flex attention. Results agree within the rounding of the dtype, and saving still writes plain
+    tensors. A packed weight is still the parameter that it was. Whatever writes to it, such as `load_state_dict` or a
+    merged adapter, makes it plain until the model is prepared again, and so does a cast or a move. No weight learns
+    until `prepare_for_training`.
 
     Args:
         model: a Blockformer model of this package.
@@ -161,6 +162,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     if compile:
         model._cache_before = model.generation_config.cache_implementation
         model.generation_config.cache_implementation = "static"
+        model.create_masks_for_generate = accelerator.masks_for_generate
 
 
 def _make_plain(model) -> None:
@@ -236,6 +238,7 @@ def _is_faster_packed(model) -> bool:
 def _forget_compiled(model) -> None:
     if "_cache_before" in vars(model):
         model.generation_config.cache_implementation = vars(model).pop("_cache_before")
+        del model.create_masks_for_generate
     for module in model.modules():
         if isinstance(module, BlockformerPreTrainedModel):
             module.__dict__.pop("runtime", None)

@@ -6,6 +6,7 @@ from ..runtime import Runtime
 from ..training.chunked_loss import loss_in_chunks
 from ..training.late_outputs import make_output
 from . import accelerator
+from .attention import is_in_use
 from .growing_cache import grow_in_place
 from .layers import CompiledLayers
 from .step import CompiledSteps, output_of
@@ -19,7 +20,7 @@ class LoadedRuntime(Runtime):
     def cache(self, fresh):
         return grow_in_place(fresh)
 
-    def masks(self, stack, hidden_states, attention_mask, past_key_values):
+    def masks(self, stack, hidden_states, attention_mask, past_key_values, position_ids):
         """One token [B, 1, C] sees all that a dynamic cache holds, which is known without the library."""
         own = getattr(past_key_values, "self_attention_cache", past_key_values)
         is_step = attention_mask is None and hidden_states.shape[1] == 1 and type(own) is DynamicCache
@@ -35,12 +36,27 @@ class LoadedRuntime(Runtime):
 
 
 class AcceleratorRuntime(LoadedRuntime):
-    """A stack on a GPU, whose attention takes sequences of any length: padding is skipped there too."""
+    """A stack on a GPU: its attention takes sequences of any length, without padding, and long ones with caps."""
 
     def unpadding(self, stack, hidden_states, attention_mask, position_ids, sequences):
         given = (stack, hidden_states, attention_mask, position_ids, sequences)
         found = accelerator.unpadding_of(*given)
         return super().unpadding(*given) if found is None else found
+
+    def masks(self, stack, *given):
+        found = super().masks(stack, *given)
+        return accelerator.block_masks(stack, *given) if found is None and is_in_use(stack.config) else found
+
+    def restores_padding(self, past_key_values):
+        return accelerator.is_empty(past_key_values)
+
+    def layers(self, stack, hidden_states, encoder_hidden_states, position_bias, batch, named):
+        """The plain layers; an unpadded prompt's keys and values reach the cache in the padded form."""
+        cache = named.get("past_key_values")
+        if batch.unpadding is None or cache is None or isinstance(cache, accelerator.PaddingCache):
+            return None
+        named = {**named, "past_key_values": accelerator.PaddingCache(cache, batch.unpadding)}
+        return stack._run_layers(hidden_states, encoder_hidden_states, position_bias, batch, **named)
 
 
 class CompiledRuntime(LoadedRuntime):
