@@ -94,8 +94,8 @@ def _in_four_bits(config, official) -> tuple[torch.nn.Module, dict[str, torch.Te
 
     Q4_0 rounds these to themselves: the same integers and scales on both sides.
     """
-    from blockformer.awq_linear import QuantizedLinear
     from blockformer.engine.four_bits import pack
+    from blockformer.model.awq_linear import QuantizedLinear
 
     low = {**config.to_dict(), "linear_bits": 4, "linear_group_size": GROUP}
     ours = blockformer.BlockformerDecoderForCausalLM(type(config).from_dict(low)).to(torch.bfloat16).eval()

@@ -24,10 +24,10 @@ from transformers import (
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 
 import blockformer
-from blockformer.awq_linear import QuantizedLinear
 from blockformer.engine.four_bits import pack
 from blockformer.engine.linear import QuickLinear
 from blockformer.engine.packed import PackedLinear
+from blockformer.model.awq_linear import QuantizedLinear
 
 
 @dataclass(frozen=True)

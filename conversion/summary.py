@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from blockformer.awq_linear import QuantizedLinear
-from blockformer.axes import axes, did_you_mean
-from blockformer.experts import Experts, ExpertsFields
+from blockformer.model.awq_linear import QuantizedLinear
+from blockformer.model.axes import axes, did_you_mean
+from blockformer.model.experts import Experts, ExpertsFields
 
 from .errors import ConversionError
 from .families.awq import PARTS

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 
 import blockformer
-from blockformer.axes import axes
 from blockformer.conversion.families import index
+from blockformer.model.axes import axes
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 GROUPS = ("norm", "positions", "attention", "feed-forward", "embeddings", "head")

@@ -7,7 +7,7 @@ import functools
 from pathlib import Path
 
 import blockformer
-from blockformer.axes import GROUPS, axes
+from blockformer.model.axes import GROUPS, axes
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "fields.md"
 CONFIGS = {

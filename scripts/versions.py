@@ -25,10 +25,10 @@ QUICK = (
     "tests/test_hub.py::test_nothing_of_a_hub_repo_is_fetched_or_run_without_trust",
     "tests/test_remote_code.py",
     "tests/test_generation.py::test_greedy",
-    "tests/test_modeling_decoder.py",
-    "tests/test_modeling_encoder_decoder.py",
-    "tests/test_beams.py",
-    "tests/test_awq_linear.py",
+    "tests/model/test_modeling_decoder.py",
+    "tests/model/test_modeling_encoder_decoder.py",
+    "tests/model/test_beams.py",
+    "tests/model/test_awq_linear.py",
     "tests/conversion/test_families.py",
 )
 """Some of each kind, for CI: remote code, generation, parity, offload."""

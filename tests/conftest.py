@@ -130,7 +130,7 @@ def usual_least_saving() -> Iterator[int]:
 
     So do the fixtures of a module. Gives what stacks have otherwise.
     """
-    from blockformer.runtime import Runtime
+    from blockformer.model.runtime import Runtime
 
     usual, Runtime.least_saving = Runtime.least_saving, 0
     yield usual
@@ -148,9 +148,9 @@ SEVERAL_THREADS = (
     "engine/",
     "test_generation.py",
     "test_compile.py",
-    "test_awq_linear.py",
-    "test_modeling_encoder_decoder.py",
-    "test_beams.py",
+    "model/test_awq_linear.py",
+    "model/test_modeling_encoder_decoder.py",
+    "model/test_beams.py",
 )
 
 

@@ -22,7 +22,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 import blockformer
 from blockformer.engine import accelerator
 from blockformer.engine import attention as engine_attention
-from blockformer.stack import Stack
+from blockformer.model.stack import Stack
 
 _setup_privateuseone_for_python_backend("fakegpu")
 DEVICE = torch.device("fakegpu:0")

@@ -213,4 +213,4 @@ def largest(values):
 
 def keep_padding(patch):
     """Have stacks compute padding too: the plain way, which a run without padding is compared with."""
-    patch.setattr(blockformer.runtime, "find_unpadding", lambda *arguments: None)
+    patch.setattr(blockformer.model.runtime, "find_unpadding", lambda *arguments: None)

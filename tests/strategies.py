@@ -15,8 +15,8 @@ from sizes import TINY
 from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import blockformer
-from blockformer.axes import axes
-from blockformer.positions import SCORE_TERMS
+from blockformer.model.axes import axes
+from blockformer.model.positions import SCORE_TERMS
 
 # The fields with a closed list of values.
 CHOICES = {

@@ -8,7 +8,7 @@ from fork_server import program
 from packaging.version import Version
 from pairs import left_padded, pair, token_ids
 
-from blockformer.compat import CACHE
+from blockformer.model.compat import CACHE
 
 pytestmark = pytest.mark.versions
 

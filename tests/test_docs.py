@@ -21,15 +21,16 @@ from transformers import (
 )
 
 import blockformer
-from blockformer.axes import axes, axis
 from blockformer.conversion.arguments import FAMILIES
 from blockformer.conversion.plan import architecture_of
 from blockformer.lab.report import write_report
-from blockformer.layer import NORM_SLOTS
+from blockformer.model.axes import axes, axis
+from blockformer.model.layer import NORM_SLOTS
 from blockformer.pictures import PICTURES
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE = ROOT / "src" / "blockformer"
+PACKAGE = ROOT / "src" / "blockformer"
+MODEL = PACKAGE / "model"
 PAGE, PAGE_ZH = ROOT / "docs" / "from-figure-to-code.md", ROOT / "docs" / "zh" / "from-figure-to-code.md"
 PAIRS = {
     "page": (PAGE, PAGE_ZH),
@@ -186,7 +187,7 @@ def test_every_named_place_exists(page):
     assert len(places) > 40
     for file, name, target in places:
         there = (page.parent / target).resolve()
-        assert there == CORE / file, f"{file} · {name} links to {target}"
+        assert there in (PACKAGE / file, MODEL / file), f"{file} · {name} links to {target}"
         assert name in names_of(there), f"{file} has no {name}"
 
 
@@ -375,14 +376,14 @@ def test_every_picture_is_shown_and_names_what_exists():
     pages = PAGE.read_text(encoding="utf-8") + PAIRS["see-inside"][0].read_text(encoding="utf-8")
     shown = set(re.findall(r"\(pictures/([\w-]+)\.svg\)", pages))
     assert set(PICTURES) <= shown
-    defined = frozenset().union(*(names_of(path) for path in CORE.glob("*.py")))
+    defined = frozenset().union(*(names_of(path) for path in MODEL.glob("*.py")))
     named = set()
     for draw in PICTURES.values():
         for words in re.findall(r'font-family="\'DejaVu Sans Mono[^>]*>([^<]+)<', draw()):
             named |= set(re.findall(r"\b[A-Z]\w+\.\w+", words))
             for file, name in re.findall(r"(\w+)\.(?:py · )?([A-Za-z_]+)", words):
-                if (CORE / f"{file}.py").exists():
-                    assert name in names_of(CORE / f"{file}.py"), words
+                if (MODEL / f"{file}.py").exists():
+                    assert name in names_of(MODEL / f"{file}.py"), words
                     named.add(name)
     assert len(named) > 12
     assert named <= defined, sorted(named - defined)
@@ -460,9 +461,9 @@ def test_snippets_of_the_readme_run_as_they_stand(body, tiny_tokenizer, tmp_path
 def test_a_test_file_with_the_name_of_a_module_stands_where_the_module_does():
     """As CONTRIBUTING.md has it; a file of another name tests what many modules do."""
     homes = {}
-    for base, tests in ((CORE, ROOT / "tests"), (ROOT / "conversion", ROOT / "tests" / "conversion")):
+    for base, tests in ((PACKAGE, ROOT / "tests"), (ROOT / "conversion", ROOT / "tests" / "conversion")):
         for module in base.rglob("*.py"):
-            folder = tests / module.parent.relative_to(base) if base == CORE else tests
+            folder = tests / module.parent.relative_to(base) if base == PACKAGE else tests
             homes.setdefault(f"test_{module.name}", set()).add(folder)
     named = [path for path in (ROOT / "tests").rglob("test_*.py") if path.name in homes]
     assert len(named) > 60

@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 
 from blockformer.conversion import from_official
 from blockformer.demo.search import EncoderMissing, docstrings, embed, encoder_folder
-from blockformer.feed_forward import FeedForward
+from blockformer.model.feed_forward import FeedForward
 from blockformer.training import chunked_loss
 
 pytestmark = pytest.mark.portable

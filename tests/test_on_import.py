@@ -11,7 +11,7 @@ from blockformer.on_import import CONFIGS
 
 HEAVY = """
     torch transformers numpy scipy sympy sklearn datasets peft accelerate safetensors tokenizers huggingface_hub typer
-    rich blockformer.api blockformer.axes blockformer.conversion blockformer.engine blockformer.training
+    rich blockformer.api blockformer.model.axes blockformer.conversion blockformer.engine blockformer.training
 """.split()
 
 
@@ -41,7 +41,7 @@ print([type(finder).__module__ for finder in sys.meta_path if type(finder).__mod
 
 
 PART_FIRST = """
-from blockformer.modeling_decoder import BlockformerDecoderForCausalLM, BlockformerDecoderConfig
+from blockformer.model.modeling_decoder import BlockformerDecoderForCausalLM, BlockformerDecoderConfig
 import inspect
 model = AutoModelForCausalLM.from_config(BlockformerDecoderConfig(num_hidden_layers=1, vocab_size=9))
 assert type(model) is BlockformerDecoderForCausalLM
@@ -65,7 +65,7 @@ def test_the_model_brings_no_library_that_transformers_has_not_brought(tmp_path,
     code = """
 from transformers import GPT2LMHeadModel
 before = set(sys.modules)
-import blockformer.modeling_decoder
+import blockformer.model.modeling_decoder
 new = set(sys.modules) - before
 print(sorted({name.partition(".")[0] for name in new} - sys.stdlib_module_names), "transformers.trainer" in new)
 """

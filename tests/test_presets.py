@@ -5,8 +5,8 @@ import torch
 
 import blockformer
 from blockformer import preset
-from blockformer.axes import axes
 from blockformer.conversion.plan import architecture_of
+from blockformer.model.axes import axes
 from blockformer.presets import PRESETS, SIZES
 from blockformer.presets.dependent import STAYS
 

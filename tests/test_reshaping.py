@@ -10,9 +10,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import blockformer
 from blockformer import preset, reshape
-from blockformer.axes import axes
 from blockformer.cli import main
 from blockformer.conversion import from_official
+from blockformer.model.axes import axes
 
 FOUR_LAYERS = {**STRONG, "num_hidden_layers": 4, "initializer_range": 0.3}
 IDS = token_ids(2, 9, vocab=97)

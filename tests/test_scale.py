@@ -21,9 +21,9 @@ from fork_server import program
 from pairs import assert_close, assert_gradients_close, config
 
 import blockformer
-from blockformer.attention import Attention
-from blockformer.feed_forward import FeedForward
-from blockformer.normalization import RMSNorm
+from blockformer.model.attention import Attention
+from blockformer.model.feed_forward import FeedForward
+from blockformer.model.normalization import RMSNorm
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "scale.md"

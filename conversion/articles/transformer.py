@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from blockformer.layer import norm_slots
+from blockformer.model.layer import norm_slots
 
 from ..errors import ConversionError
 from ..families.fields import Form

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from blockformer.awq_linear import dequantize
+from blockformer.model.awq_linear import dequantize
 
 from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import Checkpoint

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from blockformer.rotary import rotary_size
+from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Operation, Split
 from ..rules.table import Rule, RuleTable

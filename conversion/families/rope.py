@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from blockformer.rotary import rotary_size
+from blockformer.model.rotary import rotary_size
 
 from ..errors import ConversionError, shown
 from .fields import Official

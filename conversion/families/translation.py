@@ -18,8 +18,8 @@ from typing import Any
 import transformers
 from transformers import PretrainedConfig
 
-from blockformer.axes import axes, did_you_mean
-from blockformer.configuration_blockformer import check_counts
+from blockformer.model.axes import axes, did_you_mean
+from blockformer.model.configuration_blockformer import check_counts
 
 from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import NEVER_FOLLOWED

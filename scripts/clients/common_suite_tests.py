@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import blockformer
-from blockformer.configuration_blockformer import BlockformerConfig
-from blockformer.pretrained_model import BlockformerPreTrainedModel
+from blockformer.model.configuration_blockformer import BlockformerConfig
+from blockformer.model.pretrained_model import BlockformerPreTrainedModel
 from tests import test_modeling_common
 
 BATCH, LENGTH, WIDTH, LAYERS, HEADS, INNER, VOCAB, POSITIONS = 13, 7, 32, 2, 4, 37, 99, 512

@@ -6,20 +6,20 @@ repo's own code. `on_import` sees to it that this is imported with the first par
 
 import transformers
 
-from . import modeling_decoder, modeling_encoder, modeling_encoder_decoder
-from .configuration_decoder import BlockformerDecoderConfig
-from .configuration_encoder import BlockformerEncoderConfig
-from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .engine import explain, prepare_for_inference, prepare_for_training, warm_up
 from .engine import plug_in as _plug_in
-from .modeling_decoder import (
+from .model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
+from .model.configuration_decoder import BlockformerDecoderConfig
+from .model.configuration_encoder import BlockformerEncoderConfig
+from .model.configuration_encoder_decoder import BlockformerEncoderDecoderConfig
+from .model.modeling_decoder import (
     BlockformerDecoderForCausalLM,
     BlockformerDecoderForQuestionAnswering,
     BlockformerDecoderForSequenceClassification,
     BlockformerDecoderForTokenClassification,
     BlockformerDecoderModel,
 )
-from .modeling_encoder import (
+from .model.modeling_encoder import (
     BlockformerEncoderForMaskedLM,
     BlockformerEncoderForMultipleChoice,
     BlockformerEncoderForNextSentencePrediction,
@@ -30,14 +30,14 @@ from .modeling_encoder import (
     BlockformerEncoderForTokenClassification,
     BlockformerEncoderModel,
 )
-from .modeling_encoder_decoder import (
+from .model.modeling_encoder_decoder import (
     BlockformerEncoderDecoderForConditionalGeneration,
     BlockformerEncoderDecoderForQuestionAnswering,
     BlockformerEncoderDecoderForSequenceClassification,
     BlockformerEncoderDecoderModel,
 )
+from .model.pretrained_model import BlockformerPreTrainedModel
 from .presets import PRESETS, preset
-from .pretrained_model import BlockformerPreTrainedModel
 from .pruning import prune_heads, restore_heads
 from .publishing import export_model
 from .publishing.strict_loading import plug_in as _plug_in_strict_loading

@@ -35,7 +35,7 @@ def watch_imports() -> None:
 
 def _set_up() -> bool:
     """Import `api` if a part of the model was imported; a command line that has not come so far needs none of it."""
-    is_model_there = f"{PACKAGE}.axes" in sys.modules  # which every config declares its fields with
+    is_model_there = f"{PACKAGE}.model.axes" in sys.modules  # which every config declares its fields with
     if is_model_there:
         importlib.import_module(f"{PACKAGE}.api")
     return is_model_there

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .configuration_blockformer import BlockformerConfig
-from .pretrained_model import BlockformerPreTrainedModel
+from .model.configuration_blockformer import BlockformerConfig
+from .model.pretrained_model import BlockformerPreTrainedModel
 
 Pruned = dict[int, list[int]]
 # What a layer has for each head: rows of projections, norms [H, D] and sinks [H], columns of the output's weight.

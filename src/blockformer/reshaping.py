@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from . import modeling_decoder, modeling_encoder, modeling_encoder_decoder
-from .axes import axes
-from .configuration_blockformer import BlockformerConfig
+from .model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
+from .model.axes import axes
+from .model.configuration_blockformer import BlockformerConfig
 
 TOPOLOGIES = {
     "decoder": (modeling_decoder, "BlockformerDecoder", "ForCausalLM"),

@@ -15,12 +15,12 @@ from pairs import assert_close
 from safetensors.torch import load_file, save_file
 
 import blockformer
-from blockformer.awq_linear import QuantizedLinear
 from blockformer.cli import main
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families import awq
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.summary import summarize
+from blockformer.model.awq_linear import QuantizedLinear
 
 from .oracles import (
     SIZES,
@@ -271,7 +271,7 @@ def plain_weight_by_hand(qweight, qzeros, scales):
 def test_a_wrong_weight_fails_the_comparison(tmp_path, monkeypatch):
     awq_folder(tmp_path / "official")
     monkeypatch.setattr(awq, "plain_weight", plain_weight_by_hand)  # the original stays right
-    monkeypatch.setattr(blockformer.awq_linear, "SHIFTS", (0, 8, 4, 12))
+    monkeypatch.setattr(blockformer.model.awq_linear, "SHIFTS", (0, 8, 4, 12))
     with pytest.raises(ConversionError, match="does not compute what the original computes"):
         convert(tmp_path / "official", tmp_path / "ours")
     assert not (tmp_path / "ours").exists()

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blockformer
-from blockformer.axes import axes, flag
 from blockformer.conversion import ConversionError
 from blockformer.conversion.families import registry
 from blockformer.conversion.families.decoder import DecoderFamily
 from blockformer.conversion.families.registry import FAMILIES, family_by_name, family_for, family_of
 from blockformer.conversion.families.translation import NOT_COMPUTED
 from blockformer.conversion.plan import expected_tensors
+from blockformer.model.axes import axes, flag
 
 from .oracles import SIZES, SPECIAL
 

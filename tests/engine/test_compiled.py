@@ -17,12 +17,12 @@ from transformers import AttentionInterface
 
 import blockformer
 from blockformer import preset
-from blockformer.attention import ALL_ATTENTION_FUNCTIONS
 from blockformer.engine import cache_folder, compiled, compiling, measure, onednn
 from blockformer.engine.attention import is_in_use
 from blockformer.engine.compiled import CompiledFunction
 from blockformer.engine.linear import QuickLinear
 from blockformer.engine.onednn import PackedCopies
+from blockformer.model.attention import ALL_ATTENTION_FUNCTIONS
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "vocab_size": 61,

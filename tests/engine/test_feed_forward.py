@@ -11,7 +11,7 @@ import blockformer
 from blockformer.engine import feed_forward, onednn
 from blockformer.engine.feed_forward import FusedFeedForward
 from blockformer.engine.packed import PackedLinear
-from blockformer.feed_forward import make_activation
+from blockformer.model.feed_forward import make_activation
 
 FUSED = ("relu", "silu", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 

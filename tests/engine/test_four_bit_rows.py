@@ -7,10 +7,10 @@ import torch
 from pairs import assert_close
 from quantized_layers import layer_of, low_of, pair
 
-from blockformer.awq_linear import QuantizedLinear
 from blockformer.engine import origin
 from blockformer.engine.four_bit_rows import ORDERED, OrderedWeights, TracedQuantizedLinear
 from blockformer.engine.measure import own_trace
+from blockformer.model.awq_linear import QuantizedLinear
 
 
 def traced_of(*arguments, **settings):

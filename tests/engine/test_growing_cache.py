@@ -12,8 +12,8 @@ from transformers.cache_utils import DynamicLayer, EncoderDecoderCache
 
 from blockformer.engine import growing_cache
 from blockformer.engine.growing_cache import GrowingLayer, grow_in_place
-from blockformer.runtime import Runtime
-from blockformer.stack import CrossLayer
+from blockformer.model.runtime import Runtime
+from blockformer.model.stack import CrossLayer
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ from peft import LoraConfig, get_peft_model
 from quantized_layers import packed_bits_win
 
 import blockformer
-from blockformer.awq_linear import QuantizedLinear
 from blockformer.engine import measure, onednn
 from blockformer.engine.four_bits import PreparedQuantizedLinear
 from blockformer.engine.packed import PackedLinear
+from blockformer.model.awq_linear import QuantizedLinear
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 

@@ -11,13 +11,13 @@ from torch import nn
 from transformers import AttentionInterface
 
 import blockformer
-from blockformer import attention
-from blockformer.attention import eager_attention_forward
 from blockformer.engine import attention as quick_attention
 from blockformer.engine import blocks, four_bits, measure, onednn, packing_gains
 from blockformer.engine import linear as quick_linear
 from blockformer.engine.attention import attend_grouped, can_attend_grouped
 from blockformer.engine.linear import QuickLinear
+from blockformer.model import attention
+from blockformer.model.attention import eager_attention_forward
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float64: 1e-6}
 

@@ -6,9 +6,9 @@ from sizes import TINY
 from torch.utils.flop_counter import FlopCounterMode
 
 import blockformer
-from blockformer.axes import axes
 from blockformer.conversion.plan import architecture_of
 from blockformer.conversion.summary import SHOWN, describe, on_paper
+from blockformer.model.axes import axes
 from blockformer.page.build import MAX_BYTES, page
 from blockformer.page.differences import differences
 from blockformer.page.dry_run import dry_run

@@ -13,9 +13,9 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers.masking_utils import create_masks_for_generate
 from transformers.utils import is_flash_attn_2_available
 
-from ..compat import CACHE, causal_masks, encoder_masks
-from ..positions import SCORE_TERMS
-from ..unpadding import Unpadding, find_unpadding
+from ..model.compat import CACHE, causal_masks, encoder_masks
+from ..model.positions import SCORE_TERMS
+from ..model.unpadding import Unpadding, find_unpadding
 from .measure import is_enabled
 
 DEVICE = "cuda"

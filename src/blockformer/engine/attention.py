@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
-from ..attention import sdpa_attention as plain
-from ..unpadding import attend_unpadded
+from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
+from ..model.attention import sdpa_attention as plain
+from ..model.unpadding import attend_unpadded
 from . import accelerator
 from .blocks import attend_in_blocks, can_attend_in_blocks
 from .few_rows import attend, can_attend

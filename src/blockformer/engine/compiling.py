@@ -37,7 +37,7 @@ _CONFIG = {
     "cpp.enable_floating_point_contract_flag": "fast",  # a product and its sum are one instruction (FMA)
 }
 _CODE = Path(__file__).parents[1]
-_FILES = sorted((*_CODE.glob("*.py"), *_CODE.glob("engine/*.py")))
+_FILES = sorted((*_CODE.glob("*.py"), *_CODE.glob("model/*.py"), *_CODE.glob("engine/*.py")))
 SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).hexdigest()
 """What this process runs: the compiler's process must run the same."""
 _IDLE_SECONDS = 60  # after which the compiler's process ends

@@ -5,7 +5,7 @@ N tokens, k experts of a token, O outputs, I inputs of a product.
 
 import torch
 
-from ..experts import Experts
+from ..model.experts import Experts
 from .few_rows import computed_once
 from .measure import is_own_trace
 

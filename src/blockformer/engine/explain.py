@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from ..awq_linear import QuantizedLinear
-from ..stack import Stack
+from ..model.awq_linear import QuantizedLinear
+from ..model.stack import Stack
 from . import measure
 from .eight_bit_head import ROUNDED, EightBitHead
 from .feed_forward import FusedFeedForward

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from ..feed_forward import FeedForward
+from ..model.feed_forward import FeedForward
 from . import onednn
 from .linear import is_bare
 from .measure import random_matrix

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from ..awq_linear import ABOVE, SHIFTS, QuantizedLinear, raised
+from ..model.awq_linear import ABOVE, SHIFTS, QuantizedLinear, raised
 from .linear import float32_product, is_transformed
 from .measure import is_enabled, is_measured, is_quicker, random_matrix
 from .origin import Origin

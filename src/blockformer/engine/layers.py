@@ -13,8 +13,8 @@ from torch import nn
 from torch.export import Dim
 from transformers.cache_utils import Cache, DynamicCache
 
-from ..layer import Batch
-from ..positions import rotations_of
+from ..model.layer import Batch
+from ..model.positions import rotations_of
 from .attention import is_in_use
 from .compiled import Modules, functions_of
 from .fallbacks import NO_CODE, OTHER_WEIGHTS, Fallbacks, Uncompiled

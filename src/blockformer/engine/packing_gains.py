@@ -6,8 +6,8 @@ O outputs of a layer, I inputs.
 import torch
 from torch import nn
 
-from ..attention import Attention
-from ..stack import Stack
+from ..model.attention import Attention
+from ..model.stack import Stack
 from . import onednn
 from .few_rows import MOST_ROWS
 from .linear import quickest

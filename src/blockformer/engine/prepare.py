@@ -6,13 +6,13 @@ from typing import Literal
 import torch
 from torch import nn
 
-from ..attention import ALL_ATTENTION_FUNCTIONS, Attention
-from ..awq_linear import QuantizedLinear
-from ..experts import Experts
-from ..feed_forward import FeedForward
-from ..positions import SCORE_TERMS
-from ..pretrained_model import BlockformerPreTrainedModel
-from ..stack import Stack
+from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
+from ..model.awq_linear import QuantizedLinear
+from ..model.experts import Experts
+from ..model.feed_forward import FeedForward
+from ..model.positions import SCORE_TERMS
+from ..model.pretrained_model import BlockformerPreTrainedModel
+from ..model.stack import Stack
 from . import accelerator, eight_bit_head, layers, onednn, step
 from .attention import PreparedAttention, sdpa_attention
 from .eight_bit_head import EightBitHead

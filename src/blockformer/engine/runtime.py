@@ -2,7 +2,7 @@
 
 from transformers.cache_utils import DynamicCache
 
-from ..runtime import Runtime
+from ..model.runtime import Runtime
 from ..training.chunked_loss import loss_in_chunks
 from ..training.late_outputs import make_output
 from . import accelerator

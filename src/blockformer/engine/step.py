@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, Seq2SeqLMOutput
 
-from ..compat import CACHE
-from ..input_checks import check_inputs, check_positions, check_source
-from ..modeling_decoder import BlockformerDecoderForCausalLM
-from ..modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
-from ..positions import rotations_of
+from ..model.compat import CACHE
+from ..model.input_checks import check_inputs, check_positions, check_source
+from ..model.modeling_decoder import BlockformerDecoderForCausalLM
+from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
+from ..model.positions import rotations_of
 from .attention import is_in_use
 from .compiled import Modules, functions_of
 from .compiling import Varying

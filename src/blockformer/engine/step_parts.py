@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from ..layer import Batch
-from ..positions import rotations_of
+from ..model.layer import Batch
+from ..model.positions import rotations_of
 from .few_rows import BLOCK
 
 WRITTEN = 2 * BLOCK  # places in a buffer that a step writes: the new token's, and zeros

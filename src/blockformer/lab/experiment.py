@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..configuration_decoder import BlockformerDecoderConfig
+from ..model.configuration_decoder import BlockformerDecoderConfig
 from ..presets import preset
 from ..presets.dependent import STAYS
 from .sizes import measure, solve

@@ -12,7 +12,7 @@ import torch
 import yaml
 from transformers import TrainingArguments
 
-from ..axes import did_you_mean
+from ..model.axes import did_you_mean
 from .experiment import BASE, Data, Experiment, LabError, Variant, listed
 from .sizes import EQUAL
 from .text import load_tokenizer

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from blockformer.conversion.summary import on_paper
 
-from ..configuration_decoder import BlockformerDecoderConfig
+from ..model.configuration_decoder import BlockformerDecoderConfig
 
 EQUAL = ("parameters", "flops", "nothing")
 TOLERANCE = 0.005

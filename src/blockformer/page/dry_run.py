@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attention import Attention
-from ..compat import CACHE
-from ..experts import Experts, Router
-from ..relative_keys import RelativeKeys
+from ..model.attention import Attention
+from ..model.compat import CACHE
+from ..model.experts import Experts, Router
+from ..model.relative_keys import RelativeKeys
 
 Shape = tuple[int, ...]
 

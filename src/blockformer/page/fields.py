@@ -3,10 +3,10 @@
 from dataclasses import fields
 from typing import Any
 
-from ..axes import axes
-from ..experts import ExpertsFields
+from ..model.axes import axes
+from ..model.experts import ExpertsFields
+from ..model.positions import RELATIVE_BIAS
 from ..pictures.anatomy import Box
-from ..positions import RELATIVE_BIAS
 
 # Fields that are numbers of something rather than a way to build: a box that differs in them alone is not another box.
 SIZES = frozenset(

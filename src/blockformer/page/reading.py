@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..stack import Stack
+from ..model.stack import Stack
 
 LIKELIEST = 5
 """How many tokens are shown of a distribution."""

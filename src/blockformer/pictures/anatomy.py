@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from ..attention import Attention
-from ..stack import Stack
+from ..model.attention import Attention
+from ..model.stack import Stack
 from .canvas import TIMES
 from .words import (
     added_title,

@@ -2,8 +2,8 @@
 
 import torch
 
-from ..compat import causal_masks, create_bidirectional_mask, encoder_masks
-from ..configuration_encoder_decoder import BlockformerEncoderDecoderConfig
+from ..model.compat import causal_masks, create_bidirectional_mask, encoder_masks
+from ..model.configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from ..presets import preset
 from .canvas import GREY, HIDDEN, INK, PAPER, STRONG_BLUE, STRONG_ORANGE, TIMES, Canvas, blend
 

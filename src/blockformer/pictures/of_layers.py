@@ -4,8 +4,8 @@ import re
 
 import torch
 
-from ..modeling_decoder import BlockformerDecoderForCausalLM
-from ..modeling_encoder import BlockformerEncoderForMaskedLM
+from ..model.modeling_decoder import BlockformerDecoderForCausalLM
+from ..model.modeling_encoder import BlockformerEncoderForMaskedLM
 from ..presets import preset
 from .anatomy import anatomy
 from .canvas import BLUE, GREEN, GREY, ORANGE, PANEL, PAPER, PINK, PURPLE, STRONG_ORANGE, TIMES, YELLOW, Canvas
@@ -103,7 +103,7 @@ def transformer() -> str:
     canvas.text(mid_right, 72, "probabilities of the next token [B, T, V]", 13)
 
     canvas.text(30, 40, "Boxes as in the paper;", 13, "start", fill=GREY)
-    canvas.text(30, 60, "names as in src/blockformer.", 13, "start", fill=GREY)
+    canvas.text(30, 60, "names as in src/blockformer/model.", 13, "start", fill=GREY)
     canvas.text(30, 100, "Drawn with the norm after the sum,", 13, "start", fill=GREY)
     canvas.text(30, 120, 'norm_placement="post".', 12, "start", mono=True, fill=GREY)
     canvas.text(30, 160, "BERT is the left half alone,", 13, "start", fill=GREY)

@@ -4,9 +4,9 @@ import math
 
 import torch
 
+from ..model.relative_bias import RelativeBias
+from ..model.sinusoidal import SinusoidalPositions
 from ..presets import preset
-from ..relative_bias import RelativeBias
-from ..sinusoidal import SinusoidalPositions
 from .canvas import GREY, HIDDEN, INK, LIGHT, PAPER, STRONG_BLUE, STRONG_ORANGE, Canvas, blend, diverging
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..positions import RELATIVE_BIAS, SINUSOIDAL
-from ..rotary import rotary_size
+from ..model.positions import RELATIVE_BIAS, SINUSOIDAL
+from ..model.rotary import rotary_size
 from .canvas import TIMES
 
 _POSITIONS = {

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, overload
 
-from ..axes import axes, did_you_mean
-from ..configuration_blockformer import BlockformerConfig, unknown_fields
-from ..configuration_decoder import BlockformerDecoderConfig
-from ..configuration_encoder import BlockformerEncoderConfig
-from ..configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from ..conversion.families import index
+from ..model.axes import axes, did_you_mean
+from ..model.configuration_blockformer import BlockformerConfig, unknown_fields
+from ..model.configuration_decoder import BlockformerDecoderConfig
+from ..model.configuration_encoder import BlockformerEncoderConfig
+from ..model.configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .dependent import STAYS
 from .sizes import SIZES
 

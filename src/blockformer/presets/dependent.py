@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..axes import axes
-from ..experts import ExpertsFields
-from ..positions import SCORE_TERMS
+from ..model.axes import axes
+from ..model.experts import ExpertsFields
+from ..model.positions import SCORE_TERMS
 
 
 def _has_experts(settings: Mapping[str, Any]) -> bool:

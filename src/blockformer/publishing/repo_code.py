@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-CORE = Path(__file__).parents[1]
+CORE = Path(__file__).parents[1] / "model"
 THIRD_PARTY = frozenset({"torch", "transformers"})
 """What exported code may import besides the standard library: it is there wherever the repo can be loaded at all."""
 OPTIONAL = frozenset(
@@ -84,20 +84,20 @@ def without_imports(path: Path, left_out: frozenset[str]) -> str:
 
 def _uses(config: PretrainedConfig, name: str) -> bool:
     """Whether a field that the module `name` declares is set, or the config's positions are defined there."""
-    from blockformer.attention import ATTENTIONS
-    from blockformer.axes import axes
-    from blockformer.positions import BIASES, KEY_TERMS, ROTATIONS, TABLES
+    from blockformer.model.attention import ATTENTIONS
+    from blockformer.model.axes import axes
+    from blockformer.model.positions import BIASES, KEY_TERMS, ROTATIONS, TABLES
 
     neutral = {field: axis.default for field, axis in axes(type(config)).items()}
     neutral["router_aux_loss_coef"] = 0.0  # without experts
     is_set = any(getattr(config, field) != neutral[field] for field in _declared(config, name))
     kind, tables = config.position_type, (ATTENTIONS, BIASES, KEY_TERMS, ROTATIONS, TABLES)
-    return is_set or any(table[kind].__module__ == f"blockformer.{name}" for table in tables if kind in table)
+    return is_set or any(table[kind].__module__ == f"blockformer.model.{name}" for table in tables if kind in table)
 
 
 def _declared(config: PretrainedConfig, name: str) -> set[str]:
     """The config's fields that the module `name` declares."""
-    parts = (part for part in type(config).__mro__ if part.__module__ == f"blockformer.{name}")
+    parts = (part for part in type(config).__mro__ if part.__module__ == f"blockformer.model.{name}")
     return {field for part in parts for field in vars(part).get("__annotations__", {})}
 
 

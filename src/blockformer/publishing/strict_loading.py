@@ -13,9 +13,9 @@ from transformers.modeling_utils import str_to_torch_dtype
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
 from transformers.utils.hub import get_checkpoint_shard_files
 
-from ..awq_linear import QuantizedLinear
-from ..configuration_blockformer import BlockformerConfig
-from ..pretrained_model import BlockformerPreTrainedModel, WeightsError, listed
+from ..model.awq_linear import QuantizedLinear
+from ..model.configuration_blockformer import BlockformerConfig
+from ..model.pretrained_model import BlockformerPreTrainedModel, WeightsError, listed
 from . import earlier_names
 
 logger = logging.get_logger(__name__)

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-from ..experts import Router
+from ..model.experts import Router
 
 logger = logging.get_logger(__name__)
 

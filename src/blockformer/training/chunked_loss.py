@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..engine.linear import is_plain_linear
-from ..losses import IGNORED, check_labels, divisor_of
+from ..model.losses import IGNORED, check_labels, divisor_of
 from .late_outputs import DeferredLogits
 
 # Logits that may be held at once, 128 MiB in float32; on a CUDA device as many as a part of its free memory holds, up

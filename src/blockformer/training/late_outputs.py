@@ -12,7 +12,7 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
 )
 
-from ..modeling_encoder import PreTrainingOutput
+from ..model.modeling_encoder import PreTrainingOutput
 
 
 class DeferredLogits:

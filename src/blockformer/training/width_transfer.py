@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..axes import axes
-from ..pretrained_model import BlockformerPreTrainedModel
+from ..model.axes import axes
+from ..model.pretrained_model import BlockformerPreTrainedModel
 
 _WIDTHS = frozenset(
     "hidden_size intermediate_size embedding_size num_attention_heads num_key_value_heads head_dim "

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import blockformer
-from blockformer.layer import Batch, Layer
+from blockformer.model.layer import Batch, Layer
 
 VOCAB, WIDTH, HEADS, LAYERS = 97, 48, 4, 3
 BIASES = {"attention_bias": True, "attention_output_bias": True, "mlp_bias": True}

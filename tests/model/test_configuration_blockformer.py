@@ -17,9 +17,9 @@ from transformers import AutoConfig
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, preset
-from blockformer.axes import axes, axis
 from blockformer.conversion.summary import shown_settings
-from blockformer.rotary import ROPE_TYPES
+from blockformer.model.axes import axes, axis
+from blockformer.model.rotary import ROPE_TYPES
 
 ROPE_EXTRAS = {
     "default": {},

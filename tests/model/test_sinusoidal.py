@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from blockformer import BlockformerDecoderConfig
-from blockformer.sinusoidal import SinusoidalPositions
+from blockformer.model.sinusoidal import SinusoidalPositions
 
 
 @pytest.mark.parametrize("position_type", ["sinusoidal", "sinusoidal_halves"])

@@ -10,16 +10,16 @@ from pairs import model, token_ids
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 import blockformer
-from blockformer import modeling_decoder, modeling_encoder, modeling_encoder_decoder
-from blockformer.attention import Attention
 from blockformer.engine.growing_cache import GrowingLayer
 from blockformer.engine.runtime import CompiledRuntime, LoadedRuntime
-from blockformer.feed_forward import FeedForward
-from blockformer.language_model_head import LanguageModelHead
-from blockformer.layer import Layer
-from blockformer.pretrained_model import BlockformerPreTrainedModel
-from blockformer.runtime import Runtime
-from blockformer.stack import Stack
+from blockformer.model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
+from blockformer.model.attention import Attention
+from blockformer.model.feed_forward import FeedForward
+from blockformer.model.language_model_head import LanguageModelHead
+from blockformer.model.layer import Layer
+from blockformer.model.pretrained_model import BlockformerPreTrainedModel
+from blockformer.model.runtime import Runtime
+from blockformer.model.stack import Stack
 
 ROOT = Path(blockformer.__file__).parent
 CLASSES = {BlockformerPreTrainedModel, Attention, FeedForward, LanguageModelHead, Layer, Stack} | {
@@ -36,7 +36,7 @@ def is_from_above(function) -> bool:
     """Whether code of the package's folders is in a function, or in what wraps it."""
     while function is not None:
         path = Path(function.__code__.co_filename)
-        if ROOT in path.parents and path.parent != ROOT:
+        if ROOT in path.parents and path.parent != ROOT / "model":
             return True
         function = getattr(function, "__wrapped__", None)
     return False

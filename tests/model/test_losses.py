@@ -20,7 +20,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.trainer_pt_utils import LabelSmoother
 
 import blockformer
-from blockformer.losses import token_cross_entropy
+from blockformer.model.losses import token_cross_entropy
 from blockformer.training import chunked_loss
 from blockformer.training.chunked_loss import chunked_cross_entropy
 from blockformer.training.late_outputs import DeferredLogits

@@ -15,9 +15,9 @@ from quantized_layers import SIZES, layer_of, low_of, pair, prepared_of, prepare
 from safetensors.torch import save_file
 
 import blockformer
-from blockformer import awq_linear
-from blockformer.awq_linear import QuantizedLinear, dequantize
 from blockformer.engine.four_bits import pack, unpack
+from blockformer.model import awq_linear
+from blockformer.model.awq_linear import QuantizedLinear, dequantize
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

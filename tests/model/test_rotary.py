@@ -8,8 +8,8 @@ from test_configuration_blockformer import ROPE_EXTRAS
 
 import blockformer
 from blockformer import BlockformerDecoderConfig
-from blockformer.positions import rotate
-from blockformer.rotary import ROPE_TYPES, RotaryPositions
+from blockformer.model.positions import rotate
+from blockformer.model.rotary import ROPE_TYPES, RotaryPositions
 
 
 def rope(rope_type):

@@ -5,7 +5,7 @@ import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from blockformer import BlockformerDecoderConfig
-from blockformer.relative_bias import RelativeBias
+from blockformer.model.relative_bias import RelativeBias
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

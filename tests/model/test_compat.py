@@ -13,7 +13,7 @@ from sizes import TINY
 from torch import nn
 
 import blockformer
-from blockformer import compat, engine
+from blockformer.model import compat, engine
 from blockformer.publishing import code_files
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,7 +11,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 
 import blockformer
 from blockformer.conversion.summary import summarize
-from blockformer.experts import Experts, load_balancing_loss
+from blockformer.model.experts import Experts, load_balancing_loss
 
 SPARSE = {**SIZES, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 MIXES = {

@@ -5,7 +5,7 @@ import torch
 from pairs import assert_close
 
 from blockformer import BlockformerDecoderConfig
-from blockformer.relative_keys import RelativeKeys
+from blockformer.model.relative_keys import RelativeKeys
 
 
 @pytest.mark.parametrize("and_keys", [False, True])

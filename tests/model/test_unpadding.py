@@ -15,9 +15,9 @@ from blockformer import (
     BlockformerEncoderDecoderForConditionalGeneration,
     BlockformerEncoderModel,
 )
-from blockformer.attention import eager_attention_forward
-from blockformer.runtime import Runtime
-from blockformer.unpadding import Unpadding, find_unpadding, flattened_positions, sequence_numbers
+from blockformer.model.attention import eager_attention_forward
+from blockformer.model.runtime import Runtime
+from blockformer.model.unpadding import Unpadding, find_unpadding, flattened_positions, sequence_numbers
 
 pytestmark = pytest.mark.portable
 

@@ -8,7 +8,7 @@ from transformers import EncoderDecoderCache
 from transformers.cache_utils import DynamicCache
 
 from blockformer.engine.growing_cache import GrowingLayer
-from blockformer.stack import CrossLayer
+from blockformer.model.stack import CrossLayer
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pairs import assert_close, model, token_ids
 
-from blockformer.losses import shifted, span_loss, token_cross_entropy
+from blockformer.model.losses import shifted, span_loss, token_cross_entropy
 
 
 def ones(*shape):
