@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, initialization
 
+from blockformer.model.configuration_blockformer import ABOUT_THE_FILE
 from blockformer.on_import import CONFIGS
 
 from .arguments import dtype_name
@@ -306,7 +307,7 @@ def _official_settings(family: Family, config: PretrainedConfig, origin: Origin 
 
 def _meaning(config: PretrainedConfig) -> dict[str, Any]:
     """The fields of a config that describe the model itself."""
-    hidden = {"architectures", "auto_map", "dtype", "transformers_version", "_name_or_path"}
+    hidden = {*ABOUT_THE_FILE, "dtype"}
     return {name: value for name, value in config.to_dict().items() if name not in hidden}
 
 

@@ -12,10 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def version() -> str:
     """The version of the checkout, from the one place where it stands."""
-    text = (ROOT / "src" / "blockformer" / "__init__.py").read_text(encoding="utf-8")
-    found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    text = (ROOT / "src" / "blockformer" / "model" / "release.py").read_text(encoding="utf-8")
+    found = re.search(r'^VERSION = "([^"]+)"$', text, re.MULTILINE)
     if found is None:
-        raise SystemExit("src/blockformer/__init__.py has no __version__")
+        raise SystemExit("src/blockformer/model/release.py has no VERSION")
     return found[1]
 
 
@@ -43,7 +43,7 @@ def main() -> None:
         raise SystemExit(__doc__)
     tagged, here = sys.argv[1][1:], version()
     if tagged != here:
-        raise SystemExit(f"the tag is v{tagged}, and src/blockformer/__init__.py says {here}")
+        raise SystemExit(f"the tag is v{tagged}, and src/blockformer/model/release.py says {here}")
     print(notes(here, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")), end="")
 
 

@@ -37,7 +37,15 @@ print(type(AutoModelForCausalLM.from_config(config)) is blockformer.BlockformerD
 print([type(finder).__module__ for finder in sys.meta_path if type(finder).__module__.startswith("blockformer")])
 """)
     version = blockformer.__version__
-    assert lines == ["[]", f"{version} False True", "0", "['blockformer.on_import']", "True", "True", "[]"]
+    assert lines == [
+        "[]",
+        f"{version} False True",
+        "0",
+        "['blockformer.model', 'blockformer.model.release', 'blockformer.on_import']",
+        "True",
+        "True",
+        "[]",
+    ]
 
 
 PART_FIRST = """

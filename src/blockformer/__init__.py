@@ -8,14 +8,13 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING
 
+from .model.release import VERSION as __version__  # noqa: F401
 from .on_import import watch_imports
 
 if TYPE_CHECKING:
     from .api import *
     from .conversion import convert, from_official
     from .training.callbacks import ExpertLoad, StopOnNonFiniteLoss, last_complete_checkpoint
-
-__version__ = "0.1.0"
 
 __all__ = [
     "PRESETS",

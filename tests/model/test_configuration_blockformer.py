@@ -19,6 +19,7 @@ import blockformer
 from blockformer import BlockformerDecoderConfig, preset
 from blockformer.conversion.summary import shown_settings
 from blockformer.model.axes import axes, axis
+from blockformer.model.release import FORMAT, STAMP
 from blockformer.model.rotary import ROPE_TYPES
 
 ROPE_EXTRAS = {
@@ -264,15 +265,52 @@ def test_rope_under_its_old_names():
     assert config.rope_parameters["rope_theta"] == 5e5
 
 
-def test_every_field_is_written_to_the_file(tmp_path):
+def test_every_field_is_written_to_the_file_unless_it_is_off(tmp_path):
     """Also those at their default, so that a later default changes no saved model."""
     BlockformerDecoderConfig().save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     config = BlockformerDecoderConfig()
-    for name in ("hidden_act", "norm_eps", "qk_norm", "position_type", "layer_types", "final_norm", "logit_scale"):
+    for name in ("hidden_act", "norm_eps", "gated_mlp", "position_type", "layer_types", "final_norm", "logit_scale"):
         assert written[name] == getattr(config, name)
     assert written["auto_map"]["AutoModelForCausalLM"] == "modeling_decoder.BlockformerDecoderForCausalLM"
     assert set(written["auto_map"]) == set(BlockformerDecoderConfig.auto_classes)
+    assert not written.keys() & {"qk_norm", "attention_sinks", "sliding_window", "num_experts", "hidden_dropout"}
+    on = {"qk_norm": True, "attention_sinks": True, "sliding_window": 8, "num_experts": 4, "hidden_dropout": 0.1}
+    BlockformerDecoderConfig(**on).save_pretrained(tmp_path)
+    assert on.items() <= json.loads((tmp_path / "config.json").read_text()).items()
+
+
+def test_the_file_says_which_release_wrote_it_and_a_later_one_is_named(tmp_path):
+    config = BlockformerDecoderConfig(qk_norm=True)
+    config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    written = json.loads(path.read_text())
+    assert (written["blockformer_version"], written["blockformer_format"]) == (blockformer.__version__, FORMAT)
+    again = AutoConfig.from_pretrained(tmp_path)
+    assert again.to_diff_dict() == config.to_diff_dict()
+    assert not STAMP.keys() & vars(again).keys()
+    later = {**written, "blockformer_version": "7.1.0"}
+    path.write_text(json.dumps(later))
+    assert AutoConfig.from_pretrained(tmp_path).to_diff_dict() == config.to_diff_dict()
+    for entries, named in (
+        ({"new_block": 3}, "new_block"),
+        ({"blockformer_format": FORMAT + 1}, f"format {FORMAT + 1}"),
+    ):
+        path.write_text(json.dumps(later | entries))
+        told = rf"Blockformer 7\.1\.0 wrote .* does not know '{named}': pip install 'blockformer>=7\.1\.0'"
+        with pytest.raises(ValueError, match=told):
+            AutoConfig.from_pretrained(tmp_path)
+    for number in ("1", -1.5, [1]):
+        path.write_text(json.dumps(later | {"blockformer_format": number}))
+        with pytest.raises(ValueError, match="does not know 'format"):
+            AutoConfig.from_pretrained(tmp_path)
+
+
+def test_a_file_that_names_code_on_the_hub_is_saved_with_its_own(tmp_path):
+    """transformers writes `user/repo--file.Class` into the config of a repo that it loads from the Hub."""
+    moving = {name: f"somebody/repo--{code}" for name, code in BlockformerDecoderConfig.auto_classes.items()}
+    BlockformerDecoderConfig(auto_map=moving).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == BlockformerDecoderConfig.auto_classes
 
 
 @pytest.mark.parametrize(
@@ -295,7 +333,7 @@ def test_a_malformed_file_is_refused_by_name(text, message, tmp_path):
 
 
 def test_unknown_fields_in_a_file_are_refused(tmp_path):
-    BlockformerDecoderConfig().save_pretrained(tmp_path)
+    BlockformerDecoderConfig(qk_norm=True).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(path.read_text().replace('"qk_norm"', '"qk_nrom"'))
     with pytest.raises(ValueError, match=r"has no field 'qk_nrom'\. Did you mean 'qk_norm'\?"):

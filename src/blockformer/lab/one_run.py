@@ -18,6 +18,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from .. import __version__
 from ..data.corpus import Blocks, Score, model_score
+from ..model.axes import axes
 from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..training.budget import Budget, BudgetTrainer
 from ..training.callbacks import StopOnNonFiniteLoss, last_complete_checkpoint
@@ -65,9 +66,9 @@ class _Watch(TrainerCallback):
 
 
 def config_of(run: Run) -> dict[str, Any]:
-    """The settings of a run as plain data, without what depends on the version of the library."""
-    settings = run.config.to_diff_dict()
-    return {name: value for name, value in settings.items() if name not in ("transformers_version", "auto_map")}
+    """The fields of a run's config as plain data."""
+    settings = run.config.to_dict()
+    return {name: settings[name] for name in axes(type(run.config))}
 
 
 def train(

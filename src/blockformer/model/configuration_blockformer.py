@@ -19,6 +19,7 @@ from .normalization import NormFields
 from .positions import PositionFields
 from .relative_bias import RelativeBiasFields
 from .relative_keys import RelativeKeyFields
+from .release import FORMAT, STAMP, VERSION
 from .rotary import RotaryFields
 from .sinusoidal import SinusoidalPositions  # noqa: F401 - which enters its position types
 
@@ -29,6 +30,8 @@ _INHERITED_ARGUMENTS = frozenset(
     "attn_implementation auto_map experts_implementation model_type name_or_path num_labels output_attentions "
     "per_layer_config quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
 )
+# Entries of config.json that say nothing of the model itself.
+ABOUT_THE_FILE = frozenset({"architectures", "auto_map", "transformers_version", "_name_or_path", *STAMP})
 _FORMER = {"linear_bits": None, "linear_group_size": 128}  # of older repos, never anything else but in a decoder
 # More is taken for a slip of the keyboard, on every machine alike: several times the largest published models, and
 # what their names and lists still take little memory for.
@@ -61,7 +64,6 @@ class BlockformerConfig(
         "norm": (["hidden_states"], ["hidden_states"]),
     }
 
-    has_no_defaults_at_init = True  # up to 5.10 the library would make one, of positions that a repo may not carry
     vocab_size: int = axis(32000, "a positive integer", "size", "tokens of the vocabulary, V")
     hidden_size: int = axis(512, "a positive integer", "size", "width C of the residual stream")
     num_hidden_layers: int = axis(8, "a positive integer", "size", "layers; of an encoder-decoder the encoder's")
@@ -102,10 +104,8 @@ class BlockformerConfig(
 
     def __post_init__(self, **kwargs):
         kwargs = {name: value for name, value in kwargs.items() if _FORMER.get(name, self) != value}
-        if unknown := unknown_fields(type(self), kwargs):
-            known = [field.name for field in fields(self)]
-            hints = (f"{type(self).__name__} has no field '{each}'.{did_you_mean(each, known)}" for each in unknown)
-            raise ValueError(" ".join(hints))
+        version, number = (kwargs.pop(name, None) for name in STAMP)
+        _check_stamp(type(self), version, number, unknown_fields(type(self), kwargs))
         if self.logit_scale is None:  # of older repos; vLLM multiplies by it
             self.logit_scale = 1.0
         for name, each in axes(type(self)).items():
@@ -149,8 +149,17 @@ class BlockformerConfig(
         # PEFT asks for this before it looks for target modules: here it is imported for sure, whichever came first.
         tell_peft(self.model_type)
         settings = super().to_dict()
-        settings["auto_map"] = {**self.auto_classes, **(settings.get("auto_map") or {})}
-        return settings
+        # An entry with `--` names code on the Hub, which may change; this code lies beside the weights.
+        loaded = {name: code for name, code in (settings.get("auto_map") or {}).items() if "--" not in str(code)}
+        settings["auto_map"] = {**self.auto_classes, **loaded}
+        return settings | STAMP
+
+    def to_diff_dict(self):
+        """What `config.json` holds: all fields except those that are off, which an earlier release may not know yet."""
+        off = {
+            name for name, each in axes(type(self)).items() if not each.default and getattr(self, name) == each.default
+        }
+        return {name: value for name, value in super().to_diff_dict().items() if name not in off}
 
     @property
     def head_dropout(self) -> float:
@@ -182,6 +191,21 @@ def unknown_fields(config_class, names) -> list[str]:
     """Those of some names that the config has no field for."""
     allowed = {field.name for field in fields(config_class)} | _INHERITED_ARGUMENTS | generation_field_names()
     return [name for name in names if name not in allowed and not name.startswith("_")]
+
+
+def _check_stamp(config_class, version: str | None, number: int | None, unknown: list[str]) -> None:
+    """Refuse what another release wrote and this one does not understand; else unknown fields are slips of the pen."""
+    if number is not None and not (is_integer(number) and number <= FORMAT):
+        unknown = [f"format {number}", *unknown]
+    if unknown and version not in (None, VERSION):
+        what = (
+            f"Blockformer {version} wrote this config, and {VERSION} does not know {' and '.join(map(repr, unknown))}"
+        )
+        raise ValueError(f"{what}: pip install 'blockformer>={version}'.")
+    if unknown:
+        known = [field.name for field in fields(config_class)]
+        hints = (f"{config_class.__name__} has no field '{each}'.{did_you_mean(each, known)}" for each in unknown)
+        raise ValueError(" ".join(hints))
 
 
 def _check_tokens(config) -> None:

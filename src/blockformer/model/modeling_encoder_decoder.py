@@ -34,6 +34,7 @@ from .positions import TABLES  # noqa: F401
 from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
+from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
 from .runtime import by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401

@@ -40,15 +40,12 @@ class PositionFields(Part):
             raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'")
 
     def check(self):
-        """The position type is one of this topology, and its module is there."""
+        """The position type is one of this topology."""
         super().check()
         kind = self.position_type
         kinds = {"alibi": self.is_decoder, "disentangled": not (self.is_decoder or self.is_encoder_decoder)}
         if not kinds.get(kind, True):
             raise ValueError(f"position_type='{kind}' is not supported: a decoder has alibi, an encoder disentangled.")
-        if kind not in {"none", *TABLES, *ROTATIONS, *BIASES, *KEY_TERMS}:
-            fix = "make the model with the package blockformer, which has all of them"
-            raise ValueError(f"position_type='{kind}': this repo carries the code of its own positions alone; {fix}.")
 
 
 # What a position type brings into a model, by its name; sinusoidal.py, rotary.py and the like add theirs.

@@ -8,7 +8,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from .model_card import write_card
-from .repo_code import copy_code
 
 
 def save_tokenizer(tokenizer: Any, folder: str | PathLike[str]) -> None:
@@ -54,8 +53,6 @@ def export_model(
         raise ValueError(f"{type(model).__name__} is no Blockformer model: convert its checkpoint instead.")
     with atomic_folder(folder, force=force) as temporary:
         model.save_pretrained(temporary, max_shard_size=max_shard_size)
-        if type(model).__module__.startswith("blockformer."):  # a model loaded from a repo saves that repo's code
-            copy_code(temporary, model.config)
         if tokenizer is not None:
             save_tokenizer(tokenizer, temporary)
         if card is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from ..model.configuration_blockformer import ABOUT_THE_FILE
 from .repo_code import code_files, full_auto_map
 
 # What a model class is for: the ending of its name -> the Hub's pipeline tag.
@@ -122,7 +123,7 @@ def _with_tokenizer(auto_class: str) -> str:
 def _settings(config: PretrainedConfig) -> dict[str, Any]:
     """The fields of a config that say what the model is, long lists cut short."""
     fields = config.to_dict()
-    hidden = {"auto_map", "architectures", "transformers_version", "_name_or_path", "id2label", "label2id"}
+    hidden = {*ABOUT_THE_FILE, "id2label", "label2id"}
     kept = {name: value for name, value in sorted(fields.items()) if name not in hidden and value is not None}
     kinds = kept.get("layer_types")
     if kinds:
