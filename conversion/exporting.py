@@ -6,7 +6,7 @@ import time
 from os import PathLike
 from pathlib import Path
 
-from blockformer.publishing import copy_code, full_auto_map, write_card
+from blockformer.publishing import copy_code, full_auto_map, signing, write_card
 
 from .arguments import check_conversion
 from .errors import ConversionError, shown
@@ -41,6 +41,7 @@ def export_folder(
     force: bool = False,
     strict_finite: bool = False,
     revision: str | None = None,
+    sign: str | PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> ConversionReport:
     """Turn a folder in our layout (a `Trainer` checkpoint, say) into a self-contained repo, tensor by tensor.
@@ -52,6 +53,7 @@ def export_folder(
         force: replace a folder that Blockformer made, if it is as it was.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
         revision: of a Hub id, a branch, tag or commit.
+        sign: a private key (PEM) to sign the repo with; see `blockformer.publishing.signing.sign`.
         progress: receives progress reports.
 
     Raises:
@@ -62,6 +64,8 @@ def export_folder(
     start = time.monotonic()
     tell = progress or silent
     check_conversion(src, dst, max_shard_size=max_shard_size, force=force, revision=revision)
+    if sign is not None:
+        signing.check_key(sign)
     place = locate(src, revision=revision)
     folder, hub_id = place.path, place.hub_id
     refuse_adapters(folder)
@@ -97,6 +101,8 @@ def export_folder(
                     (temporary / UNUSED_FILE).parent.mkdir(exist_ok=True)
                     shutil.copyfile(checkpoint.member(UNUSED_FILE), temporary / UNUSED_FILE)
             write_card(temporary, config, parameters=parameters, front=front_matter(checkpoint))
+            if sign is not None:
+                signing.sign(temporary, sign)
             checkpoint.check_unchanged()
     report.seconds = time.monotonic() - start
     return report

@@ -42,6 +42,7 @@ EXTRAS = {
         ),
     ),
     "peers": Extra(("gguf", "llama-cpp-python"), ("tests/test_gguf.py", "tests/test_benchmarks.py")),
+    "sign": Extra(("model-signing", "pyOpenSSL"), ("tests/publishing/test_signing.py",)),
     "deepspeed": Extra(("deepspeed",), ("tests/test_scale.py::test_the_configuration_of_deepspeed_is_understood",)),
 }
 

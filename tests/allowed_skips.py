@@ -43,6 +43,7 @@ _EXTRAS = {
     "onnx": r"could not import 'onnxscript'|could not import 'onnxruntime'",
     "int8": r"could not import '(nncf|openvino)'",
     "peers": r"(gguf|llama_cpp) is not installed",
+    "sign": r"could not import 'model_signing'",
     "deepspeed": r"DeepSpeed itself is not installed",
 }
 

@@ -26,6 +26,8 @@ OWN_FRESH = {
     "intermediate_size": four_widths,
     **dict.fromkeys(("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias"), False),
 }
+EXTRA_CODE = {"custom_generate/generate.py": Path(__file__).with_name("generate.py")}
+"""Path in a repo -> the file here."""
 READING: Kind = ("'printed' or 'formula'", lambda value: value in READINGS)
 CLEAR = 0.9
 """A reading fits if its loss is at most this share of the other one's."""
@@ -127,7 +129,7 @@ class ArticleTransformer(ArticleFamily):
 
     def extra_code(self):
         """See `Family.extra_code`."""
-        return {"custom_generate/generate.py": Path(__file__).with_name("generate.py")}
+        return EXTRA_CODE
 
     def checks(self, settings):
         """The table of positions, and the causal mask that every attention holds on an old PyTorch."""

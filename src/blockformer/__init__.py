@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .api import *
     from .conversion import convert, from_official
     from .training.callbacks import ExpertLoad, StopOnNonFiniteLoss, last_complete_checkpoint
+    from .trust import upgrade, verify
 
 __all__ = [
     "PRESETS",
@@ -57,6 +58,8 @@ __all__ = [
     "prune_heads",
     "reshape",
     "restore_heads",
+    "upgrade",
+    "verify",
     "warm_up",
 ]
 
@@ -67,6 +70,8 @@ _ELSEWHERE = {
     "convert": "conversion",
     "from_official": "conversion",
     "last_complete_checkpoint": "training.callbacks",
+    "upgrade": "trust",
+    "verify": "trust",
 }
 
 watch_imports()

@@ -107,14 +107,14 @@ def layer_list(text: str) -> list[int]:
     return layers
 
 
-def run_export(src: str, dst: str, **options: Any) -> None:
+def run_export(src: str, dst: str, sign: str | None, **options: Any) -> None:
     """Export and report."""
     check_conversion(src, dst, **options)
     from blockformer.conversion import export_folder
 
     with progress_bar() as tell:
-        report = export_folder(src, dst, progress=tell, **options)
-    _show(report, f"{report.source} -> {report.target}: a self-contained repo")
+        report = export_folder(src, dst, sign=sign, progress=tell, **options)
+    _show(report, f"{report.source} -> {report.target}: a self-contained repo{', signed' if sign else ''}")
 
 
 def _show(report: "ConversionReport", title: str) -> None:

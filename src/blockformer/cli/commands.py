@@ -1,4 +1,4 @@
-"""The commands: `blockformer convert | inspect | export | chat | eval | lab | demo`.
+"""The commands: `blockformer convert | inspect | export | verify | upgrade | chat | eval | lab | demo`.
 
 Errors are one sentence on stderr, with exit status 1 (2: a wrong command line, 3: converted, but not compared although
 that was asked for, 130: Ctrl-C); `--debug`, before or after the command, shows the traceback. The module that does a
@@ -226,6 +226,9 @@ def export(
     revision: Revision = None,
     force: Force = False,
     strict_finite: StrictFinite = False,
+    sign: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Sign the repo with this private key (PEM).", show_default=False)
+    ] = None,
 ) -> None:
     """Make a self-contained repo of a saved Blockformer model, such as a Trainer checkpoint.
 
@@ -233,7 +236,40 @@ def export(
     """
     from .checkpoints import run_export
 
-    run_export(src, dst, max_shard_size=max_shard_size, revision=revision, force=force, strict_finite=strict_finite)
+    kept = {"max_shard_size": max_shard_size, "revision": revision, "force": force, "strict_finite": strict_finite}
+    run_export(src, dst, sign, **kept)
+
+
+@app.command("verify", epilog="Example: [bold]blockformer verify somebody/their-repo[/bold]")
+@interruptible
+def verify(
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="A folder or a Hub id.", show_default=False)],
+    revision: Revision = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="PUB", help="The public key (PEM) that it must be signed with.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the sums of all files.")] = False,
+) -> None:
+    """Check a repo of Blockformer without running anything of it.
+
+    Its code is a release's, unmodified; there is no other code and no pickle; its settings name no code to load; its
+    weights have the names and shapes that its config says. Exit status 1 if anything is wrong.
+    """
+    from .trust import run_verify
+
+    run_verify(repo, revision, key, as_json)
+
+
+@app.command("upgrade", epilog="Example: [bold]blockformer upgrade my-repo[/bold]")
+@interruptible
+def upgrade(
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="The folder of a repo.", show_default=False)],
+) -> None:
+    """Rewrite the code, config and card of an older repo as this release writes them; its weights stay."""
+    from .trust import run_upgrade
+
+    run_upgrade(repo)
 
 
 @app.command("chat", epilog="Example: [bold]blockformer chat Qwen/Qwen3-0.6B[/bold]")

@@ -1,6 +1,7 @@
 """The model card of a repo, its `README.md`."""
 
 import json
+import re
 from collections.abc import Mapping
 from importlib import resources
 from os import PathLike
@@ -11,6 +12,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from ..model.configuration_blockformer import ABOUT_THE_FILE
+from ..model.release import VERSION
 from .repo_code import code_files, full_auto_map
 
 # What a model class is for: the ending of its name -> the Hub's pipeline tag.
@@ -71,11 +73,24 @@ def write_card(
         parameters=f"{parameters:,}" if parameters else "see the weights",
         settings=_table(_settings(config)),
         generation=_table(generation) if generation else "The library's defaults.",
-        files=", ".join(f"`{path.name}`" for path in code_files(config)),
+        code=_code_of(config),
     )
     path = Path(folder) / "README.md"
     path.write_text(card, encoding="utf-8")
     return path
+
+
+def with_code_of(card: str, config: PretrainedConfig) -> str:
+    """A card of ours whose section on the code is that of this release; a card without such a section as it is."""
+    return re.sub(r"(?<=^## Code\n\n).*?(?=\n*(^#|\Z))", lambda _: _code_of(config), card, count=1, flags=re.M | re.S)
+
+
+def _code_of(config: PretrainedConfig) -> str:
+    files = ", ".join(f"`{path.name}`" for path in code_files(config))
+    return (
+        f"Blockformer {VERSION}: {files}. `blockformer verify <this repo>` says whether they are the files of that "
+        "release, unmodified, and whether anything else in the repo could run."
+    )
 
 
 def _front(entries: Mapping[str, str | list[str]]) -> str:

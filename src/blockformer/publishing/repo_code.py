@@ -33,7 +33,12 @@ def code_files(config: PretrainedConfig) -> list[Path]:
     Raises:
         RuntimeError: one of them imports something that a repo does not have.
     """
-    return list(_closure(MODEL, frozenset(code.partition(".")[0] for code in full_auto_map(config).values())))
+    return topology_files(type(config))
+
+
+def topology_files(config_class: type[PretrainedConfig]) -> list[Path]:
+    """The same for a config class."""
+    return list(_closure(MODEL, frozenset(code.partition(".")[0] for code in config_class.auto_classes.values())))
 
 
 def copy_code(folder: str | PathLike[str], config: PretrainedConfig) -> list[Path]:

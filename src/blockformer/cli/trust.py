@@ -1,0 +1,57 @@
+"""`blockformer verify` and `blockformer upgrade`: what was checked, and what was found."""
+
+import json
+from typing import TYPE_CHECKING
+
+from blockformer.conversion.errors import printable
+
+if TYPE_CHECKING:
+    from blockformer.trust import Verification
+
+CHECKS = {
+    "files": "no pickles, and no links that leave the repo",
+    "code": "{count} files of code, all as in release {release}, and no others",
+    "settings": "no entry of a JSON file names code to load, no template leaves its sandbox",
+    "weights": "names and shapes are those of the config",
+    "unused": "no weights that the model does not have",
+    "signature": "all files are as they were signed with this key",
+}
+"""Kind of check -> the sentence where nothing is wrong."""
+
+
+def run_verify(repo: str, revision: str | None, key: str | None, as_json: bool) -> None:
+    """Verify and report; ends with status 1 if anything is wrong."""
+    from blockformer.trust import verify
+
+    found = verify(repo, revision, key)
+    if as_json:
+        print(json.dumps({"ok": found.is_ok, **vars(found)}, indent=1))
+    else:
+        _show(found, key is not None)
+    if not found.is_ok:
+        raise SystemExit(1)
+
+
+def run_upgrade(repo: str) -> None:
+    """Upgrade and report what is left to look at."""
+    from blockformer.trust import upgrade
+
+    found = upgrade(repo)
+    print(printable(f"{repo}: code, config and card are those of Blockformer {found.release} now"))
+    _show(found, is_signed=False)
+
+
+def _show(found: "Verification", is_signed: bool) -> None:
+    release = f"Blockformer {found.release}, format {found.format}" if found.release else "an unknown release"
+    print(printable(f"{found.repo}: written by {release}; {len(found.files)} files"))
+    count = sum(name.endswith(".py") for name in found.files)
+    for kind, sentence in CHECKS.items():
+        if kind == "signature" and not is_signed:
+            continue
+        problems = found.problems.get(kind, [])
+        said = f"{len(problems)} problems" if len(problems) > 1 else "1 problem"
+        print(f"{kind:10}{said if problems else sentence.format(count=count, release=found.release)}")
+        for problem in problems:
+            print(printable(f"    {problem}"))
+    for note in found.notes:
+        print(printable(f"note: {note}"))

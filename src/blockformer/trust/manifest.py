@@ -1,0 +1,59 @@
+"""The code of each release, by the SHA-256 of its files: what the code of a repo is compared with."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..api import BlockformerDecoderConfig, BlockformerEncoderConfig, BlockformerEncoderDecoderConfig
+from ..model.release import FORMAT, VERSION
+from ..publishing.repo_code import MODEL, topology_files
+
+FOLDER = Path(__file__).parent / "manifests"
+CONFIGS = (BlockformerDecoderConfig, BlockformerEncoderConfig, BlockformerEncoderDecoderConfig)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The code that a release writes into repos.
+
+    Attributes:
+        release: its version.
+        format: of the repos that it writes.
+        files: name -> SHA-256, in hexadecimal, of every file that a repo of the release may have.
+        topologies: `model_type` -> the names that each such repo has.
+    """
+
+    release: str
+    format: int
+    files: dict[str, str]
+    topologies: dict[str, list[str]]
+
+    def text(self) -> str:
+        """As it lies in `manifests/`."""
+        return json.dumps(vars(self), indent=1, sort_keys=True) + "\n"
+
+
+def installed() -> Manifest:
+    """The manifest of the installed package, from its own files."""
+    from blockformer.conversion.articles.transformer import EXTRA_CODE
+
+    topologies = {each.model_type: [path.name for path in topology_files(each)] for each in CONFIGS}
+    paths = {name: MODEL / name for names in topologies.values() for name in names} | EXTRA_CODE
+    sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(paths.items())}
+    return Manifest(VERSION, FORMAT, sums, topologies)
+
+
+def manifest_of(release: str) -> Manifest | None:
+    """The manifest of a release that this package knows. That of a release in the making is the package itself."""
+    path = FOLDER / f"{release}.json"
+    if path.name in {each.name for each in FOLDER.glob("*.json")}:
+        return Manifest(**json.loads(path.read_text(encoding="utf-8")))
+    return installed() if release == VERSION else None
+
+
+def is_later(release: str) -> bool:
+    """Whether a release is later than this package."""
+    this, other = ([int(part) for part in re.findall(r"\d+", each)[:3]] for each in (VERSION, release))
+    return other > this

@@ -1,0 +1,166 @@
+"""Brings an older repo to the installed release: its code, its config and its card; `blockformer upgrade`."""
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from blockformer.conversion.articles.transformer import EXTRA_CODE
+from blockformer.conversion.errors import ConversionError, shown
+from blockformer.conversion.files.atomic import MARK, atomic_folder, mark
+from blockformer.conversion.files.checkpoint import json_text, read_config, read_json
+
+from ..model.configuration_blockformer import BlockformerConfig
+from ..model.release import FORMAT, STAMP, VERSION
+from ..publishing.earlier_names import are_earlier, todays
+from ..publishing.model_card import with_code_of
+from ..publishing.repo_code import copy_code
+from ..publishing.signing import SIGNATURE
+from .manifest import CONFIGS, is_later
+from .verification import Verification, verify
+
+IMPORT = re.compile(r"^\s*from \.(\w+) import", re.MULTILINE)
+
+
+def upgrade(repo: str | PathLike[str]) -> Verification:
+    """Rewrite a repo's code, config and card as the installed release writes them. The folder changes at once or not.
+
+    The weights stay the files that they are; only those with names from before 0.1.0 are written under today's names,
+    every tensor as it was. A signature is removed, since it would not hold. Everything else stays.
+
+    Args:
+        repo: a folder, such as a copy of a Hub repo (`hf download ID --local-dir FOLDER`).
+
+    Returns:
+        What `verify` says of the new repo.
+
+    Raises:
+        ConversionError: a later release wrote the repo, it cannot be read, or its weights would not fit. The folder is
+            as it was.
+    """
+    folder = Path(repo)
+    if not folder.is_dir():
+        raise ConversionError(f"{repo}: no such folder; download a Hub repo first: hf download ID --local-dir FOLDER")
+    entries = read_config(folder / "config.json")
+    config = _config(repo, entries)
+    kept, folders = _content(folder)
+    kept -= {MARK, SIGNATURE, "config.json", *_own_code(folder, entries.get("auto_map"))}
+    with _marked(folder), atomic_folder(folder, force=True) as temporary:
+        for name in folders:
+            (temporary / name).mkdir(parents=True, exist_ok=True)
+        for name in kept:
+            _link(folder / name, temporary / name)
+        _rename_weights(temporary, config)
+        _write(temporary / "config.json", config.to_json_string())
+        for path in copy_code(temporary, config):
+            kept.discard(path.name)
+        for name in EXTRA_CODE.keys() & kept:
+            _write(temporary / name, EXTRA_CODE[name].read_text(encoding="utf-8"))
+        if "README.md" in kept:
+            card = (temporary / "README.md").read_text(encoding="utf-8", errors="surrogateescape")
+            _write(temporary / "README.md", with_code_of(card, config))
+        found = verify(temporary)
+        if wrong := found.problems.get("weights"):
+            raise ConversionError(f"{repo}: not upgraded, its weights are not the config's: {'; '.join(wrong[:5])}")
+    found.repo = os.fspath(repo)
+    return found
+
+
+def _config(repo: str | PathLike[str], entries: Mapping[str, Any]) -> BlockformerConfig:
+    """The config of a repo that this release may rewrite."""
+    kind = {each.model_type: each for each in CONFIGS}.get(str(entries.get("model_type")))
+    if kind is None:
+        raise ConversionError(f"{repo}: model_type {shown(entries.get('model_type'))} is not one of Blockformer's")
+    version, number = (entries.get(name) for name in STAMP)
+    if is_later(str(version)) or (isinstance(number, int) and number > FORMAT):
+        what = f"{repo}: Blockformer {version} wrote it, which is later than {VERSION}, and nothing is downgraded"
+        raise ConversionError(f"{what}: pip install 'blockformer>={version}'")
+    try:
+        return kind.from_dict({name: value for name, value in entries.items() if name != "auto_map"})
+    except (ValueError, TypeError) as error:
+        raise ConversionError(f"{repo}: config.json: {error}") from error
+
+
+def _content(folder: Path) -> tuple[set[str], list[str]]:
+    """The names of all files and folders in a folder; refuses links, as the Hub's cache has them."""
+    files, folders = set(), []
+    for root, below, names in os.walk(folder):
+        for name in (*below, *names):
+            path = Path(root, name)
+            kind = path.lstat().st_mode
+            if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+                fix = "upgrade a copy: hf download ID --local-dir FOLDER"
+                raise ConversionError(f"{path}: a link, or no regular file, as in the Hub's cache; {fix}")
+        inner = Path(root).relative_to(folder)
+        files |= {(inner / name).as_posix() for name in names}
+        folders += [(inner / name).as_posix() for name in below]
+    return files, folders
+
+
+def _own_code(folder: Path, auto_map: Any) -> set[str]:
+    """The modules that a repo's `auto_map` loads, and what they import, found without running them."""
+    codes = auto_map.values() if isinstance(auto_map, Mapping) else ()
+    waiting = [code.partition(".")[0] for code in codes if isinstance(code, str)]
+    found: set[str] = set()
+    while waiting:
+        name = f"{waiting.pop()}.py"
+        if name not in found and re.fullmatch(r"\w+\.py", name) and (folder / name).is_file():
+            found.add(name)
+            waiting += IMPORT.findall((folder / name).read_text(encoding="utf-8", errors="replace"))
+    return found
+
+
+@contextmanager
+def _marked(folder: Path) -> Iterator[None]:
+    """The mark by which `atomic_folder` replaces a folder that is still as it is now; taken back if that fails."""
+    path = folder / MARK
+    before = path.read_bytes() if path.exists() else None
+    mark(folder)
+    try:
+        yield
+    except BaseException:
+        if before is not None:
+            path.write_bytes(before)
+        else:
+            path.unlink(missing_ok=True)
+        raise
+
+
+def _link(source: Path, target: Path) -> None:
+    """A second name of a file, or a copy where the file system has no such thing."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that may be a second name of another."""
+    path.unlink(missing_ok=True)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
+def _rename_weights(folder: Path, config: BlockformerConfig) -> None:
+    """Write weights that have names of before 0.1.0 under today's."""
+    placement = config.norm_placement
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            names, metadata = list(file.keys()), file.metadata()
+        if are_earlier(names):
+            tensors = {todays(name, placement): tensor for name, tensor in load_file(path).items()}
+            path.unlink()
+            save_file(tensors, path, metadata)
+    for path in folder.glob("*.safetensors.index.json"):
+        index = read_json(path)
+        places = index.get("weight_map", {})
+        if are_earlier(places):
+            index["weight_map"] = {todays(name, placement): file for name, file in places.items()}
+            _write(path, json_text(index))

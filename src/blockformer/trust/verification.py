@@ -1,0 +1,286 @@
+"""Checks a published repo without running anything of it: `blockformer verify`."""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+import blockformer
+from blockformer.conversion.errors import CheckpointError, ConversionError, shown
+from blockformer.conversion.files.checkpoint import NEVER_FOLLOWED, Checkpoint, read_json_value
+from blockformer.conversion.files.side_files import digest
+from blockformer.conversion.files.sources import files_in, folder_of
+
+from ..model.release import STAMP, VERSION
+from ..publishing.repo_code import MODEL
+from .manifest import CONFIGS, Manifest, is_later, manifest_of
+
+CODE = frozenset(
+    ".py .pyc .pyd .pyw .pyi .so .dll .dylib .exe .sh .bash .bat .cmd .ps1 .js .mjs .ipynb .jar .whl .egg .pl .rb .lua "
+    ".php .cu .cpp .c .h .ptx .cubin .pt2 .onnx_data .wasm".split()
+)
+"""Endings of files that are run, or that something may take for a program."""
+PICKLES = frozenset(".bin .pt .pth .ckpt .pkl .pickle .dill .joblib .npy .npz .h5 .hdf5 .keras".split())
+PICKLE = re.compile(rb"\x80[\x02-\x05]")
+ESCAPES = re.compile(r"__|\battr\b|{%[-+]?\s*(import|include|extends|from)\b|\|\s*attr\s*\(")
+"""What no chat template needs: ways out of the sandbox that templates run in, and other files."""
+LONGEST_TEMPLATE = 1 << 20
+
+
+@dataclass
+class Verification:
+    """What `verify` found.
+
+    Attributes:
+        repo: the folder or Hub id.
+        release: the release that wrote the repo, as its `config.json` says; None if it says nothing.
+        format: of the repo, as its `config.json` says.
+        files: name -> SHA-256, in hexadecimal, of every file.
+        problems: kind of check -> what is wrong, one sentence each. The kinds: "files", "code", "settings", "weights",
+            "unused" (weights that the model does not have), "signature".
+        notes: what was not checked, and why.
+    """
+
+    repo: str
+    release: str | None = None
+    format: int | None = None
+    files: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def add(self, kind: str, problem: str) -> None:
+        """Note a problem."""
+        self.problems.setdefault(kind, []).append(problem)
+
+
+def verify(
+    repo: str | PathLike[str], revision: str | None = None, key: str | PathLike[str] | None = None
+) -> Verification:
+    """Check a repo of Blockformer: its code, its other files, its weights' names and shapes. Nothing of it is run.
+
+    Args:
+        repo: a folder, which is read offline, or a Hub id, of which everything is downloaded.
+        revision: of a Hub id: a branch, tag or commit.
+        key: a public key (PEM) that the repo must be signed with; see `sign`.
+
+    Raises:
+        ConversionError: there is no such repo, or it has no `config.json` of Blockformer.
+    """
+    folder = folder_of(repo, revision) or _download(os.fspath(repo), revision)
+    found = Verification(os.fspath(repo))
+    names = _check_files(folder, found)
+    config = _read(folder / "config.json") if "config.json" in names else None
+    model_type = config.get("model_type") if isinstance(config, dict) else None
+    kinds = {each.model_type: each for each in CONFIGS}
+    if not isinstance(config, dict) or str(model_type) not in kinds:
+        kind = "no config.json" if config is None else f"model_type {shown(model_type)}"
+        raise ConversionError(f"{repo}: {kind}, so this is not a repo of Blockformer; verify checks no others")
+    _check_code(folder, names, config, kinds[str(model_type)], found)
+    _check_settings(folder, names, kinds[str(model_type)], found)
+    _check_weights(folder, config, found)
+    if key is not None:
+        from .signing import check_signature
+
+        for problem in check_signature(folder, key):
+            found.add("signature", problem)
+    return found
+
+
+def _download(hub_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(hub_id, revision=revision))
+    except Exception as error:  # of the network and of the Hub, dozens of classes
+        raise ConversionError(f"{hub_id}: no such folder, and not fetched from the Hub: {error}") from error
+
+
+def _check_files(folder: Path, found: Verification) -> set[str]:
+    """Hash every file; those that are links to elsewhere or no regular files are problems, and not read."""
+    home = folder.resolve()
+    roots = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    for name in files_in(folder):
+        path = folder / name
+        if name.endswith("/"):
+            if path.is_symlink():
+                found.add("files", f"{shown(name)} is a linked folder")
+            else:
+                found.notes.append(f"{name} is not looked at")
+            continue
+        try:
+            real = path.resolve(strict=True)
+            if not any(real.is_relative_to(root) for root in roots):
+                found.add("files", f"{shown(name)} is a link that leaves the folder")
+            elif not stat.S_ISREG(real.stat().st_mode):
+                found.add("files", f"{shown(name)} is not a regular file")
+            else:
+                found.files[name] = digest(real)
+                _check_kind(real, name, found)
+        except (OSError, RuntimeError, CheckpointError) as error:
+            found.add("files", f"{shown(name)} cannot be read: {error}")
+    return set(found.files)
+
+
+def _check_kind(path: Path, name: str, found: Verification) -> None:
+    """Pickles, by name or content."""
+    with open(path, "rb") as file:
+        start = file.read(2048)
+    is_archive = start.startswith(b"PK\x03\x04") and (b"data.pkl" in start or b".pkl" in start)
+    if PurePosixPath(name).suffix.lower() in PICKLES or PICKLE.match(start) or is_archive:
+        found.add("files", f"{shown(name)} is a pickle, or may be one: loading it can run code")
+
+
+def _check_code(folder: Path, names: set[str], config: dict[str, Any], kind: type, found: Verification) -> None:
+    version, number = (config.get(name) for name in STAMP)
+    manifest = manifest_of(version) if isinstance(version, str) else None
+    code = sorted(name for name in names if PurePosixPath(name).suffix.lower() in CODE)
+    if manifest is None:
+        if version is None:
+            fix = "`blockformer upgrade` writes its code anew"
+            problem = f"config.json names no release: the repo is from before 0.1.0, or was edited; {fix}"
+        else:
+            fix = f": pip install 'blockformer>={version}' and verify again" if is_later(str(version)) else ""
+            problem = f"release {shown(version)} is not known to Blockformer {VERSION}{fix}"
+        found.add("code", problem)
+        if code:
+            found.add("code", f"nothing vouches for {', '.join(map(shown, code))}: read them, or do not load the repo")
+        return
+    found.release, found.format = manifest.release, manifest.format
+    if number != manifest.format:
+        found.add("code", f"config.json says format {shown(number)}, release {version} writes {manifest.format}")
+    wanted = manifest.topologies[kind.model_type]  # type: ignore[attr-defined]
+    for name in wanted:
+        if name not in names:
+            found.add("code", f"{name} is missing")
+    for name in code:
+        if name not in wanted and not ("/" in name and name in manifest.files):
+            found.add("code", f"{shown(name)} is not code of Blockformer: read it, or do not load the repo")
+        elif found.files[name] != manifest.files[name]:
+            found.add("code", f"{name} is not that of release {version}{_place(folder, name, manifest)}")
+
+
+def _place(folder: Path, name: str, manifest: Manifest) -> str:
+    """Where a file differs from that of the installed release, if that is the one."""
+    if manifest.release != VERSION or not (MODEL / name).exists():
+        return ""
+    ours = (MODEL / name).read_bytes().splitlines()
+    theirs = (folder / name).read_bytes().splitlines()
+    pairs = enumerate(zip(ours, theirs, strict=False), 1)
+    line = next((number for number, (one, other) in pairs if one != other), min(len(ours), len(theirs)) + 1)
+    return f", from line {line} on"
+
+
+def _check_settings(folder: Path, names: set[str], kind: type, found: Verification) -> None:
+    """Nothing in a JSON file names code, and no template leaves its sandbox."""
+    for name in sorted(names):
+        if name.endswith(".jinja"):
+            _check_template(name, (folder / name).read_text(encoding="utf-8", errors="replace"), found)
+        if not name.endswith(".json") or name in ("tokenizer.json", "vocab.json"):  # which are data of any size
+            continue
+        try:
+            content = read_json_value(folder / name)
+        except CheckpointError as error:
+            found.add("settings", str(error))
+            continue
+        for key, value in _entries(content):
+            if name == "config.json" and key == "auto_map" and value is content.get("auto_map"):
+                if (stray := _stray(value, kind)) is not None:
+                    found.add("settings", f"config.json: auto_map names {stray}, which is not this repo's code")
+            elif key in NEVER_FOLLOWED and value:
+                if not isinstance(value, str) or "/" in value or key == "custom_generate":
+                    found.add("settings", f"{name}: {key} names code to load: {shown(json.dumps(value))}")
+            elif key in ("chat_template", "template") and isinstance(value, str):
+                _check_template(name, value, found)
+            elif name == "modules.json" and key == "type" and not str(value).startswith("sentence_transformers."):
+                found.add("settings", f"modules.json: {shown(value)} is not a module of sentence-transformers")
+        if name.endswith("adapter_config.json"):
+            found.notes.append(f"{name}: the model that the adapter is for is another repo, which is not looked at")
+
+
+def _stray(auto_map: Any, kind: type) -> str | None:
+    """What an `auto_map` names besides the topology's own classes."""
+    if not isinstance(auto_map, dict):
+        return shown(auto_map)
+    own = set(kind.auto_classes.values())  # type: ignore[attr-defined]
+    modules = {code.partition(".")[0] for code in own}
+    for code in auto_map.values():
+        module, _, name = str(code).partition(".")
+        if not (isinstance(code, str) and module in modules and name in blockformer.__all__):
+            return shown(code)
+    return None
+
+
+def _check_template(name: str, text: str, found: Verification) -> None:
+    if len(text) > LONGEST_TEMPLATE:
+        found.add("settings", f"{name}: a chat template of {len(text):,} characters")
+    elif escape := ESCAPES.search(text):
+        found.add("settings", f"{name}: the chat template has {shown(escape[0])}, which no template needs")
+
+
+def _check_weights(folder: Path, config: dict[str, Any], found: Verification) -> None:
+    """Names and shapes of the weights are those of the class that the config names."""
+    architectures = config.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    cls: Any = getattr(blockformer, name) if isinstance(name, str) and name in blockformer.__all__ else None
+    if not hasattr(cls, "config_class"):
+        found.add("weights", f"config.json: architectures names {shown(name)}, which is not a model of Blockformer")
+        return
+    if config.get("quantization_config"):
+        found.notes.append("weights quantized by another library: names and shapes are not compared")
+        return
+    try:
+        with Checkpoint(folder) as checkpoint:
+            tensors = dict(checkpoint.tensors)
+        entries = {key: value for key, value in config.items() if key != "auto_map"}
+        with torch.device("meta"):
+            model = cls(cls.config_class.from_dict(entries))
+    except (ConversionError, ValueError, TypeError) as error:
+        found.add("weights", str(error))
+        return
+    expected = model.state_dict(keep_vars=True)
+    groups: dict[int, list[str]] = {}
+    for key, tensor in expected.items():
+        groups.setdefault(id(tensor), []).append(key)  # tied weights are one tensor, stored once
+    for keys in groups.values():
+        if not any(key in tensors for key in keys):
+            found.add("weights", f"{keys[0]} is missing")
+    for key, info in sorted(tensors.items()):
+        if key not in expected:
+            found.add("unused", f"{shown(key)} is not a weight of {name}")
+            continue
+        wanted = expected[key]
+        if tuple(info.shape) != tuple(wanted.shape):
+            found.add("weights", f"{key} is {list(info.shape)}, the config says {list(wanted.shape)}")
+        elif info.dtype.is_floating_point != wanted.dtype.is_floating_point:
+            found.add("weights", f"{key} is {info.dtype}, where the model has {wanted.dtype}")
+
+
+def _entries(content: Any) -> Iterator[tuple[str, Any]]:
+    """Every key and value of a JSON file, however deep."""
+    waiting = [content]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            yield from each.items()
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+
+
+def _read(path: Path) -> Any:
+    try:
+        return read_json_value(path)
+    except CheckpointError:
+        return None
