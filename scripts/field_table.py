@@ -49,8 +49,8 @@ def presets_that_set(name: str) -> str:
 
 def values_of(axis) -> str:
     """What a field takes, in words."""
-    if isinstance(axis.values, str):
-        return axis.values + (", or None" if axis.optional and "None" not in axis.values else "")
+    if isinstance(axis.values, str) or True in axis.values:
+        return axis.words + (", or None" if axis.optional and "None" not in axis.words else "")
     if len(axis.values) > 12:
         return "a name in transformers' `ACT2FN`" + (", or None" if axis.optional else "")
     return ", ".join(f"`{value}`" for value in axis.values) + (", or None" if axis.optional else "")

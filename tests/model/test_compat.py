@@ -13,10 +13,11 @@ from sizes import TINY
 from torch import nn
 
 import blockformer
-from blockformer.model import compat, engine
+from blockformer import engine
+from blockformer.model import compat
 from blockformer.publishing import code_files
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
 PUBLIC_BY_CONVENTION = {"_asdict", "_fields", "_replace"}  # of named tuples
 

@@ -26,11 +26,6 @@ def is_number(value) -> bool:
 # The kinds of values, by what an error calls them. Those that take anything are looked at by `check` of their part.
 KINDS: dict[str, Callable[[Any], bool]] = {
     "true or false": lambda value: isinstance(value, bool),
-    "true, false or 'fixed'": lambda value: isinstance(value, bool) or value == "fixed",
-    "true, false or 'down'": lambda value: isinstance(value, bool) or value == "down",
-    "true, false, 'per_head' or 'projection'": lambda value: (
-        isinstance(value, bool) or value in ("per_head", "projection")
-    ),
     "a positive integer": lambda value: is_integer(value) and 0 < value < 2**63,
     "a positive integer, or -1": lambda value: is_integer(value) and (value == -1 or value > 0),
     "an integer of 0 or more": lambda value: is_integer(value) and value >= 0,
@@ -47,6 +42,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
         and all(str(layer).isdecimal() and isinstance(heads, list) for layer, heads in value.items())
     ),
 }
+FLAG = (True, False)  # of a field that is a flag or a name: (*FLAG, "fixed")
 # The headings of `blockformer inspect`, in its order.
 GROUPS = tuple("size embeddings norm positions attention feed-forward weights head training tokens use".split())
 # In a tensor-parallel plan: whole in each process, gradients added.
@@ -59,14 +55,14 @@ class Axis(typing.NamedTuple):
 
     Attributes:
         default: the value when none is given.
-        values: one of `KINDS`, or a tuple of names of which the field takes one.
+        values: one of `KINDS`, or a tuple of names of which the field takes one, with `FLAG` in it also true and false.
         group: one of `GROUPS`.
         meaning: what it does, in half a sentence.
         optional: whether it may be None, as its annotation says.
     """
 
     default: Any
-    values: str | tuple[str, ...]
+    values: str | tuple
     group: str
     meaning: str
     optional: bool = False
@@ -75,20 +71,36 @@ class Axis(typing.NamedTuple):
         """Refuse a value that the field `name` does not take."""
         if value is None and self.optional:
             return
-        if isinstance(self.values, tuple):
+        if isinstance(self.values, tuple) and True not in self.values:
             check_choice(name, value, self.values)
-        elif not KINDS[self.values](value):
-            raise ValueError(f"{name} must be {self.values}, not {value!r}.")
+        elif not self._accepts(value):
+            raise ValueError(f"{name} must be {self.words}, not {value!r}.")
+
+    def _accepts(self, value) -> bool:
+        if isinstance(self.values, str):
+            return KINDS[self.values](value)
+        return isinstance(value, bool) or (isinstance(value, str) and value in self.values)
+
+    @property
+    def words(self) -> str:
+        """The values, in words."""
+        if isinstance(self.values, str):
+            return self.values
+        if True not in self.values:
+            return ", ".join(self.values)
+        names = [repr(name) for name in self.values[len(FLAG) :]]
+        return ", ".join(["true", "false", *names[:-1]]) + f" or {names[-1]}"
 
     def describe(self) -> str:
         """Values, default and meaning in words, as a docstring has them."""
-        values = self.values if isinstance(self.values, str) else ", ".join(self.values)
-        values = values if len(values) < 150 else "a name"  # there are dozens of activations
+        values = self.words if len(self.words) < 150 else "a name"  # there are dozens of activations
         return f"({values}; default {self.default!r}): {self.meaning}."
 
 
 def axis(default, values, group: str, meaning: str) -> Any:
     """Declare a field in the body of a dataclass; the arguments are those of `Axis`."""
+    if isinstance(values, str) and values not in KINDS:
+        raise KeyError(f"{values!r} is none of axes.KINDS: use one of them, or a tuple of the names that it takes.")
     return dataclasses.field(default=default, metadata={"axis": Axis(default, values, group, meaning)})
 
 
@@ -100,8 +112,9 @@ def flag(default, group: str, meaning: str) -> Any:
 def axes(config_class) -> dict[str, Axis]:
     """Every declared field of a config class, inherited ones included, by its name; those of a group together."""
     if config_class not in _DECLARED:
+        # After `from __future__ import annotations` a type is a string.
         declared = {
-            field.name: field.metadata["axis"]._replace(optional=type(None) in typing.get_args(field.type))
+            field.name: field.metadata["axis"]._replace(optional="None" in str(field.type))
             for field in dataclasses.fields(config_class)
             if "axis" in field.metadata
         }
@@ -110,10 +123,10 @@ def axes(config_class) -> dict[str, Axis]:
 
 
 class Part:
-    """Fields that belong together. A config class inherits from its parts, each of which goes on to the next one.
+    """Fields that belong together. A config class inherits from its parts, and each of them speaks for itself.
 
     A part is a dataclass beside the module that reads the fields, so that a new part is one file and one more base of
-    `BlockformerConfig`.
+    `BlockformerConfig`. `parts_of` lists whose methods run, and in which order: none calls `super`.
     """
 
     if typing.TYPE_CHECKING:
@@ -130,9 +143,14 @@ class Part:
     def finish(self, stack) -> None:
         """Change a stack of this config once all of its layers are there."""
 
-    def tensor_parallel_plan(self, has_cross_attention: bool) -> dict[str, str]:
-        """How the modules of one stack are shared out: each process has some of the heads and of the inner states."""
-        return {}
+    def share_out(self, plan: dict[str, str], has_cross_attention: bool) -> None:
+        """Say in `plan` how the modules of a stack are shared out: each process has some heads and inner states."""
+
+
+def parts_of(config_class, method: str) -> list[type[Part]]:
+    """The classes that have a method of their own: a config's last base first, the config class itself last."""
+    mro = reversed(config_class.__mro__)
+    return [part for part in mro if issubclass(part, Part) and part is not Part and method in vars(part)]
 
 
 def check_choice(name: str, value, choices) -> None:
