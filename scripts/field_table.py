@@ -7,7 +7,7 @@ import functools
 from pathlib import Path
 
 import blockformer
-from blockformer.model.axes import GROUPS, axes
+from blockformer.model.axes import GROUPS, axes, spelt
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "fields.md"
 CONFIGS = {
@@ -49,11 +49,11 @@ def presets_that_set(name: str) -> str:
 
 def values_of(axis) -> str:
     """What a field takes, in words."""
-    if isinstance(axis.values, str) or True in axis.values:
-        return axis.words + (", or None" if axis.optional and "None" not in axis.words else "")
+    if isinstance(axis.values, str):
+        return axis.values + (", or None" if axis.optional and "None" not in axis.values else "")
     if len(axis.values) > 12:
         return "a name in transformers' `ACT2FN`" + (", or None" if axis.optional else "")
-    return ", ".join(f"`{value}`" for value in axis.values) + (", or None" if axis.optional else "")
+    return ", ".join(f"`{value}`" for value in spelt(axis.values)) + (", or None" if axis.optional else "")
 
 
 def written() -> str:

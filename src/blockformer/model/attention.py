@@ -222,6 +222,7 @@ class Attention(nn.Module):
         own_bias = kind in BIASES and getattr(config, "relative_bias_per_layer", False)
         self.relative_bias = BIASES[kind](config, bidirectional=not is_causal) if own_bias else None
         self.relative_keys = KEY_TERMS[kind](config) if kind in KEY_TERMS else None
+        self._check_backend()
 
     def forward(
         self,
@@ -244,6 +245,7 @@ class Attention(nn.Module):
             head_mask: [H] or [B, H], multiplies each head's output, or None.
             attention_mask, position_embeddings, query_positions, unpadding: those of a `layer.LayerInputs`.
         """
+        self._check_backend()  # it may be another one since
         if self.is_cross_attention:
             query, key, value = self._cross_states(hidden_states, key_value_states, past_key_values)
         else:
@@ -258,12 +260,8 @@ class Attention(nn.Module):
         if unpadding is not None:
             kwargs["unpadding"] = unpadding  # for "sdpa" alone
         if self.softcap is not None:
-            self._refuse_backends("paged", "soft cap of scores")
             kwargs["softcap"] = self.softcap
-        if self.is_pruned:
-            self._refuse_backends(("vllm", "paged"), "layer of fewer heads")
         if self.has_sinks:
-            self._refuse_backends(("flash", "vllm", "paged"), "attention sink")
             kwargs["s_aux"] = self.sinks
 
         # vLLM and transformers read this source, too: one look-up and one call of what it finds.
@@ -361,8 +359,8 @@ class Attention(nn.Module):
 
     def _with_bias(self, attention_mask, bias, query_positions, key_length):
         """Mask and bias as one additive mask [B, H, T, S], causal where the backend was left to be so by itself."""
-        is_tensor = attention_mask is None or isinstance(attention_mask, torch.Tensor)
-        self._refuse_backends(("flash", "vllm", "paged") if is_tensor else "", "relative position term")
+        if not isinstance(attention_mask, torch.Tensor | None):
+            self._refuse_backends("", "relative position term")
         if attention_mask is None and self.is_causal:
             keys = torch.arange(key_length, device=bias.device)
             attention_mask = (keys[None, :] <= query_positions[:, None])[None, None]
@@ -372,6 +370,17 @@ class Attention(nn.Module):
             return bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
         return (bias + attention_mask).clamp(min=torch.finfo(bias.dtype).min)
 
+    def _check_backend(self) -> None:
+        """Refuse an attention backend that knows nothing of what this layer has."""
+        if self.softcap is not None:
+            self._refuse_backends("paged", "soft cap of scores")
+        if self.is_pruned:
+            self._refuse_backends(("vllm", "paged"), "layer of fewer heads")
+        if self.has_sinks:
+            self._refuse_backends(("flash", "vllm", "paged"), "attention sink")
+        if self.has_relative_terms:
+            self._refuse_backends(("flash", "vllm", "paged"), "relative position term")
+
     def _refuse_backends(self, prefixes, what: str) -> None:
-        if (backend := self.config._attn_implementation).startswith(prefixes):
+        if (backend := self.config._attn_implementation or "").startswith(prefixes):
             raise ValueError(f"attn_implementation='{backend}' takes no {what}; use 'sdpa' or 'eager'.")

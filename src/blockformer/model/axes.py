@@ -71,29 +71,15 @@ class Axis(typing.NamedTuple):
         """Refuse a value that the field `name` does not take."""
         if value is None and self.optional:
             return
-        if isinstance(self.values, tuple) and True not in self.values:
+        if isinstance(self.values, tuple):
             check_choice(name, value, self.values)
-        elif not self._accepts(value):
-            raise ValueError(f"{name} must be {self.words}, not {value!r}.")
-
-    def _accepts(self, value) -> bool:
-        if isinstance(self.values, str):
-            return KINDS[self.values](value)
-        return isinstance(value, bool) or (isinstance(value, str) and value in self.values)
-
-    @property
-    def words(self) -> str:
-        """The values, in words."""
-        if isinstance(self.values, str):
-            return self.values
-        if True not in self.values:
-            return ", ".join(self.values)
-        names = [repr(name) for name in self.values[len(FLAG) :]]
-        return ", ".join(["true", "false", *names[:-1]]) + f" or {names[-1]}"
+        elif not KINDS[self.values](value):
+            raise ValueError(f"{name} must be {self.values}, not {value!r}.")
 
     def describe(self) -> str:
         """Values, default and meaning in words, as a docstring has them."""
-        values = self.words if len(self.words) < 150 else "a name"  # there are dozens of activations
+        values = self.values if isinstance(self.values, str) else ", ".join(spelt(self.values))
+        values = values if len(values) < 150 else "a name"  # there are dozens of activations
         return f"({values}; default {self.default!r}): {self.meaning}."
 
 
@@ -147,18 +133,24 @@ class Part:
         """Say in `plan` how the modules of a stack are shared out: each process has some heads and inner states."""
 
 
-def parts_of(config_class, method: str) -> list[type[Part]]:
-    """The classes that have a method of their own: a config's last base first, the config class itself last."""
-    mro = reversed(config_class.__mro__)
-    return [part for part in mro if issubclass(part, Part) and part is not Part and method in vars(part)]
+def parts_of(config_class, method: str) -> list:
+    """The classes that have a method of their own: a config's last base first, the config class itself last.
+
+    Asked by name: the loader of remote code may run this file again, and `Part` is then another class.
+    """
+    return [part for part in reversed(config_class.__mro__) if method in vars(part)]
+
+
+def spelt(choices) -> list[str]:
+    """Names of choices as JSON spells them: true and false in small letters."""
+    return [str(each).lower() if isinstance(each, bool) else each for each in choices]
 
 
 def check_choice(name: str, value, choices) -> None:
-    """Refuse a value that is none of the names."""
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(
-            f"{name} must be one of {', '.join(choices)}, not {value!r}.{did_you_mean(str(value), choices)}"
-        )
+    """Refuse a value that is none of the names; where true and false are among them, 1 and 0 are not."""
+    if not isinstance(value, str | bool) or value not in choices:
+        names = spelt(choices)
+        raise ValueError(f"{name} must be one of {', '.join(names)}, not {value!r}.{did_you_mean(str(value), names)}")
 
 
 def did_you_mean(name: str, known, cutoff: float = 0.6) -> str:

@@ -5,8 +5,6 @@ What all layers need of a batch is made once: positions, masks and rotations, an
 B batch, T query length, S key length, C hidden size.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -23,20 +21,6 @@ from .pretrained_model import BlockformerPreTrainedModel
 from .unpadding import flattened_positions, sequence_numbers
 
 logger = logging.get_logger(__name__)
-
-
-class PositionInputs(NamedTuple):
-    """Where the tokens of a call stand.
-
-    Attributes:
-        position_ids: [1 or B, T], as given or counted.
-        given: [B, T] as the caller gave them, or None: the attention backend is not told of those that are counted.
-        query_positions: int [T], the queries' places among the keys.
-    """
-
-    position_ids: torch.Tensor
-    given: torch.Tensor | None
-    query_positions: torch.Tensor
 
 
 class Stack(BlockformerPreTrainedModel):
@@ -129,39 +113,29 @@ class Stack(BlockformerPreTrainedModel):
         use_cache = self._uses_cache(use_cache)
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
         sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
-        shape, device = hidden_states.shape[:2], hidden_states.device
-        positions = self._resolve_positions(
-            shape, device, attention_mask, position_ids, past_key_values, sequences["cu_seq_lens_q"]
+        position_ids, given_positions, query_positions = self._resolve_positions(
+            hidden_states, attention_mask, position_ids, past_key_values, sequences["cu_seq_lens_q"]
         )
-        position_ids, unpadding = positions.position_ids, None
-        if (
-            not mask_is_all_ones
-            and encoder_hidden_states is None
-            and self._may_unpad(use_cache, past_key_values, kwargs)
-        ):
-            unpadding = self.runtime.unpadding(self, hidden_states, attention_mask, positions.given, sequences)
+        unpadding, needs_padding = None, mask_is_all_ones or encoder_hidden_states is not None
+        if not needs_padding and self._may_unpad(use_cache, past_key_values, kwargs):
+            unpadding = self.runtime.unpadding(self, hidden_states, attention_mask, given_positions, sequences)
         if unpadding is None:
-            packed = None if mask_is_all_ones else positions.given
+            packed = None if mask_is_all_ones else given_positions
             masks = self._masks(hidden_states, attention_mask, past_key_values, packed)
         else:
-            masks = self._masks_of_sequences(unpadding, device)
+            masks = self._masks_of_sequences(unpadding, hidden_states.device)
             hidden_states, position_ids = unpadding.gather(hidden_states), unpadding.gather(position_ids)
         hidden_states = self._embed(hidden_states, position_ids)
         if cross_attn_head_mask is None and not self.config.is_encoder_decoder:
             cross_attn_head_mask = head_mask
-        layer_inputs = LayerInputs(
-            masks=masks,
-            rotations=rotations_of(self.rotary_emb, self.config, hidden_states, position_ids),
-            query_positions=positions.query_positions,
-            encoder_mask=self._encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask),
-            head_mask=head_mask,
-            unpadding=unpadding,
-            cross_head_mask=cross_attn_head_mask,
-        )
+        rotations = rotations_of(self.rotary_emb, self.config, hidden_states, position_ids)
+        encoder_mask = self._encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask)
+        own = (query_positions, encoder_mask, head_mask, unpadding, cross_attn_head_mask)
+        layer_inputs = LayerInputs(masks, rotations, *own)
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)
-        position_bias = self._position_bias(positions.query_positions, past_key_values)
-        kwargs |= {"position_ids": positions.given, "past_key_values": past_key_values, "use_cache": use_cache}
+        position_bias = self._position_bias(query_positions, past_key_values)
+        kwargs |= {"position_ids": given_positions, "past_key_values": past_key_values, "use_cache": use_cache}
         hidden_states = self._run_layers(hidden_states, encoder_hidden_states, position_bias, layer_inputs, **kwargs)
         if unpadding is not None:
             hidden_states = unpadding.scatter(hidden_states)
@@ -187,10 +161,13 @@ class Stack(BlockformerPreTrainedModel):
         cache = DynamicCache(config=self.config)
         return self.runtime.cache(EncoderDecoderCache(cache, shared_cache()) if for_cross_attention else cache)
 
-    def _resolve_positions(self, shape, device, attention_mask, position_ids, past_key_values, cu_seq_lens):
-        """The `PositionInputs` of a batch [B, T]: as given, from the starts of sequences, or counted in the mask."""
-        past, longest = cached_length(past_key_values), None
-        query_positions = torch.arange(shape[1], device=device) + past
+    def _resolve_positions(self, hidden_states, attention_mask, position_ids, past_key_values, cu_seq_lens):
+        """Positions [1 or B, T]; the same if they were given, or None; the queries' places among the keys, int [T].
+
+        The attention backend is not told of counted positions: given ones may mean several sequences in a row.
+        """
+        shape, past, longest = hidden_states.shape[:2], cached_length(past_key_values), None
+        query_positions = torch.arange(shape[1], device=hidden_states.device) + past
         if position_ids is None and cu_seq_lens is not None:
             position_ids = flattened_positions(cu_seq_lens, shape)
         given = position_ids
@@ -199,7 +176,7 @@ class Stack(BlockformerPreTrainedModel):
         elif position_ids is None:
             position_ids, longest = query_positions[None], past + shape[1] if isinstance(past, int) else None
         check_positions(self.config, position_ids, shape, longest)
-        return PositionInputs(position_ids, None if given is None else given.expand(shape), query_positions)
+        return position_ids, None if given is None else given.expand(shape), query_positions
 
     def _may_unpad(self, use_cache, past_key_values, kwargs) -> bool:
         """Whether nobody looks at the padding: neither the caller nor a cache that needs it."""
