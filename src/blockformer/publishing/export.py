@@ -5,7 +5,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from .model_card import write_card
 from .repo_code import copy_code
@@ -20,6 +20,22 @@ def save_tokenizer(tokenizer: Any, folder: str | PathLike[str]) -> None:
         if settings.get("tokenizer_class") == "TokenizersBackend":
             settings["tokenizer_class"] = "PreTrainedTokenizerFast"
             path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def fitting_tokenizer(tokenizer: Any, config: Any) -> Any:
+    """A tokenizer, loaded if it is named by a path or Hub id, that makes no token outside the config's vocabulary.
+
+    Raises:
+        ValueError: it makes one.
+    """
+    if isinstance(tokenizer, str | PathLike):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    size = max(config.vocab_size, getattr(config, "decoder_vocab_size", None) or 0)
+    largest = max(tokenizer.get_vocab().values(), default=0) if hasattr(tokenizer, "get_vocab") else 0
+    if largest >= size:
+        fix = "give the tokenizer that it was trained with, or call resize_token_embeddings"
+        raise ValueError(f"the tokenizer has a token {largest}, the model's vocabulary 0 to {size - 1}: {fix}.")
+    return tokenizer
 
 
 def export_model(
@@ -37,7 +53,7 @@ def export_model(
     Args:
         model: a Blockformer model.
         folder: the repo to make.
-        tokenizer: the tokenizer that belongs to it.
+        tokenizer: the tokenizer that belongs to it, or its folder or Hub id.
         max_shard_size: bytes ("5GB") after which a new weight file begins.
         card: the text of `README.md`; None writes the template's.
         force: replace a folder that Blockformer made, if it is as it was.
@@ -46,12 +62,15 @@ def export_model(
         The folder.
 
     Raises:
-        ValueError: the model is not one of Blockformer's, or the folder cannot be used.
+        ValueError: the model is not one of Blockformer's, the tokenizer has tokens that it does not have, or the folder
+            cannot be used.
     """
     from blockformer.conversion.files.atomic import atomic_folder  # conversion stands above this module
 
     if not str(getattr(model.config, "model_type", "")).startswith("blockformer_"):
         raise ValueError(f"{type(model).__name__} is no Blockformer model: convert its checkpoint instead.")
+    if tokenizer is not None:
+        tokenizer = fitting_tokenizer(tokenizer, model.config)
     with atomic_folder(folder, force=force) as temporary:
         model.save_pretrained(temporary, max_shard_size=max_shard_size)
         if type(model).__module__.startswith("blockformer."):  # a model loaded from a repo saves that repo's code
