@@ -266,17 +266,8 @@ class Attention(nn.Module):
 
         # vLLM and transformers read this source, too: one look-up and one call of what it finds.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        output, probabilities = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=self.scaling,
-            dropout=self.dropout if self.training else 0.0,
-            sliding_window=self.sliding_window,
-            **kwargs,
-        )
+        kwargs |= {"dropout": self.dropout if self.training else 0.0, "sliding_window": self.sliding_window}
+        output, probabilities = attend(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
         if head_mask is not None:
             output = output.reshape(*hidden_states.shape[:2], -1, self.head_dim)
             output = output * self._own_heads(head_mask, -1, output.shape[2])[..., None, :, None]

@@ -109,28 +109,18 @@ def axes(config_class) -> dict[str, Axis]:
 
 
 class Part:
-    """Fields that belong together. A config class inherits from its parts, and each of them speaks for itself.
+    """Fields that belong together: a dataclass beside the module that reads them, and one more base of a config class.
 
-    A part is a dataclass beside the module that reads the fields, so that a new part is one file and one more base of
-    `BlockformerConfig`. `parts_of` lists whose methods run, and in which order: none calls `super`.
+    Each part speaks for itself, in the order of `parts_of`, and calls no `super`. It may have `fill_defaults()` for
+    fields that are None and follow from others, `check()` for fields that contradict each other, `finish(stack)` to
+    change a stack whose layers are there, and `share_out(plan, has_cross_attention)` to say in a plan for a stack, by
+    name, how processes share its modules: each has some of the heads and of the inner states.
     """
 
     if typing.TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             """The fields of the other parts."""
-
-    def fill_defaults(self) -> None:
-        """Set the fields that are None and follow from others."""
-
-    def check(self) -> None:
-        """Refuse fields that contradict each other, all of them settled."""
-
-    def finish(self, stack) -> None:
-        """Change a stack of this config once all of its layers are there."""
-
-    def share_out(self, plan: dict[str, str], has_cross_attention: bool) -> None:
-        """Say in `plan` how the modules of a stack are shared out: each process has some heads and inner states."""
 
 
 def parts_of(config_class, method: str) -> list:
