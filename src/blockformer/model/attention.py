@@ -66,7 +66,6 @@ def causal_attention(module, query, key, value, attention_mask, **kwargs):
 
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-ATTENTIONS: dict[str, type] = {}  # position type -> the self-attention that it needs; disentangled.py adds one
 
 
 @dataclass(eq=False, repr=False)

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .attention import ATTENTIONS, Attention
+from .attention import Attention
 from .normalization import make_norm
-from .positions import BIASES
+from .positions import ATTENTIONS, BIASES
 from .relative_bias import RelativeBiasFields
 
 

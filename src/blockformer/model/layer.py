@@ -10,10 +10,11 @@ import torch
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .attention import ATTENTIONS, Attention, layer_type_of
+from .attention import Attention, layer_type_of
 from .axes import Part, axis, flag
 from .feed_forward import FEED_FORWARDS
 from .normalization import make_norm
+from .positions import ATTENTIONS
 
 # Where a sub-layer f has norms: post(y + output(f(pre(y)))) with y = input(x).
 NORM_SLOTS = {"pre": ("pre",), "post": ("post",), "output": ("output",), "pre_output": ("pre", "output")}

@@ -84,9 +84,8 @@ def without_imports(path: Path, left_out: frozenset[str]) -> str:
 
 def _uses(config: PretrainedConfig, name: str) -> bool:
     """Whether a field that the module `name` declares is set, or the config's positions are defined there."""
-    from blockformer.model.attention import ATTENTIONS
     from blockformer.model.axes import axes
-    from blockformer.model.positions import BIASES, KEY_TERMS, ROTATIONS, TABLES
+    from blockformer.model.positions import ATTENTIONS, BIASES, KEY_TERMS, ROTATIONS, TABLES
 
     neutral = {field: axis.default for field, axis in axes(type(config)).items()}
     neutral["router_aux_loss_coef"] = 0.0  # without experts
