@@ -22,15 +22,16 @@ from .errors import ConversionError, listed, shown
 from .families.awq import load_plain, low_bit_weights
 from .families.registry import Family
 from .files.atomic import atomic_folder
-from .files.checkpoint import Checkpoint, nonfinite
+from .files.checkpoint import Checkpoint, nonfinite, read_config
 from .files.front_matter import front_matter
 from .files.generation_settings import settings_in
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
 from .files.side_files import carry_side_files, digest, refuse_adapters, return_side_files
+from .files.sources import Source
 from .files.tokenizers import compare_tokenizers, has_tokenizer
 from .files.unused_tensors import write_unused
 from .origin import ORIGIN
-from .plan import Plan, parse_dtype, plan_in, plan_out
+from .plan import Plan, architecture_of, is_ours, our_config, parse_dtype, plan_in, plan_out
 from .progress import Progress, silent
 from .report import ConversionReport
 from .rules.table import check_tied
@@ -171,6 +172,8 @@ def from_official(
 ) -> PreTrainedModel:
     """A model of ours with the weights of an official checkpoint, in memory; nothing is written.
 
+    A repo of ours is loaded as it is.
+
     Args:
         src: a folder or Hub id, in an official layout; or a weight file, with `config`.
         dtype: "float32", "bfloat16" or "float16"; None or "auto" keeps the checkpoint's.
@@ -203,6 +206,10 @@ def from_official(
     place = find_source(src, family, config, revision=revision, token=token, cache_dir=cache_dir)
     folder = place.path
     refuse_adapters(folder)
+    if family is None and config is None and (folder / "config.json").is_file():
+        entries = read_config(folder / "config.json")
+        if is_ours(entries):
+            return load_ours(folder, entries, cast, **loading)
     with memory_errors(), opened(place) as (checkpoint, notes):
         plan = plan_in(checkpoint, family, cast)
         notes += [*plan.notes, *plan.family.unused_note(checkpoint.config, only_misspelt=True)]
@@ -225,6 +232,20 @@ def from_official(
     if model.can_generate():
         model.generation_config = GenerationConfig.from_dict(generation)
     return model.eval()
+
+
+def load_ours(
+    folder: Path, entries: Mapping[str, Any], dtype: torch.dtype | None = None, **loading: Any
+) -> PreTrainedModel:
+    """The model of a folder in our layout, in evaluation mode; `loading` is what `from_pretrained` takes besides."""
+    import blockformer
+
+    with opened(Source(folder)):  # checks all headers, and that nothing leads out of the folder
+        pass
+    config = our_config(entries)
+    model_class = getattr(blockformer, architecture_of(config))
+    loading |= {"config": config, "dtype": dtype or "auto", "local_files_only": True}
+    return model_class.from_pretrained(folder, **loading).eval()
 
 
 def _written_weights(checkpoint: Checkpoint, plan: Plan, place: str | PathLike[str], notes: list[str]) -> str:

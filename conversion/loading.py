@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .converting import from_official
+from .converting import from_official, load_ours
 from .errors import ConversionError
 from .files.checkpoint import read_config
-from .files.repo import opened
 from .files.side_files import refuse_adapters
-from .files.sources import Source, locate
+from .files.sources import locate
 from .files.tokenizers import LOCAL, check_readable, has_tokenizer, is_panic
-from .plan import architecture_of, is_ours, our_config, parse_dtype
+from .plan import is_ours, parse_dtype
 
 
 def load_any(
@@ -63,13 +62,6 @@ def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokeni
 
 def load_folder(folder: Path, entries: Mapping[str, Any], family: str | None, dtype: Any) -> PreTrainedModel:
     """The model of a folder, by the entries of its `config.json`."""
-    import blockformer
-
     if not is_ours(entries):
         return from_official(folder, dtype, family)
-    with opened(Source(folder)):  # checks all headers, and that nothing leads out of the folder
-        pass
-    config = our_config(entries)
-    model_class = getattr(blockformer, architecture_of(config))
-    kind = parse_dtype(dtype) or "auto"
-    return model_class.from_pretrained(folder, config=config, dtype=kind, local_files_only=True).eval()
+    return load_ours(folder, entries, parse_dtype(dtype))

@@ -7,7 +7,7 @@ import functools
 from pathlib import Path
 
 import blockformer
-from blockformer.model.axes import GROUPS, axes
+from blockformer.model.axes import GROUPS, axes, spelt
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "fields.md"
 CONFIGS = {
@@ -53,7 +53,7 @@ def values_of(axis) -> str:
         return axis.values + (", or None" if axis.optional and "None" not in axis.values else "")
     if len(axis.values) > 12:
         return "a name in transformers' `ACT2FN`" + (", or None" if axis.optional else "")
-    return ", ".join(f"`{value}`" for value in axis.values) + (", or None" if axis.optional else "")
+    return ", ".join(f"`{value}`" for value in spelt(axis.values)) + (", or None" if axis.optional else "")
 
 
 def written() -> str:

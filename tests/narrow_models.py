@@ -33,7 +33,7 @@ def models_of(a_config):
     names = sorted({target for auto, target in type(a_config).auto_classes.items() if auto != "AutoConfig"})
     for name in names:
         module, _, cls = name.rpartition(".")
-        home = getattr(blockformer, module)
+        home = getattr(blockformer.model, module)
         yield getattr(home, cls)(a_config)
 
 

@@ -22,7 +22,7 @@ from blockformer.model.positions import SCORE_TERMS
 CHOICES = {
     name: axis.values
     for name, axis in axes(blockformer.BlockformerDecoderConfig).items()
-    if isinstance(axis.values, tuple)
+    if isinstance(axis.values, tuple) and True not in axis.values
 }
 VOCAB = 61
 SIZES = {**TINY, "vocab_size": VOCAB, "max_position_embeddings": 40, "pad_token_id": 0}

@@ -178,7 +178,7 @@ def test_what_the_library_is_told_of_a_model_is_there(name):
         ({"rope_layers": [True]}, "rope_layers must be true or false for each layer"),
         ({"rope_layers": [1, 0]}, "rope_layers must be true or false for each layer"),
         ({"rope_layers": [True, False], "position_type": "none"}, "rope_layers must be true or false for each layer"),
-        ({"qk_norm": "heads"}, "qk_norm must be true, false, 'per_head' or 'projection'"),
+        ({"qk_norm": "heads"}, "qk_norm must be one of true, false, per_head, projection"),
         ({"clip_qkv": -1.0}, "clip_qkv must be a positive number"),
         ({"residual_multiplier": 0}, "residual_multiplier must be a positive number"),
         ({"position_type": "alibi", "sliding_window": 4}, "sliding attention is not supported"),

@@ -153,3 +153,19 @@ def test_what_cannot_be_talked_to_or_measured_is_said(official, tmp_path, capsys
     code, told = run(capsys, "chat", folder)
     assert code == 1
     assert "there is no tokenizer beside the model" in " ".join(told.err.split())
+
+
+def test_a_full_context_forgets_the_first_messages_and_the_chat_goes_on(official, monkeypatch, capsys):
+    """A line that is too long by itself is said to be so, and the next one is answered."""
+    folder, _ = official
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    lines = ["def a return b import c"] * 8 + ["import math " * 200, "def a"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
+    code, told = run(capsys, "chat", folder, "--greedy", "--max-new-tokens", 4, "--system", "be short")
+    assert code == 0, told.err
+    words = " ".join(told.err.split())
+    assert "the context is full: the first 2 messages are forgotten" in words
+    assert "too long: the model reads 96 tokens, fewer than this line has" in words
+    assert told.out.count("\n") >= 9

@@ -346,8 +346,6 @@ def test_a_model_in_the_wrong_layout_is_told_so(tmp_path):
     convert(tmp_path / "src", tmp_path / "dst", verify=False)
     with pytest.raises(ConversionError, match="in Blockformer's layout already"):
         convert(tmp_path / "dst", tmp_path / "again")
-    with pytest.raises(ConversionError, match="in Blockformer's layout already"):
-        from_official(tmp_path / "dst")
     with pytest.raises(ConversionError, match="not in Blockformer's layout"):
         convert(tmp_path / "src", tmp_path / "again", to_official=True)
 
@@ -594,3 +592,19 @@ def test_the_special_settings_really_slide(tmp_path):
     shutil.rmtree(tmp_path / "src")
     full = official_model("mistral", sliding_window=None)
     assert not torch.allclose(logits(ours), logits(full), atol=0.1)
+
+
+def test_from_official_loads_a_repo_of_ours_as_it_is(tmp_path):
+    torch.manual_seed(0)
+    config = blockformer.BlockformerDecoderConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    ours = blockformer.BlockformerDecoderForCausalLM(config).eval()
+    ours.save_pretrained(tmp_path / "ours")
+    found = from_official(tmp_path / "ours", attn_implementation="eager")
+    assert type(found) is type(ours)
+    assert found.config._attn_implementation == "eager"
+    assert not found.training
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor)
+    assert from_official(tmp_path / "ours", dtype="float16").dtype is torch.float16

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from quantized_layers import packed_bits_win
 
 import blockformer
-from blockformer.engine import measure, onednn
+from blockformer.engine import measure, onednn, prepare
 from blockformer.engine.four_bits import PreparedQuantizedLinear
 from blockformer.engine.packed import PackedLinear
 from blockformer.model.awq_linear import QuantizedLinear
@@ -238,3 +238,20 @@ def test_compiled_and_exported_graphs_have_plain_operations():
 def test_float64_takes_plain_weights():
     model, plain = (each.double() for each in low())
     near(model(**inputs(model)).logits, plain(**inputs(plain)).logits, 1e-9)
+
+
+def test_training_a_prepared_model_names_prepare_for_training(caplog):
+    torch.manual_seed(0)
+    model = packed()[0]
+    if hasattr(prepare.logger.warning_once, "cache_clear"):
+        prepare.logger.warning_once.cache_clear()
+    assert model.eval() is model
+    assert not caplog.records
+    assert model.train().training
+    assert "no weight learns: call prepare_for_training()" in caplog.text
+    caplog.clear()
+    assert model.prepare_for_training().train().training
+    assert not caplog.records
+    ids = torch.ones(1, 4, dtype=torch.long)
+    model(ids, labels=ids).loss.backward()
+    assert all(each.grad is not None for each in model.parameters())

@@ -313,7 +313,7 @@ def test_a_step_takes_any_number_of_rows_whatever_product_is_quicker(dtype, is_q
     for sources, most in (("few", 4), ("many", 1 << 40)):
         example = _Example(steps._stack, sources, 1)
         arguments, varying = example.layers(2)
-        part = LayersPart(steps._stack.layers, steps._stack.config, example.turning)
+        part = LayersPart(steps._stack.layers, steps._stack.config, example.rotating)
         with measure.own_trace(is_packed):
             program = torch.export.export(part, arguments, dynamic_shapes=compiling.with_dims(varying), strict=False)
         uppers = sorted(each.upper for each in program.range_constraints.values())

@@ -159,6 +159,12 @@ def test_everything_wrong_is_told_at_once(tmp_path):
         ("base: {preset: bert}\nbudget: {tokens: 5}", "'bert' is no decoder"),
         ("base: !!python/object/apply:os.system [ls]", "not YAML"),
         ("data: {tokenizer: ./nowhere}\nbudget: {tokens: 5}", "the tokenizer ./nowhere cannot be loaded"),
+        ("training: {learning_rate: fast}", "training: learning_rate must be a number, not 'fast'"),
+        ("training: {learning_rate: null}", "training: learning_rate must be a number, not None"),
+        ("training: {bf16: 'yes'}", "training: bf16 must be true or false, not 'yes'"),
+        ("training: {per_device_train_batch_size: 1.5}", "per_device_train_batch_size must be an integer, not 1.5"),
+        ("data: {tokenizer: [1]}", r"data: tokenizer must be a folder or Hub id, not \[1\]"),
+        ("data: {files: [3]}", "data: files must be paths or patterns, not 3"),
         ("budget: {minutes: 1}\ntraining: {lr_scheduler_type: linear}", "lr_scheduler_type: with a budget of minutes"),
     ],
 )

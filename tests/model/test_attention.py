@@ -10,6 +10,7 @@ from test_axes import HEADS, LAYERS, SIZES, VOCAB, WIDTH, bert_decoders
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderModel
+from blockformer.model.attention import Attention
 
 
 @pytest.mark.portable
@@ -115,3 +116,24 @@ def test_sinks_take_their_share_on_every_way(way):
     assert_close(ours(ids, attention_mask=mask).logits[mask.bool()], expected)
     text = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
     assert torch.equal(ours.generate(ids, **text), plain.generate(ids, **text))
+
+
+@pytest.mark.parametrize(
+    ("fields", "backend", "what"),
+    [
+        ({"attention_sinks": True}, "vllm", "attention sink"),
+        ({"attn_logit_softcapping": 5.0}, "paged|sdpa", "soft cap of scores"),
+        ({"pruned_heads": {0: [1]}}, "vllm", "layer of fewer heads"),
+        ({"position_type": "relative_bias"}, "vllm", "relative position term"),
+        ({"position_type": "relative_bias"}, "paged|eager", "relative position term"),
+    ],
+)
+def test_a_backend_that_knows_nothing_of_a_layer_is_refused_when_it_is_made(fields, backend, what):
+    """And in `forward`, as before: the backend may be set on the config later."""
+    config = BlockformerDecoderConfig(**SIZES, **fields)
+    layer = Attention(config, 0, is_causal=True)
+    config._attn_implementation_internal = backend
+    with pytest.raises(ValueError, match=f"takes no {what}; use 'sdpa' or 'eager'"):
+        Attention(config, 0, is_causal=True)
+    with pytest.raises(ValueError, match=f"takes no {what}; use 'sdpa' or 'eager'"):
+        layer(torch.zeros(1, 3, config.hidden_size))

@@ -1,6 +1,7 @@
 """The configuration: what it settles, what it refuses and in which words, and that a file gives it back exactly."""
 
 import dataclasses
+import importlib
 import inspect
 import json
 import math
@@ -18,7 +19,7 @@ from transformers import AutoConfig
 import blockformer
 from blockformer import BlockformerDecoderConfig, preset
 from blockformer.conversion.summary import shown_settings
-from blockformer.model.axes import axes, axis
+from blockformer.model.axes import Part, axes, axis, parts_of
 from blockformer.model.release import FORMAT, STAMP
 from blockformer.model.rotary import ROPE_TYPES
 
@@ -101,7 +102,7 @@ def test_none_is_settled_by_the_other_fields():
         ({"pooler_act": "tanhh"}, "Did you mean 'tanh'?"),
         ({"type_vocab_size": -1}, "type_vocab_size must be an integer of 0 or more"),
         ({"chunk_size_feed_forward": -4}, "chunk_size_feed_forward must be an integer of 0 or more"),
-        ({"qk_norm": 1}, "qk_norm must be true, false, 'per_head' or 'projection', not 1"),
+        ({"qk_norm": 1}, "qk_norm must be one of true, false, per_head, projection, not 1"),
         ({"max_position_embeddings": 0}, "max_position_embeddings must be a positive integer"),
         ({"relative_attention_num_buckets": 1}, "relative_attention_num_buckets must be an integer above 1"),
         ({"dtype": "bfloat61"}, "Did you mean 'bfloat16'?"),
@@ -359,3 +360,55 @@ def test_what_is_valid_is_the_same_on_every_machine(pages, monkeypatch):
         BlockformerDecoderConfig(num_hidden_layers=100_001)
     with pytest.raises(ValueError, match=r"num_labels \(4000001\) must be at most 4,000,000"):
         BlockformerDecoderConfig(num_labels=4_000_001)
+
+
+def test_every_part_of_a_config_is_asked_and_a_config_has_the_last_word():
+    """Whatever `check` a base has runs, in one order, although none of them calls another."""
+    seen = []
+
+    @dataclasses.dataclass(eq=False, repr=False)
+    class First(Part):
+        def check(self):
+            seen.append("first")
+
+    class WithParts(First, BlockformerDecoderConfig):
+        """A config with a part of its own."""
+
+        model_type = "with_parts"
+
+        def check(self):
+            seen.append("config")
+
+    WithParts()
+    assert seen == ["first", "config"]
+    assert [part.__name__ for part in parts_of(WithParts, "check")[-3:]] == ["LinearFields", "First", "WithParts"]
+    with pytest.raises(ValueError, match="final_norm=True with norm_placement='post'"):
+        WithParts(norm_placement="post", final_norm=True)
+
+
+def test_annotations_that_are_strings_leave_a_field_optional(tmp_path, monkeypatch):
+    """As `from __future__ import annotations` makes them."""
+    words = """
+from __future__ import annotations
+from blockformer import BlockformerDecoderConfig
+from blockformer.model.axes import axis
+
+class Postponed(BlockformerDecoderConfig):
+    'A config whose annotations are strings.'
+    model_type = 'postponed'
+    made_up: float | None = axis(2.0, 'a positive number', 'norm', 'nothing')
+    needed: float = axis(2.0, 'a positive number', 'norm', 'nothing')
+"""
+    (tmp_path / "postponed_annotations.py").write_text(words)
+    monkeypatch.syspath_prepend(tmp_path)
+    config_class = importlib.import_module("postponed_annotations").Postponed
+    assert config_class(made_up=None).made_up is None
+    with pytest.raises(ValueError, match="made_up must be a positive number, not -1"):
+        config_class(made_up=-1)
+    with pytest.raises(ValueError, match="needed must be a positive number, not None"):
+        config_class(needed=None)
+
+
+def test_a_field_of_an_unknown_kind_is_refused_where_it_is_declared():
+    with pytest.raises(KeyError, match=r"'a positive intger' is none of axes\.KINDS"):
+        axis(1, "a positive intger", "norm", "nothing")

@@ -93,7 +93,9 @@ def test_a_text_longer_than_in_training_warns(caplog):
     decoder(token_ids(1, 23))
     assert not caplog.records
     decoder(token_ids(1, 24))
-    assert "the text is 24 tokens long, longer than the 23 (max_position_embeddings)" in caplog.text
+    assert "the text is longer than the 23 tokens (max_position_embeddings)" in caplog.text
+    decoder.generate(token_ids(1, 22), max_new_tokens=6, do_sample=False, pad_token_id=0)
+    assert caplog.text.count("the text is longer") == 1
 
 
 def test_int32_tokens_are_taken(decoder):

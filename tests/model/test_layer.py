@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import blockformer
-from blockformer.model.layer import Batch, Layer
+from blockformer.model.layer import Layer, LayerInputs
 
 VOCAB, WIDTH, HEADS, LAYERS = 97, 48, 4, 3
 BIASES = {"attention_bias": True, "attention_output_bias": True, "mlp_bias": True}
@@ -46,12 +46,12 @@ def renamed(weights, names):
     return weights
 
 
-def by_hand(layer, states, batch):
+def by_hand(layer, states, layer_inputs):
     """The layer's formula, written out for each placement."""
 
     def attend(states):
         return layer.self_attn(
-            states, attention_mask=batch.masks["full_attention"], query_positions=batch.query_positions
+            states, attention_mask=layer_inputs.masks["full_attention"], query_positions=layer_inputs.query_positions
         )[0]
 
     def norm(name):
@@ -102,8 +102,8 @@ def test_a_layer_is_its_formula(fields, slots):
     layer = randomise(Layer(config, 0, is_causal=True, has_cross_attention=False))
     assert [name.removesuffix("_norm") for name, _ in layer.named_children() if name.endswith("_norm")] == slots
     states, mask = torch.randn(2, 7, WIDTH), torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
-    batch = Batch({"full_attention": mask}, {}, torch.arange(7))
-    assert_close(layer(states, batch=batch), by_hand(layer, states, batch))
+    layer_inputs = LayerInputs({"full_attention": mask}, {}, torch.arange(7))
+    assert_close(layer(states, layer_inputs=layer_inputs), by_hand(layer, states, layer_inputs))
 
 
 @pytest.mark.portable

@@ -29,7 +29,7 @@ CLASSES = {BlockformerPreTrainedModel, Attention, FeedForward, LanguageModelHead
     if each.__module__ == module.__name__
 }
 # What the package adds to a model, and what it does better than the libraries where a model is saved or loaded.
-ADDED = {"load_state_dict", "prepare_for_inference", "prepare_for_training", "save_pretrained", "push_to_hub"}
+ADDED = {"load_state_dict", "prepare_for_inference", "prepare_for_training", "save_pretrained", "push_to_hub", "train"}
 
 
 def is_from_above(function) -> bool:

@@ -109,7 +109,8 @@ def test_boolean_and_four_dimensional_masks_are_taken():
 @pytest.mark.parametrize("preset", ["qwen3", "bert"])
 def test_a_mask_of_ones_is_left_out_and_says_what_it_said(preset):
     """Where it was read: positions beside it name one sequence, and a graph that is traced with it keeps it."""
-    ours, tokens, positions = model(preset), token_ids(2, 6), torch.tensor([[0, 1, 2, 0, 1, 2]])
+    cls = {"cls": blockformer.BlockformerEncoderModel} if preset == "bert" else {}
+    ours, tokens, positions = model(preset, **cls), token_ids(2, 6), torch.tensor([[0, 1, 2, 0, 1, 2]])
     body = ours.base_model
     causal = torch.ones(6, 6, dtype=torch.bool).tril() if body.is_causal else torch.ones(6, 6, dtype=torch.bool)
     mask = torch.ones(2, 6, dtype=torch.long)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sizes import PUBLISHED
+from sizes import PUBLISHED, TINY
 
 import blockformer
 from blockformer.publishing import code_files, copy_code, export_model, full_auto_map, save_tokenizer, write_card
@@ -210,3 +210,19 @@ def test_tokenizers_are_saved_for_older_tools_too(tmp_path, tiny_tokenizer):
     assert entries["tokenizer_class"] == "PreTrainedTokenizerFast"
     again = type(tiny_tokenizer).from_pretrained(tmp_path)
     assert again("import heapq").input_ids == tiny_tokenizer("import heapq").input_ids
+
+
+def test_a_tokenizer_is_taken_by_its_folder_and_refused_with_tokens_that_the_model_has_not(tmp_path, tiny_tokenizer):
+    tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    largest = max(tiny_tokenizer.get_vocab().values())
+    for name, size in (("fits", largest + 1), ("small", largest)):
+        config = blockformer.BlockformerDecoderConfig(**{**TINY, "vocab_size": size})
+        model = blockformer.BlockformerDecoderForCausalLM(config)
+        for tokenizer in (tiny_tokenizer, tmp_path / "tokenizer", str(tmp_path / "tokenizer")):
+            if name == "small":
+                with pytest.raises(ValueError, match=f"a token {largest}, the model's vocabulary 0 to {largest - 1}"):
+                    blockformer.export_model(model, tmp_path / name, tokenizer)
+                assert not (tmp_path / name).exists()
+            else:
+                blockformer.export_model(model, tmp_path / name, tokenizer, force=True)
+                assert (tmp_path / name / "tokenizer.json").is_file()

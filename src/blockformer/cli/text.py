@@ -53,8 +53,17 @@ def run_chat(
         if line.strip() == ANEW:
             history = list(start)
         elif line.strip():
-            answer = _answer(src, model, tokenizer, history, line.rstrip("\n"), not greedy, max_new_tokens)
-            history += [{"role": "user", "content": line.strip()}, {"role": "assistant", "content": answer}]
+            told = [*history, {"role": "user", "content": line.strip()}]
+            inputs, forgotten = _fitting(src, model, tokenizer, told, line.rstrip("\n"), len(start))
+            if inputs is None:
+                read = f"the model reads {model.config.max_position_embeddings} tokens"
+                console.print(f"too long: {read}, fewer than this line has. Write a shorter one.", highlight=False)
+                continue
+            if forgotten:
+                console.print(f"the context is full: the first {forgotten} messages are forgotten.", highlight=False)
+                del told[len(start) : len(start) + forgotten]
+            answer = _answer(model, tokenizer, inputs, not greedy, max_new_tokens)
+            history = [*told, {"role": "assistant", "content": answer}]
 
 
 class SafeStreamer(TextStreamer):
@@ -64,22 +73,31 @@ class SafeStreamer(TextStreamer):
         super().on_finalized_text(printable(text), stream_end)
 
 
-def _answer(
-    src: str, model: Any, tokenizer: Any, history: list[dict[str, str]], line: str, samples: bool, max_new_tokens: int
-) -> str:
+def _fitting(
+    src: str, model: Any, tokenizer: Any, messages: list[dict[str, str]], line: str, first: int
+) -> tuple[Any, int]:
+    """What the model reads of a chat, and how many messages from `first` on were left out to have room for an answer.
+
+    None where even the last line leaves no room.
+    """
     context = model.config.max_position_embeddings
     if tokenizer.chat_template is None:
-        inputs = tokenizer(line, return_tensors="pt")
-    else:
-        messages = [*history, {"role": "user", "content": line.strip()}]
-        inputs = rendered(src, tokenizer, messages, context)
+        inputs = tokenizer(line, return_tensors="pt", verbose=False)
+        return (inputs if inputs["input_ids"].shape[1] < context else None), 0
+    # A question and its answer at a time; the last question stays.
+    for forgotten in range(0, len(messages) - first, 2):
+        inputs = rendered(src, tokenizer, messages[:first] + messages[first + forgotten :], context)
+        if inputs["input_ids"].shape[1] < context:
+            return inputs, forgotten
+    return None, 0
+
+
+def _answer(model: Any, tokenizer: Any, inputs: Any, samples: bool, max_new_tokens: int) -> str:
     length = inputs["input_ids"].shape[1]
-    if length >= context:
-        raise ConversionError(f"the text has {length} tokens, and the model reads {context}")
     tokens = model.generate(
         input_ids=inputs["input_ids"],
         attention_mask=inputs["attention_mask"],
-        max_new_tokens=min(max_new_tokens, context - length),
+        max_new_tokens=min(max_new_tokens, model.config.max_position_embeddings - length),
         do_sample=samples,
         streamer=SafeStreamer(tokenizer, skip_prompt=tokenizer.chat_template is not None, skip_special_tokens=True),
     )

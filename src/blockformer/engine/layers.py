@@ -13,7 +13,7 @@ from torch import nn
 from torch.export import Dim
 from transformers.cache_utils import Cache, DynamicCache
 
-from ..model.layer import Batch
+from ..model.layer import LayerInputs
 from ..model.positions import rotations_of
 from .attention import is_in_use
 from .compiled import Modules, functions_of
@@ -58,21 +58,23 @@ class _Layer(nn.Module):
         super().__init__()
         self.config, self.layer, self.is_causal = config, layer, is_causal
 
-    def forward(self, hidden_states, lengths, position_bias, turns):
+    def forward(self, hidden_states, lengths, position_bias, cos_sin):
         """Run the layer.
 
         Args:
             lengths: int64 [n], of the sequences that stand one after the other in the row.
             position_bias: [1, H, L, L] or None.
-            turns: what `rotate` turns by, two of [1, 1, N, D or less], or none.
+            cos_sin: cosines and signed sines for `rotate`, two of [1, 1, N, D or less], or none.
         """
         layer = self.layer
         sequences = TracedSequences(lengths, position_bias)
-        rotations = {layer.layer_type: tuple(turns)} if turns else {}
+        rotations = {layer.layer_type: tuple(cos_sin)} if cos_sin else {}
         tokens = torch.arange(hidden_states.shape[1])
-        batch = Batch({layer.layer_type: None}, rotations, tokens, unpadding=sequences)
+        layer_inputs = LayerInputs({layer.layer_type: None}, rotations, tokens, unpadding=sequences)
         cache = _Recorder() if self.is_causal else None
-        hidden_states = layer.forward(hidden_states, None, position_bias, batch=batch, past_key_values=cache)
+        hidden_states = layer.forward(
+            hidden_states, None, position_bias, layer_inputs=layer_inputs, past_key_values=cache
+        )
         return hidden_states if cache is None else (hidden_states, *cache.keys_values)
 
 
@@ -115,7 +117,7 @@ class CompiledLayers:
         """Of weights in oneDNN's layout, held in addition to the plain ones."""
         return self._copies.nbytes
 
-    def states(self, hidden_states, encoder_hidden_states, position_bias, batch, others: dict):
+    def states(self, hidden_states, encoder_hidden_states, position_bias, layer_inputs, others: dict):
         """The states after all layers, or None if this call is nothing for a compiled function.
 
         Args:
@@ -124,21 +126,21 @@ class CompiledLayers:
         if not self._is_for(hidden_states, others):
             return None
         try:
-            self._check(hidden_states, encoder_hidden_states, batch, others)
-            return self._states(hidden_states, position_bias, batch, others)
+            self._check(hidden_states, encoder_hidden_states, layer_inputs, others)
+            return self._states(hidden_states, position_bias, layer_inputs, others)
         except Uncompiled as reason:
             self.fallbacks.note(str(reason), is_said=str(reason) == NO_CODE)
             return None
 
-    def _states(self, hidden_states, position_bias, batch, others: dict):
+    def _states(self, hidden_states, position_bias, layer_inputs, others: dict):
         shape, types = hidden_states.shape, _layer_types(self._stack)
-        turns = {name: batch.rotations.get(name, ()) for name in types}
-        if batch.unpadding is None:
+        cos_sin = {name: layer_inputs.rotations.get(name, ()) for name in types}
+        if layer_inputs.unpadding is None:
             lengths = [shape[1]] * shape[0]
-            turns = {name: [_in_a_row(turn, shape[0]) for turn in pair] for name, pair in turns.items()}
+            cos_sin = {name: [_in_a_row(each, shape[0]) for each in pair] for name, pair in cos_sin.items()}
         else:
-            lengths = batch.unpadding.lengths
-        if any(turn.shape[:3] != (1, 1, shape[0] * shape[1]) for pair in turns.values() for turn in pair):
+            lengths = layer_inputs.unpadding.lengths
+        if any(each.shape[:3] != (1, 1, shape[0] * shape[1]) for pair in cos_sin.values() for each in pair):
             raise Uncompiled("position_ids are not those of the tokens")
         self._ordered.refresh()
         if self._functions is None:
@@ -148,7 +150,7 @@ class CompiledLayers:
         states, keys_values = hidden_states.reshape(1, -1, shape[2]), []
         for layer, function in zip(self._stack.layers, self._functions, strict=True):
             for _ in range(self._stack.passes):
-                states = function(states, *others_of, list(turns[layer.layer_type]))
+                states = function(states, *others_of, list(cos_sin[layer.layer_type]))
                 if states is None:
                     raise Uncompiled(OTHER_WEIGHTS)
                 if self._stack.is_causal:
@@ -170,15 +172,17 @@ class CompiledLayers:
             return False
         return is_enabled() and not (self._stack.is_causal and cache is not None and cache.get_seq_length())
 
-    def _check(self, hidden_states, encoder_hidden_states, batch, others: dict) -> None:
+    def _check(self, hidden_states, encoder_hidden_states, layer_inputs, others: dict) -> None:
         """Refuse what the compiled code knows nothing of: see `Uncompiled`."""
         stack, dtype, cache = self._stack, self._stack.embed_tokens.weight.dtype, others.get("past_key_values")
         known = ("position_ids", "past_key_values", "use_cache")
         asked = [
             name for name, value in others.items() if name not in known and value is not None and value is not False
         ]
-        asked += ["encoder_hidden_states"] * (encoder_hidden_states is not None or batch.encoder_mask is not None)
-        asked += ["head_mask"] * (batch.head_mask is not None)
+        asked += ["encoder_hidden_states"] * (
+            encoder_hidden_states is not None or layer_inputs.encoder_mask is not None
+        )
+        asked += ["head_mask"] * (layer_inputs.head_mask is not None)
         if stack.training:
             raise Uncompiled("the model is in training mode")
         if torch.is_autocast_enabled("cpu"):
@@ -193,13 +197,15 @@ class CompiledLayers:
             raise Uncompiled("gradients are recorded")
         if stack.config.stack_sizes(stack.is_causal)[0] != len(stack.layers) * stack.passes:
             raise Uncompiled("the config has another number of layers than the model")
-        if any(mask is not None for mask in batch.masks.values()):
+        if any(mask is not None for mask in layer_inputs.masks.values()):
             raise Uncompiled("the attention mask hides more than padding, or padding that is not skipped")
         if not is_in_use(stack.config):
             kind = stack.config._attn_implementation
             raise Uncompiled(f"attention is computed by '{kind}', not by the package's 'sdpa'")
-        if cache is not None and (type(cache) is not DynamicCache or batch.unpadding):
-            raise Uncompiled("a prompt has padding" if batch.unpadding else f"the cache is a {type(cache).__name__}")
+        if cache is not None and (type(cache) is not DynamicCache or layer_inputs.unpadding):
+            raise Uncompiled(
+                "a prompt has padding" if layer_inputs.unpadding else f"the cache is a {type(cache).__name__}"
+            )
         if not self._parts.are_untouched():
             raise Uncompiled("a module was replaced or wrapped, or has a hook")
 
@@ -212,20 +218,20 @@ class CompiledLayers:
         if self._stack.relative_bias is not None:
             bias = self._stack.relative_bias(torch.arange(17), 17)
         rotations = rotations_of(self._stack.rotary_emb, config, states, torch.arange(tokens)[None])
-        turns = [turn.clone() for turn in rotations.get(layer.layer_type, ())]
+        cos_sin = [each.clone() for each in rotations.get(layer.layer_type, ())]
         varying = (
             {1: Dim.DYNAMIC},
             {0: Dim.DYNAMIC},
             None if bias is None else {2: Dim.DYNAMIC, 3: Dim.DYNAMIC},
-            [{2: Dim.DYNAMIC}] * len(turns),
+            [{2: Dim.DYNAMIC}] * len(cos_sin),
         )
-        return (states, lengths, bias, turns), varying
+        return (states, lengths, bias, cos_sin), varying
 
 
-def _in_a_row(turn, rows: int):
-    """What a batch of rows turns by, [1 or B, 1, T, D], as that of one row [1, 1, B * T, D]."""
-    turn = turn.expand(rows, -1, -1, -1)
-    return turn.transpose(0, 1).reshape(1, 1, -1, turn.shape[3])
+def _in_a_row(each, rows: int):
+    """Cosines or sines of a batch of rows, [1 or B, 1, T, D], as those of one row [1, 1, B * T, D]."""
+    each = each.expand(rows, -1, -1, -1)
+    return each.transpose(0, 1).reshape(1, 1, -1, each.shape[3])
 
 
 def can_compile(stack) -> bool:

@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.awq_linear import QuantizedLinear
@@ -24,6 +25,8 @@ from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled, use_decisions
 from .packed import pack_weights, unpack_weights
 from .runtime import AcceleratorRuntime, CompiledRuntime, LoadedRuntime
+
+logger = logging.get_logger(__name__)
 
 # Each plain class and its replacement of the same parameters in a prepared model, and in one with compiled steps.
 _PREPARED = {
@@ -269,9 +272,17 @@ def _take_out(model: nn.Module) -> None:
         module.__class__ = plain.get(type(module), type(module))
 
 
+def _train(self, mode: bool = True):
+    """As PyTorch; a warning names what has to be called before a prepared model can learn."""
+    if mode and "_trainable" in vars(self) and not any(each.requires_grad for each in self.parameters()):
+        logger.warning_once("the model is prepared for inference, and no weight learns: call prepare_for_training().")
+    return super(BlockformerPreTrainedModel, self).train(mode)
+
+
 def plug_in() -> None:
     """Give this package's models their runtime, the faster attention, and the methods that prepare them."""
     ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
     BlockformerPreTrainedModel.runtime = LoadedRuntime()
     BlockformerPreTrainedModel.prepare_for_inference = prepare_for_inference
     BlockformerPreTrainedModel.prepare_for_training = prepare_for_training
+    BlockformerPreTrainedModel.train = _train

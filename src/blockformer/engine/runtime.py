@@ -50,13 +50,13 @@ class AcceleratorRuntime(LoadedRuntime):
     def restores_padding(self, past_key_values):
         return accelerator.is_empty(past_key_values)
 
-    def layers(self, stack, hidden_states, encoder_hidden_states, position_bias, batch, named):
+    def layers(self, stack, hidden_states, encoder_hidden_states, position_bias, layer_inputs, named):
         """The plain layers; an unpadded prompt's keys and values reach the cache in the padded form."""
         cache = named.get("past_key_values")
-        if batch.unpadding is None or cache is None or isinstance(cache, accelerator.PaddingCache):
+        if layer_inputs.unpadding is None or cache is None or isinstance(cache, accelerator.PaddingCache):
             return None
-        named = {**named, "past_key_values": accelerator.PaddingCache(cache, batch.unpadding)}
-        return stack._run_layers(hidden_states, encoder_hidden_states, position_bias, batch, **named)
+        named = {**named, "past_key_values": accelerator.PaddingCache(cache, layer_inputs.unpadding)}
+        return stack._run_layers(hidden_states, encoder_hidden_states, position_bias, layer_inputs, **named)
 
 
 class CompiledRuntime(LoadedRuntime):
@@ -79,6 +79,6 @@ class CompiledRuntime(LoadedRuntime):
     def step(self, model, arguments, named):
         return None if self.steps is None else output_of(self.steps, model, arguments, named)
 
-    def layers(self, stack, hidden_states, encoder_hidden_states, position_bias, batch, named):
-        given = (hidden_states, encoder_hidden_states, position_bias, batch, named)
+    def layers(self, stack, hidden_states, encoder_hidden_states, position_bias, layer_inputs, named):
+        given = (hidden_states, encoder_hidden_states, position_bias, layer_inputs, named)
         return None if self.compiled_layers is None else self.compiled_layers.states(*given)

@@ -113,7 +113,7 @@ def _(query, key, value, lengths, position_bias, scaling, is_causal):
 class TracedSequences:
     """Where the sequences of an unpadded row lie, in a graph of the engine's own: their number and lengths vary.
 
-    It takes the place of an `Unpadding` in a `layer.Batch`.
+    It takes the place of an `Unpadding` in a `layer.LayerInputs`.
 
     Args:
         lengths: int64 [n].

@@ -250,7 +250,7 @@ class _Functions:
         example = _Example(stack, sources, beams)
         groups = _groups_of(stack.layers)
         layers = [
-            (LayersPart(group, stack.config, example.turning, beams), *example.layers(len(group))) for group in groups
+            (LayersPart(group, stack.config, example.rotating, beams), *example.layers(len(group))) for group in groups
         ]
         others = [(FirstPart(stack), *example.first()), (LastPart(model, stack.norm), *example.last())]
         functions = functions_of([layers[0], *others, *layers[1:]], copies)
@@ -268,12 +268,12 @@ class _Functions:
         output = self._first(input_ids, positions, mask, place)
         if output is None:
             raise Uncompiled(OTHER_WEIGHTS)
-        states, turns, windows, biases = output
+        states, cos_sin, windows, biases = output
         window, bias = windows[0] if windows else None, biases[0] if biases else None
         start = 0
         for function, size in zip(self._layers, self._sizes, strict=True):
             own = [[each for pair in pairs[start : start + size] for each in pair] for pairs in (buffers, sources)]
-            states = function(states, mask, window, place, turns, bias, own[0], source_mask, own[1])
+            states = function(states, mask, window, place, cos_sin, bias, own[0], source_mask, own[1])
             if states is None:
                 raise Uncompiled(OTHER_WEIGHTS)
             start += size
@@ -303,8 +303,8 @@ class _Example:
         most = MOST_ROWS if sources == "few" else None
         self.by_source = {} if sources == "one" else {0: Varying("sources", 2, most)}
         self.by_row = {} if sources == "one" else {0: Varying("sources", 2, most, times=beams)}
-        self.turns = rotations_of(stack.rotary_emb, stack.config, *self._states_and_positions())
-        self.turning = sorted(self.turns)
+        self.rotations = rotations_of(stack.rotary_emb, stack.config, *self._states_and_positions())
+        self.rotating = sorted(self.rotations)
 
     def first(self):
         """Of a `FirstPart`."""
@@ -319,17 +319,17 @@ class _Example:
         room, length = 101, 53
         shape = (self.rows, config.num_key_value_heads, room, config.head_dim)
         own = [torch.zeros(shape, dtype=states.dtype) for _ in range(2 * count)]
-        turns = [turn.clone() for kind in self.turning for turn in self.turns[kind]]
+        cos_sin = [each.clone() for kind in self.rotating for each in self.rotations[kind]]
         window = None if config.sliding_window is None else self._mask()
         bias = position_bias(stack, self._place(), self.blocks)
-        arguments = (states, self._mask(), window, self._place(), turns, bias, own)
+        arguments = (states, self._mask(), window, self._place(), cos_sin, bias, own)
         mask_varies = {**self.by_row, 1: Dim.DYNAMIC}
         varying: tuple = (
             self.by_row,
             mask_varies,
             None if window is None else mask_varies,
             None,
-            [self.by_row if turn.shape[0] > 1 else None for turn in turns],
+            [self.by_row if each.shape[0] > 1 else None for each in cos_sin],
             None if bias is None else {2: Dim.DYNAMIC},
             [{**self.by_row, 2: Dim.DYNAMIC}] * len(own),
         )

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from ..model.layer import Batch
+from ..model.layer import LayerInputs
 from ..model.positions import rotations_of
 from .few_rows import BLOCK
 
@@ -77,40 +77,40 @@ class FirstPart(nn.Module):
             place: int64 [1], where in the buffers the new token goes: S - 1.
 
         Returns:
-            The states [B, 1, C]; what rotary positions turn by, two for each of the layer types in order, or none; the
-            mask of a sliding window, like `mask`, or none; the bias of relative positions [1, H, S / BLOCK, BLOCK], or
-            none.
+            The states [B, 1, C]; cosines and sines of rotary positions for each of the layer types in order, or none;
+            the mask of a sliding window, like `mask`, or none; the bias of relative positions
+            [1, H, S / BLOCK, BLOCK], or none.
         """
         stack, config = self.stack, self.config
         states = stack._embed(stack._embed_tokens(input_ids, None, None, None), position_ids)
         rotations = rotations_of(stack.rotary_emb, config, states, position_ids)
-        turns = [turn.contiguous() for kind in sorted(rotations) for turn in rotations[kind]]
+        cos_sin = [each.contiguous() for kind in sorted(rotations) for each in rotations[kind]]
         windows = []
         if config.sliding_window is not None:
             near = torch.arange(mask.shape[1] * BLOCK).view(-1, BLOCK) > place - config.sliding_window
             windows = [mask & near]
         bias = position_bias(stack, place, mask.shape[1])
-        return states, turns, windows, [] if bias is None else [bias]
+        return states, cos_sin, windows, [] if bias is None else [bias]
 
 
 class LayersPart(nn.Module):
     """Some layers: states [B, 1, C] -> [B, 1, C]. They write the new token's keys and values into their buffers.
 
     Args:
-        turning: the layer types that rotary positions turn, in order.
+        rotating: the layer types whose queries and keys rotate, in order.
         beams: rows of a source.
     """
 
-    def __init__(self, layers, config, turning, beams: int = 1):
+    def __init__(self, layers, config, rotating, beams: int = 1):
         super().__init__()
-        self.config, self.layers, self.turning, self.beams = config, nn.ModuleList(layers), turning, beams
+        self.config, self.layers, self.rotating, self.beams = config, nn.ModuleList(layers), rotating, beams
 
-    def forward(self, states, mask, window, place, turns, bias, buffers, source_mask, sources):
+    def forward(self, states, mask, window, place, cos_sin, bias, buffers, source_mask, sources):
         """Run the layers.
 
         Args:
             mask: bool [B, S / BLOCK, BLOCK], and `window` likewise, or None; `place` int64 [1], of the new token.
-            turns: what rotary positions turn by, two for each of the types, or none.
+            cos_sin: cosines and signed sines of rotary positions, two for each of the types, or none.
             bias: [1, H, S / BLOCK, BLOCK] or None.
             buffers: keys and values [B, K, R, D] of one layer after the other.
             source_mask: bool [B / n, 1, 1, E], or None without an encoder.
@@ -127,8 +127,8 @@ class LayersPart(nn.Module):
                 each.narrow(0, 0, states.shape[0] // self.beams) for each in (source_mask, *sources)
             )
             source_mask = source_mask.expand(-1, -1, self.beams, -1)
-        rotations = dict(zip(self.turning, zip(turns[::2], turns[1::2], strict=True), strict=True))
-        batch = Batch(masks, rotations, place, source_mask)
+        rotations = dict(zip(self.rotating, zip(cos_sin[::2], cos_sin[1::2], strict=True), strict=True))
+        layer_inputs = LayerInputs(masks, rotations, place, source_mask)
         for index, layer in enumerate(self.layers):
             own = slice(2 * index, 2 * index + 2)
             cache: Cache = _Buffers(place, length, buffers[own])
@@ -137,7 +137,7 @@ class LayersPart(nn.Module):
                 cache = _Caches(cache, keys, values, layer.layer_idx)
             states = _cut(states) if index else states
             source = None if source_mask is None else states  # any tensor: its keys and values are cached
-            states = layer.forward(states, source, bias, batch=batch, past_key_values=cache)
+            states = layer.forward(states, source, bias, layer_inputs=layer_inputs, past_key_values=cache)
         return states
 
 

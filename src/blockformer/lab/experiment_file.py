@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ _OWN = frozenset(
     "save_strategy save_steps save_total_limit logging_strategy logging_steps logging_first_step disable_tqdm "
     "resume_from_checkpoint load_best_model_at_end push_to_hub prediction_loss_only train_sampling_strategy".split()
 )
+# Types that a value of YAML has or has not; other ones are left to their library.
+_PLAIN = {bool: "true or false", int: "an integer", float: "a number", str: "a name", type(None): "null"}
 _TRAINING = {
     "learning_rate": 1e-3,
     "lr_scheduler_type": "cosine",
@@ -111,6 +114,16 @@ class _Reader:
                 hint = did_you_mean(str(name), known)
                 self.problems.append(f"{where} has no '{name}'.{hint or ' It has ' + ', '.join(sorted(known)) + '.'}")
 
+    def _check_types(self, where: str, found: dict, types: dict[str, Any]) -> None:
+        """Of values of plain types, which the libraries take as they come and fail on later, or never."""
+        for name, value in found.items():
+            kinds = [kind for kind in (typing.get_args(types.get(name)) or (types.get(name),)) if kind is not None]
+            if all(kind in _PLAIN for kind in kinds):
+                given = type(value)
+                if given not in kinds and not (given is int and float in kinds):
+                    words = " or ".join(_PLAIN[kind] for kind in kinds)
+                    self.problems.append(f"{where}: {name} must be {words}, not {value!r}")
+
     def _mapping(self, name: str) -> dict[str, Any]:
         found = self.content.get(name) or {}
         if isinstance(found, dict):
@@ -137,11 +150,15 @@ class _Reader:
                 given[name] = number if name == "held_out_share" else int(number)
         if given.get("sequence_length") == 1:
             self.problems.append("data: sequence_length must be at least 2: the first token is predicted by nothing")
+        if not isinstance(given.get("tokenizer"), str | None):
+            self.problems.append(f"data: tokenizer must be a folder or Hub id, not {given.pop('tokenizer')!r}")
         files = given.pop("files", None) or []
         files = files if isinstance(files, list) else [files]
+        if wrong := [each for each in files if not isinstance(each, str)]:
+            self.problems.append(f"data: files must be paths or patterns, not {wrong[0]!r}")
         if files and given.get("dataset"):
             self.problems.append("data: give files or a dataset, not both")
-        paths = [path for each in files for path in self._paths(str(each))]
+        paths = [path for each in files if isinstance(each, str) for path in self._paths(each)]
         dataset = given.get("dataset")
         given["dataset"] = dataset = {"path": dataset} if isinstance(dataset, str) else dataset
         if not isinstance(dataset, dict | None) or (dataset is not None and "path" not in dataset):
@@ -179,6 +196,7 @@ class _Reader:
         for name in sorted(_OWN & given.keys()):
             self.problems.append(f"training: {name} is set by the lab itself: drop it")
         self._check_names("training", {name: value for name, value in given.items() if name not in _OWN}, known)
+        self._check_types("training", given, {each.name: each.type for each in dataclasses.fields(TrainingArguments)})
         if self.content.get("budget") and "minutes" in self._mapping("budget"):
             for name in ("lr_scheduler_type", "warmup_steps"):
                 if name in self._mapping("training"):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.cache_utils import EncoderDecoderCache
 
-from .axes import SHARED, Part, axis, check_choice, flag
+from .axes import FLAG, SHARED, Part, axis, check_choice, flag
 from .compat import CACHE
 from .normalization import make_norm
 from .positions import BIASES, KEY_TERMS, SCORE_TERMS, rotate
@@ -66,7 +66,6 @@ def causal_attention(module, query, key, value, attention_mask, **kwargs):
 
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-ATTENTIONS: dict[str, type] = {}  # position type -> the self-attention that it needs; disentangled.py adds one
 
 
 @dataclass(eq=False, repr=False)
@@ -78,7 +77,7 @@ class AttentionFields(Part):
     head_dim: int | None = axis(None, "a positive integer", "attention", "size D of a head; None: hidden_size / H")
     qk_norm: bool | str = axis(
         False,
-        "true, false, 'per_head' or 'projection'",
+        (*FLAG, "per_head", "projection"),
         "attention",
         "a norm on queries and keys before the rotation: over each head, with weights of its own, or over all heads",
     )
@@ -102,8 +101,7 @@ class AttentionFields(Part):
     attention_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the attention probabilities")
 
     def fill_defaults(self):
-        """Plain multi-head attention whose heads share the width."""
-        super().fill_defaults()
+        """Plain multi-head attention whose heads share the width; with a window all layers slide."""
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
@@ -111,12 +109,13 @@ class AttentionFields(Part):
                 sizes = f"hidden_size ({self.hidden_size}) is not a multiple of num_attention_heads"
                 raise ValueError(f"{sizes} ({self.num_attention_heads}): change one of them or set head_dim.")
             self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.layer_types is None:
+            self.layer_types = [LAYER_TYPES[bool(self.sliding_window)]] * self.num_hidden_layers
         # The layers are strings in JSON.
         self.pruned_heads = {int(layer): heads for layer, heads in (self.pruned_heads or {}).items() if heads} or None
 
     def check(self):
         """Heads come in whole groups, pruned ones too; a window needs layers that slide, and those a window."""
-        super().check()
         if self.num_attention_heads % self.num_key_value_heads:
             heads = f"num_attention_heads ({self.num_attention_heads}) is not a multiple of num_key_value_heads"
             raise ValueError(f"{heads} ({self.num_key_value_heads}): each of these serves the same number of heads.")
@@ -153,19 +152,17 @@ class AttentionFields(Part):
         pruned = (self.pruned_heads or {}).get(layer_idx, ())
         return [head for head in range(self.num_attention_heads) if head not in pruned]
 
-    def tensor_parallel_plan(self, has_cross_attention):
+    def share_out(self, plan, has_cross_attention):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
-        plan = super().tensor_parallel_plan(has_cross_attention)
         # Whole in each process: norms of all heads, sinks, layers of any width, and a key that all heads share.
         is_whole = self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads
         if is_whole or self.num_key_value_heads == 1:
-            return plan
+            return
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
             plan[f"layers.*.{attention}.o_proj"] = "rowwise"
             if self.qk_norm:
                 plan |= {f"layers.*.{attention}.{name}": SHARED for name in ("q_norm", "k_norm")}
-        return plan
 
 
 def layer_type_of(config, layer_idx: int, is_causal: bool) -> str:
@@ -224,6 +221,7 @@ class Attention(nn.Module):
         own_bias = kind in BIASES and getattr(config, "relative_bias_per_layer", False)
         self.relative_bias = BIASES[kind](config, bidirectional=not is_causal) if own_bias else None
         self.relative_keys = KEY_TERMS[kind](config) if kind in KEY_TERMS else None
+        self._check_backend()
 
     def forward(
         self,
@@ -244,8 +242,9 @@ class Attention(nn.Module):
             key_value_states: [B, S, C], the source of keys and values of cross-attention.
             position_bias: [1 or B, H, T, S], added to the scores, or None.
             head_mask: [H] or [B, H], multiplies each head's output, or None.
-            attention_mask, position_embeddings, query_positions, unpadding: those of a `layer.Batch`.
+            attention_mask, position_embeddings, query_positions, unpadding: those of a `layer.LayerInputs`.
         """
+        self._check_backend()  # it may be another one since
         if self.is_cross_attention:
             query, key, value = self._cross_states(hidden_states, key_value_states, past_key_values)
         else:
@@ -260,27 +259,14 @@ class Attention(nn.Module):
         if unpadding is not None:
             kwargs["unpadding"] = unpadding  # for "sdpa" alone
         if self.softcap is not None:
-            self._refuse_backends("paged", "soft cap of scores")
             kwargs["softcap"] = self.softcap
-        if self.is_pruned:
-            self._refuse_backends(("vllm", "paged"), "layer of fewer heads")
         if self.has_sinks:
-            self._refuse_backends(("flash", "vllm", "paged"), "attention sink")
             kwargs["s_aux"] = self.sinks
 
         # vLLM and transformers read this source, too: one look-up and one call of what it finds.
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
-        output, probabilities = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=self.scaling,
-            dropout=self.dropout if self.training else 0.0,
-            sliding_window=self.sliding_window,
-            **kwargs,
-        )
+        kwargs |= {"dropout": self.dropout if self.training else 0.0, "sliding_window": self.sliding_window}
+        output, probabilities = attend(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
         if head_mask is not None:
             output = output.reshape(*hidden_states.shape[:2], -1, self.head_dim)
             output = output * self._own_heads(head_mask, -1, output.shape[2])[..., None, :, None]
@@ -363,8 +349,8 @@ class Attention(nn.Module):
 
     def _with_bias(self, attention_mask, bias, query_positions, key_length):
         """Mask and bias as one additive mask [B, H, T, S], causal where the backend was left to be so by itself."""
-        is_tensor = attention_mask is None or isinstance(attention_mask, torch.Tensor)
-        self._refuse_backends(("flash", "vllm", "paged") if is_tensor else "", "relative position term")
+        if not isinstance(attention_mask, torch.Tensor | None):
+            self._refuse_backends("", "relative position term")
         if attention_mask is None and self.is_causal:
             keys = torch.arange(key_length, device=bias.device)
             attention_mask = (keys[None, :] <= query_positions[:, None])[None, None]
@@ -374,6 +360,17 @@ class Attention(nn.Module):
             return bias.masked_fill(~attention_mask, torch.finfo(bias.dtype).min)
         return (bias + attention_mask).clamp(min=torch.finfo(bias.dtype).min)
 
+    def _check_backend(self) -> None:
+        """Refuse an attention backend that knows nothing of what this layer has."""
+        if self.softcap is not None:
+            self._refuse_backends("paged", "soft cap of scores")
+        if self.is_pruned:
+            self._refuse_backends(("vllm", "paged"), "layer of fewer heads")
+        if self.has_sinks:
+            self._refuse_backends(("flash", "vllm", "paged"), "attention sink")
+        if self.has_relative_terms:
+            self._refuse_backends(("flash", "vllm", "paged"), "relative position term")
+
     def _refuse_backends(self, prefixes, what: str) -> None:
-        if (backend := self.config._attn_implementation).startswith(prefixes):
+        if (backend := self.config._attn_implementation or "").startswith(prefixes):
             raise ValueError(f"attn_implementation='{backend}' takes no {what}; use 'sdpa' or 'eager'.")

@@ -36,7 +36,6 @@ class LinearFields(Part):
 
     def check(self):
         """The inputs of every linear map come in whole groups, its outputs in words of 8."""
-        super().check()
         if self.linear_bits is None:
             return
         heads, keys = (count * self.head_dim for count in (self.num_attention_heads, self.num_key_value_heads))
@@ -55,7 +54,6 @@ class LinearFields(Part):
 
     def finish(self, stack):
         """Have every linear map of the layers keep its weights in 4 bits."""
-        super().finish(stack)
         for parent in list(stack.layers.modules()) if self.linear_bits is not None else ():
             for name, layer in parent.named_children():
                 if isinstance(layer, nn.Linear):

@@ -26,11 +26,6 @@ def is_number(value) -> bool:
 # The kinds of values, by what an error calls them. Those that take anything are looked at by `check` of their part.
 KINDS: dict[str, Callable[[Any], bool]] = {
     "true or false": lambda value: isinstance(value, bool),
-    "true, false or 'fixed'": lambda value: isinstance(value, bool) or value == "fixed",
-    "true, false or 'down'": lambda value: isinstance(value, bool) or value == "down",
-    "true, false, 'per_head' or 'projection'": lambda value: (
-        isinstance(value, bool) or value in ("per_head", "projection")
-    ),
     "a positive integer": lambda value: is_integer(value) and 0 < value < 2**63,
     "a positive integer, or -1": lambda value: is_integer(value) and (value == -1 or value > 0),
     "an integer of 0 or more": lambda value: is_integer(value) and value >= 0,
@@ -47,6 +42,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
         and all(str(layer).isdecimal() and isinstance(heads, list) for layer, heads in value.items())
     ),
 }
+FLAG = (True, False)  # of a field that is a flag or a name: (*FLAG, "fixed")
 # The headings of `blockformer inspect`, in its order.
 GROUPS = tuple("size embeddings norm positions attention feed-forward weights head training tokens use".split())
 # In a tensor-parallel plan: whole in each process, gradients added.
@@ -59,14 +55,14 @@ class Axis(typing.NamedTuple):
 
     Attributes:
         default: the value when none is given.
-        values: one of `KINDS`, or a tuple of names of which the field takes one.
+        values: one of `KINDS`, or a tuple of names of which the field takes one, with `FLAG` in it also true and false.
         group: one of `GROUPS`.
         meaning: what it does, in half a sentence.
         optional: whether it may be None, as its annotation says.
     """
 
     default: Any
-    values: str | tuple[str, ...]
+    values: str | tuple
     group: str
     meaning: str
     optional: bool = False
@@ -82,13 +78,15 @@ class Axis(typing.NamedTuple):
 
     def describe(self) -> str:
         """Values, default and meaning in words, as a docstring has them."""
-        values = self.values if isinstance(self.values, str) else ", ".join(self.values)
+        values = self.values if isinstance(self.values, str) else ", ".join(spelt(self.values))
         values = values if len(values) < 150 else "a name"  # there are dozens of activations
         return f"({values}; default {self.default!r}): {self.meaning}."
 
 
 def axis(default, values, group: str, meaning: str) -> Any:
     """Declare a field in the body of a dataclass; the arguments are those of `Axis`."""
+    if isinstance(values, str) and values not in KINDS:
+        raise KeyError(f"{values!r} is none of axes.KINDS: use one of them, or a tuple of the names that it takes.")
     return dataclasses.field(default=default, metadata={"axis": Axis(default, values, group, meaning)})
 
 
@@ -100,8 +98,9 @@ def flag(default, group: str, meaning: str) -> Any:
 def axes(config_class) -> dict[str, Axis]:
     """Every declared field of a config class, inherited ones included, by its name; those of a group together."""
     if config_class not in _DECLARED:
+        # After `from __future__ import annotations` a type is a string.
         declared = {
-            field.name: field.metadata["axis"]._replace(optional=type(None) in typing.get_args(field.type))
+            field.name: field.metadata["axis"]._replace(optional="None" in str(field.type))
             for field in dataclasses.fields(config_class)
             if "axis" in field.metadata
         }
@@ -110,10 +109,12 @@ def axes(config_class) -> dict[str, Axis]:
 
 
 class Part:
-    """Fields that belong together. A config class inherits from its parts, each of which goes on to the next one.
+    """Fields that belong together: a dataclass beside the module that reads them, and one more base of a config class.
 
-    A part is a dataclass beside the module that reads the fields, so that a new part is one file and one more base of
-    `BlockformerConfig`.
+    Each part speaks for itself, in the order of `parts_of`, and calls no `super`. It may have `fill_defaults()` for
+    fields that are None and follow from others, `check()` for fields that contradict each other, `finish(stack)` to
+    change a stack whose layers are there, and `share_out(plan, has_cross_attention)` to say in a plan for a stack, by
+    name, how processes share its modules: each has some of the heads and of the inner states.
     """
 
     if typing.TYPE_CHECKING:
@@ -121,26 +122,25 @@ class Part:
         def __getattr__(self, name: str) -> Any:
             """The fields of the other parts."""
 
-    def fill_defaults(self) -> None:
-        """Set the fields that are None and follow from others."""
 
-    def check(self) -> None:
-        """Refuse fields that contradict each other, all of them settled."""
+def parts_of(config_class, method: str) -> list:
+    """The classes that have a method of their own: a config's last base first, the config class itself last.
 
-    def finish(self, stack) -> None:
-        """Change a stack of this config once all of its layers are there."""
+    Asked by name: the loader of remote code may run this file again, and `Part` is then another class.
+    """
+    return [part for part in reversed(config_class.__mro__) if method in vars(part)]
 
-    def tensor_parallel_plan(self, has_cross_attention: bool) -> dict[str, str]:
-        """How the modules of one stack are shared out: each process has some of the heads and of the inner states."""
-        return {}
+
+def spelt(choices) -> list[str]:
+    """Names of choices as JSON spells them: true and false in small letters."""
+    return [str(each).lower() if isinstance(each, bool) else each for each in choices]
 
 
 def check_choice(name: str, value, choices) -> None:
-    """Refuse a value that is none of the names."""
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(
-            f"{name} must be one of {', '.join(choices)}, not {value!r}.{did_you_mean(str(value), choices)}"
-        )
+    """Refuse a value that is none of the names; where true and false are among them, 1 and 0 are not."""
+    if not isinstance(value, str | bool) or value not in choices:
+        names = spelt(choices)
+        raise ValueError(f"{name} must be one of {', '.join(names)}, not {value!r}.{did_you_mean(str(value), names)}")
 
 
 def did_you_mean(name: str, known, cutoff: float = 0.6) -> str:

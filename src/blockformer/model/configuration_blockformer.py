@@ -11,7 +11,7 @@ from typing import ClassVar
 from transformers import PretrainedConfig
 
 from .attention import AttentionFields
-from .axes import axes, axis, check_choice, did_you_mean, flag, is_integer
+from .axes import FLAG, axes, axis, check_choice, did_you_mean, flag, is_integer, parts_of
 from .compat import generation_field_names, tell_peft
 from .feed_forward import ACT2FN, FeedForwardFields
 from .layer import LayerFields
@@ -79,7 +79,7 @@ class BlockformerConfig(
     classifier_transform: bool = flag(False, "head", "norm(act(dense(x))) before a classifier of rows or tokens")
     head_transform_bias: bool = flag(True, "head", "bias of that dense layer, and of one before a classifier")
     lm_head_bias: bool | str = axis(
-        False, "true, false or 'fixed'", "head", "bias of the language model head; fixed is one that does not learn"
+        False, (*FLAG, "fixed"), "head", "bias of the language model head; fixed is one that does not learn"
     )
     logit_scale: float | None = axis(1.0, "a positive number", "head", "factor of the states that enter the head")
     final_logit_softcapping: float | None = axis(None, "a positive number", "head", "soft cap of the logits")
@@ -103,32 +103,39 @@ class BlockformerConfig(
         cls.__doc__ = "\n".join([f"{cls.__doc__}\n    Args:", *lines, ""])
 
     def __post_init__(self, **kwargs):
+        """Each field by itself; the defaults that follow from other fields; all fields together."""
         kwargs = {name: value for name, value in kwargs.items() if _FORMER.get(name, self) != value}
-        version, number = (kwargs.pop(name, None) for name in STAMP)
-        _check_stamp(type(self), version, number, unknown_fields(type(self), kwargs))
-        if self.logit_scale is None:  # of older repos; vLLM multiplies by it
-            self.logit_scale = 1.0
-        for name, each in axes(type(self)).items():
-            each.check(name, vars(self)[name])  # quicker than an attribute, which the library looks up in three places
-        _check_tokens(self)
-        self.fill_defaults()
-        self.embedding_size = self.embedding_size or self.hidden_size
-        self._check_sizes(kwargs.get("num_labels"))
-        if self.layer_types is None:
-            layer_type = "sliding_attention" if self.sliding_window else "full_attention"
-            self.layer_types = [layer_type] * self.num_hidden_layers
-        if (dtype := kwargs.get("torch_dtype") if self.dtype is None else self.dtype) is not None:
-            check_choice("dtype", str(dtype).removeprefix("torch."), DTYPES)
-        if self.problem_type is not None:
-            check_choice("problem_type", self.problem_type, PROBLEM_TYPES)
-        self.check()
+        self._check_fields(kwargs)
+        for part in parts_of(type(self), "fill_defaults"):
+            part.fill_defaults(self)
+        for part in parts_of(type(self), "check"):
+            part.check(self)
         self.fill_rope_parameters(kwargs.pop("rope_scaling", None), kwargs.pop("rope_theta", None))
         super().__post_init__(**kwargs)
         self.base_model_tp_plan = self.tensor_parallel_plan(self.add_cross_attention)
 
+    def _check_fields(self, kwargs: dict) -> None:
+        """Refuse what is wrong by itself: unknown names, values of another kind, more than any model has."""
+        version, number = (kwargs.pop(name, None) for name in STAMP)
+        _check_stamp(type(self), version, number, unknown_fields(type(self), kwargs))
+        for name, each in axes(type(self)).items():
+            each.check(name, vars(self)[name])  # quicker than an attribute, which the library looks up in three places
+        _check_tokens(self)
+        check_counts(max(self.num_hidden_layers, getattr(self, "decoder_layers", None) or 0), kwargs.get("num_labels"))
+        if (dtype := kwargs.get("torch_dtype") if self.dtype is None else self.dtype) is not None:
+            check_choice("dtype", str(dtype).removeprefix("torch."), DTYPES)
+        if self.problem_type is not None:
+            check_choice("problem_type", self.problem_type, PROBLEM_TYPES)
+
+    def fill_defaults(self):
+        """Embeddings as wide as the states."""
+        self.embedding_size = self.embedding_size or self.hidden_size
+        if self.logit_scale is None:  # of older repos; vLLM multiplies by it
+            self.logit_scale = 1.0
+
     def check(self):
         """What holds of the whole model, after what holds of its parts."""
-        super().check()
+        self._check_sizes()
         tied = self.tie_word_embeddings and not self.lm_head_transform
         if self.embedding_size != self.hidden_size and (tied or self.is_encoder_decoder):
             fix = "needs lm_head_transform=True where the head is tied, and is no encoder-decoder's"
@@ -170,10 +177,16 @@ class BlockformerConfig(
         """Layers and vocabulary of a stack."""
         return self.num_hidden_layers, self.vocab_size
 
-    def _check_sizes(self, num_labels) -> None:
+    def tensor_parallel_plan(self, has_cross_attention: bool) -> dict[str, str]:
+        """How the modules of one stack are shared out between processes, by name."""
+        plan: dict[str, str] = {}
+        for part in parts_of(type(self), "share_out"):
+            part.share_out(self, plan, has_cross_attention)
+        return plan
+
+    def _check_sizes(self) -> None:
         """Refuse sizes that no machine holds, by the longest table of vectors times the widest vector."""
         deepest = max(self.num_hidden_layers, getattr(self, "decoder_layers", 0))
-        check_counts(deepest, num_labels)
         inner = max(self.intermediate_size, self.inner_width_of(is_causal=True))
         width = max(self.hidden_size, inner, self.num_attention_heads * self.head_dim)
         deepest *= getattr(self, "num_experts", 0) or 1

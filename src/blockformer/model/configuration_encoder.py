@@ -66,7 +66,6 @@ class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
 
     def check(self):
         """Groups of layers that share weights (ALBERT, Lan et al., 2020) are of one size, and all layers are alike."""
-        super().check()
         groups, layers = self.num_hidden_groups, self.num_hidden_layers
         if groups and layers % groups:
             raise ValueError(f"num_hidden_layers ({layers}) must be a multiple of num_hidden_groups ({groups}).")

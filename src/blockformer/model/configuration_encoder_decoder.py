@@ -77,7 +77,6 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
 
     def fill_defaults(self):
         """Both sides are equally deep and wide unless told otherwise."""
-        super().fill_defaults()
         if self.decoder_layers is None:
             self.decoder_layers = self.num_hidden_layers
         if self.decoder_intermediate_size is None:
@@ -85,7 +84,6 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
 
     def check(self):
         """A vocabulary of its own needs embeddings of its own; both stacks have a final norm or none."""
-        super().check()
         usual: list = self.layer_types or []
         if self.decoder_layer_types is None:  # filled here, where sizes and layer_types are known to be good
             self.decoder_layer_types = [usual[index % len(usual)] for index in range(self.decoder_layers or 0)]

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .attention import ATTENTIONS, Attention
+from .attention import Attention
 from .normalization import make_norm
-from .positions import BIASES
+from .positions import ATTENTIONS, BIASES
 from .relative_bias import RelativeBiasFields
 
 
@@ -21,7 +21,6 @@ class DisentangledFields(RelativeBiasFields):
 
     def check(self):
         """Queries and keys of distances come from the layers' own projections, one key for each head."""
-        super().check()
         if self.position_type != "disentangled":
             return
         if self.qk_norm or self.pruned_heads or self.num_key_value_heads != self.num_attention_heads:
@@ -69,8 +68,8 @@ class DisentangledAttention(Attention):
     def _mask_of(self, query, key, attention_mask, queries, keys):
         """Queries and keys [B, H, T, D] -> the mask with the terms of distances in it, [B, H, T, T]."""
         length = query.shape[2]
-        places = torch.arange(length, device=query.device)
-        buckets = self._bucket(places[:, None] - places[None, :])
+        positions = torch.arange(length, device=query.device)
+        buckets = self._bucket(positions[:, None] - positions[None, :])
         buckets = buckets.expand(*query.shape[:2], length, length)
         to_keys = (query @ keys.transpose(2, 3)).gather(-1, buckets)
         to_queries = (key @ queries.transpose(2, 3)).gather(-1, buckets.transpose(2, 3)).transpose(2, 3)

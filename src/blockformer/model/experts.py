@@ -50,7 +50,6 @@ class ExpertsFields(Part):
 
     def fill_defaults(self):
         """Every layer is sparse, and its experts are as wide as a dense layer."""
-        super().fill_defaults()
         if self.router_aux_loss_coef is None:  # TRL takes a model without a 0 here for one with experts
             self.router_aux_loss_coef = 0.001 if self.num_experts else 0.0
         if self.num_experts:
@@ -59,7 +58,6 @@ class ExpertsFields(Part):
 
     def check(self):
         """A token has no more experts than there are, and no field is set that nothing reads."""
-        super().check()
         if not self.num_experts:
             neutral = {field.name: field.default for field in fields(ExpertsFields)} | {"router_aux_loss_coef": 0.0}
             if idle := [name for name, value in neutral.items() if getattr(self, name) != value]:
@@ -75,18 +73,18 @@ class ExpertsFields(Part):
         if wrong := [name for name in _EXCLUDED if getattr(self, name, None)] + ["gated_mlp"] * (not self.gated_mlp):
             raise ValueError(f"{wrong[0]}={getattr(self, wrong[0])} is not supported with experts: leave it out.")
 
-    def tensor_parallel_plan(self, has_cross_attention):
+    def share_out(self, plan, has_cross_attention):
         """Each process has some of every expert's inner states; experts with biases are whole in each."""
-        plan, mlp = super().tensor_parallel_plan(has_cross_attention), "layers.*.mlp."
+        mlp = "layers.*.mlp."
         if self.num_experts and "dense" not in self.mlp_layer_types:
-            plan = {name: style for name, style in plan.items() if not name.startswith(mlp)}
+            for name in [name for name in plan if name.startswith(mlp)]:
+                del plan[name]
         if self.shared_expert_intermediate_size:
             styles = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
             plan |= {f"{mlp}shared_expert.{name}": style for name, style in styles.items()}
         if self.num_experts and not self.expert_bias:
             plan |= {f"{mlp}experts.gate_up_proj": "packed_colwise", f"{mlp}experts.down_proj": "rowwise"}
             plan[f"{mlp}experts"] = "moe_tp_experts"
-        return plan
 
 
 class DrawnModule(nn.Module):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from .axes import Part, axis, flag
+from .axes import FLAG, Part, axis, flag
 
 
 def make_activation(name: str) -> nn.Module:
@@ -23,7 +23,7 @@ class FeedForwardFields(Part):
     gated_mlp: bool = flag(True, "feed-forward", "down(act(gate(x)) * up(x)) instead of down(act(up(x)))")
     hidden_act: str = axis("silu", tuple(ACT2FN), "feed-forward", "activation, a name in transformers' ACT2FN")
     mlp_bias: bool | str = axis(
-        False, "true, false or 'down'", "feed-forward", "bias of the projections, or of the last one alone"
+        False, (*FLAG, "down"), "feed-forward", "bias of the projections, or of the last one alone"
     )
     float32_down_proj: bool = flag(False, "feed-forward", "down projections stay float32 in a float16 model")
     activation_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the feed-forward inner states")
@@ -33,11 +33,11 @@ class FeedForwardFields(Part):
         """The networks' inner width in a stack, in an encoder-decoder in one of the two."""
         return self.intermediate_size
 
-    def tensor_parallel_plan(self, has_cross_attention):
+    def share_out(self, plan, has_cross_attention):
         """Each process has some of the inner states."""
-        gate = {"layers.*.mlp.gate_proj": "colwise"} if self.gated_mlp else {}
-        own = {**gate, "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
-        return super().tensor_parallel_plan(has_cross_attention) | own
+        if self.gated_mlp:
+            plan["layers.*.mlp.gate_proj"] = "colwise"
+        plan |= {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
 
 class FeedForward(nn.Module):

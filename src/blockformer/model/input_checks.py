@@ -97,8 +97,8 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
         fix = "shorten it, or train with a larger max_position_embeddings"
         raise ValueError(f"the text is {longest} tokens long, the table of learned positions has {limit}: {fix}.")
     if longest > limit and config.position_type == "rotary" and config.rope_parameters.get("rope_type") == "default":
-        trained = f"the {limit} (max_position_embeddings) that the model was trained on"
-        logger.warning_once(f"the text is {longest} tokens long, longer than {trained}: expect worse results.")
+        trained = f"the {limit} tokens (max_position_embeddings) that the model was trained on"
+        logger.warning_once(f"the text is longer than {trained}: expect worse results.")  # once: it names no length
 
 
 def _bounds(numbers) -> tuple[int, int]:

@@ -10,10 +10,11 @@ import torch
 from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .attention import ATTENTIONS, Attention, layer_type_of
+from .attention import Attention, layer_type_of
 from .axes import Part, axis, flag
 from .feed_forward import FEED_FORWARDS
 from .normalization import make_norm
+from .positions import ATTENTIONS
 
 # Where a sub-layer f has norms: post(y + output(f(pre(y)))) with y = input(x).
 NORM_SLOTS = {"pre": ("pre",), "post": ("post",), "output": ("output",), "pre_output": ("pre", "output")}
@@ -40,7 +41,6 @@ class LayerFields(Part):
 
     def fill_defaults(self):
         """A layer that ends in a norm needs no final one."""
-        super().fill_defaults()
         if self.final_norm is None:
             self.final_norm = self.norm_placement != "post"
 
@@ -50,7 +50,6 @@ class LayerFields(Part):
 
     def check(self):
         """A norm never follows a norm, and what is parallel are two sub-layers with a norm before them."""
-        super().check()
         if self.norm_placement == "post" and self.final_norm:
             raise ValueError("final_norm=True with norm_placement='post' is a norm too many: set final_norm=False.")
         if not self.first_attention_norm and (self.norm_placement, self.residual) != ("pre", "sequential"):
@@ -73,14 +72,14 @@ def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
     return ("pre",) if placement == "input_pre" and sublayer == "mlp" else NORM_SLOTS[placement]
 
 
-class Batch(NamedTuple):
-    """What the layers are told of a batch besides its states; the stack makes it once for all of them.
+class LayerInputs(NamedTuple):
+    """What every layer reads besides the states; the stack makes it once for all of them.
 
     A tuple, since hooks that move or cast a module's inputs look into tuples and dicts, and into no other object.
 
     Attributes:
         masks: layer type -> the mask of self-attention in the backend's form, or None.
-        rotations: layer type -> what `rotate` turns by, each [B, 1, T, D]; empty without rotary positions.
+        rotations: layer type -> cosines and signed sines for `rotate`, each [B, 1, T, D]; empty if not rotary.
         query_positions: int [T], the queries' places among the keys.
         encoder_mask: the mask of cross-attention in the backend's form, or None.
         head_mask: [layers, H], multiplies each head's output in self-attention, or None.
@@ -128,7 +127,7 @@ class Layer(GradientCheckpointingLayer):
         hidden_states,
         encoder_hidden_states=None,
         position_bias=None,
-        batch: Batch | None = None,
+        layer_inputs: LayerInputs | None = None,
         past_key_values=None,
         **kwargs,
     ):
@@ -139,7 +138,7 @@ class Layer(GradientCheckpointingLayer):
         """
         hidden_states = self._norm("self_attn", "input", hidden_states)
         states = self._norm("self_attn", "pre", hidden_states)
-        change = self._self_attention(states, position_bias, batch, past_key_values, kwargs)
+        change = self._self_attention(states, position_bias, layer_inputs, past_key_values, kwargs)
         if self.residual != "sequential":
             if self.residual == "parallel":
                 states = self._norm("mlp", "pre", hidden_states)
@@ -149,26 +148,28 @@ class Layer(GradientCheckpointingLayer):
             hidden_states = self._norm("cross_attn", "input", hidden_states)
             change = self.cross_attn(
                 self._norm("cross_attn", "pre", hidden_states),
-                attention_mask=batch.encoder_mask,
+                attention_mask=layer_inputs.encoder_mask,
                 key_value_states=encoder_hidden_states,
                 past_key_values=past_key_values,
-                head_mask=None if batch.cross_head_mask is None else batch.cross_head_mask[self.layer_idx],
+                head_mask=None
+                if layer_inputs.cross_head_mask is None
+                else layer_inputs.cross_head_mask[self.layer_idx],
                 **kwargs,
             )[0]
             hidden_states = self._residual("cross_attn", hidden_states, change)
         hidden_states = self._norm("mlp", "input", hidden_states)
         return self._residual("mlp", hidden_states, self.mlp(self._norm("mlp", "pre", hidden_states)))
 
-    def _self_attention(self, states, position_bias, batch, past_key_values, kwargs):
+    def _self_attention(self, states, position_bias, layer_inputs, past_key_values, kwargs):
         return self.self_attn(
             states,
-            attention_mask=batch.masks[self.layer_type],
-            position_embeddings=batch.rotations.get(self.layer_type) if self.rotates else None,
+            attention_mask=layer_inputs.masks[self.layer_type],
+            position_embeddings=layer_inputs.rotations.get(self.layer_type) if self.rotates else None,
             position_bias=position_bias,
-            query_positions=batch.query_positions,
+            query_positions=layer_inputs.query_positions,
             past_key_values=past_key_values,
-            head_mask=None if batch.head_mask is None else batch.head_mask[self.layer_idx],
-            unpadding=batch.unpadding,
+            head_mask=None if layer_inputs.head_mask is None else layer_inputs.head_mask[self.layer_idx],
+            unpadding=layer_inputs.unpadding,
             **kwargs,
         )[0]
 

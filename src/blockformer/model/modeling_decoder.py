@@ -13,7 +13,7 @@ from transformers.utils import can_return_tuple
 from .alibi import Alibi  # noqa: F401
 from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
-from .axes import axis  # noqa: F401
+from .axes import parts_of
 from .compat import CACHE, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
@@ -45,7 +45,8 @@ class BlockformerDecoderModel(Stack):
 
     def __init__(self, config):
         super().__init__(config, is_causal=True, has_cross_attention=config.add_cross_attention)
-        config.finish(self)
+        for part in parts_of(type(config), "finish"):
+            part.finish(config, self)
         self.post_init()
 
 

@@ -74,17 +74,15 @@ class BlockformerEncoderModel(Stack):
         self.pooler = Pooler(config) if config.pooler_act and add_pooling_layer else None
         self.post_init()
 
-    def _prepare(self, hidden_states, places: tuple, source: tuple, unpads: bool):
-        """See `Stack._prepare`; windows of an unpadded row are masks [1, 1, length, length], one a sequence."""
-        hidden_states, positions, batch = super()._prepare(hidden_states, places, source, unpads)
-        size = self.config.sliding_window
-        if batch.unpadding is not None and size is not None:
-            lengths = batch.unpadding.lengths
-            index = torch.arange(max(lengths), device=hidden_states.device)
+    def _masks_of_sequences(self, unpadding, device):
+        """See `Stack`; a window is a mask [1, 1, length, length] for each sequence, None where it hides nothing."""
+        masks, size = super()._masks_of_sequences(unpadding, device), self.config.sliding_window
+        if size is not None:
+            index = torch.arange(max(unpadding.lengths), device=device)
             near = ((index[:, None] - index[None, :]).abs() <= size)[None, None]
-            masks = [None if length <= size + 1 else near[..., :length, :length] for length in lengths]
-            batch = batch._replace(masks={**batch.masks, "sliding_attention": masks})
-        return hidden_states, positions, batch
+            windows = [None if length <= size + 1 else near[..., :length, :length] for length in unpadding.lengths]
+            masks["sliding_attention"] = windows
+        return masks
 
     @can_return_tuple
     def forward(

@@ -23,13 +23,11 @@ class NormFields(Part):
 
     def fill_defaults(self):
         """A layer norm has a bias unless told otherwise."""
-        super().fill_defaults()
         if self.norm_bias is None:
             self.norm_bias = self.norm_type == "layer_norm" and self.norm_weight != "none"
 
     def check(self):
         """An RMS norm has a weight and no bias."""
-        super().check()
         if self.norm_type == "rms_norm" and self.norm_bias:
             raise ValueError("norm_bias=True needs norm_type='layer_norm': an RMS norm has no bias.")
         if self.norm_weight == "none" and (self.norm_bias or self.norm_type == "rms_norm"):

@@ -41,7 +41,6 @@ class PositionFields(Part):
 
     def check(self):
         """The position type is one of this topology."""
-        super().check()
         kind = self.position_type
         kinds = {"alibi": self.is_decoder, "disentangled": not (self.is_decoder or self.is_encoder_decoder)}
         if not kinds.get(kind, True):
@@ -49,8 +48,9 @@ class PositionFields(Part):
 
 
 # What a position type brings into a model, by its name; sinusoidal.py, rotary.py and the like add theirs.
-ROTATIONS: dict = {}  # what turns queries and keys, of a config
+ROTATIONS: dict = {}  # cosines and sines that rotate queries and keys, of a config
 BIASES: dict = {}  # biases of the scores that layers share, of a config and whether both sides are seen
+ATTENTIONS: dict = {}  # the self-attention that reads them, where it is not the usual one
 KEY_TERMS: dict = {}  # terms of the scores that a layer's queries and keys give, of a config
 
 
@@ -100,7 +100,7 @@ TABLES: dict = dict.fromkeys(LEARNED, LearnedPositions)  # what is added to the 
 
 
 def rotations_of(rotary: nn.Module | None, config, hidden_states, position_ids) -> dict:
-    """Layer type -> what `rotate` turns by; empty without rotary positions."""
+    """Layer type -> cosines and signed sines for `rotate`; empty without rotary positions."""
     if rotary is None:
         return {}
     if isinstance(rotary, nn.ModuleDict):

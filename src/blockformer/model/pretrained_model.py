@@ -41,6 +41,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
     }
 
     def __init__(self, config):
+        _check_topology(type(self), config)
         super().__init__(config)
         if config.float32_down_proj:
             self._keep_in_fp32_modules = {"down_proj"}
@@ -79,6 +80,17 @@ class BlockformerPreTrainedModel(PreTrainedModel):
             _draw_by_inputs(module)
         if hasattr(module, "init_tensors"):  # weights that the library cannot know, buffers that no checkpoint holds
             module.init_tensors()
+
+
+def _check_topology(model_class, config) -> None:
+    """Refuse a config of another topology: such a model would train, and nothing could load it again."""
+    wanted = model_class.config_class
+    if wanted is not None and getattr(config, "auto_classes", {}).get("AutoModel") != wanted.auto_classes["AutoModel"]:
+        names = [target.rpartition(".")[2] for target in list(getattr(config, "auto_classes", {}).values())[1:]]
+        fix = f"use {' or '.join(names)}, or turn a model into another topology with blockformer.reshape"
+        official = "blockformer.preset makes one, and blockformer.from_official loads an official checkpoint"
+        what = f"{model_class.__name__} needs a {wanted.__name__}, not a {type(config).__name__}"
+        raise ValueError(f"{what}: {fix if names else official}.")
 
 
 def _check_missing(model, source, missing, unexpected) -> None:

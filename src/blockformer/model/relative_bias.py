@@ -25,7 +25,6 @@ class RelativeBiasFields(Part):
 
     def check(self):
         """A bias has buckets enough, and no field is set that the position type does not read."""
-        super().check()
         if self.relative_bias_per_layer and self.position_type not in RELATIVE_BIAS:
             raise ValueError("relative_bias_per_layer=True needs a relative bias: set position_type='relative_bias'.")
         if self.position_type not in RELATIVE_BIAS:
@@ -39,13 +38,11 @@ class RelativeBiasFields(Part):
             fix = f"above {exact}, the distances with a bucket each: raise it, or lower relative_attention_num_buckets"
             raise ValueError(f"relative_attention_max_distance ({distance}) must be {fix}.")
 
-    def tensor_parallel_plan(self, has_cross_attention):
+    def share_out(self, plan, has_cross_attention):
         """A bias belongs to no single head: it is whole in each process, and its gradients are added."""
-        plan = super().tensor_parallel_plan(has_cross_attention)
         if self.position_type in RELATIVE_BIAS:
             owner = "layers.*.self_attn." if self.relative_bias_per_layer else ""
             plan[f"{owner}relative_bias.embedding"] = SHARED
-        return plan
 
 
 class RelativeBias(nn.Module):

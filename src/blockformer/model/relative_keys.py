@@ -16,10 +16,10 @@ from .positions import KEY_TERMS
 class RelativeKeyFields(Part):
     """What holds of a config with relative keys, which have no field of their own."""
 
-    def tensor_parallel_plan(self, has_cross_attention):
+    def share_out(self, plan, has_cross_attention):
         """The vectors are whole in each process, and their gradients are added."""
-        own = {"layers.*.self_attn.relative_keys.embedding": SHARED} if self.position_type in KEY_TERMS else {}
-        return super().tensor_parallel_plan(has_cross_attention) | own
+        if self.position_type in KEY_TERMS:
+            plan["layers.*.self_attn.relative_keys.embedding"] = SHARED
 
 
 class RelativeKeys(nn.Module):

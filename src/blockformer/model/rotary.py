@@ -67,7 +67,6 @@ class RotaryFields(PositionFields):
 
     def check(self):
         """What rotates is a decoder's layer."""
-        super().check()
         layers, own = self.rope_layers, self.is_decoder and self.position_type == "rotary"
         if layers is not None and not (own and [type(one) for one in layers] == [bool] * self.num_hidden_layers):
             raise ValueError(f"rope_layers must be true or false for each layer of a rotary decoder, not {layers!r}.")
@@ -109,7 +108,7 @@ def rotary_size(rope: dict, head_dim: int) -> int:
 class RotaryPositions(ComputedPositions):
     """Rotary position embedding, RoPE (Su et al., 2021), in every type of transformers' `ROPE_INIT_FUNCTIONS`.
 
-    Gives what `rotate` turns queries and keys by: cosines and signed sines, each [B, 1, T, D]. The types whose
+    Gives cosines and signed sines for `rotate`, each [B, 1, T, D]. The types whose
     frequencies depend on the text's length ("dynamic", "longrope") take it from the largest position of the call and
     keep no state, so that a result never depends on the calls before it.
 

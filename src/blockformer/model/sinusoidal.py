@@ -42,9 +42,9 @@ class SinusoidalPositions(ComputedPositions):
         return torch.stack([*parts, rest]).float()
 
     def forward(self, position_ids):
-        places = (position_ids + self.offset)[..., None].float()
-        turns = sum((places * part).frac() for part in self.inv_freq)  # [B, T, C/2]
-        sines, cosines = (2 * math.pi * turns).sin(), (2 * math.pi * turns).cos()
+        positions = (position_ids + self.offset)[..., None].float()
+        angles = 2 * math.pi * sum((positions * part).frac() for part in self.inv_freq)  # [B, T, C/2]
+        sines, cosines = angles.sin(), angles.cos()
         if self.halves:
             return torch.cat((sines, cosines), dim=-1)[..., : self.hidden_size]
         return torch.stack((sines, cosines), dim=-1).flatten(-2)[..., : self.hidden_size]  # [B, T, C]

@@ -1,6 +1,6 @@
 """The stack: embeddings, layers, final norm. A decoder is one stack, an encoder-decoder is two.
 
-What all layers need of a batch is made once, by `Stack._prepare`.
+What all layers need of a batch is made once: positions, masks and rotations, and without padding where that pays.
 
 B batch, T query length, S key length, C hidden size.
 """
@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_mask, encoder_masks, takes_cache
 from .input_checks import cached_length, check_inputs, check_positions, check_source
-from .layer import Batch, Layer
+from .layer import Layer, LayerInputs
 from .normalization import make_norm
 from .positions import BIASES, ROTATIONS, TABLES, rotations_of
 from .pretrained_model import BlockformerPreTrainedModel
@@ -103,44 +103,56 @@ class Stack(BlockformerPreTrainedModel):
         _, vocab_size = self.config.stack_sizes(self.is_causal)
         types = {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids}
         inputs = (input_ids, inputs_embeds, attention_mask, past_key_values)
-        is_whole = check_inputs(self.config, vocab_size, *inputs, types)
-        attention_mask = None if is_whole else attention_mask
+        mask_is_all_ones = check_inputs(self.config, vocab_size, *inputs, types)
+        attention_mask = None if mask_is_all_ones else attention_mask
         if encoder_hidden_states is not None:
             rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
             check_source(self, encoder_hidden_states, encoder_attention_mask, rows, kwargs.get("cu_seq_lens_q"))
         if head_mask is not None and len(head_mask) != len(self.layers):
             raise ValueError(f"head_mask has {len(head_mask)} rows, the model {len(self.layers)} layers of its own.")
         use_cache = self._uses_cache(use_cache)
-        # Padding is kept where the caller will look at it, or a cache that takes nothing else.
-        keeps = (use_cache or past_key_values is not None) and not self.runtime.restores_padding(past_key_values)
-        unpads = self.skips_padding and not (is_whole or keeps or self._is_recording(kwargs))
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
         sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
-        places = (attention_mask, is_whole, position_ids, sequences, past_key_values)
-        source = (encoder_hidden_states, encoder_attention_mask)
-        hidden_states, kwargs["position_ids"], batch = self._prepare(hidden_states, places, source, unpads)
+        position_ids, given_positions, query_positions = self._resolve_positions(
+            hidden_states, attention_mask, position_ids, past_key_values, sequences["cu_seq_lens_q"]
+        )
+        unpadding, needs_padding = None, mask_is_all_ones or encoder_hidden_states is not None
+        if not needs_padding and self._may_unpad(use_cache, past_key_values, kwargs):
+            unpadding = self.runtime.unpadding(self, hidden_states, attention_mask, given_positions, sequences)
+        if unpadding is None:
+            packed = None if mask_is_all_ones else given_positions
+            masks = self._masks(hidden_states, attention_mask, past_key_values, packed)
+        else:
+            masks = self._masks_of_sequences(unpadding, hidden_states.device)
+            hidden_states, position_ids = unpadding.gather(hidden_states), unpadding.gather(position_ids)
+        hidden_states = self._embed(hidden_states, position_ids)
         if cross_attn_head_mask is None and not self.config.is_encoder_decoder:
             cross_attn_head_mask = head_mask
-        batch = batch._replace(head_mask=head_mask, cross_head_mask=cross_attn_head_mask)
+        rotations = rotations_of(self.rotary_emb, self.config, hidden_states, position_ids)
+        encoder_mask = self._encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask)
+        own = (query_positions, encoder_mask, head_mask, unpadding, cross_attn_head_mask)
+        layer_inputs = LayerInputs(masks, rotations, *own)
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)
-        position_bias = self._position_bias(batch.query_positions, past_key_values)
-        cached = {"past_key_values": past_key_values, "use_cache": use_cache}
-        hidden_states = self._run_layers(hidden_states, encoder_hidden_states, position_bias, batch, **cached, **kwargs)
-        if batch.unpadding is not None:
-            hidden_states = batch.unpadding.scatter(hidden_states)
+        position_bias = self._position_bias(query_positions, past_key_values)
+        kwargs |= {"position_ids": given_positions, "past_key_values": past_key_values, "use_cache": use_cache}
+        hidden_states = self._run_layers(hidden_states, encoder_hidden_states, position_bias, layer_inputs, **kwargs)
+        if unpadding is not None:
+            hidden_states = unpadding.scatter(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, **{CACHE: past_key_values if use_cache else None}
         )
 
-    def _run_layers(self, hidden_states, encoder_hidden_states, position_bias, batch, **kwargs):
+    def _run_layers(self, hidden_states, encoder_hidden_states, position_bias, layer_inputs, **kwargs):
         """The layers, as many as the config says while `generate` drafts with the first ones, and the final norm."""
-        states = self.runtime.layers(self, hidden_states, encoder_hidden_states, position_bias, batch, kwargs)
+        states = self.runtime.layers(self, hidden_states, encoder_hidden_states, position_bias, layer_inputs, kwargs)
         if states is not None:
             return states
         for layer in list(self.layers)[: self.config.stack_sizes(self.is_causal)[0] // self.passes]:
             for _ in range(self.passes):
-                hidden_states = layer(hidden_states, encoder_hidden_states, position_bias, batch=batch, **kwargs)
+                hidden_states = layer(
+                    hidden_states, encoder_hidden_states, position_bias, layer_inputs=layer_inputs, **kwargs
+                )
         hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
         return F.dropout(hidden_states, self.dropout, self.training) if self.config.final_dropout else hidden_states
 
@@ -149,40 +161,27 @@ class Stack(BlockformerPreTrainedModel):
         cache = DynamicCache(config=self.config)
         return self.runtime.cache(EncoderDecoderCache(cache, shared_cache()) if for_cross_attention else cache)
 
-    def _prepare(self, hidden_states, places: tuple, source: tuple, unpads: bool):
-        """What the layers need: embedded states [B, T, C] (unpadded [1, N, C]), positions for the backend, a `Batch`.
+    def _resolve_positions(self, hidden_states, attention_mask, position_ids, past_key_values, cu_seq_lens):
+        """Positions [1 or B, T]; the same if they were given, or None; the queries' places among the keys, int [T].
 
-        `places`: mask, whether one that hides nothing was left out, positions, sequences, cache. Without a mask,
-        given positions may mean several sequences in a row; the backend is not told of those that are counted.
+        The attention backend is not told of counted positions: given ones may mean several sequences in a row.
         """
-        attention_mask, is_whole, position_ids, sequences, past_key_values = places
-        shape, past = hidden_states.shape[:2], cached_length(past_key_values)
+        shape, past, longest = hidden_states.shape[:2], cached_length(past_key_values), None
         query_positions = torch.arange(shape[1], device=hidden_states.device) + past
-        if position_ids is None and sequences["cu_seq_lens_q"] is not None:
-            position_ids = flattened_positions(sequences["cu_seq_lens_q"], shape)
-        given_positions, longest = position_ids, None
+        if position_ids is None and cu_seq_lens is not None:
+            position_ids = flattened_positions(cu_seq_lens, shape)
+        given = position_ids
         if position_ids is None and isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
-            position_ids = ranks(attention_mask)[:, -shape[1] :]
+            position_ids = positions_from_mask(attention_mask)[:, -shape[1] :]
         elif position_ids is None:
             position_ids, longest = query_positions[None], past + shape[1] if isinstance(past, int) else None
         check_positions(self.config, position_ids, shape, longest)
-        if given_positions is not None:
-            given_positions = given_positions.expand(shape)
+        return position_ids, None if given is None else given.expand(shape), query_positions
 
-        unpadding = None
-        if unpads and source[0] is None:
-            unpadding = self.runtime.unpadding(self, hidden_states, attention_mask, given_positions, sequences)
-        if unpadding is None:
-            packed = None if is_whole else given_positions
-            masks = self._masks(hidden_states, attention_mask, past_key_values, packed)
-        else:
-            masks = dict.fromkeys(self.config.layer_types)
-            hidden_states, position_ids = unpadding.gather(hidden_states), unpadding.gather(position_ids)
-        hidden_states = self._embed(hidden_states, position_ids)
-        rotations = rotations_of(self.rotary_emb, self.config, hidden_states, position_ids)
-        encoder_mask = self._encoder_mask(hidden_states, *source)
-        batch = Batch(masks, rotations, query_positions, encoder_mask, unpadding=unpadding)
-        return hidden_states, given_positions, batch
+    def _may_unpad(self, use_cache, past_key_values, kwargs) -> bool:
+        """Whether nobody looks at the padding: neither the caller nor a cache that needs it."""
+        needs = (use_cache or past_key_values is not None) and not self.runtime.restores_padding(past_key_values)
+        return self.skips_padding and not needs and not self._is_recording(kwargs)
 
     def _uses_cache(self, use_cache) -> bool:
         if not self.is_causal:
@@ -228,6 +227,10 @@ class Stack(BlockformerPreTrainedModel):
         sequences = sequence_numbers(position_ids) if is_packed else None
         return encoder_masks(self.config, hidden_states, attention_mask, sequences)
 
+    def _masks_of_sequences(self, unpadding, device) -> dict:
+        """The masks where each sequence is attended to by itself: none, since no key needs hiding."""
+        return dict.fromkeys(self.config.layer_types)
+
     def _encoder_mask(self, hidden_states, encoder_hidden_states, encoder_attention_mask):
         """The mask of cross-attention. Beams of one input share its states: they count as more queries of one row."""
         if encoder_hidden_states is None:
@@ -260,8 +263,8 @@ def shared_cache() -> DynamicCache:
     return cache
 
 
-def ranks(attention_mask):
-    """A token's rank among the real tokens of its row: mask [B, S] -> int64 [B, S]."""
+def positions_from_mask(attention_mask):
+    """Positions that count the real tokens of a row: mask [B, S] -> int64 [B, S]."""
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 

@@ -12,7 +12,7 @@ from .compat import CACHE, takes_cache
 from .language_model_head import HeadTransform
 from .losses import sequence_loss, span_loss, token_cross_entropy, without_padding
 from .pretrained_model import BlockformerPreTrainedModel
-from .stack import ranks
+from .stack import positions_from_mask
 
 
 class Classifier(BlockformerPreTrainedModel):
@@ -160,4 +160,4 @@ def _with_padding(config, inputs, attention_mask):
     index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
     last = config.max_position_embeddings - 1
     padding = torch.full_like(index, -1) if config.position_offset else index.clamp(max=last)
-    return torch.where(attention_mask != 0, ranks(attention_mask), padding)[:, -inputs.shape[1] :]
+    return torch.where(attention_mask != 0, positions_from_mask(attention_mask), padding)[:, -inputs.shape[1] :]

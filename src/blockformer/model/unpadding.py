@@ -105,9 +105,9 @@ def flattened_positions(cu_seq_lens, shape):
     """
     if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
         raise ValueError(f"cu_seq_lens_q must be [sequences + 1], each start and the end, not {[*cu_seq_lens.shape]}.")
-    places = torch.arange(shape.numel(), dtype=cu_seq_lens.dtype, device=cu_seq_lens.device)
-    starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, places, right=True) - 1]
-    return (places - starts).long().view(shape)
+    positions = torch.arange(shape.numel(), dtype=cu_seq_lens.dtype, device=cu_seq_lens.device)
+    starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, positions, right=True) - 1]
+    return (positions - starts).long().view(shape)
 
 
 def sequence_numbers(position_ids):

@@ -5,7 +5,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from . import signing
 from .model_card import write_card
@@ -20,6 +20,22 @@ def save_tokenizer(tokenizer: Any, folder: str | PathLike[str]) -> None:
         if settings.get("tokenizer_class") == "TokenizersBackend":
             settings["tokenizer_class"] = "PreTrainedTokenizerFast"
             path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def fitting_tokenizer(tokenizer: Any, config: Any) -> Any:
+    """A tokenizer, loaded if it is named by a path or Hub id, that makes no token outside the config's vocabulary.
+
+    Raises:
+        ValueError: it makes one.
+    """
+    if isinstance(tokenizer, str | PathLike):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    size = max(config.vocab_size, getattr(config, "decoder_vocab_size", None) or 0)
+    largest = max(tokenizer.get_vocab().values(), default=0) if hasattr(tokenizer, "get_vocab") else 0
+    if largest >= size:
+        fix = "give the tokenizer that it was trained with, or call resize_token_embeddings"
+        raise ValueError(f"the tokenizer has a token {largest}, the model's vocabulary 0 to {size - 1}: {fix}.")
+    return tokenizer
 
 
 def export_model(
@@ -38,7 +54,7 @@ def export_model(
     Args:
         model: a Blockformer model.
         folder: the repo to make.
-        tokenizer: the tokenizer that belongs to it.
+        tokenizer: the tokenizer that belongs to it, or its folder or Hub id.
         max_shard_size: bytes ("5GB") after which a new weight file begins.
         card: the text of `README.md`; None writes the template's.
         force: replace a folder that Blockformer made, if it is as it was.
@@ -48,7 +64,8 @@ def export_model(
         The folder.
 
     Raises:
-        ValueError: the model is not one of Blockformer's, or the folder or the key cannot be used.
+        ValueError: the model is not one of Blockformer's, the tokenizer has tokens that it does not have, or the folder
+            or the key cannot be used.
     """
     from blockformer.conversion.files.atomic import atomic_folder  # conversion stands above this module
 
@@ -56,6 +73,8 @@ def export_model(
         raise ValueError(f"{type(model).__name__} is no Blockformer model: convert its checkpoint instead.")
     if sign is not None:
         signing.check_key(sign)
+    if tokenizer is not None:
+        tokenizer = fitting_tokenizer(tokenizer, model.config)
     with atomic_folder(folder, force=force) as temporary:
         model.save_pretrained(temporary, max_shard_size=max_shard_size)
         if tokenizer is not None:

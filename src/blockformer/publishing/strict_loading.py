@@ -99,6 +99,12 @@ def _from_dict(cls, config_dict, **kwargs):
     path = os.path.join(str(kwargs.get("name_or_path") or ""), "config.json")
     if kwargs.get("name_or_path") and os.path.isfile(path):
         cls._dict_from_json_file(path)
+    if (kind := config_dict.get("model_type", cls.model_type)) != cls.model_type:
+        fix = "this is an official layout: use blockformer.from_official, or `blockformer convert`"
+        if str(kind).startswith("blockformer_"):
+            fix = f"{cls.__name__} and its models are of another topology: use the Auto classes"
+        source = kwargs.get("name_or_path") or "config.json"
+        raise ValueError(f"{source}: model_type is '{kind}', not '{cls.model_type}': {fix}.")
     return super(BlockformerConfig, cls).from_dict(config_dict, **kwargs)
 
 
