@@ -87,7 +87,7 @@ def convert(
         ConversionError: the source cannot be converted, or the target cannot be made. Nothing is left behind then.
     """
     start = time.monotonic()
-    tell = progress or silent
+    report_progress = progress or silent
     check_conversion(
         src,
         dst,
@@ -102,7 +102,7 @@ def convert(
         verify=verify,
     )
     cast = parse_dtype(dtype if dequantize is None else dequantize)
-    tell("looking at the source", 0, 0)
+    report_progress("looking at the source", 0, 0)
     place = find_source(src, family, config, to_official, revision=revision, token=token, cache_dir=cache_dir)
     folder, hub_id = place.path, place.hub_id
     refuse_adapters(folder)
@@ -118,7 +118,9 @@ def convert(
         report.notes += [*([] if to_official else _notes_on(checkpoint.config, plan.family)), *plan.notes]
         with atomic_folder(dst, force=force, sources=place.files) as temporary:
             _check_tied(checkpoint, plan)
-            report.notes += write_weights(checkpoint, plan.groups, temporary, max_shard_size, strict_finite, tell)
+            report.notes += write_weights(
+                checkpoint, plan.groups, temporary, max_shard_size, strict_finite, report_progress
+            )
             (temporary / "config.json").write_text(plan.config_json, encoding="utf-8")
             if to_official:
                 side = return_side_files(checkpoint, place.names, temporary, plan.files)
@@ -131,9 +133,11 @@ def convert(
                 for name, path in plan.family.extra_code().items():
                     (temporary / name).parent.mkdir(exist_ok=True)
                     (temporary / name).write_bytes(path.read_bytes())
-                made = write_generation_config(checkpoint, temporary, _entries(plan, checkpoint), plan.target_config)
-                if made is not None:
-                    side.written[made] = digest(temporary / made)
+                generation_file = write_generation_config(
+                    checkpoint, temporary, _entries(plan, checkpoint), plan.target_config
+                )
+                if generation_file is not None:
+                    side.written[generation_file] = digest(temporary / generation_file)
                 if plan.origin is not None:
                     origin = replace(plan.origin, files=side.record)
                     (temporary / ORIGIN).write_text(origin.text(), encoding="utf-8")
@@ -141,7 +145,7 @@ def convert(
             level = verification(verify)
             quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
             if level != "none":
-                report.parity = _verify(plan, folder, temporary, to_official, tell, quick)
+                report.parity = _verify(plan, folder, temporary, to_official, report_progress, quick)
                 report.notes += [] if report.not_verified else report.parity.notes
                 if quick and report.parity.measured:
                     report.notes.append("compared on one text only (quick); a full comparison takes longer")
@@ -153,7 +157,7 @@ def convert(
             if not to_official:
                 _write_card(temporary, plan, checkpoint, hub_id, report)
             checkpoint.check_unchanged()
-            tell("putting the folder into place", 0, 0)
+            report_progress("putting the folder into place", 0, 0)
     report.seconds = time.monotonic() - start
     return report
 
@@ -254,7 +258,9 @@ def _entries(plan: Plan, checkpoint: Checkpoint) -> Mapping[str, Any]:
     return plan.target_config.to_dict() if plan.family.is_file else checkpoint.config
 
 
-def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Progress, quick: bool) -> Parity:
+def _verify(
+    plan: Plan, source: Path, target: Path, to_official: bool, report_progress: Progress, quick: bool
+) -> Parity:
     if plan.not_runnable:
         return Parity(notes=[f"not compared with the official model: {plan.not_runnable}"])
     kind = plan.dtype
@@ -283,7 +289,7 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
         config,
         kind,
         plan.parameters * (1 + plan.low_bits),  # plain weights are made beside the model
-        tell,
+        report_progress,
         (0, shift) if to_official else (shift, 0),
         plan.family.counts_padding,
         quick,

@@ -60,7 +60,7 @@ def export_folder(
     import blockformer
 
     start = time.monotonic()
-    tell = progress or silent
+    report_progress = progress or silent
     check_conversion(src, dst, max_shard_size=max_shard_size, force=force, revision=revision)
     place = locate(src, revision=revision)
     folder, hub_id = place.path, place.hub_id
@@ -83,7 +83,7 @@ def export_folder(
         report.dtypes = [str(kind).removeprefix("torch.") for kind in sizes]
         with atomic_folder(dst, force=force, sources=[folder]) as temporary:
             check_tied(checkpoint.read, stored_pairs(tied, groups))
-            report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, tell)
+            report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, report_progress)
             (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")
             side = carry_side_files(checkpoint, place.names, temporary)
             report.notes += side.notes

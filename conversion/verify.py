@@ -298,7 +298,7 @@ def verify(
     config: PretrainedConfig,
     dtype: torch.dtype,
     parameters: int,
-    tell: Progress = silent,
+    report_progress: Progress = silent,
     shifts: tuple[int, int] = (0, 0),
     counts_padding: bool = False,
     quick: bool = False,
@@ -312,7 +312,7 @@ def verify(
         config: the config of either model, for the input sizes.
         dtype: that of the converted checkpoint.
         parameters: parameter count of each model.
-        tell: receives progress reports.
+        report_progress: receives progress reports.
         shifts: added to the position ids of the original and of the converted model; some families do not count from 0.
         counts_padding: see `probes`.
         quick: run one text in one dtype, and write none.
@@ -340,7 +340,7 @@ def verify(
         for kind in possible
     }
     results: list[list[Any]] = []
-    passes = Passes(tell)
+    passes = Passes(report_progress)
     for name, load, shift in (("original", original, shifts[0]), ("converted", converted, shifts[1])):
         results.append([])
         for kind in possible:

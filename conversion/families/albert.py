@@ -5,11 +5,10 @@ official classes drop out nothing after the feed-forward network, and some of wh
 """
 
 from ..errors import ConversionError
+from ..values import TOKEN_TYPES, Computed, NotExpressible
 from .bert import EMBEDDINGS, FRESH, LAYER, NAMES, POOLED_ROWS, STRUCTURE
 from .bert_like import EMBEDDING_NORM, BertLikeFamily
 from .encoder_heads import NSP, LanguageModelNames, standard_heads
-from .encoder_settings import TOKEN_TYPES
-from .fields import Computed, NotExpressible
 
 
 def _read_widths(official):

@@ -19,10 +19,10 @@ from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import Checkpoint
 from ..rules.operations import Shape
 from ..rules.table import Rule, RuleTable
-from .fields import Form
+from ..storage.variant import CheckpointVariant
 
 TRAIT = "4 bits"
-"""Of the form of a checkpoint whose linear maps are kept so."""
+"""Of the variant of a checkpoint whose linear maps are kept so."""
 FIELD = "quantization_config"
 PARTS = {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16}
 # What a checkpoint must say of itself, and what it may say without a change of its weights' meaning.
@@ -135,18 +135,18 @@ def rules(table: RuleTable, is_low: frozenset[str], dtype: torch.dtype | None = 
         is_low: the weights, by their official names with placeholders, that have 4 bits.
         dtype: make plain weights of this dtype; None keeps the 4 bits.
     """
-    made: list[Rule] = []
+    packed: list[Rule] = []
     for rule in table.rules:
         if rule.source not in is_low:
-            made.append(rule)
+            packed.append(rule)
             continue
         theirs, ours = (str(name).removesuffix("weight") for name in (rule.source, rule.target))
         if dtype is None:
-            made += [Rule(theirs + part, ours + part, dtypes=(kind,)) for part, kind in PARTS.items()]
+            packed += [Rule(theirs + part, ours + part, dtypes=(kind,)) for part, kind in PARTS.items()]
         else:
             parts = tuple(theirs + part for part in PARTS)
-            made.append(Rule(parts, rule.target, Dequantize(dtype), dtypes=tuple(PARTS.values()), made=dtype))
-    return RuleTable(made, ignored=table.ignored)
+            packed.append(Rule(parts, rule.target, Dequantize(dtype), dtypes=tuple(PARTS.values()), target_dtype=dtype))
+    return RuleTable(packed, ignored=table.ignored)
 
 
 def low_bit_weights(names: Iterable[str]) -> set[str]:
@@ -184,6 +184,6 @@ def load_plain(
     )
 
 
-def trait(form: Form) -> Form:
-    """A form of the same head with 4-bit weights."""
-    return replace(form, traits=form.traits | {TRAIT})
+def trait(variant: CheckpointVariant) -> CheckpointVariant:
+    """A variant of the same head with 4-bit weights."""
+    return replace(variant, traits=variant.traits | {TRAIT})

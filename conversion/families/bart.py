@@ -5,7 +5,7 @@ the embeddings, PLBART (Ahmad et al., 2021) too; mBART is BART with pre-norm. Bl
 pre-norm, too, and no norm on the embeddings.
 
 Without `tie_word_embeddings`, today's official classes tie nothing: all matrices are stored, each stack reads its
-own, and nothing reads `shared.weight`. Which of this a checkpoint does is its `Form`.
+own, and nothing reads `shared.weight`. Which of this a checkpoint does is its `CheckpointVariant`.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,6 +15,8 @@ from transformers import PretrainedConfig
 from ..errors import ConversionError
 from ..rules.operations import LeadingAxis
 from ..rules.table import Rule, check_tied, module_rules
+from ..storage.variant import CheckpointVariant
+from ..values import Computed, NotExpressible, Value, constants
 from .encoder_decoder import (
     DECODER,
     EMBEDDINGS,
@@ -28,8 +30,8 @@ from .encoder_decoder import (
     encoder_decoder_heads,
     same_bits,
 )
-from .fields import Computed, Form, Head, NotExpressible, Value, constants
 from .fresh import root_of_width
+from .head import Head
 from .original import FRESH as ORIGINAL_FRESH
 from .original import STRUCTURE as ORIGINAL
 
@@ -113,7 +115,7 @@ class Matrices:
 
     def read(self, official):
         """See `Value.read`."""
-        traits, config = official.form.traits, official.config
+        traits, config = official.variant.traits, official.config
         bias = (True if LEARNT in traits else "fixed") if LOGITS_BIAS in traits else False
         return {
             "tie_word_embeddings": UNTIED not in traits,
@@ -192,10 +194,10 @@ class BartFamily(EncoderDecoderFamily):
         self.own_vocabularies, self.logits_bias = own_vocabularies, logits_bias
         self.computes_positions = self.fixed["position_type"] != "learned"
 
-    # The form: which head, which matrices, whether there is a bias.
+    # The variant: which head, which matrices, whether there is a bias.
 
-    def form(self, official, names=None, read=None):
-        """See `Family.form`.
+    def variant_of(self, official, names=None, read=None):
+        """See `Family.variant_of`.
 
         Raises:
             ConversionError: also for embeddings that must be equal and are not, or that are not all there.
@@ -207,7 +209,9 @@ class BartFamily(EncoderDecoderFamily):
         traits = ({OWN, SEPARATE} if own else set()) | (set() if tied else {UNTIED})
         if names is None:
             has_bias = head.writes_text and self.logits_bias
-            return Form(head.official, frozenset({*traits, *_written(traits), *([LOGITS_BIAS] * has_bias)}))
+            return CheckpointVariant(
+                head.official, frozenset({*traits, *_written(traits), *([LOGITS_BIAS] * has_bias)})
+            )
         stored = self.stored_embeddings(head, names)
         traits |= {*stored, *({LOGITS_BIAS} & set(names))}
         if not own and not tied:
@@ -218,7 +222,7 @@ class BartFamily(EncoderDecoderFamily):
                     "classes of today tie no embeddings; store copies of those that were shared, or set it to true"
                 )
         if read is None:
-            return Form(head.official, frozenset(traits))
+            return CheckpointVariant(head.official, frozenset(traits))
         sizes = {}
         if not own and tied:
             check_tied(read, [(head.root + stored[0], head.root + other) for other in stored[1:]])
@@ -232,15 +236,15 @@ class BartFamily(EncoderDecoderFamily):
             traits |= set() if same_bits(read, LM_HEAD, head.root + sources[0]) else {UNTIED}
         if self.computes_positions:
             sizes |= {table: tuple(read(head.root + table).shape) for table in TABLES if head.root + table in names}
-        return Form(head.official, frozenset(traits), sizes)
+        return CheckpointVariant(head.official, frozenset(traits), sizes)
 
     def head_by_tensors(self, official, names):
         """See `Family.head_by_tensors`."""
         bare = not any(name.startswith("model.") for name in names)
         return next(head for head in self.heads if head.bare == bare)
 
-    def form_for(self, config, earlier=None):
-        """See `Family.form_for`."""
+    def variant_for(self, config, earlier=None):
+        """See `Family.variant_for`."""
         head = self.known_head(config)
         traits = set() if config.tie_word_embeddings else {UNTIED}
         if self.own_vocabularies and has_own_vocabularies(config):
@@ -254,28 +258,28 @@ class BartFamily(EncoderDecoderFamily):
             fits = all(size == (rows.get(name), config.hidden_size) for name, size in earlier.sizes.items())
             if fits and earlier.traits & meant == traits & meant:
                 return earlier
-        return Form(head.official, frozenset({*traits, *_written(traits)}))
+        return CheckpointVariant(head.official, frozenset({*traits, *_written(traits)}))
 
     # The tensors.
 
-    def more_rules(self, form):
+    def more_rules(self, variant):
         """See `EncoderDecoderFamily.more_rules`."""
-        ours = "lm_head.bias" if LEARNT in form.traits else "logits_bias"
-        return [Rule(LOGITS_BIAS, ours, LeadingAxis())] if LOGITS_BIAS in form.traits else []
+        ours = "lm_head.bias" if LEARNT in variant.traits else "logits_bias"
+        return [Rule(LOGITS_BIAS, ours, LeadingAxis())] if LOGITS_BIAS in variant.traits else []
 
-    def ignored(self, form, config):
+    def ignored(self, variant, config):
         """See `EncoderDecoderFamily.ignored`."""
         tables = TABLES if self.computes_positions else ()
-        return [*VERSIONS, *tables, *([SHARED] if SHARED in form.sizes else [])]
+        return [*VERSIONS, *tables, *([SHARED] if SHARED in variant.sizes else [])]
 
-    def adjust(self, shapes, form, config):
+    def adjust(self, shapes, variant, config):
         """See `Family.adjust`: nobody stores the computed positions, though the official class has them."""
-        tables = {self.head(form).root + table for table in TABLES} if self.computes_positions else set()
+        tables = {self.head(variant).root + table for table in TABLES} if self.computes_positions else set()
         return {name: shape for name, shape in shapes.items() if name not in tables}
 
-    def optional(self, form):
+    def optional(self, variant):
         """See `Family.optional`."""
-        return (*super().optional(form), *([] if LOGITS_BIAS in form.traits else [LOGITS_BIAS]))
+        return (*super().optional(variant), *([] if LOGITS_BIAS in variant.traits else [LOGITS_BIAS]))
 
     def unused(self, official):
         """See `ConfigTranslation.unused`. Ours drops no layers in training, so this setting is one of them."""

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from ..values import TOKEN_TYPES
 from .bert_like import BertLikeFamily
 from .decoder import BIASES
 from .encoder_heads import LanguageModelNames, standard_heads
-from .encoder_settings import TOKEN_TYPES
 from .translation import Preset
 
 STRUCTURE = {

@@ -2,7 +2,7 @@
 
 A checkpoint may leave out its encoder's prefix or have one where the official class has none, may call the weights of
 norms `gamma` and `beta`, and may store the bias of its language model head once or twice. Which of this it does is its
-`Form`; the rules use the names of today's official classes.
+`CheckpointVariant`; the rules use the names of today's official classes.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,10 +14,10 @@ from transformers import PretrainedConfig
 from ..errors import ConversionError, shown
 from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
+from ..storage.variant import CheckpointVariant
+from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
 from .base import Family
 from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
-from .encoder_settings import RELATIVE, SIDE, EncoderPositions, Pooler
-from .fields import NOT_PRUNED, PRUNED_HEADS, Form, Value
 
 OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 EMBEDDING_NORM = {"embeddings.LayerNorm": "embedding_norm"}
@@ -109,10 +109,10 @@ class BertLikeFamily(Family[EncoderHead]):
         inner = [*self.embeddings, layer, *self.stack, "pooler."]
         self._inner = tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in inner))
 
-    # The form: which head, which names.
+    # The variant: which head, which names.
 
-    def form(self, official, names: Collection[str] | None = None, read=None):
-        """See `Family.form`. A head that the tensors hold beyond what `architectures` says is taken too."""
+    def variant_of(self, official, names: Collection[str] | None = None, read=None):
+        """See `Family.variant_of`. A head that the tensors hold beyond what `architectures` says is taken too."""
         head = self.find_head(official, names)
         traits = {"decoder"} if head.is_decoder else set()
         if official.get("position_embedding_type") in RELATIVE:
@@ -120,7 +120,9 @@ class BertLikeFamily(Family[EncoderHead]):
         if official.get("tie_word_embeddings", True) is False:
             traits.add("untied")
         if names is None:
-            return Form(head.official, frozenset(traits | ({"pooler"} if head.pooler != "unused" else set())))
+            return CheckpointVariant(
+                head.official, frozenset(traits | ({"pooler"} if head.pooler != "unused" else set()))
+            )
         if any(name.endswith(tuple(OLD_NORMS)) for name in names):
             traits.add("gamma and beta")
         if self.former_root and any(name.startswith(self.former_root) for name in names):
@@ -129,15 +131,15 @@ class BertLikeFamily(Family[EncoderHead]):
             traits.add("prefix")
         elif not head.bare and not any(name.startswith(self.root) for name in names):
             traits.add("no prefix")
-        form = Form(head.official, frozenset(traits))
-        found = {self.canonical(name, form) for name in names}
+        variant = CheckpointVariant(head.official, frozenset(traits))
+        found = {self.canonical(name, variant) for name in names}
         if f"{self._root(head)}{self.pooler}.weight" in found:
             traits.add("pooler")
         if self.language_model.copy and self.language_model.copy in found:
             # Where nothing is tied, the official class adds the second one and never looks at the first.
             both = self.language_model.bias in found and "untied" not in traits
             traits.add("both biases" if both else "second bias")
-        return Form(head.official, frozenset(traits))
+        return CheckpointVariant(head.official, frozenset(traits))
 
     def find_head(self, official, names):
         """See `Family.find_head`; a decoder has heads of its own."""
@@ -165,8 +167,8 @@ class BertLikeFamily(Family[EncoderHead]):
         plain = [head for head in known if head.parts == parts and not head.modules]
         return plain[0] if plain else (chosen or known)[0]
 
-    def form_for(self, config, earlier: Form | None = None):
-        """See `Family.form_for`."""
+    def variant_for(self, config, earlier: CheckpointVariant | None = None):
+        """See `Family.variant_for`."""
         head = self.known_head(config)
         traits = {"decoder"} if head.is_decoder else set()
         if config.pooler_act is not None and not head.own_pooler:
@@ -180,52 +182,52 @@ class BertLikeFamily(Family[EncoderHead]):
             return earlier
         if not config.tie_word_embeddings and self.language_model.copy:
             traits.add("both biases")
-        return Form(head.official, frozenset(traits))
+        return CheckpointVariant(head.official, frozenset(traits))
 
-    def head(self, form):
+    def head(self, variant):
         """See `ConfigTranslation.head`."""
-        sides = [head for head in self.heads if head.official == form.head]
-        return next(head for head in sides if head.is_decoder == ("decoder" in form.traits))
+        sides = [head for head in self.heads if head.official == variant.head]
+        return next(head for head in sides if head.is_decoder == ("decoder" in variant.traits))
 
     def _root(self, head: EncoderHead) -> str:
         return "" if head.bare else self.root
 
-    def canonical(self, name, form):
+    def canonical(self, name, variant):
         """See `Family.canonical`."""
-        if "gamma and beta" in form.traits:
+        if "gamma and beta" in variant.traits:
             for old, new in OLD_NORMS.items():
                 name = name.removesuffix(old) + new if name.endswith(old) else name
-        if "former prefix" in form.traits and name.startswith(self.former_root):
-            return self._root(self.head(form)) + name.removeprefix(self.former_root)
-        if "prefix" in form.traits:
+        if "former prefix" in variant.traits and name.startswith(self.former_root):
+            return self._root(self.head(variant)) + name.removeprefix(self.former_root)
+        if "prefix" in variant.traits:
             return name.removeprefix(self.root)
-        if "no prefix" in form.traits and name.startswith(self._inner):
+        if "no prefix" in variant.traits and name.startswith(self._inner):
             return self.root + name
         return name
 
-    def stored(self, name, form):
+    def stored(self, name, variant):
         """See `Family.stored`."""
-        if "gamma and beta" in form.traits:
+        if "gamma and beta" in variant.traits:
             for old, new in OLD_NORMS.items():
                 name = name.removesuffix(new) + old if name.endswith(new) else name
-        own_root = self._root(self.head(form))
-        if "former prefix" in form.traits and name.startswith(own_root or self._inner):
+        own_root = self._root(self.head(variant))
+        if "former prefix" in variant.traits and name.startswith(own_root or self._inner):
             return self.former_root + name.removeprefix(own_root)
-        if "prefix" in form.traits and name.startswith(self._inner):
+        if "prefix" in variant.traits and name.startswith(self._inner):
             return self.root + name
-        if "no prefix" in form.traits:
+        if "no prefix" in variant.traits:
             return name.removeprefix(self.root)
         return name
 
     # The tensors.
 
-    def rules_for(self, form, config):
+    def rules_for(self, variant, config):
         """See `Family.rules_for`."""
-        head = self.head(form)
+        head = self.head(variant)
         ignored = ["embeddings.position_ids", "embeddings.token_type_ids"]
         rules = module_rules(self.stack)
         for theirs, ours in self.embeddings.items():
-            if theirs == "embeddings.position_embeddings" and "relative" in form.traits:
+            if theirs == "embeddings.position_embeddings" and "relative" in variant.traits:
                 ignored.append(f"{theirs}.weight")
             else:
                 rules.append(Rule(f"{theirs}.weight", f"{ours}.weight"))
@@ -243,7 +245,7 @@ class BertLikeFamily(Family[EncoderHead]):
             rules += module_rules({head.own_pooler: head.our_root + "pooler.dense"})
         rules += head.rules
         if LM in head.parts:
-            rules += self._language_model_rules(form, ignored)
+            rules += self._language_model_rules(variant, ignored)
         if NSP in head.parts:
             rules += module_rules({self.next_sentence: "next_sentence_score"})
         return RuleTable(rules, ignored=ignored)
@@ -257,35 +259,35 @@ class BertLikeFamily(Family[EncoderHead]):
                 rules.append(Rule(f"{theirs}.{kind}", tuple(f"{part}.{kind}" for part in parts), Split(0, rows)))
         return rules
 
-    def _language_model_rules(self, form: Form, ignored: list[str]) -> list[Rule]:
+    def _language_model_rules(self, variant: CheckpointVariant, ignored: list[str]) -> list[Rule]:
         names = self.language_model
         transform = {names.dense: "lm_head_transform.dense", names.norm: "lm_head_transform.norm"}
         rules = module_rules(transform) if names.dense else []
         rules.append(Rule(names.weight, "lm_head.weight"))
-        if "both biases" in form.traits:
+        if "both biases" in variant.traits:
             rules.append(Rule((names.bias, names.copy), "lm_head.bias", Copies(2)))
-        elif "second bias" in form.traits:
+        elif "second bias" in variant.traits:
             ignored.append(names.bias)
             rules.append(Rule(names.copy, "lm_head.bias"))
         else:
             rules.append(Rule(names.bias, "lm_head.bias"))
         return rules
 
-    def optional(self, form):
+    def optional(self, variant):
         """See `Family.optional`. A pooler that the head does not read may be lost in training."""
-        head = self.head(form)
+        head = self.head(variant)
         pooler = [f"{self._root(head)}{self.pooler}.{kind}" for kind in ("weight", "bias")]
         biases = (self.language_model.bias, self.language_model.copy) if self.language_model.copy else ()
         return (*biases, *(pooler if head.pooler == "unused" else ()))
 
-    def adjust(self, shapes, form, config):
+    def adjust(self, shapes, variant, config):
         """See `Family.adjust`."""
-        head = self.head(form)
+        head = self.head(variant)
         root, width = self._root(head), config.hidden_size
         pooler = root + self.pooler
-        if "pooler" in form.traits and not head.own_pooler and not head.is_decoder:
+        if "pooler" in variant.traits and not head.own_pooler and not head.is_decoder:
             shapes[f"{pooler}.weight"], shapes[f"{pooler}.bias"] = (width, width), (width,)
-        if "relative" in form.traits:
+        if "relative" in variant.traits:
             shapes.pop(root + "embeddings.position_embeddings.weight")
             for layer in range(config.num_hidden_layers):
                 name = root + (self.layer + self.relative_key).replace("{layer}", str(layer))
@@ -310,11 +312,11 @@ class BertLikeFamily(Family[EncoderHead]):
 
     # The models.
 
-    def official_arguments(self, form):
+    def official_arguments(self, variant):
         """See `Family.official_arguments`."""
-        head = self.head(form)
+        head = self.head(variant)
         has_choice = head.bare and any(other.pooler == "usual" for other in self.heads)
-        return {"add_pooling_layer": "pooler" in form.traits and not head.is_decoder} if has_choice else {}
+        return {"add_pooling_layer": "pooler" in variant.traits and not head.is_decoder} if has_choice else {}
 
     def not_runnable(self, config: PretrainedConfig) -> str | None:
         """See `Family.not_runnable`."""

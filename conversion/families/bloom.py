@@ -1,7 +1,7 @@
 """BLOOM (BigScience, 2022): ALiBi, layer norms, one on the embeddings too."""
 
+from ..values import HeadDim, InnerSize
 from .decoder import GPT, NORMS, QKV, DecoderFamily
-from .fields import HeadDim, InnerSize
 from .fresh import four_widths
 from .gpt_neox import by_head
 

@@ -5,10 +5,9 @@ Neighbouring channels of a head make a pair. The layers of the later ones that s
 
 from ..rules.operations import DeinterleaveRotaryNorms
 from ..rules.table import Rule
+from ..values import Computed, Flag, HeadDim, WindowByLayer, only_sliding_layers_rotate
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LAYER, LAYER_NORM, LLAMA, MLP, DecoderFamily
-from .fields import Computed, Flag, HeadDim, WindowByLayer
 from .fresh import every, rotary
-from .rope import only_sliding_layers_rotate
 
 STRUCTURE = {**LLAMA, "norm_type": "layer_norm", "norm_bias": False, "residual": "parallel_shared_norm"}
 MODULES = {**ATTENTION, **MLP, "input_layernorm": "self_attn_pre_norm"}

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ConversionError, listed, shown
+from ..values import Computed, NotExpressible, Official
 from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import standard_heads
-from .fields import Computed, NotExpressible, Official
 from .fresh import by_three_heads
 from .rotary_bert import TOKEN_TYPES
 
@@ -82,10 +82,10 @@ def _write(config, head) -> dict[str, Any]:
 class DebertaFamily(BertLikeFamily):
     """A DeBERTa."""
 
-    def rules_for(self, form, config):
+    def rules_for(self, variant, config):
         """See `Family.rules_for`."""
-        table = super().rules_for(form, config)
-        root = self._root(self.head(form))
+        table = super().rules_for(variant, config)
+        root = self._root(self.head(variant))
         unread = [root + name for name in UNREAD]
         return type(table)(table.rules, ignored=[*table.ignored, *unread, *TRAINING_HEADS])
 

@@ -4,7 +4,7 @@ A family is data: which official module is which of ours. Some keep several of o
 a head in another order; an operation says how.
 
 Today's classes write the stack's tensors with a prefix, or without one if the model is the stack alone. Some
-checkpoints do the opposite, whatever their head: that is a trait of their `Form`.
+checkpoints do the opposite, whatever their head: that is a trait of their `CheckpointVariant`.
 """
 
 import re
@@ -17,11 +17,12 @@ from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Operation, Split
 from ..rules.table import Rule, RuleTable
+from ..storage.variant import CheckpointVariant
+from ..values import HeadDim, NoWindow, Rope, Value
 from . import awq
 from .base import Family
 from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
-from .fields import Form, Head, HeadDim, NoWindow, Value
-from .rope import Rope
+from .head import Head
 
 Modules = Mapping[str, str | tuple[str, ...]]
 PREFIX, NO_PREFIX = "prefix", "no prefix"
@@ -76,7 +77,7 @@ class LowBits:
 
     def read(self, official):
         """See `Value.read`."""
-        if awq.TRAIT not in official.form.traits:
+        if awq.TRAIT not in official.variant.traits:
             return {}
         return {"linear_bits": 4, "linear_group_size": awq.group_size(official.entries)}
 
@@ -173,16 +174,18 @@ class DecoderFamily(Family[Head]):
         self.inner = (*(f"{each}." for each in outer), layers.partition(".")[0] + ".")
         self.ignored = (layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored)
 
-    # The form: which head, whether there is a prefix, whether the weights have 4 bits.
+    # The variant: which head, whether there is a prefix, whether the weights have 4 bits.
 
-    def form(self, official, names: Collection[str] | None = None, read=None):
-        """See `Family.form`. Without `architectures` the tensors tell."""
+    def variant_of(self, official, names: Collection[str] | None = None, read=None):
+        """See `Family.variant_of`. Without `architectures` the tensors tell."""
         head = self.find_head(official, names)
         trait, other = (NO_PREFIX, self.inner) if head.root else (PREFIX, (self.root,))
-        form = Form(head.official, frozenset([trait] if any(name.startswith(other) for name in names or ()) else []))
+        variant = CheckpointVariant(
+            head.official, frozenset([trait] if any(name.startswith(other) for name in names or ()) else [])
+        )
         if awq.group_size(official) is None or not self.has_low_bits:
-            return form
-        return awq.trait(form)
+            return variant
+        return awq.trait(variant)
 
     def head_by_tensors(self, official, names):
         """See `Family.head_by_tensors`."""
@@ -192,42 +195,42 @@ class DecoderFamily(Family[Head]):
         untied = official.get("tie_word_embeddings") is False
         return next(head for head in self.heads if head.bare) if untied else self.heads[0]
 
-    def form_for(self, config, earlier: Form | None = None):
-        """See `Family.form_for`."""
-        form = super().form_for(config)
-        if earlier is not None and earlier.head == form.head:
-            form = Form(form.head, earlier.traits & {PREFIX, NO_PREFIX})
-        return form if config.linear_bits is None or not self.has_low_bits else awq.trait(form)
+    def variant_for(self, config, earlier: CheckpointVariant | None = None):
+        """See `Family.variant_for`."""
+        variant = super().variant_for(config)
+        if earlier is not None and earlier.head == variant.head:
+            variant = CheckpointVariant(variant.head, earlier.traits & {PREFIX, NO_PREFIX})
+        return variant if config.linear_bits is None or not self.has_low_bits else awq.trait(variant)
 
-    def canonical(self, name, form):
+    def canonical(self, name, variant):
         """See `Family.canonical`."""
-        if PREFIX in form.traits:
+        if PREFIX in variant.traits:
             return name.removeprefix(self.root)
-        return self.head(form).root + name if NO_PREFIX in form.traits and name.startswith(self.inner) else name
+        return self.head(variant).root + name if NO_PREFIX in variant.traits and name.startswith(self.inner) else name
 
-    def stored(self, name, form):
+    def stored(self, name, variant):
         """See `Family.stored`."""
-        if PREFIX in form.traits:
+        if PREFIX in variant.traits:
             return self.root + name if name.startswith(self.inner) else name
-        return name.removeprefix(self.head(form).root) if NO_PREFIX in form.traits else name
+        return name.removeprefix(self.head(variant).root) if NO_PREFIX in variant.traits else name
 
-    def plain_entries(self, official, form):
+    def plain_entries(self, official, variant):
         """See `ConfigTranslation.plain_entries`."""
-        return awq.without(official) if awq.TRAIT in form.traits else official
+        return awq.without(official) if awq.TRAIT in variant.traits else official
 
     # The tensors.
 
-    def rules_for(self, form, config):
+    def rules_for(self, variant, config):
         """See `Family.rules_for`."""
-        rules = self._plain_rules(form, config)
-        return awq.rules(rules, self._low_bit_weights(form)) if awq.TRAIT in form.traits else rules
+        rules = self._plain_rules(variant, config)
+        return awq.rules(rules, self._low_bit_weights(variant)) if awq.TRAIT in variant.traits else rules
 
-    def dequantizing_rules(self, form, config, dtype):
+    def dequantizing_rules(self, variant, config, dtype):
         """See `Family.dequantizing_rules`."""
-        return awq.rules(self._plain_rules(form, config), self._low_bit_weights(form), dtype)
+        return awq.rules(self._plain_rules(variant, config), self._low_bit_weights(variant), dtype)
 
-    def _plain_rules(self, form, config) -> RuleTable:
-        head = self.head(form)
+    def _plain_rules(self, variant, config) -> RuleTable:
+        head = self.head(variant)
         rules = [rule.under(head.root, head.our_root) for rule in self.stack_rules(config)]
         return RuleTable([*rules, *head.rules], ignored=[head.root + name for name in self.ignored])
 
@@ -275,17 +278,17 @@ class DecoderFamily(Family[Head]):
         turns = tuple(turn if part in QKV[:2] else Identity() for part in parts)
         return turns[0] if len(turns) == 1 else Chain(op, Each(turns))
 
-    def _low_bit_weights(self, form) -> frozenset[str]:
-        root, linear = self.head(form).root + self.layers, {*ATTENTION, *MLP}
+    def _low_bit_weights(self, variant) -> frozenset[str]:
+        root, linear = self.head(variant).root + self.layers, {*ATTENTION, *MLP}
         return frozenset(f"{root}{theirs}.weight" for theirs, ours in self.layer.items() if ours in linear)
 
-    def adjust(self, shapes, form, config):
+    def adjust(self, shapes, variant, config):
         """See `Family.adjust`."""
-        if awq.TRAIT not in form.traits:
+        if awq.TRAIT not in variant.traits:
             return shapes
-        made: dict[str, Any] = {}
-        low = self._low_bit_weights(form)
+        stored_shapes: dict[str, Any] = {}
+        low = self._low_bit_weights(variant)
         for name, shape in shapes.items():
             is_low = re.sub(r"\.\d+\.", ".{layer}.", name, count=1) in low
-            made |= awq.parts_of(name, shape, config.linear_group_size) if is_low else {name: shape}
-        return made
+            stored_shapes |= awq.parts_of(name, shape, config.linear_group_size) if is_low else {name: shape}
+        return stored_shapes

@@ -4,10 +4,10 @@ Two settings only matter for training and have no counterpart here: `qa_dropout`
 how the learned positions were initialised. Its attention output has no dropout; ours has, if you train it further.
 """
 
+from ..values import Computed
 from .bert import FRESH, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
-from .fields import Computed
 
 ROWS = {"modules": {"classifier": "score"}, "own_pooler": "pre_classifier"}
 

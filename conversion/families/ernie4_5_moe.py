@@ -3,8 +3,8 @@
 import itertools
 from typing import Any
 
+from ..values import Computed
 from .decoder import ALL_BIASES, LLAMA
-from .fields import Computed
 from .fresh import rotary
 from .with_experts import FINE, SHARED_EXPERTS, ExpertsFamily, shared_experts
 

@@ -6,8 +6,8 @@ The new one has groups of heads, side by side in one matrix, and two norms or on
 
 from ..errors import ConversionError
 from ..rules.operations import Split
+from ..values import Computed, HeadDim, NotExpressible
 from .decoder import ALL_BIASES, QKV, ROTARY_GPT, DecoderFamily
-from .fields import Computed, HeadDim, NotExpressible
 from .fresh import rotary
 
 

@@ -14,8 +14,8 @@ import torch
 
 from ..rules.operations import Chain, EqualParts, Identity, Operation, Split, Transpose, ZeroBias
 from ..rules.table import Rule
+from ..values import NOT_PRUNED, PRUNED_HEADS, Computed, Flag, InnerSize
 from .decoder import GPT, QKV, DecoderFamily
-from .fields import NOT_PRUNED, PRUNED_HEADS, Computed, Flag, InnerSize
 
 MASKED = -1e4
 BIASES = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
@@ -115,11 +115,11 @@ class GPT2Family(DecoderFamily):
         absent = [name for name in BIASES if not getattr(config, name)]
         return [f"biases of zero are written where the model has none ({', '.join(absent)})"] if absent else []
 
-    def adjust(self, shapes, form, config):
+    def adjust(self, shapes, variant, config):
         """See `Family.adjust`."""
         width = config.hidden_size
         for layer in config.pruned_heads or ():
-            name, rows = f"{self.head(form).root}h.{layer}.attn", len(config.heads_of(layer)) * config.head_dim
+            name, rows = f"{self.head(variant).root}h.{layer}.attn", len(config.heads_of(layer)) * config.head_dim
             shapes |= {f"{name}.c_attn.weight": (width, 3 * rows), f"{name}.c_attn.bias": (3 * rows,)}
             shapes[f"{name}.c_proj.weight"] = (rows, width)
         return shapes

@@ -4,10 +4,9 @@ Queries, keys and values of a head are side by side in one matrix.
 """
 
 from ..rules.operations import Split
+from ..values import Flag, HeadDim, Rope
 from .decoder import NORMS, QKV, ROTARY_GPT, DecoderFamily
-from .fields import Flag, HeadDim
 from .fresh import rotary
-from .rope import Rope
 
 STORED, CANONICAL = "embed_out.weight", "lm_head.weight"
 """The language model head: in every checkpoint, and in the class of the newest releases."""
@@ -21,21 +20,21 @@ def by_head(config, rows):
 class GPTNeoXFamily(DecoderFamily):
     """GPT-NeoX, whose head has two names."""
 
-    def canonical(self, name, form):
+    def canonical(self, name, variant):
         """See `Family.canonical`."""
-        return CANONICAL if name == STORED else super().canonical(name, form)
+        return CANONICAL if name == STORED else super().canonical(name, variant)
 
-    def stored(self, name, form):
+    def stored(self, name, variant):
         """See `Family.stored`."""
-        return STORED if name == CANONICAL else super().stored(name, form)
+        return STORED if name == CANONICAL else super().stored(name, variant)
 
-    def adjust(self, shapes, form, config):
+    def adjust(self, shapes, variant, config):
         """See `Family.adjust`."""
-        return super().adjust({self.canonical(name, form): shape for name, shape in shapes.items()}, form, config)
+        return super().adjust({self.canonical(name, variant): shape for name, shape in shapes.items()}, variant, config)
 
-    def ties(self, tied, form):
+    def ties(self, tied, variant):
         """See `Family.ties`."""
-        return {self.canonical(name, form): source for name, source in super().ties(tied, form).items()}
+        return {self.canonical(name, variant): source for name, source in super().ties(tied, variant).items()}
 
 
 FAMILY = GPTNeoXFamily(

@@ -7,11 +7,10 @@ of four parts.
 from typing import Any
 
 from ..rules.operations import Split
+from ..values import InnerSize, RotaryPart
 from .decoder import ROTARY_GPT, DecoderFamily
-from .fields import InnerSize
 from .fresh import rotary
 from .gpt2 import FIELDS
-from .rope import RotaryPart
 
 STRUCTURE = {
     **ROTARY_GPT,

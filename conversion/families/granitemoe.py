@@ -16,7 +16,7 @@ class GraniteExpertsFamily(ExpertsFamily):
 
     one_by_one = False
 
-    def _sparse_rules(self, form, config):
+    def _sparse_rules(self, variant, config):
         ours, theirs = f"{LAYER}mlp.", LAYER + BLOCK
         rules = [Rule(theirs + name, ours + mine) for name, mine in STACKED.items()]
         rules.append(Rule(f"{theirs}router.layer.weight", f"{ours}gate.weight"))
@@ -25,14 +25,14 @@ class GraniteExpertsFamily(ExpertsFamily):
         rules.append(Rule(f"{shared}input_linear.weight", parts, Split(0, (width, width))))
         return [*rules, Rule(f"{shared}output_linear.weight", f"{ours}shared_expert.down_proj.weight")]
 
-    def adjust(self, shapes, form, config):
+    def adjust(self, shapes, variant, config):
         """See `Family.adjust`."""
-        made = {}
+        stored_shapes = {}
         for name, shape in shapes.items():  # releases have other names in memory than in files
             for theirs, mine in (*STACKED.items(), ("router.layer.weight", "router.weight")):
                 name = name.replace(BLOCK + mine, BLOCK + theirs)
-            made[name] = shape
-        return made
+            stored_shapes[name] = shape
+        return stored_shapes
 
 
 NAMES = {

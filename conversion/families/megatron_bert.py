@@ -1,9 +1,9 @@
 """Megatron's BERT (Shoeybi et al., 2019): norms before the sub-layers, none on the embeddings."""
 
+from ..values import TOKEN_TYPES
 from .bert import FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import standard_heads
-from .encoder_settings import TOKEN_TYPES
 from .roberta import norms_before
 
 FAMILY = BertLikeFamily(

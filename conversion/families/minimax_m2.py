@@ -1,8 +1,8 @@
 """MiniMax-M2 (MiniMax, 2025): Mixtral with sigmoid scores, norms of queries and keys; a part of each head turns."""
 
+from ..values import Rope
 from .decoder import ATTENTION, LLAMA, NORMS, Q_AND_K_NORM
 from .fresh import rotary
-from .rope import Rope
 from .with_experts import FINE, ROUTER_FIELDS, ExpertsFamily
 
 FAMILY = ExpertsFamily(

@@ -1,7 +1,7 @@
 """Mixtral (Jiang et al., 2024): Mistral with experts in every layer."""
 
+from ..values import WindowEverywhere
 from .decoder import LLAMA
-from .fields import WindowEverywhere
 from .fresh import rotary
 from .with_experts import ROUTER_FIELDS, ExpertsFamily
 

@@ -8,13 +8,13 @@ of embeddings is also that of our sub-layers, if you train it further.
 from typing import Any
 
 from ..errors import ConversionError, shown
+from ..values import Computed, RopeByLayerType
 from .bert_like import BertLikeFamily
 from .decoder import LLAMA, DecoderFamily
 from .encoder_decoder import HeadDropout
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
-from .fields import Computed, Head
 from .fresh import by_type, every_third
-from .rope import RopeByLayerType
+from .head import Head
 
 QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
 FIELDS: dict[str, Any] = {

@@ -4,10 +4,10 @@ The official class has the padding token 1, 32 buckets and `gelu` in its head, w
 """
 
 from ..errors import ConversionError
+from ..values import Computed, NotExpressible
 from .bert import EMBEDDINGS, NAMES, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import ROBERTA_ROWS, standard_heads
-from .fields import Computed, NotExpressible
 from .roberta import FRESH, GELU_HEAD, LANGUAGE_MODEL
 
 PADDING, BUCKETS = 1, 32

@@ -1,7 +1,7 @@
 """OPT (Zhang et al., 2022): learned positions of which two rows come before the first, and ReLU."""
 
+from ..values import Computed, HeadDim, NotExpressible
 from .decoder import ALL_BIASES, GPT, DecoderFamily
-from .fields import Computed, HeadDim, NotExpressible
 
 
 def read_norms(official):

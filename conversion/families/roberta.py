@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConversionError, shown
+from ..values import TOKEN_TYPES, Computed
 from .bert import FRESH as BERT_FRESH
 from .bert import LAYER, NAMES, STRUCTURE
 from .bert_like import EMBEDDING_NORM, BertLikeFamily
 from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
-from .encoder_settings import TOKEN_TYPES
-from .fields import Computed
 
 FRESH = {
     **BERT_FRESH,

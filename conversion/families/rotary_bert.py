@@ -7,18 +7,17 @@ said here, the classes' names in `IN_MEMORY`.
 from collections.abc import Mapping
 from typing import Any
 
+from ..values import Computed, HeadDim, Rope
 from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, POOLED_ROWS
 from .bert import NAMES as BERT_NAMES
 from .bert import STRUCTURE as BERT_STRUCTURE
 from .bert_like import EMBEDDING_NORM, BertLikeFamily
 from .decoder import ALL_BIASES
 from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
-from .fields import Computed, HeadDim
 from .fresh import rotary
 from .roberta import FRESH as ROBERTA_FRESH
 from .roberta import GELU_HEAD
 from .roberta import LANGUAGE_MODEL as ROBERTA_LANGUAGE_MODEL
-from .rope import Rope
 
 STRUCTURE = {**BERT_STRUCTURE, "position_type": "rotary"}
 QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
@@ -78,13 +77,13 @@ class RotaryBertFamily(BertLikeFamily):
         today = {name: value for name, value in official.items() if name not in self.former_fields}
         return super().official_config({**former, **today})
 
-    def adjust(self, shapes, form, config):
+    def adjust(self, shapes, variant, config):
         """See `Family.adjust`: the names and matrices of a checkpoint in place of the class's."""
         class_names = IN_MEMORY if config.gated_mlp else PLAIN_IN_MEMORY
         stored = {class_names.get(ours, ours): theirs for theirs, ours in self.modules.items()}
         stored |= {ours: theirs for theirs, parts in self.fused.items() for ours in parts}
-        made: dict[str, tuple[int, ...]] = {}
-        for name, shape in super().adjust(shapes, form, config).items():
+        stored_shapes: dict[str, tuple[int, ...]] = {}
+        for name, shape in super().adjust(shapes, variant, config).items():
             root, _, rest = name.partition("layers.")
             layer, _, rest = rest.partition(".")
             module, _, kind = rest.rpartition(".")
@@ -92,8 +91,8 @@ class RotaryBertFamily(BertLikeFamily):
                 name = root + self.layer.replace("{layer}", layer) + f"{stored[module]}.{kind}"
             for theirs, ours in self.outer.items():
                 name = name.replace(theirs, ours)
-            made[name] = (made.get(name, (0,))[0] + shape[0], *shape[1:])
-        return made
+            stored_shapes[name] = (stored_shapes.get(name, (0,))[0] + shape[0], *shape[1:])
+        return stored_shapes
 
 
 GTE = RotaryBertFamily(

@@ -2,10 +2,9 @@
 
 from ..rules.operations import Stack
 from ..rules.table import Rule
+from ..values import Flag, HeadDim, Rope
 from .decoder import LAYER, LAYER_NORM, LLAMA, DecoderFamily
-from .fields import Flag, HeadDim
 from .fresh import rotary
-from .rope import Rope
 
 
 class StableLmFamily(DecoderFamily):

@@ -7,6 +7,8 @@ tied.
 """
 
 from ..rules.table import Rule, check_tied
+from ..storage.variant import CheckpointVariant
+from ..values import DROPOUTS, Computed
 from .encoder_decoder import (
     EMBEDDINGS,
     LM_HEAD,
@@ -17,8 +19,8 @@ from .encoder_decoder import (
     same_bits,
     stacks_of,
 )
-from .fields import DROPOUTS, Computed, Form, Head
 from .fresh import by_width
+from .head import Head
 from .translation import Preset
 
 STRUCTURE = {
@@ -140,7 +142,7 @@ class ScaledHead:
         config = official.config
         scaled = config.scale_decoder_outputs if self.scales is None else self.scales
         scale = config.d_model**-0.5 if scaled else 1.0
-        return {"logit_scale": scale, "tie_word_embeddings": UNTIED not in official.form.traits}
+        return {"logit_scale": scale, "tie_word_embeddings": UNTIED not in official.variant.traits}
 
     def write(self, config, head):
         """See `Value.write`."""
@@ -200,8 +202,8 @@ class T5Family(EncoderDecoderFamily):
             former_names={"T5WithLMHeadModel": "T5ForConditionalGeneration"},
         )
 
-    def form(self, official, names=None, read=None):
-        """See `Family.form`.
+    def variant_of(self, official, names=None, read=None):
+        """See `Family.variant_of`.
 
         Raises:
             ConversionError: also for stored copies of the embeddings that differ.
@@ -209,7 +211,7 @@ class T5Family(EncoderDecoderFamily):
         head = self.find_head(official, names)
         untied = official.get("tie_word_embeddings") is False
         if names is None:
-            return Form(head.official, frozenset((EMBEDDINGS[0], *([UNTIED] if untied else []))))
+            return CheckpointVariant(head.official, frozenset((EMBEDDINGS[0], *([UNTIED] if untied else []))))
         stored = self.stored_embeddings(head, names)
         traits = set(stored)
         if read is not None:
@@ -218,24 +220,24 @@ class T5Family(EncoderDecoderFamily):
             tied = not untied and bool(stored)
             if not tied or read is None or not same_bits(read, LM_HEAD, head.root + stored[0]):
                 traits.add(UNTIED)
-        return Form(head.official, frozenset(traits))
+        return CheckpointVariant(head.official, frozenset(traits))
 
     def head_by_tensors(self, official, names):
         """See `Family.head_by_tensors`."""
         alone = not any(name.startswith("decoder.") for name in names)
         return next(head for head in self.heads if head.ours == "BlockformerEncoderModel") if alone else self.heads[0]
 
-    def form_for(self, config, earlier=None):
-        """See `Family.form_for`."""
+    def variant_for(self, config, earlier=None):
+        """See `Family.variant_for`."""
         head = self.known_head(config)
         traits = {UNTIED} if head.writes_text and not config.tie_word_embeddings else set()
         if earlier is not None and earlier.head == head.official and earlier.traits & {UNTIED} == traits:
             return earlier
-        return Form(head.official, frozenset({*traits, EMBEDDINGS[0]}))
+        return CheckpointVariant(head.official, frozenset({*traits, EMBEDDINGS[0]}))
 
-    def ignored(self, form, config):
+    def ignored(self, variant, config):
         """See `EncoderDecoderFamily.ignored`."""
-        return [UNUSED] if len(stacks_of(self.head(form))) > 1 else []
+        return [UNUSED] if len(stacks_of(self.head(variant))) > 1 else []
 
 
 PRESETS = {"t5-v1.1": Preset("encoder_decoder", {**STRUCTURE, **FRESH})}

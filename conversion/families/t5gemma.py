@@ -4,11 +4,12 @@ from dataclasses import replace
 
 from ..errors import ConversionError, listed
 from ..rules.table import Rule, RuleTable
+from ..values import Computed, NotExpressible
 from .base import Family
 from .encoder_decoder import BOTH, DECODER, ENCODER
-from .fields import Computed, Head, NotExpressible
 from .fresh import every, rotary
 from .gemma import FRESH, FRESH_CAPS, SCALE, STRUCTURE, read_scores, write_scores
+from .head import Head
 
 SAME = {
     **{name: name for name in "vocab_size hidden_size intermediate_size num_attention_heads".split()},
@@ -78,9 +79,9 @@ class T5GemmaFamily(Family[Head]):
 
     topology = "encoder_decoder"
 
-    def rules_for(self, form, config):
+    def rules_for(self, variant, config):
         """See `Family.rules_for`."""
-        head = self.head(form)
+        head = self.head(variant)
         rules = []
         for stack, table in (("encoder", ENCODER), ("decoder", DECODER)):
             names = {"norm.weight": "norm.weight", table.partition(".")[2]: table.partition(".")[2]}

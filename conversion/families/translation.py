@@ -24,7 +24,9 @@ from blockformer.model.configuration_blockformer import check_counts
 from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import NEVER_FOLLOWED
 from ..quiet import quiet
-from .fields import DROPOUTS, TOKENS, Form, Head, NotExpressible, Official, Value, common_entries, token_or_none
+from ..storage.variant import CheckpointVariant
+from ..values import DROPOUTS, TOKENS, NotExpressible, Official, Value, common_entries, token_or_none
+from .head import Head
 
 # Official settings that change what a model computes and that no family here has: name -> values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -133,30 +135,30 @@ class ConfigTranslation(ABC):
     # What `Family` knows of checkpoints.
 
     @abstractmethod
-    def form(self, official: Mapping[str, Any]) -> Form:
-        """See `Family.form`."""
+    def variant_of(self, official: Mapping[str, Any]) -> CheckpointVariant:
+        """See `Family.variant_of`."""
 
     @abstractmethod
-    def form_for(self, config: PretrainedConfig) -> Form:
-        """See `Family.form_for`."""
+    def variant_for(self, config: PretrainedConfig) -> CheckpointVariant:
+        """See `Family.variant_for`."""
 
-    def config_from(self, official: Mapping[str, Any], form: Form | None = None) -> dict[str, Any]:
+    def config_from(self, official: Mapping[str, Any], variant: CheckpointVariant | None = None) -> dict[str, Any]:
         """Our settings for an official `config.json`, `architectures` among them.
 
         Args:
             official: the entries.
-            form: what is known of the checkpoint; None takes what `official` alone says.
+            variant: what is known of the checkpoint; None takes what `official` alone says.
 
         Raises:
             ConversionError: naming every official setting that ours cannot express.
         """
-        settings = self._settings_from(official, form or self.form(official))
+        settings = self._settings_from(official, variant or self.variant_of(official))
         self.our_config(settings)
         return settings
 
-    def _settings_from(self, official: Mapping[str, Any], form: Form) -> dict[str, Any]:
+    def _settings_from(self, official: Mapping[str, Any], variant: CheckpointVariant) -> dict[str, Any]:
         """The same, of which our config may still refuse some."""
-        head, plain = self.head(form), self.plain_entries(official, form)
+        head, plain = self.head(variant), self.plain_entries(official, variant)
         bad = self._unsupported(plain)
         if head.ours.startswith("BlockformerEncoderDecoder") and not plain.get("is_encoder_decoder", True):
             bad.append("is_encoder_decoder")
@@ -165,7 +167,7 @@ class ConfigTranslation(ABC):
         told = [f"{name} is {shown(plain[name])}" + (f": {REMEDIES[name]}" if name in REMEDIES else "") for name in bad]
         if lines := [*told, *unequal]:
             raise ConversionError(f"config.json: settings that cannot be converted:{listed(lines)}")
-        read = Official(config, official, form, head)
+        read = Official(config, official, variant, head)
         settings = {**self.fixed, "architectures": [head.ours], **fields}
         for value in self.computed:
             settings.update(value.read(read))
@@ -206,7 +208,7 @@ class ConfigTranslation(ABC):
 
     def _written(self, config: PretrainedConfig) -> tuple[dict[str, Any], list[NotExpressible]]:
         """The official entries for a config of ours, and what they cannot say of it."""
-        head = self.head(self.form_for(config))
+        head = self.head(self.variant_for(config))
         official: dict[str, Any] = {"architectures": [head.official], "model_type": self.model_type}
         official.update({theirs: getattr(config, names[0]) for theirs, names in self.fields.items()})
         lacking = [NotExpressible(name, "set") for name in self.not_none if getattr(config, name) is None]
@@ -236,8 +238,8 @@ class ConfigTranslation(ABC):
         lines = {error.field: str(error) for error in lacking}
         try:
             with quiet():
-                made = type(config)(**self._settings_from(official, self.form_for(config)))
-            again = {name: getattr(made, name) for name in axes(type(config))}
+                returned = type(config)(**self._settings_from(official, self.variant_for(config)))
+            again = {name: getattr(returned, name) for name in axes(type(config))}
         except ValueError as error:
             if not lines:  # else it follows from them
                 lines[""] = str(error).removeprefix("config.json: ")
@@ -255,8 +257,8 @@ class ConfigTranslation(ABC):
         with quiet():
             return self.official_config({})
 
-    def plain_entries(self, official: Mapping[str, Any], form: Form) -> Mapping[str, Any]:
-        """The entries without those of a quantization that the form has."""
+    def plain_entries(self, official: Mapping[str, Any], variant: CheckpointVariant) -> Mapping[str, Any]:
+        """The entries without those of a quantization that the variant has."""
         return official
 
     def official_config(self, official: Mapping[str, Any]) -> PretrainedConfig:
@@ -354,9 +356,9 @@ class ConfigTranslation(ABC):
         """Whether one of the heads is for configs of this `model_type`."""
         return any(head.config_class.model_type == config.model_type for head in self.heads)
 
-    def head(self, form: Form) -> Any:
-        """The head that a form names."""
-        return next(head for head in self.heads if head.official == form.head)
+    def head(self, variant: CheckpointVariant) -> Any:
+        """The head that a variant names."""
+        return next(head for head in self.heads if head.official == variant.head)
 
     @property
     def model_type(self) -> str:

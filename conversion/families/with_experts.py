@@ -18,8 +18,9 @@ from transformers import PretrainedConfig
 from ..errors import ConversionError
 from ..rules.operations import LeadingAxis, Operation, Shape
 from ..rules.table import Rule, RuleTable
+from ..storage.variant import CheckpointVariant
+from ..values import Computed, NotExpressible
 from .decoder import LAYER, NO_PREFIX, PREFIX, DecoderFamily
-from .fields import Computed, Form, NotExpressible
 
 STACKED = "stacked experts"
 """A trait: the experts' tensors are stacked as in the official class of today."""
@@ -95,37 +96,37 @@ class ExpertsFamily(DecoderFamily):
         self.statics, self.bias_of_choice, self.passed_over = statics, bias_of_choice, passed_over
         self.has_low_bits = False
 
-    def form(self, official, names=None, read=None):
-        """See `Family.form`."""
-        form = super().form(official, names, read)
+    def variant_of(self, official, names=None, read=None):
+        """See `Family.variant_of`."""
+        variant = super().variant_of(official, names, read)
         if self.one_by_one and any(name.endswith(".experts.down_proj") for name in names or ()):
-            return replace(form, traits=form.traits | {STACKED})
-        return form
+            return replace(variant, traits=variant.traits | {STACKED})
+        return variant
 
-    def form_for(self, config, earlier: Form | None = None):
-        """See `Family.form_for`."""
-        form = super().form_for(config, earlier)
-        if earlier is None or earlier.head != form.head:
-            return form
-        return replace(form, traits=earlier.traits & {PREFIX, NO_PREFIX, STACKED})
+    def variant_for(self, config, earlier: CheckpointVariant | None = None):
+        """See `Family.variant_for`."""
+        variant = super().variant_for(config, earlier)
+        if earlier is None or earlier.head != variant.head:
+            return variant
+        return replace(variant, traits=earlier.traits & {PREFIX, NO_PREFIX, STACKED})
 
-    def rules_for(self, form, config):
+    def rules_for(self, variant, config):
         """See `Family.rules_for`."""
-        head, table = self.head(form), super().rules_for(form, config)
-        rules = [rule.under(head.root, head.our_root) for rule in self._sparse_rules(form, config)]
+        head, table = self.head(variant), super().rules_for(variant, config)
+        rules = [rule.under(head.root, head.our_root) for rule in self._sparse_rules(variant, config)]
         return RuleTable([*table.rules, *rules], ignored=table.ignored)
 
-    def _sparse_rules(self, form: Form, config: PretrainedConfig) -> list[Rule]:
-        ours, theirs = f"{LAYER}mlp.", self.layers + ("mlp." if STACKED in form.traits else self.block)
+    def _sparse_rules(self, variant: CheckpointVariant, config: PretrainedConfig) -> list[Rule]:
+        ours, theirs = f"{LAYER}mlp.", self.layers + ("mlp." if STACKED in variant.traits else self.block)
         kinds = ("weight", "bias")
         rules = [Rule(f"{theirs}{a}.{kind}", f"{ours}{b}.{kind}") for a, b in self.sparse.items() for kind in kinds]
         if self.statics is None:
             rules.append(Rule(theirs + self.bias_of_choice, f"{ours}gate.{SELECTION_BIAS}"))
         else:
-            name = f"gate.{self.statics}" if STACKED in form.traits else self.statics
+            name = f"gate.{self.statics}" if STACKED in variant.traits else self.statics
             rules.append(Rule(theirs + name, f"{ours}gate.{SELECTION_BIAS}", LeadingAxis()))
         for name, parts in self._stacks().items():
-            if STACKED in form.traits:
+            if STACKED in variant.traits:
                 rules.append(Rule(f"{theirs}{name}", f"{ours}{name}"))
                 continue
             names = [f"{theirs}experts.{i}.{part}.weight" for i in range(config.num_experts) for part in parts]
@@ -136,21 +137,21 @@ class ExpertsFamily(DecoderFamily):
     def _stacks(self) -> dict[str, tuple[str, ...]]:
         return {"experts.gate_up_proj": self.parts[:2], "experts.down_proj": self.parts[2:]}
 
-    def adjust(self, shapes, form, config):
+    def adjust(self, shapes, variant, config):
         """See `Family.adjust`."""
-        if STACKED in form.traits:
+        if STACKED in variant.traits:
             return shapes
-        made: dict[str, Shape] = {}
+        stored_shapes: dict[str, Shape] = {}
         for name, shape in shapes.items():
             layer, _, rest = name.partition(".mlp.")
             if self.statics is not None and rest == f"gate.{self.statics}":
-                made[f"{layer}.{self.block}{self.statics}"] = shape
+                stored_shapes[f"{layer}.{self.block}{self.statics}"] = shape
             elif parts := self._stacks().get(rest):
                 names = (f"{layer}.{self.block}experts.{i}.{part}.weight" for i in range(shape[0]) for part in parts)
-                made |= dict.fromkeys(names, (shape[1] // len(parts), shape[2]))
+                stored_shapes |= dict.fromkeys(names, (shape[1] // len(parts), shape[2]))
             else:
-                made[f"{layer}.{self.block}{rest}" if self._is_sparse(rest) else name] = shape
-        return made
+                stored_shapes[f"{layer}.{self.block}{rest}" if self._is_sparse(rest) else name] = shape
+        return stored_shapes
 
     def _is_sparse(self, name: str) -> bool:
         return name.rpartition(".")[0] in self.sparse or name == self.bias_of_choice

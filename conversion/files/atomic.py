@@ -59,13 +59,13 @@ def atomic_folder(
     target = Path(os.path.abspath(target))
     origins = [Path(source) for source in sources]
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
-    made: list[Path] = []
+    new_parents: list[Path] = []
     try:
         check_target(target, force, origins)
         for parent in reversed(target.parents):
             if not parent.exists():
                 parent.mkdir()
-                made.append(parent)
+                new_parents.append(parent)
         temporary.mkdir()
         made_here = None
         try:
@@ -80,7 +80,7 @@ def atomic_folder(
             else:
                 shutil.rmtree(temporary, ignore_errors=True)
     except BaseException as error:
-        for parent in reversed(made):
+        for parent in reversed(new_parents):
             with suppress(OSError):
                 parent.rmdir()
         if not isinstance(error, OSError):

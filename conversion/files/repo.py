@@ -48,7 +48,7 @@ def write_weights(
     folder: Path,
     max_shard_size: int | str,
     strict_finite: bool,
-    tell: Progress,
+    report_progress: Progress,
 ) -> list[str]:
     """Write all groups in order. Returns notes on the values."""
     planned = [(target.name, target.dtype, target.shape) for group in groups for target in group.targets]
@@ -64,15 +64,15 @@ def write_weights(
     with ShardWriter(folder, planned, max_shard_size) as writer:
         for group in groups:
             if _is_copy(group):
-                made = [(group.targets[0].name, checkpoint.parts(group.sources[0]))]
+                outputs = [(group.targets[0].name, checkpoint.parts(group.sources[0]))]
             else:
-                made = [(name, iter([tensor])) for name, tensor in group.apply(checkpoint.read)]
+                outputs = [(name, iter([tensor])) for name, tensor in group.apply(checkpoint.read)]
             for target in group.targets:
-                name, parts = made.pop(0)
+                name, parts = outputs.pop(0)
                 writer.write_parts(name, looked_at(name, target.dtype, parts))
                 del parts
                 done += torch.Size(target.shape).numel() * target.dtype.itemsize
-                tell("writing weights", done, total)
+                report_progress("writing weights", done, total)
     elements = {name: (torch.Size(shape).numel(), str(kind)[6:]) for name, kind, shape in planned}
     bad = [
         f"{shown(name)}: {count} of {elements[name][0]} in {elements[name][1]}"

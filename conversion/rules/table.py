@@ -56,14 +56,14 @@ class Rule:
         op: how `source` becomes `target`; it knows its way back.
         dtypes: what the sources must be, one for each; they are never cast. Otherwise only floating-point tensors are
             taken, and the plan's `dtype` is applied to them.
-        made: the dtype of what is made of sources with `dtypes`; None: their own.
+        target_dtype: the dtype of what sources with `dtypes` become; None: their own.
     """
 
     source: str | tuple[str, ...]
     target: str | tuple[str, ...]
     op: Operation = field(default_factory=Identity)
     dtypes: tuple[torch.dtype, ...] | None = None
-    made: torch.dtype | None = None
+    target_dtype: torch.dtype | None = None
 
     def under(self, theirs: str, ours: str) -> "Rule":
         """The rule with a prefix before its official names and one before ours."""
@@ -99,11 +99,11 @@ class Group:
         Args:
             read: name -> tensor (`Checkpoint.read`, or a state dict's `__getitem__`).
         """
-        made = self.op.forward([read(name) for name in self.sources])
-        for target, tensor in zip(self.targets, made, strict=True):
+        tensors = self.op.forward([read(name) for name in self.sources])
+        for target, tensor in zip(self.targets, tensors, strict=True):
             if tuple(tensor.shape) != target.shape:
                 raise ConversionError(f"{shown(target.name)} is {list(tensor.shape)}, planned was {list(target.shape)}")
-        return [(target.name, tensor.to(target.dtype)) for target, tensor in zip(self.targets, made, strict=True)]
+        return [(target.name, tensor.to(target.dtype)) for target, tensor in zip(self.targets, tensors, strict=True)]
 
 
 class _Pattern:
@@ -292,7 +292,7 @@ def _group(
         if wrong:
             problems["tensors of another dtype"] += wrong
             return None
-        made = dtypes[0] if rule.made is None else dtype or rule.made
+        target_dtype = dtypes[0] if rule.target_dtype is None else dtype or rule.target_dtype
     else:
         whole = [name for name in sources if not tensors[name].dtype.is_floating_point]
         if whole:
@@ -302,10 +302,10 @@ def _group(
         if len(set(dtypes)) > 1:
             problems["parts of different dtypes"].append(", ".join(f"{shown(n)} {tensors[n].dtype}" for n in sources))
             return None
-        made = dtype or dtypes[0]
+        target_dtype = dtype or dtypes[0]
     try:
         shapes = op.forward_shapes([tuple(tensors[name].shape) for name in sources])
-        targets = tuple(Target(name, made, tuple(shape)) for name, shape in zip(names, shapes, strict=True))
+        targets = tuple(Target(name, target_dtype, tuple(shape)) for name, shape in zip(names, shapes, strict=True))
     except ValueError as error:
         problems["wrong shapes"].append(f"{', '.join(map(shown, sources))}: {error}")
         return None
