@@ -36,13 +36,29 @@ from .original import FRESH as ORIGINAL_FRESH
 from .original import STRUCTURE as ORIGINAL
 
 LOGITS_BIAS = "final_logits_bias"
-TABLES = tuple(f"{stack}.embed_positions.weight" for stack in ("encoder", "decoder"))
+TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 VERSIONS = ("encoder.version", "decoder.version")
 """Numbers that the first BART checkpoints hold and that no class reads."""
 OWN, ONE_SIZE, LEARNT = "own vocabularies", "own vocabularies of one size", "learnt bias"
 """Traits, beside those of all encoder-decoders and the name of the stored bias."""
-ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "out_proj": "o_proj"}
-MLP = {"fc1": "mlp.up_proj", "fc2": "mlp.down_proj"}
+LAYER = {
+    "self_attn.q_proj": "self_attn.q_proj",
+    "self_attn.k_proj": "self_attn.k_proj",
+    "self_attn.v_proj": "self_attn.v_proj",
+    "self_attn.out_proj": "self_attn.o_proj",
+    "self_attn_layer_norm": "self_attn_{placement}_norm",
+    "fc1": "mlp.up_proj",
+    "fc2": "mlp.down_proj",
+    "final_layer_norm": "mlp_{placement}_norm",
+}
+CROSS_ATTENTION = {
+    "encoder_attn.q_proj": "cross_attn.q_proj",
+    "encoder_attn.k_proj": "cross_attn.k_proj",
+    "encoder_attn.v_proj": "cross_attn.v_proj",
+    "encoder_attn.out_proj": "cross_attn.o_proj",
+    "encoder_attn_layer_norm": "cross_attn_{placement}_norm",
+}
+"""Official module of a layer -> ours; "{placement}" is "pre" or "post"."""
 SAME = "vocab_size max_position_embeddings use_cache pad_token_id bos_token_id eos_token_id".split()
 DROPOUTS = {
     "dropout": "hidden_dropout",
@@ -82,13 +98,8 @@ def stack_rules(stack: str, config: PretrainedConfig) -> list[Rule]:
     modules = {"layernorm_embedding": "embedding_norm"} if config.embedding_norm else {}
     if config.final_norm:
         modules["layer_norm"] = "norm"
-    layer, norm = "layers.{layer}.", f"_{config.norm_placement}_norm"
-    attentions = {"self_attn": "self_attn"} | ({"encoder_attn": "cross_attn"} if stack == "decoder" else {})
-    for part, ours in attentions.items():
-        modules |= {f"{layer}{part}.{one}": f"{layer}{ours}.{other}" for one, other in ATTENTION.items()}
-        modules[f"{layer}{part}_layer_norm"] = layer + ours + norm
-    modules |= {layer + one: layer + other for one, other in MLP.items()}
-    modules[f"{layer}final_layer_norm"] = f"{layer}mlp{norm}"
+    for theirs, ours in (LAYER | (CROSS_ATTENTION if stack == "decoder" else {})).items():
+        modules[f"layers.{{layer}}.{theirs}"] = "layers.{layer}." + ours.replace("{placement}", config.norm_placement)
     table = "embed_positions.weight"
     return module_rules(modules) + ([Rule(table, table)] if config.position_type == "learned" else [])
 

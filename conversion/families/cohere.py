@@ -19,8 +19,9 @@ class CohereFamily(DecoderFamily):
 
     def more_rules(self, config):
         """See `DecoderFamily.more_rules`."""
-        names = (f"{LAYER}self_attn.{name}_norm.weight" for name in "qk")
-        return [Rule(name, name, DeinterleaveRotaryNorms(config.head_dim, config.head_dim)) for name in names]
+        op = DeinterleaveRotaryNorms(config.head_dim, config.head_dim)
+        names = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+        return [Rule(name, name, op).under(LAYER, LAYER) for name in names]
 
 
 COHERE = CohereFamily(

@@ -31,13 +31,17 @@ IDLE = {
 UNREAD = ("embeddings.position_embeddings.weight", "embeddings.word_embeddings._weight")
 """Tensors of the stack that the released checkpoints hold and that no official class reads."""
 TRAINING_HEADS = (
-    *(f"lm_predictions.lm_head.{name}" for name in ("bias", "dense.weight", "dense.bias")),
-    *(f"lm_predictions.lm_head.LayerNorm.{kind}" for kind in ("weight", "bias")),
-    *(
-        f"mask_predictions.{name}.{kind}"
-        for name in ("dense", "LayerNorm", "classifier")
-        for kind in ("weight", "bias")
-    ),
+    "lm_predictions.lm_head.bias",
+    "lm_predictions.lm_head.dense.weight",
+    "lm_predictions.lm_head.dense.bias",
+    "lm_predictions.lm_head.LayerNorm.weight",
+    "lm_predictions.lm_head.LayerNorm.bias",
+    "mask_predictions.dense.weight",
+    "mask_predictions.dense.bias",
+    "mask_predictions.LayerNorm.weight",
+    "mask_predictions.LayerNorm.bias",
+    "mask_predictions.classifier.weight",
+    "mask_predictions.classifier.bias",
 )
 
 
@@ -122,7 +126,9 @@ FAMILY = DebertaFamily(
     },
     layer=NAMES["layer"],
     modules={
-        **{f"attention.self.{name}_proj": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
+        "attention.self.query_proj": "self_attn.q_proj",
+        "attention.self.key_proj": "self_attn.k_proj",
+        "attention.self.value_proj": "self_attn.v_proj",
         **{theirs: ours for theirs, ours in NAMES["modules"].items() if "attention.self" not in theirs},
     },
     stack={"embeddings.LayerNorm": "embedding_norm", "encoder.LayerNorm": "relative_bias.norm"},

@@ -53,7 +53,13 @@ NORMS = {"ln_1": "self_attn_pre_norm", "ln_2": "mlp_pre_norm"}
 OUTER = {"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"}
 LAYER = ("h.{layer}.", "layers.{layer}.")
 LINEAR = {"attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}
-SUMMARY = tuple(f"summary_{name}" for name in "type use_proj activation proj_to_labels first_dropout".split())
+SUMMARY = (
+    "summary_type",
+    "summary_use_proj",
+    "summary_activation",
+    "summary_proj_to_labels",
+    "summary_first_dropout",
+)
 END = 50256
 """The official class's own beginning and end; a small vocabulary does not have it."""
 

@@ -66,5 +66,9 @@ FAMILY = GPTNeoXFamily(
     head_dim=HeadDim(always=False),
     computed=[Flag("use_parallel_residual", "residual", ("sequential", "parallel"))],
     extra_fields=["rotary_pct"],
-    ignored=[f"layers.{{layer}}.attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")],
+    ignored=[
+        "layers.{layer}.attention.bias",
+        "layers.{layer}.attention.masked_bias",
+        "layers.{layer}.attention.rotary_emb.inv_freq",
+    ],
 )

@@ -21,7 +21,7 @@ FAMILY = BertLikeFamily(
     root="bert.",
     **{
         **NAMES,
-        "modules": norms_before("ln", "ln"),
+        "modules": norms_before("attention.ln", "crossattention.ln", "ln"),
         "fields": {**NAMES["fields"], "classifier_dropout": None},
     },
     language_model=LANGUAGE_MODEL,

@@ -49,7 +49,10 @@ FAMILY = BertLikeFamily(
     },
     layer=NAMES["layer"],
     modules={
-        **{f"attention.attn.{name}": f"self_attn.{name}_proj" for name in "qkvo"},
+        "attention.attn.q": "self_attn.q_proj",
+        "attention.attn.k": "self_attn.k_proj",
+        "attention.attn.v": "self_attn.v_proj",
+        "attention.attn.o": "self_attn.o_proj",
         "attention.LayerNorm": "self_attn_post_norm",
         **{theirs: ours for theirs, ours in NAMES["modules"].items() if ours.startswith("mlp")},
     },

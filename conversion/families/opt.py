@@ -1,7 +1,7 @@
 """OPT (Zhang et al., 2022): learned positions of which two rows come before the first, and ReLU."""
 
 from ..values import Computed, HeadDim, NotExpressible
-from .decoder import ALL_BIASES, GPT, DecoderFamily
+from .decoder import ALL_BIASES, GPT, QKV, DecoderFamily
 
 
 def read_norms(official):
@@ -53,7 +53,7 @@ FAMILY = OPTFamily(
     structure={**GPT, "position_type": "learned", "position_offset": 2, "norm_eps": 1e-5},
     fresh={"hidden_act": "relu", "tie_word_embeddings": True},
     layer={
-        **{f"self_attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"},
+        **{name: name for name in QKV},
         "self_attn.out_proj": "self_attn.o_proj",
         "fc1": "mlp.up_proj",
         "fc2": "mlp.down_proj",

@@ -12,7 +12,7 @@ from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, POOLED_ROWS
 from .bert import NAMES as BERT_NAMES
 from .bert import STRUCTURE as BERT_STRUCTURE
 from .bert_like import EMBEDDING_NORM, BertLikeFamily
-from .decoder import ALL_BIASES
+from .decoder import ALL_BIASES, QKV
 from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
 from .fresh import rotary
 from .roberta import FRESH as ROBERTA_FRESH
@@ -20,7 +20,6 @@ from .roberta import GELU_HEAD
 from .roberta import LANGUAGE_MODEL as ROBERTA_LANGUAGE_MODEL
 
 STRUCTURE = {**BERT_STRUCTURE, "position_type": "rotary"}
-QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
 IN_MEMORY = {"self_attn_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
 """Our module of a layer -> that of the official classes, where they differ; a plain feed-forward network has others."""
 PLAIN_IN_MEMORY = {**IN_MEMORY, "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}

@@ -12,14 +12,13 @@ class StableLmFamily(DecoderFamily):
 
     def more_rules(self, config):
         """See `DecoderFamily.more_rules`."""
-        counts = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
+        norms = (
+            ("self_attn.q_layernorm.norms", "self_attn.q_norm.weight", config.num_attention_heads),
+            ("self_attn.k_layernorm.norms", "self_attn.k_norm.weight", config.num_key_value_heads),
+        )
         return [
-            Rule(
-                tuple(f"{LAYER}self_attn.{name}_layernorm.norms.{head}.weight" for head in range(count)),
-                f"{LAYER}self_attn.{name}_norm.weight",
-                Stack(count),
-            )
-            for name, count in counts.items()
+            Rule(tuple(f"{LAYER}{theirs}.{head}.weight" for head in range(count)), LAYER + ours, Stack(count))
+            for theirs, ours, count in norms
         ]
 
 

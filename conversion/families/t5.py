@@ -56,11 +56,32 @@ MT5_FRESH = {
     "num_attention_heads": 6,
 }
 UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-ATTENTION = {name: f"{name}_proj" for name in "qkvo"}
-PLAIN = {"wi": "up_proj", "wo": "down_proj"}
-GATED = {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}
-PARTS = {"SelfAttention": "self_attn", "EncDecAttention": "cross_attn", "DenseReluDense": "mlp"}
-"""Official part of a layer -> ours, in the order in which they run; an encoder has no second one."""
+SELF_ATTENTION = {
+    "layer_norm": "self_attn_pre_norm",
+    "SelfAttention.q": "self_attn.q_proj",
+    "SelfAttention.k": "self_attn.k_proj",
+    "SelfAttention.v": "self_attn.v_proj",
+    "SelfAttention.o": "self_attn.o_proj",
+}
+CROSS_ATTENTION = {
+    "layer_norm": "cross_attn_pre_norm",
+    "EncDecAttention.q": "cross_attn.q_proj",
+    "EncDecAttention.k": "cross_attn.k_proj",
+    "EncDecAttention.v": "cross_attn.v_proj",
+    "EncDecAttention.o": "cross_attn.o_proj",
+}
+PLAIN = {
+    "layer_norm": "mlp_pre_norm",
+    "DenseReluDense.wi": "mlp.up_proj",
+    "DenseReluDense.wo": "mlp.down_proj",
+}
+GATED = {
+    "layer_norm": "mlp_pre_norm",
+    "DenseReluDense.wi_0": "mlp.gate_proj",
+    "DenseReluDense.wi_1": "mlp.up_proj",
+    "DenseReluDense.wo": "mlp.down_proj",
+}
+"""Official module of a sub-layer -> ours."""
 SAME = (
     "vocab_size relative_attention_num_buckets relative_attention_max_distance use_cache pad_token_id eos_token_id"
 ).split()
@@ -84,12 +105,10 @@ def stack_rules(stack, config):
         Rule("final_layer_norm.weight", "norm.weight"),
         Rule(bias, f"{module}relative_bias.embedding.weight"),
     ]
-    parts = [part for part in PARTS if stack == "decoder" or part != "EncDecAttention"]
-    for index, part in enumerate(parts):
-        theirs, ours = f"block.{{layer}}.layer.{index}.", f"layers.{{layer}}.{PARTS[part]}"
-        rules.append(Rule(f"{theirs}layer_norm.weight", f"{ours}_pre_norm.weight"))
-        weights = ATTENTION if part != "DenseReluDense" else GATED if config.gated_mlp else PLAIN
-        rules += [Rule(f"{theirs}{part}.{one}.weight", f"{ours}.{other}.weight") for one, other in weights.items()]
+    attentions = [SELF_ATTENTION, CROSS_ATTENTION] if stack == "decoder" else [SELF_ATTENTION]
+    for index, modules in enumerate([*attentions, GATED if config.gated_mlp else PLAIN]):
+        for theirs, ours in modules.items():
+            rules.append(Rule(f"block.{{layer}}.layer.{index}.{theirs}.weight", f"layers.{{layer}}.{ours}.weight"))
     return rules
 
 

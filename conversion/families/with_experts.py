@@ -29,7 +29,11 @@ ROUTER_FIELDS = {
 }
 FINE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
 """Of a fresh model with many narrow experts."""
-SHARED = {f"shared_expert.{name}_proj": f"shared_expert.{name}_proj" for name in ("gate", "up", "down")}
+SHARED = {
+    "shared_expert.gate_proj": "shared_expert.gate_proj",
+    "shared_expert.up_proj": "shared_expert.up_proj",
+    "shared_expert.down_proj": "shared_expert.down_proj",
+}
 """Modules of an expert for every token, official and ours."""
 SELECTION_BIAS = "e_score_correction_bias"
 PARTS = ("gate_proj", "up_proj", "down_proj")
@@ -191,7 +195,11 @@ DEEPSEEK_FIELDS = {
 }
 DEEPSEEK_GROUPS = {"n_group": (None, 1), "topk_group": (None, 1)}
 """Official settings of a choice among groups of experts -> values that mean one group."""
-SHARED_EXPERTS = {ours.replace("expert.", "experts."): ours for ours in SHARED}
+SHARED_EXPERTS = {
+    "shared_experts.gate_proj": "shared_expert.gate_proj",
+    "shared_experts.up_proj": "shared_expert.up_proj",
+    "shared_experts.down_proj": "shared_expert.down_proj",
+}
 """Modules of experts for every token that are one network, official and ours."""
 
 
