@@ -11,8 +11,8 @@ from blockformer.publishing import copy_code, full_auto_map, write_card
 from .arguments import check_conversion
 from .errors import ConversionError, shown
 from .files.atomic import atomic_folder
-from .files.checkpoint import json_text, read_json
 from .files.front_matter import front_matter
+from .files.json_files import json_text, read_json
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
 from .files.side_files import carry_side_files, copy_store, refuse_adapters
 from .files.sources import locate

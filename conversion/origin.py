@@ -6,7 +6,8 @@ from typing import Any
 
 from .errors import ConversionError
 from .families.registry import FAMILIES, Family
-from .files.checkpoint import Checkpoint, json_text, read_json
+from .files.checkpoint import Checkpoint
+from .files.json_files import json_text, read_json
 from .storage.variant import CheckpointVariant
 
 ORIGIN = "conversion.json"

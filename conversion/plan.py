@@ -14,7 +14,8 @@ from .arguments import dtype_name
 from .errors import ConversionError, listed, shown
 from .families import awq
 from .families.registry import Family, family_by_name, family_for, family_of
-from .files.checkpoint import NEVER_FOLLOWED, Checkpoint, json_text
+from .files.checkpoint import NEVER_FOLLOWED, Checkpoint
+from .files.json_files import json_text
 from .files.unused_tensors import unused_groups
 from .origin import Origin, read_origin
 from .rules.table import Group, Rule, RuleTable, Target

@@ -373,8 +373,7 @@ def verify(
 
 def _fits(parameters: int, dtype: torch.dtype) -> bool:
     """Whether one model fits into free memory, with a quarter more plus 256 MiB for everything else."""
-    free = available_memory()
-    return free is None or parameters * dtype.itemsize * 1.25 + (256 << 20) < free
+    return parameters * dtype.itemsize * 1.25 + (256 << 20) < available_memory()
 
 
 def attention_of(model_class: type[PreTrainedModel], config: PretrainedConfig) -> str:

@@ -28,6 +28,7 @@ from os import PathLike
 from pathlib import Path
 
 from ..errors import ConversionError, shown
+from .json_files import strict_json
 
 MARK = ".blockformer.json"
 LONGEST_MARK = 64 << 20
@@ -149,7 +150,7 @@ def _marked(folder: Path) -> dict[str, list[int]] | None:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST_MARK:
             return None
-        files = json.loads(path.read_bytes())["files"]
+        files = strict_json(path.read_bytes())["files"]
         return {str(name): list(state) for name, state in files.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

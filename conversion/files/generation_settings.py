@@ -9,7 +9,8 @@ from transformers import GenerationConfig, PretrainedConfig
 
 from ..errors import ConversionError
 from ..quiet import quiet
-from .checkpoint import NEVER_FOLLOWED, Checkpoint, read_json
+from .checkpoint import NEVER_FOLLOWED, Checkpoint
+from .json_files import read_json
 
 FILE = "generation_config.json"
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")

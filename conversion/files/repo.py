@@ -13,8 +13,9 @@ from transformers import PretrainedConfig
 from ..errors import ConversionError, is_out_of_memory, listed, shown
 from ..progress import Progress
 from ..rules.table import Group, Identity, Reversed
-from .checkpoint import Checkpoint, json_text, nonfinite
+from .checkpoint import Checkpoint, nonfinite
 from .generation_settings import FILE, settings_in
+from .json_files import json_text
 from .sources import Source
 from .writer import ShardWriter
 

@@ -22,8 +22,9 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import CheckpointError, ConversionError, shown
 from . import pickled
 from .atomic import MARK
-from .checkpoint import Checkpoint, json_text, read_json
-from .safetensors_io import LFS_POINTER, open_regular
+from .checkpoint import Checkpoint
+from .json_files import json_text, read_json
+from .regular import LFS_POINTER, open_regular
 from .sentence_modules import sentence_files
 from .sources import GENERATION, HEADS, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES, WEIGHTS, is_side_file
 from .tokenizers import MADE, check_readable, load, make_fast, rewritten

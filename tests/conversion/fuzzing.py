@@ -31,7 +31,8 @@ from safetensors.torch import save_file
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.files.checkpoint import Checkpoint
-from blockformer.conversion.files.safetensors_io import open_regular, read_header, read_tensor
+from blockformer.conversion.files.regular import open_regular
+from blockformer.conversion.files.safetensors_io import read_header, read_tensor
 from blockformer.conversion.plan import plan_in, plan_out
 
 SECONDS = 5
