@@ -8,12 +8,13 @@ Without `tie_word_embeddings`, today's official classes tie nothing: all matrice
 own, and nothing reads `shared.weight`. Which of this a checkpoint does is its `CheckpointVariant`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from ..errors import ConversionError
-from ..rules.operations import LeadingAxis
+from ..rules.operations import LeadingAxis, Shape
 from ..rules.table import Rule, check_tied, module_rules
 from ..storage.variant import CheckpointVariant
 from ..values import Computed, NotExpressible, Value, constants
@@ -226,24 +227,15 @@ class BartFamily(EncoderDecoderFamily):
         stored = self.stored_embeddings(head, names)
         traits |= {*stored, *({LOGITS_BIAS} & set(names))}
         if not own and not tied:
-            lacking = [head.root + name for name in (ENCODER, DECODER) if name not in stored]
-            if lacking:
-                raise ConversionError(
-                    f"{' and '.join(lacking)} must be stored: tie_word_embeddings is false, and then the official "
-                    "classes of today tie no embeddings; store copies of those that were shared, or set it to true"
-                )
+            _check_all_stored(head, stored)
         if read is None:
             return CheckpointVariant(head.official, frozenset(traits))
-        sizes = {}
+        sizes: dict[str, Shape] = {}
         if not own and tied:
             check_tied(read, [(head.root + stored[0], head.root + other) for other in stored[1:]])
         elif not own:
-            traits |= set() if same_bits(read, head.root + ENCODER, head.root + DECODER) else {SEPARATE}
-            if SHARED in stored and not same_bits(read, head.root + SHARED, head.root + ENCODER):
-                traits -= {SHARED}
-                sizes[SHARED] = tuple(read(head.root + SHARED).shape)
-        sources = [DECODER] if own else stored
-        if head.writes_text and tied and LM_HEAD in names and sources:
+            traits, sizes = _by_values(head, stored, traits, read)
+        if head.writes_text and tied and LM_HEAD in names and (sources := [DECODER] if own else stored):
             traits |= set() if same_bits(read, LM_HEAD, head.root + sources[0]) else {UNTIED}
         if self.computes_positions:
             sizes |= {table: tuple(read(head.root + table).shape) for table in TABLES if head.root + table in names}
@@ -295,6 +287,28 @@ class BartFamily(EncoderDecoderFamily):
     def unused(self, official):
         """See `ConfigTranslation.unused`. Ours drops no layers in training, so this setting is one of them."""
         return sorted({*super().unused(official), *(name for name in LAYER_DROP if official.get(name))})
+
+
+def _check_all_stored(head: Head, stored: Collection[str]) -> None:
+    lacking = [head.root + name for name in (ENCODER, DECODER) if name not in stored]
+    if lacking:
+        raise ConversionError(
+            f"{' and '.join(lacking)} must be stored: tie_word_embeddings is false, and then the official "
+            "classes of today tie no embeddings; store copies of those that were shared, or set it to true"
+        )
+
+
+def _by_values(
+    head: Head, stored: Collection[str], traits: set[str], read: Callable[[str], Tensor]
+) -> tuple[set[str], dict[str, Shape]]:
+    """The traits of a checkpoint whose stacks each read their own embeddings, and the sizes of what nothing reads."""
+    traits, sizes = set(traits), {}
+    if not same_bits(read, head.root + ENCODER, head.root + DECODER):
+        traits.add(SEPARATE)
+    if SHARED in stored and not same_bits(read, head.root + SHARED, head.root + ENCODER):
+        traits.remove(SHARED)
+        sizes[SHARED] = tuple(read(head.root + SHARED).shape)
+    return traits, sizes
 
 
 def _written(traits: Collection[str]) -> tuple[str, ...]:
