@@ -10,9 +10,9 @@ from blockformer.publishing import copy_code, full_auto_map, write_card
 
 from .arguments import check_conversion
 from .errors import ConversionError, shown
-from .files.atomic import atomic_folder
 from .files.front_matter import front_matter
 from .files.json_files import json_text, read_json
+from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
 from .files.side_files import carry_side_files, copy_store, refuse_adapters
 from .files.sources import locate
@@ -81,7 +81,7 @@ def export_folder(
         sizes = bytes_by_dtype(groups)
         report.tensors, report.nbytes = len(groups), sum(sizes.values())
         report.dtypes = [str(kind).removeprefix("torch.") for kind in sizes]
-        with atomic_folder(dst, force=force, sources=[folder]) as temporary:
+        with new_repo(dst, force=force, sources=[folder], check_sources=checkpoint.check_unchanged) as temporary:
             check_tied(checkpoint.read, stored_pairs(tied, groups))
             report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, report_progress)
             (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")
@@ -97,6 +97,5 @@ def export_folder(
                     (temporary / UNUSED_FILE).parent.mkdir(exist_ok=True)
                     shutil.copyfile(checkpoint.member(UNUSED_FILE), temporary / UNUSED_FILE)
             write_card(temporary, config, parameters=parameters, front=front_matter(checkpoint))
-            checkpoint.check_unchanged()
     report.seconds = time.monotonic() - start
     return report

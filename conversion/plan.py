@@ -30,6 +30,7 @@ class Plan:
 
     Attributes:
         family: the official family.
+        to_official: the direction.
         source_config, target_config: configuration objects of both layouts.
         source_class, target_class: model classes of both layouts.
         config_json: the target's `config.json`.
@@ -47,6 +48,7 @@ class Plan:
 
     family: Family
     variant: CheckpointVariant
+    to_official: bool
     source_config: PretrainedConfig
     source_class: type[PreTrainedModel]
     target_config: PretrainedConfig
@@ -122,6 +124,7 @@ def plan_in(
     return Plan(
         family=family,
         variant=variant,
+        to_official=False,
         source_config=family.official_config(official if to_load is None else to_load),
         source_class=family.official_class(variant),
         target_config=config,
@@ -173,6 +176,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     return Plan(
         family=family,
         variant=variant,
+        to_official=True,
         source_config=config,
         source_class=family.our_class(variant),
         target_config=official_config,

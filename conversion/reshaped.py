@@ -14,8 +14,8 @@ from blockformer.reshaping import reshape
 
 from .arguments import check_conversion
 from .errors import ConversionError
-from .files.atomic import atomic_folder
 from .files.front_matter import front_matter
+from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened
 from .files.side_files import carry_side_files, refuse_adapters
 from .files.sources import locate
@@ -80,7 +80,7 @@ def convert_reshaped(
         report = ConversionReport(hub_id or os.fspath(src), Path(dst), "", False, notes=notes)
         report.tensors, report.dtypes = len(reshaped.state_dict()), [str(reshaped.dtype).removeprefix("torch.")]
         report.nbytes = sum(parameter.numel() * parameter.element_size() for parameter in reshaped.parameters())
-        with atomic_folder(dst, force=force, sources=[folder]) as temporary:
+        with new_repo(dst, force=force, sources=[folder], check_sources=checkpoint.check_unchanged) as temporary:
             report_progress("writing", 0, 0)
             side = carry_side_files(checkpoint, place.names, temporary)
             report.notes += side.notes
@@ -96,7 +96,6 @@ def convert_reshaped(
                 parity="Not compared: the shape changes what is computed.",
                 parameters=reshaped.num_parameters(),
             )
-            checkpoint.check_unchanged()
     report.notes.append("the model needs training")
     report.seconds = time.monotonic() - start
     return report
