@@ -19,7 +19,6 @@ from blockformer.publishing import copy_code, write_card
 
 from .arguments import check_conversion, find_source, verification
 from .errors import ConversionError, listed, shown
-from .families.awq import load_plain, low_bit_weights
 from .families.registry import Family
 from .files.checkpoint import Checkpoint, nonfinite
 from .files.front_matter import front_matter
@@ -35,6 +34,7 @@ from .plan import Plan, parse_dtype, plan_in, plan_out
 from .progress import Progress, silent
 from .report import ConversionReport
 from .rules.table import check_tied
+from .storage.awq import load_plain, low_bit_weights
 from .verify import Parity, attention_of, load_model
 from .verify import verify as verify_models
 

@@ -12,13 +12,15 @@ from blockformer.on_import import CONFIGS
 
 from .arguments import dtype_name
 from .errors import ConversionError, listed, shown
-from .families import awq
 from .families.registry import Family, family_by_name, family_for, family_of
 from .files.checkpoint import NEVER_FOLLOWED, Checkpoint
 from .files.json_files import json_text
 from .files.unused_tensors import unused_groups
 from .origin import Origin, read_origin
-from .rules.table import Group, Rule, RuleTable, Target
+from .rules.in_turn import in_turn
+from .rules.operations import Shape
+from .rules.table import Group, Rule, RuleTable, Target, matching
+from .storage import awq
 from .storage.variant import CheckpointVariant
 
 OURS = "blockformer_"
@@ -109,14 +111,15 @@ def plan_in(
         official = awq.without(official)
     stored = _canonical_names(checkpoint.tensors, family, variant)
     config = family.our_config(family.config_from(official, variant))
-    rules = family.rules_for(variant, config) if plain is None else family.dequantizing_rules(variant, config, plain)
     if cast is not None:
         config.dtype = cast
     shapes, tied, parameters = expected_tensors(family.our_class(variant), config)
     shapes |= unread_pooler(family.our_class(variant), config)
     beyond = family.layers_beyond(variant, config).among(stored)
     headers = {name: checkpoint.tensors[own] for name, own in stored.items() if name not in beyond}
-    groups = rules.plan(headers, shapes, optional=tied, dtype=cast)
+    to_class = RuleTable(family.storage(variant, config, plain)).plan(headers, rest=True)
+    to_ours = family.layout(variant, config).plan(_targets(to_class), shapes, optional=tied, dtype=cast)
+    groups = in_turn(to_class, to_ours)
     groups = [replace(group, sources=tuple(stored[name] for name in group.sources)) for group in groups]
     used = {name for group in groups for name in group.sources}
     unused = [name for name in checkpoint.tensors if name not in used]
@@ -163,13 +166,16 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     unused = unused_groups(checkpoint, origin.unused if origin is not None and as_before else [], cast)
     arguments = family.official_arguments(variant)
     shapes, tied, parameters = expected_tensors(family.official_class(variant), official_config, arguments)
-    tied = family.ties(tied, variant)
-    shapes = family.adjust(shapes, variant, config)
+    shapes = {_todays(name, family): shape for name, shape in shapes.items()}
+    tied = family.ties({_todays(name, family): _todays(source, family) for name, source in tied.items()}, variant)
+    layout = family.layout(variant, config)
+    shapes = _as_in_checkpoints(shapes, layout, family, variant, config)
     for group in unused:
         shapes.pop(family.canonical(group.targets[0].name, variant), None)
     optional = [*tied, *family.optional(variant)]
-    rules = family.rules_for(variant, config)
-    groups = rules.plan(checkpoint.tensors, shapes, reverse=True, optional=optional, dtype=cast)
+    to_class = layout.plan(checkpoint.tensors, shapes, reverse=True, optional=optional, dtype=cast)
+    to_file = RuleTable(family.storage(variant, config)).plan(_targets(to_class), reverse=True, rest=True)
+    groups = in_turn(to_class, to_file)
     tied_pairs = [
         (family.stored(first, variant), family.stored(second, variant)) for first, second in stored_pairs(tied, groups)
     ]
@@ -191,6 +197,31 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         not_runnable=family.not_runnable(config),
         notes=[*family.notes_on_writing(config), *_further_layers(family, variant, config, unused)],
     )
+
+
+def _todays(name: str, family: Family) -> str:
+    """The name that the official class of today gives a tensor of the one that is installed."""
+    for spelling in family.own_spellings:
+        name = spelling.todays(name)
+    return name
+
+
+def _targets(groups: Iterable[Group]) -> dict[str, Target]:
+    return {target.name: target for group in groups for target in group.targets}
+
+
+def _as_in_checkpoints(
+    shapes: dict[str, Shape], layout: RuleTable, family: Family, variant: CheckpointVariant, config: PretrainedConfig
+) -> dict[str, Shape]:
+    """The shapes of an official class, those replaced by our model's where checkpoints have it otherwise."""
+    patterns = family.not_as_in_class(variant, config)
+    if not patterns:
+        return shapes
+    ours = expected_tensors(family.our_class(variant), config)[0]
+    before = layout.shapes_before(ours | unread_pooler(family.our_class(variant), config))
+    others = matching(shapes, patterns)
+    theirs = {name: shape for name, shape in shapes.items() if name not in others}
+    return theirs | {name: before[name] for name in matching(before, patterns)}
 
 
 def _further_layers(

@@ -19,6 +19,7 @@ from ..families.encoder_decoder import same_bits
 from ..families.head import Head
 from ..families.original import FRESH as ORIGINAL_FRESH
 from ..rules.table import Rule
+from ..storage.spelling import Prefix, Spelling
 from ..storage.variant import CheckpointVariant
 
 STRUCTURE = {**GPT, "norm_eps": 1e-5, "final_norm": True}
@@ -197,13 +198,10 @@ class ArticleFamily(Family[Head]):
             notes.append('its norms divide by std + eps, the unbiased std; if yours do not, set "norm": "layer_norm"')
         return notes
 
-    def canonical(self, name: str, variant: CheckpointVariant) -> str:
-        """The name without the common prefix."""
-        return name.removeprefix(_prefix_of(variant))
-
-    def stored(self, name: str, variant: CheckpointVariant) -> str:
-        """The name with the common prefix."""
-        return _prefix_of(variant) + name
+    def spellings(self, variant: CheckpointVariant) -> list[Spelling]:
+        """See `Family.spellings`: all names have the common prefix."""
+        prefix = next((trait for trait in variant.traits if trait.endswith(".")), "")
+        return [Prefix(in_file=prefix, in_class="", inner=("",))] if prefix else []
 
     def config_from(self, official: Mapping[str, Any], variant: CheckpointVariant | None = None) -> dict[str, Any]:
         """See `Family.config_from`."""
@@ -247,10 +245,6 @@ class ArticleFamily(Family[Head]):
 
 def _absent(name: str) -> str:
     return f"without {name}"
-
-
-def _prefix_of(variant: CheckpointVariant) -> str:
-    return next((trait for trait in variant.traits if trait.endswith(".")), "")
 
 
 def common_prefix(names: Collection[str]) -> str:

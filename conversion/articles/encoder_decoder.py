@@ -75,8 +75,8 @@ class ArticleEncoderDecoder(ArticleFamily):
         sides = {"src_pos.pe": "src_seq_len", "tgt_pos.pe": "tgt_seq_len"}
         return {name: sinusoid(settings[length], settings["d_model"]) for name, length in sides.items()}
 
-    def rules_for(self, variant, config) -> RuleTable:
-        """See `Family.rules_for`."""
+    def layout(self, variant, config) -> RuleTable:
+        """See `Family.layout`."""
         attention = {theirs: ours for ours, theirs in spelled(variant.traits).items()}
         modules = {"mlp": {"linear_1": "up_proj", "linear_2": "down_proj"}}
         rules, copies = self.embedding_rules(variant)

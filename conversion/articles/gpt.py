@@ -41,8 +41,8 @@ class ArticleGPT(ArticleFamily):
         """The causal mask that the attention may hold as a buffer."""
         return {f".mha.{name}": causal(settings["max_seq_length"]) for name in MASKS}
 
-    def rules_for(self, variant, config) -> RuleTable:
-        """See `Family.rules_for`."""
+    def layout(self, variant, config) -> RuleTable:
+        """See `Family.layout`."""
         block, layer = BLOCK + "{layer}.", "model.layers.{layer}."
         linear = {
             f"mha.{theirs}": f"self_attn.{ours}" for ours, theirs in spelled(variant.traits).items()

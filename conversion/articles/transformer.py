@@ -112,7 +112,7 @@ class ArticleTransformer(ArticleFamily):
     def _loss(self, official, variant, tensors, sample) -> float:
         """The article's loss of a text by one reading: both sides read the input, targets of -1 do not count."""
         config = self.our_config(self.config_from(official, variant))
-        groups = self.rules_for(variant, config).plan(tensors)
+        groups = self.layout(variant, config).plan(tensors)
         weights = {name: tensor for group in groups for name, tensor in group.apply(tensors.__getitem__)}
         text, targets = (torch.tensor(_rows_of(sample[name])) for name in ("input", "targets"))
         try:
@@ -136,8 +136,8 @@ class ArticleTransformer(ArticleFamily):
         length = settings["block_size"]
         return {"wpe.pe": sinusoid(length, settings["n_embd"]), "attn.bias": causal(length)}
 
-    def rules_for(self, variant, config) -> RuleTable:
-        """See `Family.rules_for`."""
+    def layout(self, variant, config) -> RuleTable:
+        """See `Family.layout`."""
         rules, ignored = self.embedding_rules(variant)
         ignored += ["transformer.wpe.pe"]
         for stack, parts in SUBLAYERS.items():

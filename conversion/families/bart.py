@@ -91,7 +91,6 @@ FRESH = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
 }
-LAYER_DROP = ("encoder_layerdrop", "decoder_layerdrop")
 
 
 def stack_rules(stack: str, config: PretrainedConfig) -> list[Rule]:
@@ -201,6 +200,7 @@ class BartFamily(EncoderDecoderFamily):
             fixed={**structure, **(fixed or {})},
             computed=[SCALE, Matrices(own_vocabularies), NO_FORCED_END, *computed],
             extra_fields=("num_hidden_layers", "num_attention_heads", "hidden_size"),
+            training_only=("encoder_layerdrop", "decoder_layerdrop"),
             not_none=("initializer_range", *not_none),
         )
         self.own_vocabularies, self.logits_bias = own_vocabularies, logits_bias
@@ -275,18 +275,13 @@ class BartFamily(EncoderDecoderFamily):
         tables = TABLES if self.computes_positions else ()
         return [*VERSIONS, *tables, *([SHARED] if SHARED in variant.sizes else [])]
 
-    def adjust(self, shapes, variant, config):
-        """See `Family.adjust`: nobody stores the computed positions, though the official class has them."""
-        tables = {self.head(variant).root + table for table in TABLES} if self.computes_positions else set()
-        return {name: shape for name, shape in shapes.items() if name not in tables}
+    def not_as_in_class(self, variant, config):
+        """See `Family.not_as_in_class`: nobody stores the computed positions, though the official class has them."""
+        return [self.head(variant).root + table for table in TABLES] if self.computes_positions else []
 
     def optional(self, variant):
         """See `Family.optional`."""
         return (*super().optional(variant), *([] if LOGITS_BIAS in variant.traits else [LOGITS_BIAS]))
-
-    def unused(self, official):
-        """See `ConfigTranslation.unused`. Ours drops no layers in training, so this setting is one of them."""
-        return sorted({*super().unused(official), *(name for name in LAYER_DROP if official.get(name))})
 
 
 def _check_all_stored(head: Head, stored: Collection[str]) -> None:

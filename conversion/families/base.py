@@ -4,7 +4,7 @@ Configs are in `translation.py`; the building blocks of both are in `fields.py`.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -15,8 +15,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConversionError, shown
 from ..rules.beyond import LayersBeyond
-from ..rules.operations import Shape
-from ..rules.table import RuleTable
+from ..rules.table import Rule, RuleTable
+from ..storage.spelling import Spelling
 from ..storage.variant import CheckpointVariant
 from .head import Head
 from .translation import ConfigTranslation
@@ -34,6 +34,8 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     """Whether the official class counts padding among the positions, and takes no position ids."""
     passed_over: tuple[str, ...] = ()
     """See `LayersBeyond`: what the names of such layers' tensors begin with, without the head's prefix."""
+    own_spellings: Sequence[Spelling] = ()
+    """How names in all its checkpoints, and in the classes of older releases, differ from those of today's class."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
 
@@ -105,9 +107,23 @@ class Family(ConfigTranslation, Generic[HeadKind]):
 
     # The tensors.
 
+    def storage(
+        self, variant: CheckpointVariant, config: PretrainedConfig, plain: torch.dtype | None = None
+    ) -> Sequence[Rule]:
+        """The first step: which tensors of a checkpoint are which of the official class of today.
+
+        Names are `canonical` ones. Tensors that no rule takes are stored as the class has them.
+
+        Args:
+            variant: of the checkpoint.
+            config: ours, for rules that need a size.
+            plain: make plain weights of this dtype of 4-bit ones; None keeps them.
+        """
+        return ()
+
     @abstractmethod
-    def rules_for(self, variant: CheckpointVariant, config: PretrainedConfig) -> RuleTable:
-        """Which official tensors are which of ours. The official names are `canonical` ones.
+    def layout(self, variant: CheckpointVariant, config: PretrainedConfig) -> RuleTable:
+        """The second step: which tensors of the official class are which of ours.
 
         What the table ignores is kept beside the weights, for the way back.
 
@@ -115,14 +131,6 @@ class Family(ConfigTranslation, Generic[HeadKind]):
             variant: of the official checkpoint.
             config: ours, for rules that need a size.
         """
-
-    def dequantizing_rules(self, variant: CheckpointVariant, config: PretrainedConfig, dtype: torch.dtype) -> RuleTable:
-        """The rules that make plain weights of this dtype of a checkpoint whose linear layers have 4-bit weights.
-
-        Raises:
-            ConversionError: the family has no such checkpoints.
-        """
-        raise ConversionError(f"checkpoints of '{self.name}' have no 4-bit weights; use --dtype to cast plain ones")
 
     def dequantized(self, official: Mapping[str, Any], variant: CheckpointVariant) -> dict[str, Any] | None:
         """The entries by which the official class loads low-bit weights that ours makes plain; None: it has none."""
@@ -147,25 +155,28 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         root = self.head(variant).root
         return LayersBeyond(tuple(root + prefix for prefix in self.passed_over), config.num_hidden_layers)
 
+    def spellings(self, variant: CheckpointVariant) -> Sequence[Spelling]:
+        """How names in a checkpoint of this variant differ from those of the official class of today."""
+        return self.own_spellings
+
     def canonical(self, name: str, variant: CheckpointVariant) -> str:
         """The name that the official class of today gives a tensor of a checkpoint."""
+        for spelling in self.spellings(variant):
+            name = spelling.todays(name)
         return name
 
     def stored(self, name: str, variant: CheckpointVariant) -> str:
         """The name in a checkpoint of this variant of what the official class of today calls `name`."""
+        for spelling in reversed(self.spellings(variant)):
+            name = spelling.stored(name)
         return name
 
-    def adjust(
-        self, shapes: dict[str, Shape], variant: CheckpointVariant, config: PretrainedConfig
-    ) -> dict[str, Shape]:
-        """Adapt the tensors that the official class has to those that a checkpoint of this variant has.
+    def not_as_in_class(self, variant: CheckpointVariant, config: PretrainedConfig) -> Sequence[str]:
+        """Canonical names (with placeholders) of tensors that a checkpoint has otherwise than the class of today.
 
-        Args:
-            shapes: canonical name -> shape.
-            variant: the variant.
-            config: ours.
+        They are absent, or there though the class lacks them, or of another size; our model says which.
         """
-        return shapes
+        return ()
 
     def optional(self, variant: CheckpointVariant) -> tuple[str, ...]:
         """Canonical names of official tensors that may be left out beyond the tied ones."""

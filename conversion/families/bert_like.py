@@ -14,12 +14,14 @@ from transformers import PretrainedConfig
 from ..errors import ConversionError, shown
 from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
+from ..storage.spelling import Ending, Prefix, Spelling
 from ..storage.variant import CheckpointVariant
 from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
 from .base import Family
+from .decoder import ATTENTION
 from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
 
-OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+OLD_NORMS = Ending({"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"})
 EMBEDDING_NORM = {"embeddings.LayerNorm": "embedding_norm"}
 HEADS_OF_ROWS = ("classifier.", "pre_classifier.", "qa_outputs.")
 FIELDS = {
@@ -52,6 +54,9 @@ class BertLikeFamily(Family[EncoderHead]):
         former_root: a prefix that checkpoints have where `root` would stand, in models without a head too.
         pooler: official name of the pooler's dense layer.
         next_sentence: official name of the head for the next sentence.
+        stored_inner: more beginnings of names of the encoder's tensors, which only checkpoints have.
+        ignored: more tensors of the encoder that the official class does not read.
+        ignored_heads: the same of heads.
         settings: further arguments of `ConfigTranslation`.
     """
 
@@ -80,6 +85,9 @@ class BertLikeFamily(Family[EncoderHead]):
         former_root: str = "",
         pooler: str = "pooler.dense",
         next_sentence: str = "cls.seq_relationship",
+        stored_inner: Sequence[str] = (),
+        ignored: Sequence[str] = (),
+        ignored_heads: Sequence[str] = (),
         **settings,
     ):
         pruned = ["pruned_heads"] if positions is None and not fused else []  # as far as transformers 4 had it
@@ -106,7 +114,8 @@ class BertLikeFamily(Family[EncoderHead]):
         self.relative_key = relative_key
         self.stack, self.fused = dict(stack), dict(fused or {})
         self.pooler, self.next_sentence = pooler, next_sentence
-        inner = [*self.embeddings, layer, *self.stack, "pooler."]
+        self.ignored, self.ignored_heads = tuple(ignored), tuple(ignored_heads)
+        inner = [*self.embeddings, layer, *self.stack, "pooler.", *stored_inner]
         self._inner = tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in inner))
 
     # The variant: which head, which names.
@@ -123,7 +132,7 @@ class BertLikeFamily(Family[EncoderHead]):
             return CheckpointVariant(
                 head.official, frozenset(traits | ({"pooler"} if head.pooler != "unused" else set()))
             )
-        if any(name.endswith(tuple(OLD_NORMS)) for name in names):
+        if any(name.endswith(tuple(OLD_NORMS.in_class)) for name in names):
             traits.add("gamma and beta")
         if self.former_root and any(name.startswith(self.former_root) for name in names):
             traits.add("former prefix")
@@ -192,46 +201,33 @@ class BertLikeFamily(Family[EncoderHead]):
     def _root(self, head: EncoderHead) -> str:
         return "" if head.bare else self.root
 
-    def canonical(self, name, variant):
-        """See `Family.canonical`."""
-        if "gamma and beta" in variant.traits:
-            for old, new in OLD_NORMS.items():
-                name = name.removesuffix(old) + new if name.endswith(old) else name
-        if "former prefix" in variant.traits and name.startswith(self.former_root):
-            return self._root(self.head(variant)) + name.removeprefix(self.former_root)
-        if "prefix" in variant.traits:
-            return name.removeprefix(self.root)
-        if "no prefix" in variant.traits and name.startswith(self._inner):
-            return self.root + name
-        return name
-
-    def stored(self, name, variant):
-        """See `Family.stored`."""
-        if "gamma and beta" in variant.traits:
-            for old, new in OLD_NORMS.items():
-                name = name.removesuffix(new) + old if name.endswith(new) else name
+    def spellings(self, variant):
+        """See `Family.spellings`."""
         own_root = self._root(self.head(variant))
-        if "former prefix" in variant.traits and name.startswith(own_root or self._inner):
-            return self.former_root + name.removeprefix(own_root)
-        if "prefix" in variant.traits and name.startswith(self._inner):
-            return self.root + name
-        if "no prefix" in variant.traits:
-            return name.removeprefix(self.root)
-        return name
+        spellings: list[Spelling] = [OLD_NORMS] if "gamma and beta" in variant.traits else []
+        if "former prefix" in variant.traits:
+            spellings.append(Prefix(in_file=self.former_root, in_class=own_root, inner=self._inner))
+        elif "prefix" in variant.traits:
+            spellings.append(Prefix(in_file=self.root, in_class="", inner=self._inner))
+        elif "no prefix" in variant.traits:
+            spellings.append(Prefix(in_file="", in_class=self.root, inner=self._inner))
+        return spellings
 
     # The tensors.
 
-    def rules_for(self, variant, config):
-        """See `Family.rules_for`."""
+    def layout(self, variant, config):
+        """See `Family.layout`."""
         head = self.head(variant)
-        ignored = ["embeddings.position_ids", "embeddings.token_type_ids"]
+        ignored = ["embeddings.position_ids", "embeddings.token_type_ids", *self.ignored]
         rules = module_rules(self.stack)
         for theirs, ours in self.embeddings.items():
             if theirs == "embeddings.position_embeddings" and "relative" in variant.traits:
                 ignored.append(f"{theirs}.weight")
             else:
                 rules.append(Rule(f"{theirs}.weight", f"{ours}.weight"))
-        layer = [*module_rules(self.modules), *self._fused_rules(config)]
+        layer = module_rules(self.modules)
+        for theirs, parts in self.fused.items():
+            layer += self._module_rules(theirs, parts, config)
         if self.relative_key:
             layer.append(Rule(self.relative_key, "self_attn.relative_keys.embedding.weight"))
         rules += [rule.under(self.layer, "layers.{layer}.") for rule in layer]
@@ -248,16 +244,18 @@ class BertLikeFamily(Family[EncoderHead]):
             rules += self._language_model_rules(variant, ignored)
         if NSP in head.parts:
             rules += module_rules({self.next_sentence: "next_sentence_score"})
-        return RuleTable(rules, ignored=ignored)
+        return RuleTable(rules, ignored=[*ignored, *self.ignored_heads])
 
-    def _fused_rules(self, config: PretrainedConfig) -> list[Rule]:
+    def _module_rules(self, theirs: str, parts: str | tuple[str, ...], config: PretrainedConfig) -> list[Rule]:
+        """The rules of a module that holds one other, or several one below the other."""
+        if isinstance(parts, str):
+            return module_rules({theirs: parts})
         heads = config.num_attention_heads * config.head_dim
-        rules = []
-        for theirs, parts in self.fused.items():
-            rows = tuple(heads if part.startswith("self_attn.") else config.intermediate_size for part in parts)
-            for kind in ("weight", "bias"):
-                rules.append(Rule(f"{theirs}.{kind}", tuple(f"{part}.{kind}" for part in parts), Split(0, rows)))
-        return rules
+        rows = tuple(heads if part.startswith("self_attn.") else config.intermediate_size for part in parts)
+        return [
+            Rule(f"{theirs}.{kind}", tuple(f"{part}.{kind}" for part in parts), Split(0, rows))
+            for kind in ("weight", "bias")
+        ]
 
     def _language_model_rules(self, variant: CheckpointVariant, ignored: list[str]) -> list[Rule]:
         names = self.language_model
@@ -280,26 +278,20 @@ class BertLikeFamily(Family[EncoderHead]):
         biases = (self.language_model.bias, self.language_model.copy) if self.language_model.copy else ()
         return (*biases, *(pooler if head.pooler == "unused" else ()))
 
-    def adjust(self, shapes, variant, config):
-        """See `Family.adjust`."""
+    def not_as_in_class(self, variant, config):
+        """See `Family.not_as_in_class`."""
         head = self.head(variant)
-        root, width = self._root(head), config.hidden_size
-        pooler = root + self.pooler
+        names = []
         if "pooler" in variant.traits and not head.own_pooler and not head.is_decoder:
-            shapes[f"{pooler}.weight"], shapes[f"{pooler}.bias"] = (width, width), (width,)
+            names += [f"{self.pooler}.weight", f"{self.pooler}.bias"]
         if "relative" in variant.traits:
-            shapes.pop(root + "embeddings.position_embeddings.weight")
-            for layer in range(config.num_hidden_layers):
-                name = root + (self.layer + self.relative_key).replace("{layer}", str(layer))
-                shapes[name] = (2 * config.max_position_embeddings - 1, config.head_dim)
-        names = {ours: root + self.layer + theirs for theirs, ours in self.modules.items()}
+            names += ["embeddings.position_embeddings.weight", self.layer + self.relative_key]
         for layer in config.pruned_heads or ():
-            rows = len(config.heads_of(layer)) * config.head_dim
-            for part in "qkvo":
-                name = names[f"self_attn.{part}_proj"].replace("{layer}", str(layer))
-                shapes[f"{name}.weight"] = (width, rows) if part == "o" else (rows, width)
-                shapes[f"{name}.bias"] = (width,) if part == "o" else (rows,)
-        return shapes
+            for theirs, ours in self.modules.items():
+                if ours in ATTENTION:
+                    module = (self.layer + theirs).replace("{layer}", str(layer))
+                    names += [f"{module}.weight", f"{module}.bias"]
+        return [self._root(head) + name for name in names]
 
     def check_ignored(self, name, tensor: Tensor):
         """See `Family.check_ignored`."""

@@ -83,17 +83,6 @@ def _write(config, head) -> dict[str, Any]:
     }
 
 
-class DebertaFamily(BertLikeFamily):
-    """A DeBERTa."""
-
-    def rules_for(self, variant, config):
-        """See `Family.rules_for`."""
-        table = super().rules_for(variant, config)
-        root = self._root(self.head(variant))
-        unread = [root + name for name in UNREAD]
-        return type(table)(table.rules, ignored=[*table.ignored, *unread, *TRAINING_HEADS])
-
-
 ROWS = {"modules": {"classifier": "score"}, "own_pooler": "pooler.dense"}
 HEADS = [
     replace(head, pooler="unused", own_pooler="pooler.dense" if "MultipleChoice" in head.ours else head.own_pooler)
@@ -104,7 +93,7 @@ HEADS = [
         ROWS,
     )
 ]
-FAMILY = DebertaFamily(
+FAMILY = BertLikeFamily(
     "deberta-v2",
     "DebertaV2Config",
     HEADS,
@@ -120,6 +109,8 @@ FAMILY = DebertaFamily(
         "pooler_act": "gelu",
     },
     root="deberta.",
+    ignored=UNREAD,
+    ignored_heads=TRAINING_HEADS,
     embeddings={
         **{theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_positions"},
         "encoder.rel_embeddings": "relative_bias.embedding",

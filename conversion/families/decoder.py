@@ -7,7 +7,6 @@ Today's classes write the stack's tensors with a prefix, or without one if the m
 checkpoints do the opposite, whatever their head: that is a trait of their `CheckpointVariant`.
 """
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +16,10 @@ from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Operation, Split
 from ..rules.table import Rule, RuleTable
+from ..storage import awq
+from ..storage.spelling import Prefix, Spelling
 from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, NoWindow, Rope, Value
-from . import awq
 from .base import Family
 from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
 from .head import Head
@@ -110,6 +110,9 @@ class DecoderFamily(Family[Head]):
         window: how windows are written.
         head_dim: how the size of a head is written; None for a family that does not say it.
         computed: more values.
+        more_layer: a config of ours -> more official modules of a layer -> ours.
+        more_rules: a config of ours -> rules of a layer that are more than a module's name, without the layer's prefix.
+        spellings: see `Family.own_spellings`.
         ignored: official names of the stack that are computed, not trained.
         settings: further arguments of `ConfigTranslation`.
     """
@@ -139,6 +142,9 @@ class DecoderFamily(Family[Head]):
         window: Value = NO_WINDOW,
         head_dim: Value | None = HEAD_DIM,
         computed: Sequence[Value] = (),
+        more_layer: Callable[[PretrainedConfig], Modules] | None = None,
+        more_rules: Callable[[PretrainedConfig], list[Rule]] | None = None,
+        spellings: Sequence[Spelling] = (),
         ignored: Collection[str] = (),
         **settings,
     ):
@@ -171,6 +177,7 @@ class DecoderFamily(Family[Head]):
         )
         self.root, self.layer, self.outer, self.layers = root, layer, outer, layers
         self.split, self.pairs = split, pairs
+        self.more_layer, self.more_rules, self.own_spellings = more_layer, more_rules, tuple(spellings)
         self.inner = (*(f"{each}." for each in outer), layers.partition(".")[0] + ".")
         self.ignored = (layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored)
 
@@ -202,17 +209,13 @@ class DecoderFamily(Family[Head]):
             variant = CheckpointVariant(variant.head, earlier.traits & {PREFIX, NO_PREFIX})
         return variant if config.linear_bits is None or not self.has_low_bits else awq.trait(variant)
 
-    def canonical(self, name, variant):
-        """See `Family.canonical`."""
+    def spellings(self, variant):
+        """See `Family.spellings`."""
         if PREFIX in variant.traits:
-            return name.removeprefix(self.root)
-        return self.head(variant).root + name if NO_PREFIX in variant.traits and name.startswith(self.inner) else name
-
-    def stored(self, name, variant):
-        """See `Family.stored`."""
-        if PREFIX in variant.traits:
-            return self.root + name if name.startswith(self.inner) else name
-        return name.removeprefix(self.head(variant).root) if NO_PREFIX in variant.traits else name
+            return [Prefix(in_file=self.root, in_class="", inner=self.inner), *self.own_spellings]
+        if NO_PREFIX in variant.traits:
+            return [Prefix(in_file="", in_class=self.head(variant).root, inner=self.inner), *self.own_spellings]
+        return self.own_spellings
 
     def plain_entries(self, official, variant):
         """See `ConfigTranslation.plain_entries`."""
@@ -220,14 +223,14 @@ class DecoderFamily(Family[Head]):
 
     # The tensors.
 
-    def rules_for(self, variant, config):
-        """See `Family.rules_for`."""
-        rules = self._plain_rules(variant, config)
-        return awq.rules(rules, self._low_bit_weights(variant)) if awq.TRAIT in variant.traits else rules
+    def storage(self, variant, config, plain=None):
+        """See `Family.storage`."""
+        return [] if plain is None else awq.dequantizing_rules(self._low_bit_weights(variant), plain)
 
-    def dequantizing_rules(self, variant, config, dtype):
-        """See `Family.dequantizing_rules`."""
-        return awq.rules(self._plain_rules(variant, config), self._low_bit_weights(variant), dtype)
+    def layout(self, variant, config):
+        """See `Family.layout`."""
+        rules = self._plain_rules(variant, config)
+        return awq.kept_rules(rules, self._low_bit_weights(variant)) if awq.TRAIT in variant.traits else rules
 
     def _plain_rules(self, variant, config) -> RuleTable:
         head = self.head(variant)
@@ -236,20 +239,13 @@ class DecoderFamily(Family[Head]):
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
         """The rules of the stack's tensors, without prefixes."""
-        layer = {**self.layer, **self.more_modules(config)}
+        layer = self.layer if self.more_layer is None else {**self.layer, **self.more_layer(config)}
+        more = [] if self.more_rules is None else self.more_rules(config)
         return [
             *self._module_rules(self.outer, config),
             *self._module_rules(layer, config, self.layers, LAYER),
-            *self.more_rules(config),
+            *(rule.under(self.layers, LAYER) for rule in more),
         ]
-
-    def more_modules(self, config: PretrainedConfig) -> Modules:
-        """Official modules of a layer -> ours whose names depend on a config of ours."""
-        return {}
-
-    def more_rules(self, config: PretrainedConfig) -> list[Rule]:
-        """Rules that are more than a module's name."""
-        return []
 
     def _module_rules(self, modules: Modules, config: PretrainedConfig, theirs: str = "", ours: str = "") -> list[Rule]:
         rules = []
@@ -282,13 +278,8 @@ class DecoderFamily(Family[Head]):
         root, linear = self.head(variant).root + self.layers, {*ATTENTION, *MLP}
         return frozenset(f"{root}{theirs}.weight" for theirs, ours in self.layer.items() if ours in linear)
 
-    def adjust(self, shapes, variant, config):
-        """See `Family.adjust`."""
+    def not_as_in_class(self, variant, config):
+        """See `Family.not_as_in_class`."""
         if awq.TRAIT not in variant.traits:
-            return shapes
-        stored_shapes: dict[str, Any] = {}
-        low = self._low_bit_weights(variant)
-        for name, shape in shapes.items():
-            is_low = re.sub(r"\.\d+\.", ".{layer}.", name, count=1) in low
-            stored_shapes |= awq.parts_of(name, shape, config.linear_group_size) if is_low else {name: shape}
-        return stored_shapes
+            return ()
+        return tuple(each for name in self._low_bit_weights(variant) for each in (name, *awq.names_of(name)))

@@ -95,8 +95,8 @@ class EncoderDecoderFamily(Family[Head]):
         """Which of the names of the embeddings are among these."""
         return [name for name in EMBEDDINGS if head.root + name in names]
 
-    def rules_for(self, variant, config):
-        """See `Family.rules_for`."""
+    def layout(self, variant, config):
+        """See `Family.layout`."""
         head, traits = self.head(variant), variant.traits
         stacks = stacks_of(head)
         ours = {stack: head.our_root + (f"{stack}." if len(stacks) > 1 else "") for stack in stacks}

@@ -121,14 +121,10 @@ class GPT2Family(DecoderFamily):
         absent = [name for name in BIASES if not getattr(config, name)]
         return [f"biases of zero are written where the model has none ({', '.join(absent)})"] if absent else []
 
-    def adjust(self, shapes, variant, config):
-        """See `Family.adjust`."""
-        width = config.hidden_size
-        for layer in config.pruned_heads or ():
-            name, rows = f"{self.head(variant).root}h.{layer}.attn", len(config.heads_of(layer)) * config.head_dim
-            shapes |= {f"{name}.c_attn.weight": (width, 3 * rows), f"{name}.c_attn.bias": (3 * rows,)}
-            shapes[f"{name}.c_proj.weight"] = (rows, width)
-        return shapes
+    def not_as_in_class(self, variant, config):
+        """See `Family.not_as_in_class`."""
+        layers = [f"{self.head(variant).root}h.{layer}.attn." for layer in config.pruned_heads or ()]
+        return [layer + name for layer in layers for name in ("c_attn.weight", "c_attn.bias", "c_proj.weight")]
 
     def not_runnable(self, config):
         """See `Family.not_runnable`."""

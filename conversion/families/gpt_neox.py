@@ -4,11 +4,12 @@ Queries, keys and values of a head are side by side in one matrix.
 """
 
 from ..rules.operations import Split
+from ..storage.spelling import Ending
 from ..values import Flag, HeadDim, Rope
 from .decoder import NORMS, QKV, ROTARY_GPT, DecoderFamily
 from .fresh import rotary
 
-STORED, CANONICAL = "embed_out.weight", "lm_head.weight"
+HEAD = Ending({"embed_out.weight": "lm_head.weight"})
 """The language model head: in every checkpoint, and in the class of the newest releases."""
 
 
@@ -17,27 +18,7 @@ def by_head(config, rows):
     return Split(0, rows, config.num_attention_heads)
 
 
-class GPTNeoXFamily(DecoderFamily):
-    """GPT-NeoX, whose head has two names."""
-
-    def canonical(self, name, variant):
-        """See `Family.canonical`."""
-        return CANONICAL if name == STORED else super().canonical(name, variant)
-
-    def stored(self, name, variant):
-        """See `Family.stored`."""
-        return STORED if name == CANONICAL else super().stored(name, variant)
-
-    def adjust(self, shapes, variant, config):
-        """See `Family.adjust`."""
-        return super().adjust({self.canonical(name, variant): shape for name, shape in shapes.items()}, variant, config)
-
-    def ties(self, tied, variant):
-        """See `Family.ties`."""
-        return {self.canonical(name, variant): source for name, source in super().ties(tied, variant).items()}
-
-
-FAMILY = GPTNeoXFamily(
+FAMILY = DecoderFamily(
     "gpt_neox",
     "GPTNeoXConfig",
     "GPTNeoXForCausalLM GPTNeoXModel GPTNeoXForSequenceClassification "
@@ -53,6 +34,7 @@ FAMILY = GPTNeoXFamily(
     },
     outer={"embed_in": "embed_tokens", "final_layer_norm": "norm"},
     root="gpt_neox.",
+    spellings=[HEAD],
     token_head="classifier",
     split=by_head,
     fields={

@@ -3,32 +3,30 @@
 from ..rules.operations import Stack
 from ..rules.table import Rule
 from ..values import Flag, HeadDim, Rope
-from .decoder import LAYER, LAYER_NORM, LLAMA, DecoderFamily
+from .decoder import LAYER_NORM, LLAMA, DecoderFamily
 from .fresh import rotary
 
 
-class StableLmFamily(DecoderFamily):
-    """StableLM, whose heads have a norm each, in a tensor each."""
-
-    def more_rules(self, config):
-        """See `DecoderFamily.more_rules`."""
-        norms = (
-            ("self_attn.q_layernorm.norms", "self_attn.q_norm.weight", config.num_attention_heads),
-            ("self_attn.k_layernorm.norms", "self_attn.k_norm.weight", config.num_key_value_heads),
-        )
-        return [
-            Rule(tuple(f"{LAYER}{theirs}.{head}.weight" for head in range(count)), LAYER + ours, Stack(count))
-            for theirs, ours, count in norms
-        ]
+def norms_of_heads(config):
+    """Heads have a norm each, in a tensor each."""
+    norms = (
+        ("self_attn.q_layernorm.norms", "self_attn.q_norm.weight", config.num_attention_heads),
+        ("self_attn.k_layernorm.norms", "self_attn.k_norm.weight", config.num_key_value_heads),
+    )
+    return [
+        Rule(tuple(f"{theirs}.{head}.weight" for head in range(count)), ours, Stack(count))
+        for theirs, ours, count in norms
+    ]
 
 
-FAMILY = StableLmFamily(
+FAMILY = DecoderFamily(
     "stablelm",
     "StableLmConfig",
     "StableLmForCausalLM StableLmModel StableLmForSequenceClassification StableLmForTokenClassification",
     structure={**LLAMA, "norm_type": "layer_norm"},
     fresh={**rotary(10_000.0, 0.25), "norm_eps": 1e-5},
     fields={**LAYER_NORM, "use_qkv_bias": "attention_bias", "hidden_dropout": "hidden_dropout"},
+    more_rules=norms_of_heads,
     rope=Rope(by_part=True),
     head_dim=HeadDim(always=False),
     computed=[

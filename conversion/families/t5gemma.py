@@ -96,8 +96,8 @@ class T5GemmaFamily(Family[Head]):
 
     topology = "encoder_decoder"
 
-    def rules_for(self, variant, config):
-        """See `Family.rules_for`."""
+    def layout(self, variant, config):
+        """See `Family.layout`."""
         head = self.head(variant)
         rules = []
         for stack in ("encoder", "decoder"):

@@ -11,7 +11,7 @@ checkpoint is involved.
 import copy
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,8 @@ class ConfigTranslation(ABC):
             default.
         computed: values that are more than a name; later ones win.
         unsupported: official settings, beyond `UNSUPPORTED`, that ours cannot express: name -> values that do no harm.
+        contradictions: the entries of an official `config.json` -> names of those that ours cannot express together.
+        training_only: official settings that only act in training, and that ours does not have.
         extra_fields: entries of an official `config.json` that the family reads although the official class does not
             have them, or that it reads although other families do not support them.
         not_none: our fields that the family cannot express as None.
@@ -111,6 +113,8 @@ class ConfigTranslation(ABC):
         fixed: Mapping[str, Any] | None = None,
         computed: Sequence[Value] = (),
         unsupported: Mapping[str, tuple[Any, ...]] | None = None,
+        contradictions: Callable[[Mapping[str, Any]], list[str]] | None = None,
+        training_only: Collection[str] = (),
         extra_fields: Collection[str] = (),
         not_none: Collection[str] = (),
         without_effect: Collection[str] = (),
@@ -126,6 +130,7 @@ class ConfigTranslation(ABC):
         self.fixed = dict(self.structure if fixed is None else fixed)
         self.computed = tuple(computed)
         self.unsupported = {**UNSUPPORTED, **(unsupported or {})}
+        self.contradictions, self.training_only = contradictions, tuple(training_only)
         self.extra_fields = tuple(extra_fields)
         self.not_none = tuple(not_none)
         self.without_effect = frozenset(without_effect)
@@ -295,11 +300,12 @@ class ConfigTranslation(ABC):
     def _unsupported(self, official: Mapping[str, Any]) -> list[str]:
         """The names of entries whose values this family cannot express."""
         known = {**self.unsupported, **self._usual_masks(official)}
-        return [
+        bad = [
             name
             for name, value in official.items()
             if name in known and name not in self.extra_fields and not any(value == one for one in known[name])
         ]
+        return bad if self.contradictions is None else [*bad, *self.contradictions(official)]
 
     def _usual_masks(self, official: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         """Which values of `MASKS` leave the masks and caches of an official class as they are: name -> values.
@@ -317,12 +323,15 @@ class ConfigTranslation(ABC):
     def unused(self, official: Mapping[str, Any]) -> list[str]:
         """Entries of an official `config.json` that change nothing, since the official class does not know them.
 
-        A second dropout of one field of ours is one of them where it differs from the first, which is taken.
+        A second dropout of one field of ours is one of them where it differs from the first, which is taken; so are
+        settings that only act in training.
         """
         known = {*self.defaults.to_dict(), *ABOUT_THE_FILE, *NEVER_FOLLOWED, *self.unsupported}
         known |= {"architectures", "torch_dtype", "dtype", "rope_theta", "rope_scaling", "rope_parameters", "head_dim"}
         known |= {*WITHOUT_EFFECT, *MASKS, *self.extra_fields, *transformers.GenerationConfig().to_dict()}
-        return sorted({*(name for name in official if name not in known), *self._other_dropouts(official)})
+        of_training = (name for name in self.training_only if official.get(name))
+        strange = (name for name in official if name not in known)
+        return sorted({*strange, *of_training, *self._other_dropouts(official)})
 
     def _other_dropouts(self, official: Mapping[str, Any]) -> list[str]:
         """Dropouts that differ from another official one of the same field of ours, which stands for both."""

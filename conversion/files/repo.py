@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from ..errors import ConversionError, is_out_of_memory, listed, shown
 from ..progress import Progress
-from ..rules.table import Group, Identity, Reversed
+from ..rules.table import Group
 from .checkpoint import Checkpoint, nonfinite
 from .generation_settings import FILE, settings_in
 from .json_files import json_text
@@ -64,7 +64,7 @@ def write_weights(
 
     with ShardWriter(folder, planned, max_shard_size) as writer:
         for group in groups:
-            if _is_copy(group):
+            if group.is_copy:
                 outputs = [(group.targets[0].name, checkpoint.parts(group.sources[0]))]
             else:
                 outputs = [(name, iter([tensor])) for name, tensor in group.apply(checkpoint.read)]
@@ -83,12 +83,6 @@ def write_weights(
     if bad and strict_finite:
         raise ConversionError(f"{checkpoint.folder}: NaN or infinite values:{listed(bad)}")
     return [f"NaN or infinite values (kept as they are):{listed(bad)}"] if bad else []
-
-
-def _is_copy(group: Group) -> bool:
-    """Whether a group copies one tensor unchanged, so it need not be in memory as a whole."""
-    op = group.op.op if isinstance(group.op, Reversed) else group.op
-    return isinstance(op, Identity) and len(group.sources) == len(group.targets) == 1
 
 
 def write_generation_config(

@@ -372,7 +372,7 @@ class Cases:
         for own in found:
             assert isinstance(family.stored(own, variant), str)
         headers = {new: found[own] for new, own in canonical.items()}
-        groups = family.rules_for(variant, family.our_config(family.config_from(config, variant))).plan(headers)
+        groups = family.layout(variant, family.our_config(family.config_from(config, variant))).plan(headers)
         assert all(target.name.isprintable() for group in groups for target in group.targets)
 
     def config(self, rng: random.Random) -> None:

@@ -312,7 +312,7 @@ def test_loss_and_gradients(tmp_path, head, side):
     assert_close(*losses)
     gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
     found = {}
-    for group in GPT2.rules_for(CheckpointVariant(head.official), ours.config).plan(gradients, reverse=True):
+    for group in GPT2.layout(CheckpointVariant(head.official), ours.config).plan(gradients, reverse=True):
         found.update(group.apply(gradients.__getitem__))
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     assert_gradients_close(found, expected)
