@@ -19,14 +19,13 @@ from blockformer.publishing import copy_code, write_card
 
 from .arguments import check_conversion, find_source, verification
 from .errors import ConversionError, listed, shown
-from .families.awq import load_plain, low_bit_weights
 from .families.registry import Family
-from .files.atomic import atomic_folder
 from .files.checkpoint import Checkpoint, nonfinite, read_config
 from .files.front_matter import front_matter
 from .files.generation_settings import settings_in
+from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.side_files import carry_side_files, digest, refuse_adapters, return_side_files
+from .files.side_files import SideFiles, carry_side_files, digest, refuse_adapters, return_side_files
 from .files.sources import Source
 from .files.tokenizers import compare_tokenizers, has_tokenizer
 from .files.unused_tensors import write_unused
@@ -35,6 +34,7 @@ from .plan import Plan, architecture_of, is_ours, our_config, parse_dtype, plan_
 from .progress import Progress, silent
 from .report import ConversionReport
 from .rules.table import check_tied
+from .storage.awq import load_plain, low_bit_weights
 from .verify import Parity, attention_of, load_model
 from .verify import verify as verify_models
 
@@ -88,7 +88,7 @@ def convert(
         ConversionError: the source cannot be converted, or the target cannot be made. Nothing is left behind then.
     """
     start = time.monotonic()
-    tell = progress or silent
+    report_progress = progress or silent
     check_conversion(
         src,
         dst,
@@ -103,60 +103,95 @@ def convert(
         verify=verify,
     )
     cast = parse_dtype(dtype if dequantize is None else dequantize)
-    tell("looking at the source", 0, 0)
+    report_progress("looking at the source", 0, 0)
     place = find_source(src, family, config, to_official, revision=revision, token=token, cache_dir=cache_dir)
-    folder, hub_id = place.path, place.hub_id
-    refuse_adapters(folder)
+    refuse_adapters(place.path)
     with memory_errors(), opened(place) as (checkpoint, notes):
         if to_official:
             plan = plan_out(checkpoint, family, cast)
         else:
             plan = plan_in(checkpoint, family, cast, dequantize is not None)
-        report = ConversionReport(hub_id or os.fspath(src), Path(dst), plan.family.name, to_official, notes=notes)
-        report.dtypes = [str(kind).removeprefix("torch.") for kind in plan.sizes]
-        report.tensors = sum(len(group.targets) for group in plan.groups)
-        report.nbytes = sum(plan.sizes.values())
-        report.notes += [*([] if to_official else _notes_on(checkpoint.config, plan.family)), *plan.notes]
-        with atomic_folder(dst, force=force, sources=place.files) as temporary:
+        report = _report_on(plan, checkpoint, place.hub_id or os.fspath(src), Path(dst), notes)
+        with new_repo(dst, force=force, sources=place.files, check_sources=checkpoint.check_unchanged) as folder:
             _check_tied(checkpoint, plan)
-            report.notes += write_weights(checkpoint, plan.groups, temporary, max_shard_size, strict_finite, tell)
-            (temporary / "config.json").write_text(plan.config_json, encoding="utf-8")
-            if to_official:
-                side = return_side_files(checkpoint, place.names, temporary, plan.files)
-            else:
-                side = carry_side_files(checkpoint, place.names, temporary)
+            report.notes += write_weights(
+                checkpoint, plan.groups, folder, max_shard_size, strict_finite, report_progress
+            )
+            (folder / "config.json").write_text(plan.config_json, encoding="utf-8")
+            write_rest = _write_rest_of_official if to_official else _write_rest_of_ours
+            side = write_rest(plan, checkpoint, place, folder)
             report.notes += [*side.notes, *side.lines]
             report.left_out = side.left_out
-            if not to_official:
-                copy_code(temporary, plan.target_config)
-                for name, path in plan.family.extra_code().items():
-                    (temporary / name).parent.mkdir(exist_ok=True)
-                    (temporary / name).write_bytes(path.read_bytes())
-                made = write_generation_config(checkpoint, temporary, _entries(plan, checkpoint), plan.target_config)
-                if made is not None:
-                    side.written[made] = digest(temporary / made)
-                if plan.origin is not None:
-                    origin = replace(plan.origin, files=side.record)
-                    (temporary / ORIGIN).write_text(origin.text(), encoding="utf-8")
-                    write_unused(checkpoint, plan.origin.unused, temporary)
             level = verification(verify)
-            quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
             if level != "none":
-                report.parity = _verify(plan, folder, temporary, to_official, tell, quick)
-                report.notes += [] if report.not_verified else report.parity.notes
-                if quick and report.parity.measured:
-                    report.notes.append("compared on one text only (quick); a full comparison takes longer")
-                found = compare_tokenizers(side.tokenizer, temporary)
-                report.notes += [found] if found else []
-                if report.not_verified:
-                    report.notes.append(f"not verified: {report.not_verified}")
-            report.has_tokenizer = plan.family.is_file or has_tokenizer(folder)
+                quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
+                _compare(plan, place.path, folder, report, side, report_progress, quick)
+            report.has_tokenizer = plan.family.is_file or has_tokenizer(place.path)
             if not to_official:
-                _write_card(temporary, plan, checkpoint, hub_id, report)
-            checkpoint.check_unchanged()
-            tell("putting the folder into place", 0, 0)
+                _write_card(folder, plan, checkpoint, place.hub_id, report)
+            report_progress("putting the folder into place", 0, 0)
     report.seconds = time.monotonic() - start
     return report
+
+
+def _report_on(plan: Plan, checkpoint: Checkpoint, source: str, target: Path, notes: list[str]) -> ConversionReport:
+    """The report of a planned conversion: what it will write, and what the user should know of the source."""
+    return ConversionReport(
+        source,
+        target,
+        plan.family.name,
+        plan.to_official,
+        tensors=sum(len(group.targets) for group in plan.groups),
+        nbytes=sum(plan.sizes.values()),
+        dtypes=[str(kind).removeprefix("torch.") for kind in plan.sizes],
+        notes=[*notes, *([] if plan.to_official else _notes_on(checkpoint.config, plan.family)), *plan.notes],
+    )
+
+
+def _write_rest_of_official(plan: Plan, checkpoint: Checkpoint, place: Source, folder: Path) -> SideFiles:
+    """Write what an official checkpoint holds next to its weights and config."""
+    return return_side_files(checkpoint, place.names, folder, plan.files)
+
+
+def _write_rest_of_ours(plan: Plan, checkpoint: Checkpoint, place: Source, folder: Path) -> SideFiles:
+    """Write what a repo of ours holds next to its weights and config, the card excepted."""
+    side = carry_side_files(checkpoint, place.names, folder)
+    copy_code(folder, plan.target_config)
+    for name, path in plan.family.extra_code().items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(path.read_bytes())
+    generation_file = write_generation_config(checkpoint, folder, _entries(plan, checkpoint), plan.target_config)
+    if generation_file is not None:
+        side.written[generation_file] = digest(folder / generation_file)
+    if plan.origin is not None:
+        origin = replace(plan.origin, files=side.record)
+        (folder / ORIGIN).write_text(origin.text(), encoding="utf-8")
+        write_unused(checkpoint, plan.origin.unused, folder)
+    return side
+
+
+def _compare(
+    plan: Plan,
+    source: Path,
+    folder: Path,
+    report: ConversionReport,
+    side: SideFiles,
+    report_progress: Progress,
+    quick: bool,
+) -> None:
+    """Compare models and tokenizers of both sides, and report it.
+
+    Raises:
+        ConversionError: they differ.
+    """
+    report.parity = _verify(plan, source, folder, report_progress, quick)
+    report.notes += [] if report.not_verified else report.parity.notes
+    if quick and report.parity.measured:
+        report.notes.append("compared on one text only (quick); a full comparison takes longer")
+    found = compare_tokenizers(side.tokenizer, folder)
+    report.notes += [found] if found else []
+    if report.not_verified:
+        report.notes.append(f"not verified: {report.not_verified}")
 
 
 def from_official(
@@ -275,11 +310,11 @@ def _entries(plan: Plan, checkpoint: Checkpoint) -> Mapping[str, Any]:
     return plan.target_config.to_dict() if plan.family.is_file else checkpoint.config
 
 
-def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Progress, quick: bool) -> Parity:
+def _verify(plan: Plan, source: Path, target: Path, report_progress: Progress, quick: bool) -> Parity:
     if plan.not_runnable:
         return Parity(notes=[f"not compared with the official model: {plan.not_runnable}"])
     kind = plan.dtype
-    config = plan.source_config if to_official else plan.target_config
+    config = plan.source_config if plan.to_official else plan.target_config
     shift = plan.family.position_shift(config)
     kept = low_bit_weights(target.name for group in plan.groups for target in group.targets)
 
@@ -289,14 +324,14 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
         return load_model(model_class, config, folder, dtype, plan.official_arguments)
 
     def load_source(dtype: torch.dtype) -> PreTrainedModel:
-        load = load_model if to_official else load_official
+        load = load_model if plan.to_official else load_official
         model = _rounded(load(plan.source_class, plan.source_config, source, dtype), kind, kept)
-        return model if to_official else plan.family.prepare_official_model(model)
+        return model if plan.to_official else plan.family.prepare_official_model(model)
 
     def load_target(dtype: torch.dtype) -> PreTrainedModel:
-        load = load_official if to_official else load_model
+        load = load_official if plan.to_official else load_model
         model = load(plan.target_class, plan.target_config, target, dtype)
-        return plan.family.prepare_official_model(model) if to_official else model
+        return plan.family.prepare_official_model(model) if plan.to_official else model
 
     return verify_models(
         load_source,
@@ -304,11 +339,11 @@ def _verify(plan: Plan, source: Path, target: Path, to_official: bool, tell: Pro
         config,
         kind,
         plan.parameters * (1 + plan.low_bits),  # plain weights are made beside the model
-        tell,
-        (0, shift) if to_official else (shift, 0),
+        report_progress,
+        (0, shift) if plan.to_official else (shift, 0),
         plan.family.counts_padding,
         quick,
-        to_official,
+        plan.to_official,
     )
 
 

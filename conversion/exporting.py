@@ -10,9 +10,9 @@ from blockformer.publishing import copy_code, full_auto_map, signing, write_card
 
 from .arguments import check_conversion
 from .errors import ConversionError, shown
-from .files.atomic import atomic_folder
-from .files.checkpoint import json_text, read_json
 from .files.front_matter import front_matter
+from .files.json_files import json_text, read_json
+from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
 from .files.side_files import carry_side_files, copy_store, refuse_adapters
 from .files.sources import locate
@@ -62,7 +62,7 @@ def export_folder(
     import blockformer
 
     start = time.monotonic()
-    tell = progress or silent
+    report_progress = progress or silent
     check_conversion(src, dst, max_shard_size=max_shard_size, force=force, revision=revision)
     if sign is not None:
         signing.check_key(sign)
@@ -85,9 +85,9 @@ def export_folder(
         sizes = bytes_by_dtype(groups)
         report.tensors, report.nbytes = len(groups), sum(sizes.values())
         report.dtypes = [str(kind).removeprefix("torch.") for kind in sizes]
-        with atomic_folder(dst, force=force, sources=[folder]) as temporary:
+        with new_repo(dst, force=force, sources=[folder], check_sources=checkpoint.check_unchanged) as temporary:
             check_tied(checkpoint.read, stored_pairs(tied, groups))
-            report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, tell)
+            report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, report_progress)
             (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")
             side = carry_side_files(checkpoint, place.names, temporary)
             report.notes += side.notes
@@ -103,6 +103,5 @@ def export_folder(
             write_card(temporary, config, parameters=parameters, front=front_matter(checkpoint))
             if sign is not None:
                 signing.sign(temporary, sign)
-            checkpoint.check_unchanged()
     report.seconds = time.monotonic() - start
     return report

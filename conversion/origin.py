@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ConversionError
-from .families.fields import Form
 from .families.registry import FAMILIES, Family
-from .files.checkpoint import Checkpoint, json_text, read_json
+from .files.checkpoint import Checkpoint
+from .files.json_files import json_text, read_json
+from .storage.variant import CheckpointVariant
 
 ORIGIN = "conversion.json"
 """The file of the record. A repo without it is converted back by its settings alone."""
@@ -20,22 +21,22 @@ class Origin:
     Attributes:
         family: the official family.
         config: the official `config.json`.
-        form: how the official checkpoint was written; None in repos of early versions.
+        variant: how the official checkpoint was written; None in repos of early versions.
         unused: names of tensors that no model uses; they are stored beside the weights.
         files: what became of the files next to the weights (`SideFiles.record`); empty in repos of early versions.
     """
 
     family: Family
     config: dict[str, Any]
-    form: Form | None
+    variant: CheckpointVariant | None
     unused: list[str]
     files: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
         """The file's text."""
-        assert self.form is not None
-        form = {"head": self.form.head, "traits": sorted(self.form.traits), "sizes": self.form.sizes}
-        entries = {"family": self.family.name, "form": form, "unused": self.unused, "files": self.files}
+        assert self.variant is not None
+        variant = {"head": self.variant.head, "traits": sorted(self.variant.traits), "sizes": self.variant.sizes}
+        entries = {"family": self.family.name, "form": variant, "unused": self.unused, "files": self.files}
         return json_text({**entries, "config": self.config})
 
 
@@ -49,19 +50,21 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
     if not os.path.lexists(path):
         return None
     entries = read_json(checkpoint.member(ORIGIN))
-    name, official, form, unused = (entries.get(key) for key in ("family", "config", "form", "unused"))
+    name, official, variant, unused = (entries.get(key) for key in ("family", "config", "form", "unused"))
     unused = entries.get("kept") if unused is None else unused  # as repos of early versions have it
     damaged = ConversionError(f"{path}: damaged; delete it, it is not needed")
     if not isinstance(name, str) or name not in FAMILIES or not isinstance(official, dict):
         raise damaged
-    if form is None:
+    if variant is None:
         return Origin(FAMILIES[name], official, None, [])
-    if not isinstance(form, dict) or not all(map(_is_names, ([form.get("head")], form.get("traits"), unused))):
+    if not isinstance(variant, dict) or not all(map(_is_names, ([variant.get("head")], variant.get("traits"), unused))):
         raise damaged
-    sizes = form.get("sizes", {})
+    sizes = variant.get("sizes", {})
     if not isinstance(sizes, dict) or not all(isinstance(size, list) for size in sizes.values()):
         raise damaged
-    earlier = Form(form["head"], frozenset(form["traits"]), {name: tuple(size) for name, size in sizes.items()})
+    earlier = CheckpointVariant(
+        variant["head"], frozenset(variant["traits"]), {name: tuple(size) for name, size in sizes.items()}
+    )
     try:
         FAMILIES[name].head(earlier)
     except StopIteration:

@@ -13,13 +13,16 @@ from blockformer.on_import import CONFIGS
 
 from .arguments import dtype_name
 from .errors import ConversionError, listed, shown
-from .families import awq
-from .families.fields import Form
 from .families.registry import Family, family_by_name, family_for, family_of
-from .files.checkpoint import NEVER_FOLLOWED, Checkpoint, json_text
+from .files.checkpoint import NEVER_FOLLOWED, Checkpoint
+from .files.json_files import json_text
 from .files.unused_tensors import unused_groups
 from .origin import Origin, read_origin
-from .rules.table import Group, Rule, RuleTable, Target
+from .rules.in_turn import in_turn
+from .rules.operations import Shape
+from .rules.table import Group, Rule, RuleTable, Target, matching
+from .storage import awq
+from .storage.variant import CheckpointVariant
 
 OURS = "blockformer_"
 
@@ -30,13 +33,14 @@ class Plan:
 
     Attributes:
         family: the official family.
+        to_official: the direction.
         source_config, target_config: configuration objects of both layouts.
         source_class, target_class: model classes of both layouts.
         config_json: the target's `config.json`.
         groups: what to read and write.
         tied: pairs of stored target tensors that must be equal.
         parameters: how many the model has.
-        form: how the official checkpoint is written.
+        variant: how the official checkpoint is written.
         official_arguments: what the official class takes beside its config.
         origin: what the repo records of an official checkpoint for the way back.
         files: on the way back, what the record says of the files next to the weights.
@@ -46,7 +50,8 @@ class Plan:
     """
 
     family: Family
-    form: Form
+    variant: CheckpointVariant
+    to_official: bool
     source_config: PretrainedConfig
     source_class: type[PreTrainedModel]
     target_config: PretrainedConfig
@@ -94,47 +99,49 @@ def plan_in(
             "to_official=True"
         )
     family = family_of(official) if family_name is None else family_by_name(family_name)
-    form = family.form(official, checkpoint.tensors, checkpoint.read)
-    low_bits = awq.TRAIT in form.traits
+    variant = family.variant_of(official, checkpoint.tensors, checkpoint.read)
+    low_bits = awq.TRAIT in variant.traits
     plain = cast if dequantized else None
     if dequantized:
         if not low_bits or plain is None:
             raise ConversionError(f"{checkpoint.folder}: has no 4-bit weights; use --dtype to cast plain ones")
         official = awq.without(official)
-        form = family.form(official, checkpoint.tensors, checkpoint.read)
-    to_load = family.dequantized(official, form)
+        variant = family.variant_of(official, checkpoint.tensors, checkpoint.read)
+    to_load = family.dequantized(official, variant)
     if to_load is not None:
         official = awq.without(official)
-    stored = _canonical_names(checkpoint.tensors, family, form)
-    config = family.our_config(family.config_from(official, form))
-    rules = family.rules_for(form, config) if plain is None else family.dequantizing_rules(form, config, plain)
+    stored = _canonical_names(checkpoint.tensors, family, variant)
+    config = family.our_config(family.config_from(official, variant))
     if cast is not None:
         config.dtype = cast
-    shapes, tied, parameters = expected_tensors(family.our_class(form), config)
-    shapes |= unread_pooler(family.our_class(form), config)
-    beyond = family.layers_beyond(form, config).among(stored)
+    shapes, tied, parameters = expected_tensors(family.our_class(variant), config)
+    shapes |= unread_pooler(family.our_class(variant), config)
+    beyond = family.layers_beyond(variant, config).among(stored)
     headers = {name: checkpoint.tensors[own] for name, own in stored.items() if name not in beyond}
-    groups = rules.plan(headers, shapes, optional=tied, dtype=cast)
+    to_class = RuleTable(family.storage(variant, config, plain)).plan(headers, rest=True)
+    to_ours = family.layout(variant, config).plan(_targets(to_class), shapes, optional=tied, dtype=cast)
+    groups = in_turn(to_class, to_ours)
     groups = [replace(group, sources=tuple(stored[name] for name in group.sources)) for group in groups]
     used = {name for group in groups for name in group.sources}
     unused = [name for name in checkpoint.tensors if name not in used]
-    _check_unused(checkpoint, unused, family, form)
+    _check_unused(checkpoint, unused, family, variant)
     return Plan(
         family=family,
-        form=form,
+        variant=variant,
+        to_official=False,
         source_config=family.official_config(official if to_load is None else to_load),
-        source_class=family.official_class(form),
+        source_class=family.official_class(variant),
         target_config=config,
-        target_class=family.our_class(form),
+        target_class=family.our_class(variant),
         config_json=config.to_json_string(),
         groups=groups,
         tied=stored_pairs(tied, groups),
         parameters=parameters,
-        official_arguments=family.official_arguments(form),
-        origin=None if family.is_file else Origin(family, official, form, unused),
+        official_arguments=family.official_arguments(variant),
+        origin=None if family.is_file else Origin(family, official, variant, unused),
         low_bits=low_bits,
         not_runnable=family.not_runnable(config),
-        notes=[*family.notes(form), *_notes_on_beyond(beyond, "kept for the way back")],
+        notes=[*family.notes(variant), *_notes_on_beyond(beyond, "kept for the way back")],
     )
 
 
@@ -152,47 +159,78 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         family = family_for(config)
     if origin is not None and origin.family is not family:
         origin = None
-    form = family.form_for(config, None if origin is None else origin.form)
+    variant = family.variant_for(config, None if origin is None else origin.variant)
     official = _official_settings(family, config, origin)
     _set_dtype(official, cast or config.dtype)
     official_config = family.official_config(official)
-    as_before = origin is not None and origin.form == form
+    as_before = origin is not None and origin.variant == variant
     unused = unused_groups(checkpoint, origin.unused if origin is not None and as_before else [], cast)
-    arguments = family.official_arguments(form)
-    shapes, tied, parameters = expected_tensors(family.official_class(form), official_config, arguments)
-    tied = family.ties(tied, form)
-    shapes = family.adjust(shapes, form, config)
+    arguments = family.official_arguments(variant)
+    shapes, tied, parameters = expected_tensors(family.official_class(variant), official_config, arguments)
+    shapes = {_todays(name, family): shape for name, shape in shapes.items()}
+    tied = family.ties({_todays(name, family): _todays(source, family) for name, source in tied.items()}, variant)
+    layout = family.layout(variant, config)
+    shapes = _as_in_checkpoints(shapes, layout, family, variant, config)
     for group in unused:
-        shapes.pop(family.canonical(group.targets[0].name, form), None)
-    optional = [*tied, *family.optional(form)]
-    rules = family.rules_for(form, config)
-    groups = rules.plan(checkpoint.tensors, shapes, reverse=True, optional=optional, dtype=cast)
+        shapes.pop(family.canonical(group.targets[0].name, variant), None)
+    optional = [*tied, *family.optional(variant)]
+    to_class = layout.plan(checkpoint.tensors, shapes, reverse=True, optional=optional, dtype=cast)
+    to_file = RuleTable(family.storage(variant, config)).plan(_targets(to_class), reverse=True, rest=True)
+    groups = in_turn(to_class, to_file)
     tied_pairs = [
-        (family.stored(first, form), family.stored(second, form)) for first, second in stored_pairs(tied, groups)
+        (family.stored(first, variant), family.stored(second, variant)) for first, second in stored_pairs(tied, groups)
     ]
     return Plan(
         family=family,
-        form=form,
+        variant=variant,
+        to_official=True,
         source_config=config,
-        source_class=family.our_class(form),
+        source_class=family.our_class(variant),
         target_config=official_config,
-        target_class=family.official_class(form),
+        target_class=family.official_class(variant),
         config_json=json_text(official),
-        groups=[_renamed(group, family, form) for group in groups] + unused,
+        groups=[_renamed(group, family, variant) for group in groups] + unused,
         tied=tied_pairs,
         parameters=parameters,
         official_arguments=arguments,
         files={} if origin is None else _files_of(origin, official),
-        low_bits=awq.TRAIT in form.traits,
+        low_bits=awq.TRAIT in variant.traits,
         not_runnable=family.not_runnable(config),
-        notes=[*family.notes_on_writing(config), *_further_layers(family, form, config, unused)],
+        notes=[*family.notes_on_writing(config), *_further_layers(family, variant, config, unused)],
     )
 
 
-def _further_layers(family: Family, form: Form, config: PretrainedConfig, unused: list[Group]) -> list[str]:
+def _todays(name: str, family: Family) -> str:
+    """The name that the official class of today gives a tensor of the one that is installed."""
+    for spelling in family.own_spellings:
+        name = spelling.todays(name)
+    return name
+
+
+def _targets(groups: Iterable[Group]) -> dict[str, Target]:
+    return {target.name: target for group in groups for target in group.targets}
+
+
+def _as_in_checkpoints(
+    shapes: dict[str, Shape], layout: RuleTable, family: Family, variant: CheckpointVariant, config: PretrainedConfig
+) -> dict[str, Shape]:
+    """The shapes of an official class, those replaced by our model's where checkpoints have it otherwise."""
+    patterns = family.not_as_in_class(variant, config)
+    if not patterns:
+        return shapes
+    ours = expected_tensors(family.our_class(variant), config)[0]
+    before = layout.shapes_before(ours | unread_pooler(family.our_class(variant), config))
+    others = matching(shapes, patterns)
+    theirs = {name: shape for name, shape in shapes.items() if name not in others}
+    return theirs | {name: before[name] for name in matching(before, patterns)}
+
+
+def _further_layers(
+    family: Family, variant: CheckpointVariant, config: PretrainedConfig, unused: list[Group]
+) -> list[str]:
     """A note on layers after the model's last one, whether they are written or missing."""
-    beyond = family.layers_beyond(form, config)
-    found = beyond.among(family.canonical(target.name, form) for group in unused for target in group.targets)
+    beyond = family.layers_beyond(variant, config)
+    found = beyond.among(family.canonical(target.name, variant) for group in unused for target in group.targets)
     if found or not beyond.prefixes:
         return _notes_on_beyond(found, "written as they came")
     return [f"layers that predict further tokens, which checkpoints of {family.name} may have, are not written"]
@@ -207,7 +245,7 @@ def _notes_on_beyond(names: Sequence[str], what: str) -> list[str]:
     ]
 
 
-def _canonical_names(names: Iterable[str], family: Family, form: Form) -> dict[str, str]:
+def _canonical_names(names: Iterable[str], family: Family, variant: CheckpointVariant) -> dict[str, str]:
     """Canonical name -> name in the checkpoint.
 
     Raises:
@@ -221,27 +259,27 @@ def _canonical_names(names: Iterable[str], family: Family, form: Form) -> dict[s
                 f"{shown(name)} is part of a weight that is computed from several (adapters, say); load the model with "
                 "its own code, merge them into plain weights, save it and convert that"
             )
-        canonical = family.canonical(name, form)
+        canonical = family.canonical(name, variant)
         if canonical in found:
             mixed.append(f"{shown(name)} and {shown(found[canonical])} are the same tensor")
-        elif family.stored(canonical, form) != name:
-            mixed.append(f"{shown(name)}: the others are spelled like {shown(family.stored(canonical, form))}")
+        elif family.stored(canonical, variant) != name:
+            mixed.append(f"{shown(name)}: the others are spelled like {shown(family.stored(canonical, variant))}")
         found.setdefault(canonical, name)
     if mixed:
         raise ConversionError(f"the checkpoint mixes two ways to name tensors; rename these:{listed(mixed)}")
     return found
 
 
-def _check_unused(checkpoint: Checkpoint, names: list[str], family: Family, form: Form) -> None:
-    reasons = {name: family.check_ignored(family.canonical(name, form), checkpoint.read(name)) for name in names}
+def _check_unused(checkpoint: Checkpoint, names: list[str], family: Family, variant: CheckpointVariant) -> None:
+    reasons = {name: family.check_ignored(family.canonical(name, variant), checkpoint.read(name)) for name in names}
     lines = [f"{shown(name)} {reason}" for name, reason in reasons.items() if reason]
     if lines:
         raise ConversionError(f"{checkpoint.folder}: tensors that cannot be left out:{listed(lines)}")
 
 
-def _renamed(group: Group, family: Family, form: Form) -> Group:
-    """The same group, writing the tensor names of a form."""
-    targets = tuple(Target(family.stored(t.name, form), t.dtype, t.shape) for t in group.targets)
+def _renamed(group: Group, family: Family, variant: CheckpointVariant) -> Group:
+    """The same group, writing the tensor names of a variant."""
+    targets = tuple(Target(family.stored(t.name, variant), t.dtype, t.shape) for t in group.targets)
     return replace(group, targets=targets)
 
 
@@ -297,7 +335,7 @@ def _official_settings(family: Family, config: PretrainedConfig, origin: Origin 
         return fresh
     old = {name: value for name, value in origin.config.items() if name not in NEVER_FOLLOWED}
     try:
-        before = family.our_config(family.config_from(old, origin.form))
+        before = family.our_config(family.config_from(old, origin.variant))
     except ConversionError:
         return fresh
     if _meaning(before) == _meaning(config) and config.architectures in (None, [], before.architectures):

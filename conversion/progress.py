@@ -24,8 +24,8 @@ class Passes:
         total: how many there will be; 0 if unknown.
     """
 
-    def __init__(self, tell: Progress = silent) -> None:
-        self.tell, self.step, self.done, self.total = tell, "", 0.0, 0.0
+    def __init__(self, report_progress: Progress = silent) -> None:
+        self.report_progress, self.step, self.done, self.total = report_progress, "", 0.0, 0.0
 
     def begin(self, step: str) -> None:
         """Say what is being done from here on."""
@@ -57,4 +57,4 @@ class Passes:
         self.reach(end)
 
     def _say(self) -> None:
-        self.tell(self.step, int(100 * self.done), int(100 * self.total))
+        self.report_progress(self.step, int(100 * self.done), int(100 * self.total))

@@ -14,8 +14,8 @@ from blockformer.reshaping import reshape
 
 from .arguments import check_conversion
 from .errors import ConversionError
-from .files.atomic import atomic_folder
 from .files.front_matter import front_matter
+from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened
 from .files.side_files import carry_side_files, refuse_adapters
 from .files.sources import locate
@@ -61,7 +61,7 @@ def convert_reshaped(
         ConversionError: see `convert`; or the model has no such shape.
     """
     start = time.monotonic()
-    tell = progress or silent
+    report_progress = progress or silent
     check_conversion(
         src, dst, family=family, dtype=dtype, max_shard_size=max_shard_size, force=force, revision=revision
     )
@@ -69,34 +69,33 @@ def convert_reshaped(
     place = locate(src, revision=revision)
     folder, hub_id = place.path, place.hub_id
     refuse_adapters(folder)
-    tell("loading the model", 0, 0)
+    report_progress("loading the model", 0, 0)
     with memory_errors(), opened(place) as (checkpoint, notes):
         model = load_folder(folder, checkpoint.config, family, dtype)
-        tell("changing its shape", 0, 0)
+        report_progress("changing its shape", 0, 0)
         try:
-            made = reshape(model, **shape, **changes)
+            reshaped = reshape(model, **shape, **changes)
         except ValueError as error:
             raise ConversionError(str(error)) from error
         report = ConversionReport(hub_id or os.fspath(src), Path(dst), "", False, notes=notes)
-        report.tensors, report.dtypes = len(made.state_dict()), [str(made.dtype).removeprefix("torch.")]
-        report.nbytes = sum(parameter.numel() * parameter.element_size() for parameter in made.parameters())
-        with atomic_folder(dst, force=force, sources=[folder]) as temporary:
-            tell("writing", 0, 0)
+        report.tensors, report.dtypes = len(reshaped.state_dict()), [str(reshaped.dtype).removeprefix("torch.")]
+        report.nbytes = sum(parameter.numel() * parameter.element_size() for parameter in reshaped.parameters())
+        with new_repo(dst, force=force, sources=[folder], check_sources=checkpoint.check_unchanged) as temporary:
+            report_progress("writing", 0, 0)
             side = carry_side_files(checkpoint, place.names, temporary)
             report.notes += side.notes
-            made.save_pretrained(temporary, max_shard_size=max_shard_size)
-            copy_code(temporary, made.config)
+            reshaped.save_pretrained(temporary, max_shard_size=max_shard_size)
+            copy_code(temporary, reshaped.config)
             done = what_was_done(shape)
             write_card(
                 temporary,
-                made.config,
+                reshaped.config,
                 origin=f"Made of `{hub_id or folder.name}`: Blockformer {done}. **The model needs training.**",
                 base_model=hub_id,
                 front=front_matter(checkpoint),
                 parity="Not compared: the shape changes what is computed.",
-                parameters=made.num_parameters(),
+                parameters=reshaped.num_parameters(),
             )
-            checkpoint.check_unchanged()
     report.notes.append("the model needs training")
     report.seconds = time.monotonic() - start
     return report

@@ -15,11 +15,11 @@ from blockformer.model.axes import axes, did_you_mean
 from blockformer.model.experts import Experts, ExpertsFields
 
 from .errors import ConversionError
-from .families.awq import PARTS
 from .families.registry import family_of
 from .files.checkpoint import read_config
 from .files.sources import locate
 from .plan import architecture_of, is_ours, our_config
+from .storage.awq import PARTS
 
 SHOWN = ("size", "embeddings", "norm", "positions", "attention", "feed-forward", "weights", "head")
 """Groups of fields that describe the model rather than its training or use."""

@@ -212,7 +212,6 @@ def run(
     """
     model.eval()
     passes = passes or Passes()
-    several = "MultipleChoice" in type(model).__name__
     if "ForSequenceClassification" in type(model).__name__ and not model.config.is_encoder_decoder:
         # Official decoders need it for a batch, and take a row's last other token; no probe of theirs ends in padding.
         model.config.pad_token_id = -1
@@ -220,44 +219,70 @@ def run(
     texts: list[list[int]] = []
     names: list[str] = []
     for probe in inputs:
-        tensors = {"input_ids": probe.input_ids, "attention_mask": probe.attention_mask}
-        more: dict[str, Any] = {} if probe.position_ids is None else {"position_ids": probe.position_ids + shift}
-        target = probe.decoder_input_ids
-        if target is not None:
-            more["decoder_input_ids"] = target
-        if probe.token_type_ids is not None:
-            more["token_type_ids"] = probe.token_type_ids
-        if several:
-            if not shift:  # one official class takes none in this shape; rows that begin with padding are not compared
-                more.pop("position_ids", None)
-            tensors, more = ({name: tensor[None] for name, tensor in part.items()} for part in (tensors, more))
-        if probe.encoder_hidden_states is not None:
-            # Some official models get a cache of too few layers where the decoder has more than the encoder.
-            more |= {"encoder_hidden_states": probe.encoder_hidden_states.to(model.dtype), "use_cache": False}
         with passes.counted(model):
-            output = model(**tensors, **more)
-        mask, names = (probe.attention_mask if target is None else torch.ones_like(target)).bool(), []
-        for name in dict.fromkeys(PER_TOKEN + PER_ROW):
-            values = output.get(name, output.get(OTHER_NAMES.get(name)))
-            if values is None:
-                continue
-            names.append(name)
-            if name in PER_TOKEN and values.shape[:2] == mask.shape:
-                outputs.append(values[mask].float())
-            else:  # a row's summary is that of its first token, which must be a real one
-                outputs.append(values.reshape(len(mask), -1)[mask[:, 0]].float())
+            output = model(**_arguments(model, probe, shift))
+        values, names = _compared(output, probe)
+        outputs += values
         if writes_text and writes_from(model, probe):
-            pad = getattr(model.config, "pad_token_id", None)  # some official classes leave it out
-            pad = pad if isinstance(pad, int) and pad >= 0 else None
-            model.generation_config = GenerationConfig(suppress_tokens=None if pad is None else [pad])
-            # Without a cache, for the same reason.
-            own = {} if target is None else {"decoder_start_token_id": int(target[0, 0]), "use_cache": False}
             with passes.counted(model, TEXT, calls=NEW_TOKENS):
-                continued: Any = model.generate(
-                    **tensors, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0, **own
-                )
-            texts.append(continued[:, probe.input_ids.shape[1] if target is None else 1 :].flatten().tolist())
+                texts.append(_written_text(model, probe))
     return outputs, texts, " and ".join(names)
+
+
+def _arguments(model: PreTrainedModel, probe: Probe, shift: int) -> dict[str, Tensor | bool]:
+    """What `forward` is called with."""
+    arguments: dict[str, Any] = {"input_ids": probe.input_ids, "attention_mask": probe.attention_mask}
+    if probe.position_ids is not None:
+        arguments["position_ids"] = probe.position_ids + shift
+    if probe.decoder_input_ids is not None:
+        arguments["decoder_input_ids"] = probe.decoder_input_ids
+    if probe.token_type_ids is not None:
+        arguments["token_type_ids"] = probe.token_type_ids
+    if "MultipleChoice" in type(model).__name__:
+        if not shift:  # one official class takes none in this shape; rows that begin with padding are not compared
+            arguments.pop("position_ids", None)
+        arguments = {name: tensor[None] for name, tensor in arguments.items()}
+    if probe.encoder_hidden_states is not None:
+        # Some official models get a cache of too few layers where the decoder has more than the encoder.
+        states = probe.encoder_hidden_states.to(model.dtype)
+        arguments |= {"encoder_hidden_states": states, "use_cache": False}
+    return arguments
+
+
+def _compared(output: Any, probe: Probe) -> tuple[list[Tensor], list[str]]:
+    """Of the output of a model what is compared, in float32, [places, ...], and the names."""
+    target = probe.decoder_input_ids
+    mask = (probe.attention_mask if target is None else torch.ones_like(target)).bool()
+    compared, names = [], []
+    for name in dict.fromkeys(PER_TOKEN + PER_ROW):
+        values = output.get(name, output.get(OTHER_NAMES.get(name)))
+        if values is None:
+            continue
+        names.append(name)
+        if name in PER_TOKEN and values.shape[:2] == mask.shape:
+            compared.append(values[mask].float())
+        else:  # a row's summary is that of its first token, which must be a real one
+            compared.append(values.reshape(len(mask), -1)[mask[:, 0]].float())
+    return compared, names
+
+
+def _written_text(model: PreTrainedModel, probe: Probe) -> list[int]:
+    """The tokens that a model writes after an input."""
+    pad = getattr(model.config, "pad_token_id", None)  # some official classes leave it out
+    pad = pad if isinstance(pad, int) and pad >= 0 else None
+    model.generation_config = GenerationConfig(suppress_tokens=None if pad is None else [pad])
+    target = probe.decoder_input_ids
+    # Without a cache, for the same reason as in `_arguments`.
+    own = {} if target is None else {"decoder_start_token_id": int(target[0, 0]), "use_cache": False}
+    continued: Any = model.generate(
+        input_ids=probe.input_ids,
+        attention_mask=probe.attention_mask,
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+        **own,
+    )
+    return continued[:, probe.input_ids.shape[1] if target is None else 1 :].flatten().tolist()
 
 
 def compare(dtype: torch.dtype, original: Any, converted: Any, official: tuple[Any, Any] | None = None) -> Measured:
@@ -298,7 +323,7 @@ def verify(
     config: PretrainedConfig,
     dtype: torch.dtype,
     parameters: int,
-    tell: Progress = silent,
+    report_progress: Progress = silent,
     shifts: tuple[int, int] = (0, 0),
     counts_padding: bool = False,
     quick: bool = False,
@@ -312,7 +337,7 @@ def verify(
         config: the config of either model, for the input sizes.
         dtype: that of the converted checkpoint.
         parameters: parameter count of each model.
-        tell: receives progress reports.
+        report_progress: receives progress reports.
         shifts: added to the position ids of the original and of the converted model; some families do not count from 0.
         counts_padding: see `probes`.
         quick: run one text in one dtype, and write none.
@@ -340,7 +365,7 @@ def verify(
         for kind in possible
     }
     results: list[list[Any]] = []
-    passes = Passes(tell)
+    passes = Passes(report_progress)
     for name, load, shift in (("original", original, shifts[0]), ("converted", converted, shifts[1])):
         results.append([])
         for kind in possible:
@@ -373,8 +398,7 @@ def verify(
 
 def _fits(parameters: int, dtype: torch.dtype) -> bool:
     """Whether one model fits into free memory, with a quarter more plus 256 MiB for everything else."""
-    free = available_memory()
-    return free is None or parameters * dtype.itemsize * 1.25 + (256 << 20) < free
+    return parameters * dtype.itemsize * 1.25 + (256 << 20) < available_memory()
 
 
 def attention_of(model_class: type[PreTrainedModel], config: PretrainedConfig) -> str:

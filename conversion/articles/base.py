@@ -16,9 +16,11 @@ from ..errors import ConversionError, listed, shown
 from ..families.base import Family
 from ..families.decoder import GPT
 from ..families.encoder_decoder import same_bits
-from ..families.fields import Form, Head
+from ..families.head import Head
 from ..families.original import FRESH as ORIGINAL_FRESH
 from ..rules.table import Rule
+from ..storage.spelling import Prefix, Spelling
+from ..storage.variant import CheckpointVariant
 
 STRUCTURE = {**GPT, "norm_eps": 1e-5, "final_norm": True}
 BOTH_STACKS = {**STRUCTURE, "position_type": "sinusoidal", "hidden_act": "relu"}
@@ -130,13 +132,13 @@ class ArticleFamily(Family[Head]):
             )
         return dict(entries)
 
-    def form(
+    def variant_of(
         self,
         official: Mapping[str, Any],
         names: Collection[str] | None = None,
         read: Callable[[str], Tensor] | None = None,
-    ) -> Form:
-        """See `Family.form`. Buffers are checked here, where the settings are known.
+    ) -> CheckpointVariant:
+        """See `Family.variant_of`. Buffers are checked here, where the settings are known.
 
         Raises:
             ConversionError: also for settings, names or buffers that do not fit the article.
@@ -153,7 +155,7 @@ class ArticleFamily(Family[Head]):
         if lines:
             raise ConversionError(f"buffers that are not what '{self.name}' computes with:{listed(lines)}")
         traits = self.traits(own, settings) | self._shared(settings, own, read) | {prefix} - {""}
-        return Form(self.heads[0].official, frozenset(traits))
+        return CheckpointVariant(self.heads[0].official, frozenset(traits))
 
     def _shared(self, settings: Mapping[str, Any], own: Mapping[str, str], read) -> set[str]:
         """Which tensors are one, by the settings or, where these say nothing, by their bits; and which are left out."""
@@ -175,38 +177,35 @@ class ArticleFamily(Family[Head]):
             traits |= {name} if told else set()
         return traits | {_absent(each) for each in self.embeddings if each not in own}
 
-    def embedding_rules(self, form: Form) -> tuple[list[Rule], list[str]]:
+    def embedding_rules(self, variant: CheckpointVariant) -> tuple[list[Rule], list[str]]:
         """The rules of the matrices over the vocabulary, and the names of copies, which are left out."""
         first_of = {name: name for name in self.embeddings}
         for name, copy, first in self.shared:
-            if name in form.traits:
+            if name in variant.traits:
                 first_of[copy] = first_of[first]
         rules, copies = [], []
         for first in dict.fromkeys(first_of.values()):
             same = [name for name in self.embeddings if first_of[name] == first]
-            stored = [name for name in same if _absent(name) not in form.traits] or [first]
+            stored = [name for name in same if _absent(name) not in variant.traits] or [first]
             rules.append(Rule(stored[0], self.embeddings[first]))
             copies += stored[1:]
         return rules, copies
 
-    def notes(self, form: Form) -> list[str]:
+    def notes(self, variant: CheckpointVariant) -> list[str]:
         """See `Family.notes`."""
-        notes = [f"{copy} is {first} ({name})" for name, copy, first in self.shared if name in form.traits]
-        if GUESSED in form.traits:
+        notes = [f"{copy} is {first} ({name})" for name, copy, first in self.shared if name in variant.traits]
+        if GUESSED in variant.traits:
             notes.append('its norms divide by std + eps, the unbiased std; if yours do not, set "norm": "layer_norm"')
         return notes
 
-    def canonical(self, name: str, form: Form) -> str:
-        """The name without the common prefix."""
-        return name.removeprefix(_prefix_of(form))
+    def spellings(self, variant: CheckpointVariant) -> list[Spelling]:
+        """See `Family.spellings`: all names have the common prefix."""
+        prefix = next((trait for trait in variant.traits if trait.endswith(".")), "")
+        return [Prefix(in_file=prefix, in_class="", inner=("",))] if prefix else []
 
-    def stored(self, name: str, form: Form) -> str:
-        """The name with the common prefix."""
-        return _prefix_of(form) + name
-
-    def config_from(self, official: Mapping[str, Any], form: Form | None = None) -> dict[str, Any]:
+    def config_from(self, official: Mapping[str, Any], variant: CheckpointVariant | None = None) -> dict[str, Any]:
         """See `Family.config_from`."""
-        traits = (form or self.form(official)).traits
+        traits = (variant or self.variant_of(official)).traits
         return {"architectures": [self.heads[0].ours], **self.our_settings(self.settings(official), traits)}
 
     def our_config(self, settings: Mapping[str, Any]) -> PretrainedConfig:
@@ -223,7 +222,7 @@ class ArticleFamily(Family[Head]):
         """An empty config: no class of transformers has these settings."""
         return PretrainedConfig()
 
-    def official_class(self, form: Form) -> type[PreTrainedModel]:
+    def official_class(self, variant: CheckpointVariant) -> type[PreTrainedModel]:
         """The common base class: no class of transformers is this model."""
         return PreTrainedModel
 
@@ -246,10 +245,6 @@ class ArticleFamily(Family[Head]):
 
 def _absent(name: str) -> str:
     return f"without {name}"
-
-
-def _prefix_of(form: Form) -> str:
-    return next((trait for trait in form.traits if trait.endswith(".")), "")
 
 
 def common_prefix(names: Collection[str]) -> str:

@@ -75,19 +75,19 @@ class ArticleEncoderDecoder(ArticleFamily):
         sides = {"src_pos.pe": "src_seq_len", "tgt_pos.pe": "tgt_seq_len"}
         return {name: sinusoid(settings[length], settings["d_model"]) for name, length in sides.items()}
 
-    def rules_for(self, form, config) -> RuleTable:
-        """See `Family.rules_for`."""
-        attention = {theirs: ours for ours, theirs in spelled(form.traits).items()}
+    def layout(self, variant, config) -> RuleTable:
+        """See `Family.layout`."""
+        attention = {theirs: ours for ours, theirs in spelled(variant.traits).items()}
         modules = {"mlp": {"linear_1": "up_proj", "linear_2": "down_proj"}}
-        rules, copies = self.embedding_rules(form)
+        rules, copies = self.embedding_rules(variant)
         rules += both(HEAD, "lm_head")[1:]
         for stack in ("encoder", "decoder"):
-            rules += norm_rules(f"{stack}.norm", f"model.{stack}.norm", form, config)
+            rules += norm_rules(f"{stack}.norm", f"model.{stack}.norm", variant, config)
             here, there = f"{stack}.layers.{{layer}}.", f"model.{stack}.layers.{{layer}}."
             parts = [part for part in OURS.items() if stack == "decoder" or part[1] != "cross_attn"]
             for index, (theirs, ours) in enumerate(parts):
                 norm = (f"{here}residual_connections.{index}.norm", f"{there}{ours}_pre_norm")
-                rules += norm_rules(*norm, form, config)
+                rules += norm_rules(*norm, variant, config)
                 for linear, name in modules.get(ours, attention).items():
                     rules += both(f"{here}{theirs}.{linear}", f"{there}{ours}.{name}")
         return RuleTable(rules, ignored=[*copies, "src_pos.pe", "tgt_pos.pe"])

@@ -41,19 +41,21 @@ class ArticleGPT(ArticleFamily):
         """The causal mask that the attention may hold as a buffer."""
         return {f".mha.{name}": causal(settings["max_seq_length"]) for name in MASKS}
 
-    def rules_for(self, form, config) -> RuleTable:
-        """See `Family.rules_for`."""
+    def layout(self, variant, config) -> RuleTable:
+        """See `Family.layout`."""
         block, layer = BLOCK + "{layer}.", "model.layers.{layer}."
-        linear = {f"mha.{theirs}": f"self_attn.{ours}" for ours, theirs in spelled(form.traits).items()} | FEED_FORWARD
+        linear = {
+            f"mha.{theirs}": f"self_attn.{ours}" for ours, theirs in spelled(variant.traits).items()
+        } | FEED_FORWARD
         norms = {f"{block}norm_1": f"{layer}self_attn_pre_norm", f"{block}norm_2": f"{layer}mlp_pre_norm"}
-        rules, copies = self.embedding_rules(form)
+        rules, copies = self.embedding_rules(variant)
         rules += [
             Rule("position_embedding.weight", "model.embed_positions.weight"),
             *(rule for names in linear.items() for rule in both(block + names[0], layer + names[1])),
             *(
                 rule
                 for names in {**norms, "layer_norm": "model.norm"}.items()
-                for rule in norm_rules(*names, form, config)
+                for rule in norm_rules(*names, variant, config)
             ),
         ]
         return RuleTable(rules, ignored=[*copies, *(f"{block}mha.{name}" for name in MASKS)])

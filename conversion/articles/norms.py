@@ -8,9 +8,9 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from ..errors import ConversionError
-from ..families.fields import Form
 from ..rules.operations import Shape
 from ..rules.table import Rule
+from ..storage.variant import CheckpointVariant
 from .base import GUESSED, Kind, one_of
 
 GAINS, SHIFTS = ("weight", "gamma", "scale", "alpha", "a_2"), ("bias", "beta", "shift", "b_2")
@@ -42,10 +42,10 @@ def norm_traits(names: Collection[str], settings: Mapping[str, Any]) -> set[str]
     return traits
 
 
-def norm_rules(theirs: str, ours: str, form: Form, config: PretrainedConfig) -> list[Rule]:
+def norm_rules(theirs: str, ours: str, variant: CheckpointVariant, config: PretrainedConfig) -> list[Rule]:
     """The rules of a norm, spelled as `norm_traits` has found."""
-    told = _spelled_norm(form.traits)
-    factor = ((config.hidden_size - 1) / config.hidden_size) ** 0.5 if UNBIASED in form.traits else None
+    told = _spelled_norm(variant.traits)
+    factor = ((config.hidden_size - 1) / config.hidden_size) ** 0.5 if UNBIASED in variant.traits else None
     gain, shift = OfEachFeature(config.hidden_size, factor), OfEachFeature(config.hidden_size)
     rules = [Rule(f"{theirs}.{told.get('gain', 'weight')}", f"{ours}.weight", gain)]
     return [*rules, Rule(f"{theirs}.{told.get('shift', 'bias')}", f"{ours}.bias", shift)]

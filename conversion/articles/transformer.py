@@ -9,10 +9,10 @@ from torch.nn.functional import cross_entropy
 from blockformer.model.layer import norm_slots
 
 from ..errors import ConversionError
-from ..families.fields import Form
 from ..families.fresh import four_widths
 from ..families.translation import Preset
 from ..rules.table import RuleTable
+from ..storage.variant import CheckpointVariant
 from .base import BOTH_STACKS, FLAG, FRESH, OURS, SHARE, SIZE, TARGET_TOKENS, ArticleFamily, Kind, both, target_ids
 from .buffers import causal, sinusoid
 
@@ -82,14 +82,14 @@ class ArticleTransformer(ArticleFamily):
         """None: the settings say it all."""
         return set()
 
-    def form(self, official, names=None, read=None):
-        """See `Family.form`.
+    def variant_of(self, official, names=None, read=None):
+        """See `Family.variant_of`.
 
         Raises:
             ConversionError: also where nothing tells the reading.
         """
-        form, settings = super().form(official, names, read), self.settings(official)
-        readings = {name: Form(form.head, form.traits | {name}) for name in READINGS}
+        variant, settings = super().variant_of(official, names, read), self.settings(official)
+        readings = {name: CheckpointVariant(variant.head, variant.traits | {name}) for name in READINGS}
         told, sample = settings.get("norms"), settings.get("sample")
         if sample is None or read is None:
             if told is None:
@@ -100,20 +100,22 @@ class ArticleTransformer(ArticleFamily):
                     f"{SAMPLE[0]}, and the loss will tell"
                 )
             return readings[told]
-        tensors = {self.canonical(name, form): read(name) for name in names or ()}
+        tensors = {self.canonical(name, variant): read(name) for name in names or ()}
         losses = {name: self._loss(official, each, tensors, sample) for name, each in readings.items()}
         said = ", ".join(f"{loss:.4g} with the norms as {name}" for name, loss in losses.items())
         best, other = sorted(losses, key=lambda name: losses[name])
         if told is None and not losses[best] <= CLEAR * losses[other]:
             raise ConversionError(f'the sample does not tell where the norms stand (loss {said}): set "norms"')
         chosen = readings[told or best]
-        return Form(chosen.head, chosen.traits | {f"{SAID}loss of the sample: {said}; taken as {told or best}"})
+        return CheckpointVariant(
+            chosen.head, chosen.traits | {f"{SAID}loss of the sample: {said}; taken as {told or best}"}
+        )
 
-    def _loss(self, official, form, tensors, sample) -> float:
+    def _loss(self, official, variant, tensors, sample) -> float:
         """The article's loss of a text by one reading: both sides read the input, targets of -1 do not count."""
-        config = self.our_config(self.config_from(official, form))
-        groups = self.rules_for(form, config).plan(tensors)
-        weights = {name: made for group in groups for name, made in group.apply(tensors.__getitem__)}
+        config = self.our_config(self.config_from(official, variant))
+        groups = self.layout(variant, config).plan(tensors)
+        weights = {name: tensor for group in groups for name, tensor in group.apply(tensors.__getitem__)}
         text, targets = (torch.tensor(_rows_of(sample[name])) for name in ("input", "targets"))
         try:
             model = self.model_class.from_pretrained(None, config=config, state_dict=weights).eval()
@@ -123,9 +125,9 @@ class ArticleTransformer(ArticleFamily):
         except (ValueError, IndexError) as error:
             raise ConversionError(f"the sample cannot be run: {error}") from error
 
-    def notes(self, form):
+    def notes(self, variant):
         """See `Family.notes`."""
-        return super().notes(form) + [trait[len(SAID) :] for trait in form.traits if trait.startswith(SAID)]
+        return super().notes(variant) + [trait[len(SAID) :] for trait in variant.traits if trait.startswith(SAID)]
 
     def extra_code(self):
         """See `Family.extra_code`."""
@@ -136,9 +138,9 @@ class ArticleTransformer(ArticleFamily):
         length = settings["block_size"]
         return {"wpe.pe": sinusoid(length, settings["n_embd"]), "attn.bias": causal(length)}
 
-    def rules_for(self, form, config) -> RuleTable:
-        """See `Family.rules_for`."""
-        rules, ignored = self.embedding_rules(form)
+    def layout(self, variant, config) -> RuleTable:
+        """See `Family.layout`."""
+        rules, ignored = self.embedding_rules(variant)
         ignored += ["transformer.wpe.pe"]
         for stack, parts in SUBLAYERS.items():
             rules += both(f"transformer.{stack}.norm", f"model.{stack}.norm")

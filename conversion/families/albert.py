@@ -5,11 +5,10 @@ official classes drop out nothing after the feed-forward network, and some of wh
 """
 
 from ..errors import ConversionError
-from .bert import EMBEDDINGS, FRESH, LAYER, NAMES, POOLED_ROWS, STRUCTURE
+from ..values import TOKEN_TYPES, Computed, NotExpressible
+from .bert import EMBEDDINGS, FRESH, NAMES, POOLED_ROWS, STRUCTURE
 from .bert_like import EMBEDDING_NORM, BertLikeFamily
 from .encoder_heads import NSP, LanguageModelNames, standard_heads
-from .encoder_settings import TOKEN_TYPES
-from .fields import Computed, NotExpressible
 
 
 def _read_widths(official):
@@ -28,7 +27,9 @@ def _write_widths(config, head):
 
 
 _MODULES = {
-    **{theirs.replace(".self.", "."): ours for theirs, ours in LAYER.items() if theirs.startswith("attention.self.")},
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
     "attention.dense": "self_attn.o_proj",
     "attention.LayerNorm": "self_attn_post_norm",
     "ffn": "mlp.up_proj",

@@ -5,16 +5,19 @@ the embeddings, PLBART (Ahmad et al., 2021) too; mBART is BART with pre-norm. Bl
 pre-norm, too, and no norm on the embeddings.
 
 Without `tie_word_embeddings`, today's official classes tie nothing: all matrices are stored, each stack reads its
-own, and nothing reads `shared.weight`. Which of this a checkpoint does is its `Form`.
+own, and nothing reads `shared.weight`. Which of this a checkpoint does is its `CheckpointVariant`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from ..errors import ConversionError
-from ..rules.operations import LeadingAxis
+from ..rules.operations import LeadingAxis, Shape
 from ..rules.table import Rule, check_tied, module_rules
+from ..storage.variant import CheckpointVariant
+from ..values import Computed, NotExpressible, Value, constants
 from .encoder_decoder import (
     DECODER,
     EMBEDDINGS,
@@ -28,19 +31,35 @@ from .encoder_decoder import (
     encoder_decoder_heads,
     same_bits,
 )
-from .fields import Computed, Form, Head, NotExpressible, Value, constants
 from .fresh import root_of_width
+from .head import Head
 from .original import FRESH as ORIGINAL_FRESH
 from .original import STRUCTURE as ORIGINAL
 
 LOGITS_BIAS = "final_logits_bias"
-TABLES = tuple(f"{stack}.embed_positions.weight" for stack in ("encoder", "decoder"))
+TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 VERSIONS = ("encoder.version", "decoder.version")
 """Numbers that the first BART checkpoints hold and that no class reads."""
 OWN, ONE_SIZE, LEARNT = "own vocabularies", "own vocabularies of one size", "learnt bias"
 """Traits, beside those of all encoder-decoders and the name of the stored bias."""
-ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "out_proj": "o_proj"}
-MLP = {"fc1": "mlp.up_proj", "fc2": "mlp.down_proj"}
+LAYER = {
+    "self_attn.q_proj": "self_attn.q_proj",
+    "self_attn.k_proj": "self_attn.k_proj",
+    "self_attn.v_proj": "self_attn.v_proj",
+    "self_attn.out_proj": "self_attn.o_proj",
+    "self_attn_layer_norm": "self_attn_{placement}_norm",
+    "fc1": "mlp.up_proj",
+    "fc2": "mlp.down_proj",
+    "final_layer_norm": "mlp_{placement}_norm",
+}
+CROSS_ATTENTION = {
+    "encoder_attn.q_proj": "cross_attn.q_proj",
+    "encoder_attn.k_proj": "cross_attn.k_proj",
+    "encoder_attn.v_proj": "cross_attn.v_proj",
+    "encoder_attn.out_proj": "cross_attn.o_proj",
+    "encoder_attn_layer_norm": "cross_attn_{placement}_norm",
+}
+"""Official module of a layer -> ours; "{placement}" is "pre" or "post"."""
 SAME = "vocab_size max_position_embeddings use_cache pad_token_id bos_token_id eos_token_id".split()
 DROPOUTS = {
     "dropout": "hidden_dropout",
@@ -72,7 +91,6 @@ FRESH = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
 }
-LAYER_DROP = ("encoder_layerdrop", "decoder_layerdrop")
 
 
 def stack_rules(stack: str, config: PretrainedConfig) -> list[Rule]:
@@ -80,13 +98,8 @@ def stack_rules(stack: str, config: PretrainedConfig) -> list[Rule]:
     modules = {"layernorm_embedding": "embedding_norm"} if config.embedding_norm else {}
     if config.final_norm:
         modules["layer_norm"] = "norm"
-    layer, norm = "layers.{layer}.", f"_{config.norm_placement}_norm"
-    attentions = {"self_attn": "self_attn"} | ({"encoder_attn": "cross_attn"} if stack == "decoder" else {})
-    for part, ours in attentions.items():
-        modules |= {f"{layer}{part}.{one}": f"{layer}{ours}.{other}" for one, other in ATTENTION.items()}
-        modules[f"{layer}{part}_layer_norm"] = layer + ours + norm
-    modules |= {layer + one: layer + other for one, other in MLP.items()}
-    modules[f"{layer}final_layer_norm"] = f"{layer}mlp{norm}"
+    for theirs, ours in (LAYER | (CROSS_ATTENTION if stack == "decoder" else {})).items():
+        modules[f"layers.{{layer}}.{theirs}"] = "layers.{layer}." + ours.replace("{placement}", config.norm_placement)
     table = "embed_positions.weight"
     return module_rules(modules) + ([Rule(table, table)] if config.position_type == "learned" else [])
 
@@ -113,7 +126,7 @@ class Matrices:
 
     def read(self, official):
         """See `Value.read`."""
-        traits, config = official.form.traits, official.config
+        traits, config = official.variant.traits, official.config
         bias = (True if LEARNT in traits else "fixed") if LOGITS_BIAS in traits else False
         return {
             "tie_word_embeddings": UNTIED not in traits,
@@ -187,15 +200,16 @@ class BartFamily(EncoderDecoderFamily):
             fixed={**structure, **(fixed or {})},
             computed=[SCALE, Matrices(own_vocabularies), NO_FORCED_END, *computed],
             extra_fields=("num_hidden_layers", "num_attention_heads", "hidden_size"),
+            training_only=("encoder_layerdrop", "decoder_layerdrop"),
             not_none=("initializer_range", *not_none),
         )
         self.own_vocabularies, self.logits_bias = own_vocabularies, logits_bias
         self.computes_positions = self.fixed["position_type"] != "learned"
 
-    # The form: which head, which matrices, whether there is a bias.
+    # The variant: which head, which matrices, whether there is a bias.
 
-    def form(self, official, names=None, read=None):
-        """See `Family.form`.
+    def variant_of(self, official, names=None, read=None):
+        """See `Family.variant_of`.
 
         Raises:
             ConversionError: also for embeddings that must be equal and are not, or that are not all there.
@@ -207,40 +221,33 @@ class BartFamily(EncoderDecoderFamily):
         traits = ({OWN, SEPARATE} if own else set()) | (set() if tied else {UNTIED})
         if names is None:
             has_bias = head.writes_text and self.logits_bias
-            return Form(head.official, frozenset({*traits, *_written(traits), *([LOGITS_BIAS] * has_bias)}))
+            return CheckpointVariant(
+                head.official, frozenset({*traits, *_written(traits), *([LOGITS_BIAS] * has_bias)})
+            )
         stored = self.stored_embeddings(head, names)
         traits |= {*stored, *({LOGITS_BIAS} & set(names))}
         if not own and not tied:
-            lacking = [head.root + name for name in (ENCODER, DECODER) if name not in stored]
-            if lacking:
-                raise ConversionError(
-                    f"{' and '.join(lacking)} must be stored: tie_word_embeddings is false, and then the official "
-                    "classes of today tie no embeddings; store copies of those that were shared, or set it to true"
-                )
+            _check_all_stored(head, stored)
         if read is None:
-            return Form(head.official, frozenset(traits))
-        sizes = {}
+            return CheckpointVariant(head.official, frozenset(traits))
+        sizes: dict[str, Shape] = {}
         if not own and tied:
             check_tied(read, [(head.root + stored[0], head.root + other) for other in stored[1:]])
         elif not own:
-            traits |= set() if same_bits(read, head.root + ENCODER, head.root + DECODER) else {SEPARATE}
-            if SHARED in stored and not same_bits(read, head.root + SHARED, head.root + ENCODER):
-                traits -= {SHARED}
-                sizes[SHARED] = tuple(read(head.root + SHARED).shape)
-        sources = [DECODER] if own else stored
-        if head.writes_text and tied and LM_HEAD in names and sources:
+            traits, sizes = _by_values(head, stored, traits, read)
+        if head.writes_text and tied and LM_HEAD in names and (sources := [DECODER] if own else stored):
             traits |= set() if same_bits(read, LM_HEAD, head.root + sources[0]) else {UNTIED}
         if self.computes_positions:
             sizes |= {table: tuple(read(head.root + table).shape) for table in TABLES if head.root + table in names}
-        return Form(head.official, frozenset(traits), sizes)
+        return CheckpointVariant(head.official, frozenset(traits), sizes)
 
     def head_by_tensors(self, official, names):
         """See `Family.head_by_tensors`."""
         bare = not any(name.startswith("model.") for name in names)
         return next(head for head in self.heads if head.bare == bare)
 
-    def form_for(self, config, earlier=None):
-        """See `Family.form_for`."""
+    def variant_for(self, config, earlier=None):
+        """See `Family.variant_for`."""
         head = self.known_head(config)
         traits = set() if config.tie_word_embeddings else {UNTIED}
         if self.own_vocabularies and has_own_vocabularies(config):
@@ -254,32 +261,49 @@ class BartFamily(EncoderDecoderFamily):
             fits = all(size == (rows.get(name), config.hidden_size) for name, size in earlier.sizes.items())
             if fits and earlier.traits & meant == traits & meant:
                 return earlier
-        return Form(head.official, frozenset({*traits, *_written(traits)}))
+        return CheckpointVariant(head.official, frozenset({*traits, *_written(traits)}))
 
     # The tensors.
 
-    def more_rules(self, form):
+    def more_rules(self, variant):
         """See `EncoderDecoderFamily.more_rules`."""
-        ours = "lm_head.bias" if LEARNT in form.traits else "logits_bias"
-        return [Rule(LOGITS_BIAS, ours, LeadingAxis())] if LOGITS_BIAS in form.traits else []
+        ours = "lm_head.bias" if LEARNT in variant.traits else "logits_bias"
+        return [Rule(LOGITS_BIAS, ours, LeadingAxis())] if LOGITS_BIAS in variant.traits else []
 
-    def ignored(self, form, config):
+    def ignored(self, variant, config):
         """See `EncoderDecoderFamily.ignored`."""
         tables = TABLES if self.computes_positions else ()
-        return [*VERSIONS, *tables, *([SHARED] if SHARED in form.sizes else [])]
+        return [*VERSIONS, *tables, *([SHARED] if SHARED in variant.sizes else [])]
 
-    def adjust(self, shapes, form, config):
-        """See `Family.adjust`: nobody stores the computed positions, though the official class has them."""
-        tables = {self.head(form).root + table for table in TABLES} if self.computes_positions else set()
-        return {name: shape for name, shape in shapes.items() if name not in tables}
+    def not_as_in_class(self, variant, config):
+        """See `Family.not_as_in_class`: nobody stores the computed positions, though the official class has them."""
+        return [self.head(variant).root + table for table in TABLES] if self.computes_positions else []
 
-    def optional(self, form):
+    def optional(self, variant):
         """See `Family.optional`."""
-        return (*super().optional(form), *([] if LOGITS_BIAS in form.traits else [LOGITS_BIAS]))
+        return (*super().optional(variant), *([] if LOGITS_BIAS in variant.traits else [LOGITS_BIAS]))
 
-    def unused(self, official):
-        """See `ConfigTranslation.unused`. Ours drops no layers in training, so this setting is one of them."""
-        return sorted({*super().unused(official), *(name for name in LAYER_DROP if official.get(name))})
+
+def _check_all_stored(head: Head, stored: Collection[str]) -> None:
+    lacking = [head.root + name for name in (ENCODER, DECODER) if name not in stored]
+    if lacking:
+        raise ConversionError(
+            f"{' and '.join(lacking)} must be stored: tie_word_embeddings is false, and then the official "
+            "classes of today tie no embeddings; store copies of those that were shared, or set it to true"
+        )
+
+
+def _by_values(
+    head: Head, stored: Collection[str], traits: set[str], read: Callable[[str], Tensor]
+) -> tuple[set[str], dict[str, Shape]]:
+    """The traits of a checkpoint whose stacks each read their own embeddings, and the sizes of what nothing reads."""
+    traits, sizes = set(traits), {}
+    if not same_bits(read, head.root + ENCODER, head.root + DECODER):
+        traits.add(SEPARATE)
+    if SHARED in stored and not same_bits(read, head.root + SHARED, head.root + ENCODER):
+        traits.remove(SHARED)
+        sizes[SHARED] = tuple(read(head.root + SHARED).shape)
+    return traits, sizes
 
 
 def _written(traits: Collection[str]) -> tuple[str, ...]:

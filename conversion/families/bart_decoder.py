@@ -6,11 +6,12 @@ apart. It has no bias of the logits. The official class counts padding as positi
 
 from ..errors import ConversionError
 from ..rules.table import Rule, RuleTable
+from ..values import Computed, constants
 from . import bart, marian
 from .bart import FIELDS, NO_FORCED_END, SCALE, TABLES, BartFamily, stack_rules
 from .base import Family
 from .encoder_decoder import DECODER, LM_HEAD
-from .fields import Computed, Head, constants
+from .head import Head
 
 ENCODER = {
     "encoder_attention_heads": "num_attention_heads",
@@ -76,15 +77,15 @@ class BartDecoderFamily(Family[Head]):
         """See `ConfigTranslation.model_type`."""
         return self.whole.name
 
-    def rules_for(self, form, config):
-        """See `Family.rules_for`."""
+    def layout(self, variant, config):
+        """See `Family.layout`."""
         rules = [Rule(f"model.{DECODER}", "model.embed_tokens.weight"), Rule(LM_HEAD, LM_HEAD)]
         rules += [rule.under("model.decoder.", "model.") for rule in stack_rules("decoder", config)]
         return RuleTable(rules, ignored=self.tables)
 
-    def adjust(self, shapes, form, config):
-        """See `Family.adjust`."""
-        return {name: shape for name, shape in shapes.items() if name not in self.tables}
+    def not_as_in_class(self, variant, config):
+        """See `Family.not_as_in_class`."""
+        return self.tables
 
     def check_ignored(self, name, tensor):
         """See `Family.check_ignored`."""

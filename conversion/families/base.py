@@ -4,7 +4,7 @@ Configs are in `translation.py`; the building blocks of both are in `fields.py`.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -15,9 +15,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConversionError, shown
 from ..rules.beyond import LayersBeyond
-from ..rules.operations import Shape
-from ..rules.table import RuleTable
-from .fields import Form, Head
+from ..rules.table import Rule, RuleTable
+from ..storage.spelling import Spelling
+from ..storage.variant import CheckpointVariant
+from .head import Head
 from .translation import ConfigTranslation
 
 HeadKind = TypeVar("HeadKind", bound=Head)
@@ -33,34 +34,36 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     """Whether the official class counts padding among the positions, and takes no position ids."""
     passed_over: tuple[str, ...] = ()
     """See `LayersBeyond`: what the names of such layers' tensors begin with, without the head's prefix."""
+    own_spellings: Sequence[Spelling] = ()
+    """How names in all its checkpoints, and in the classes of older releases, differ from those of today's class."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
 
-    # The form: which head, how the tensors are named.
+    # The variant: which head, how the tensors are named.
 
-    def form(
+    def variant_of(
         self,
         official: Mapping[str, Any],
         names: Collection[str] | None = None,
         read: Callable[[str], Tensor] | None = None,
-    ) -> Form:
-        """The form of a checkpoint.
+    ) -> CheckpointVariant:
+        """The variant of a checkpoint.
 
         Args:
             official: its `config.json`.
-            names: its tensors; None takes the form that the official classes write.
-            read: name -> tensor, for a family whose form depends on values too.
+            names: its tensors; None takes the variant that the official classes write.
+            read: name -> tensor, for a family whose variant depends on values too.
 
         Raises:
             ConversionError: `architectures` names a head that the family does not have.
         """
-        return Form(self.find_head(official, names).official)
+        return CheckpointVariant(self.find_head(official, names).official)
 
     def find_head(self, official: Mapping[str, Any], names: Collection[str] | None) -> HeadKind:
         """The head that `architectures` names or, where it is missing, the one that the tensors show.
 
         Raises:
-            ConversionError: see `form`.
+            ConversionError: see `variant_of`.
         """
         named = [self.former_names.get(name, name) for name in official.get("architectures") or []]
         if not named:
@@ -81,17 +84,17 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         """The head of a checkpoint whose config does not say it."""
         return self.heads[0]
 
-    def form_for(self, config: PretrainedConfig, earlier: Form | None = None) -> Form:
-        """The form in which a config of ours is written.
+    def variant_for(self, config: PretrainedConfig, earlier: CheckpointVariant | None = None) -> CheckpointVariant:
+        """The variant in which a config of ours is written.
 
         Args:
             config: ours.
-            earlier: the form that the checkpoint came in; it is taken again where it still fits.
+            earlier: the variant that the checkpoint came in; it is taken again where it still fits.
 
         Raises:
             ConversionError: `architectures` names a head that the family does not have.
         """
-        return Form(self.known_head(config).official)
+        return CheckpointVariant(self.known_head(config).official)
 
     def known_head(self, config: PretrainedConfig) -> HeadKind:
         head = self.head_for(config)
@@ -104,26 +107,32 @@ class Family(ConfigTranslation, Generic[HeadKind]):
 
     # The tensors.
 
+    def storage(
+        self, variant: CheckpointVariant, config: PretrainedConfig, plain: torch.dtype | None = None
+    ) -> Sequence[Rule]:
+        """The first step: which tensors of a checkpoint are which of the official class of today.
+
+        Names are `canonical` ones. Tensors that no rule takes are stored as the class has them.
+
+        Args:
+            variant: of the checkpoint.
+            config: ours, for rules that need a size.
+            plain: make plain weights of this dtype of 4-bit ones; None keeps them.
+        """
+        return ()
+
     @abstractmethod
-    def rules_for(self, form: Form, config: PretrainedConfig) -> RuleTable:
-        """Which official tensors are which of ours. The official names are `canonical` ones.
+    def layout(self, variant: CheckpointVariant, config: PretrainedConfig) -> RuleTable:
+        """The second step: which tensors of the official class are which of ours.
 
         What the table ignores is kept beside the weights, for the way back.
 
         Args:
-            form: of the official checkpoint.
+            variant: of the official checkpoint.
             config: ours, for rules that need a size.
         """
 
-    def dequantizing_rules(self, form: Form, config: PretrainedConfig, dtype: torch.dtype) -> RuleTable:
-        """The rules that make plain weights of this dtype of a checkpoint whose linear layers have 4-bit weights.
-
-        Raises:
-            ConversionError: the family has no such checkpoints.
-        """
-        raise ConversionError(f"checkpoints of '{self.name}' have no 4-bit weights; use --dtype to cast plain ones")
-
-    def dequantized(self, official: Mapping[str, Any], form: Form) -> dict[str, Any] | None:
+    def dequantized(self, official: Mapping[str, Any], variant: CheckpointVariant) -> dict[str, Any] | None:
         """The entries by which the official class loads low-bit weights that ours makes plain; None: it has none."""
         return None
 
@@ -131,45 +140,50 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         """Code that a converted repo carries beside the model's: its path in the repo -> ours."""
         return {}
 
-    def notes(self, form: Form) -> list[str]:
-        """What a user must be told of the conversion of a checkpoint of this form."""
+    def notes(self, variant: CheckpointVariant) -> list[str]:
+        """What a user must be told of the conversion of a checkpoint of this variant."""
         return []
 
     def notes_on_writing(self, config: PretrainedConfig) -> list[str]:
         """What a user must be told of writing a model of this config of ours in the official layout."""
         return []
 
-    def layers_beyond(self, form: Form, config: PretrainedConfig) -> LayersBeyond:
+    def layers_beyond(self, variant: CheckpointVariant, config: PretrainedConfig) -> LayersBeyond:
         """The layers after the model's last one that a checkpoint may hold; their names are `canonical` ones."""
         if not self.passed_over:
             return LayersBeyond()
-        root = self.head(form).root
+        root = self.head(variant).root
         return LayersBeyond(tuple(root + prefix for prefix in self.passed_over), config.num_hidden_layers)
 
-    def canonical(self, name: str, form: Form) -> str:
+    def spellings(self, variant: CheckpointVariant) -> Sequence[Spelling]:
+        """How names in a checkpoint of this variant differ from those of the official class of today."""
+        return self.own_spellings
+
+    def canonical(self, name: str, variant: CheckpointVariant) -> str:
         """The name that the official class of today gives a tensor of a checkpoint."""
+        for spelling in self.spellings(variant):
+            name = spelling.todays(name)
         return name
 
-    def stored(self, name: str, form: Form) -> str:
-        """The name in a checkpoint of this form of what the official class of today calls `name`."""
+    def stored(self, name: str, variant: CheckpointVariant) -> str:
+        """The name in a checkpoint of this variant of what the official class of today calls `name`."""
+        for spelling in reversed(self.spellings(variant)):
+            name = spelling.stored(name)
         return name
 
-    def adjust(self, shapes: dict[str, Shape], form: Form, config: PretrainedConfig) -> dict[str, Shape]:
-        """Adapt the tensors that the official class has to those that a checkpoint of this form has.
+    def not_as_in_class(self, variant: CheckpointVariant, config: PretrainedConfig) -> Sequence[str]:
+        """Canonical names (with placeholders) of tensors that a checkpoint has otherwise than the class of today.
 
-        Args:
-            shapes: canonical name -> shape.
-            form: the form.
-            config: ours.
+        They are absent, or there though the class lacks them, or of another size; our model says which.
         """
-        return shapes
+        return ()
 
-    def optional(self, form: Form) -> tuple[str, ...]:
+    def optional(self, variant: CheckpointVariant) -> tuple[str, ...]:
         """Canonical names of official tensors that may be left out beyond the tied ones."""
         return ()
 
-    def ties(self, tied: Mapping[str, str], form: Form) -> dict[str, str]:
-        """Which of the ties of the official class, name -> source, hold in a checkpoint of this form."""
+    def ties(self, tied: Mapping[str, str], variant: CheckpointVariant) -> dict[str, str]:
+        """Which of the ties of the official class, name -> source, hold in a checkpoint of this variant."""
         return dict(tied)
 
     def check_ignored(self, name: str, tensor: Tensor) -> str | None:
@@ -186,7 +200,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         """What must be added to the position ids of a model of ours to get those of the official one."""
         return 0
 
-    def official_arguments(self, form: Form) -> dict[str, Any]:
+    def official_arguments(self, variant: CheckpointVariant) -> dict[str, Any]:
         """What the official class takes beside its config."""
         return {}
 
@@ -199,10 +213,10 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         """Our model class of the first head."""
         return self.heads[0].model_class
 
-    def official_class(self, form: Form) -> type[PreTrainedModel]:
-        """The official model class of a form."""
-        return getattr(transformers, form.head)
+    def official_class(self, variant: CheckpointVariant) -> type[PreTrainedModel]:
+        """The official model class of a variant."""
+        return getattr(transformers, variant.head)
 
-    def our_class(self, form: Form) -> type[PreTrainedModel]:
-        """Our model class for a form."""
-        return self.head(form).model_class
+    def our_class(self, variant: CheckpointVariant) -> type[PreTrainedModel]:
+        """Our model class for a variant."""
+        return self.head(variant).model_class

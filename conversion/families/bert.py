@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from ..values import TOKEN_TYPES
 from .bert_like import BertLikeFamily
 from .decoder import BIASES
 from .encoder_heads import LanguageModelNames, standard_heads
-from .encoder_settings import TOKEN_TYPES
 from .translation import Preset
 
 STRUCTURE = {
@@ -34,10 +34,14 @@ FRESH = {
     "pad_token_id": 0,
 }
 LAYER = {
-    **{f"attention.self.{name}": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
     "attention.output.dense": "self_attn.o_proj",
     "attention.output.LayerNorm": "self_attn_post_norm",
-    **{f"crossattention.self.{name}": f"cross_attn.{name[0]}_proj" for name in ("query", "key", "value")},
+    "crossattention.self.query": "cross_attn.q_proj",
+    "crossattention.self.key": "cross_attn.k_proj",
+    "crossattention.self.value": "cross_attn.v_proj",
     "crossattention.output.dense": "cross_attn.o_proj",
     "crossattention.output.LayerNorm": "cross_attn_post_norm",
     "intermediate.dense": "mlp.up_proj",

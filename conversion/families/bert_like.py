@@ -2,7 +2,7 @@
 
 A checkpoint may leave out its encoder's prefix or have one where the official class has none, may call the weights of
 norms `gamma` and `beta`, and may store the bias of its language model head once or twice. Which of this it does is its
-`Form`; the rules use the names of today's official classes.
+`CheckpointVariant`; the rules use the names of today's official classes.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,12 +14,14 @@ from transformers import PretrainedConfig
 from ..errors import ConversionError, shown
 from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
+from ..storage.spelling import Ending, Prefix, Spelling
+from ..storage.variant import CheckpointVariant
+from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
 from .base import Family
+from .decoder import ATTENTION
 from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
-from .encoder_settings import RELATIVE, SIDE, EncoderPositions, Pooler
-from .fields import NOT_PRUNED, PRUNED_HEADS, Form, Value
 
-OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+OLD_NORMS = Ending({"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"})
 EMBEDDING_NORM = {"embeddings.LayerNorm": "embedding_norm"}
 HEADS_OF_ROWS = ("classifier.", "pre_classifier.", "qa_outputs.")
 FIELDS = {
@@ -52,6 +54,9 @@ class BertLikeFamily(Family[EncoderHead]):
         former_root: a prefix that checkpoints have where `root` would stand, in models without a head too.
         pooler: official name of the pooler's dense layer.
         next_sentence: official name of the head for the next sentence.
+        stored_inner: more beginnings of names of the encoder's tensors, which only checkpoints have.
+        ignored: more tensors of the encoder that the official class does not read.
+        ignored_heads: the same of heads.
         settings: further arguments of `ConfigTranslation`.
     """
 
@@ -80,6 +85,9 @@ class BertLikeFamily(Family[EncoderHead]):
         former_root: str = "",
         pooler: str = "pooler.dense",
         next_sentence: str = "cls.seq_relationship",
+        stored_inner: Sequence[str] = (),
+        ignored: Sequence[str] = (),
+        ignored_heads: Sequence[str] = (),
         **settings,
     ):
         pruned = ["pruned_heads"] if positions is None and not fused else []  # as far as transformers 4 had it
@@ -106,13 +114,14 @@ class BertLikeFamily(Family[EncoderHead]):
         self.relative_key = relative_key
         self.stack, self.fused = dict(stack), dict(fused or {})
         self.pooler, self.next_sentence = pooler, next_sentence
-        inner = [*self.embeddings, layer, *self.stack, "pooler."]
+        self.ignored, self.ignored_heads = tuple(ignored), tuple(ignored_heads)
+        inner = [*self.embeddings, layer, *self.stack, "pooler.", *stored_inner]
         self._inner = tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in inner))
 
-    # The form: which head, which names.
+    # The variant: which head, which names.
 
-    def form(self, official, names: Collection[str] | None = None, read=None):
-        """See `Family.form`. A head that the tensors hold beyond what `architectures` says is taken too."""
+    def variant_of(self, official, names: Collection[str] | None = None, read=None):
+        """See `Family.variant_of`. A head that the tensors hold beyond what `architectures` says is taken too."""
         head = self.find_head(official, names)
         traits = {"decoder"} if head.is_decoder else set()
         if official.get("position_embedding_type") in RELATIVE:
@@ -120,8 +129,10 @@ class BertLikeFamily(Family[EncoderHead]):
         if official.get("tie_word_embeddings", True) is False:
             traits.add("untied")
         if names is None:
-            return Form(head.official, frozenset(traits | ({"pooler"} if head.pooler != "unused" else set())))
-        if any(name.endswith(tuple(OLD_NORMS)) for name in names):
+            return CheckpointVariant(
+                head.official, frozenset(traits | ({"pooler"} if head.pooler != "unused" else set()))
+            )
+        if any(name.endswith(tuple(OLD_NORMS.in_class)) for name in names):
             traits.add("gamma and beta")
         if self.former_root and any(name.startswith(self.former_root) for name in names):
             traits.add("former prefix")
@@ -129,15 +140,15 @@ class BertLikeFamily(Family[EncoderHead]):
             traits.add("prefix")
         elif not head.bare and not any(name.startswith(self.root) for name in names):
             traits.add("no prefix")
-        form = Form(head.official, frozenset(traits))
-        found = {self.canonical(name, form) for name in names}
+        variant = CheckpointVariant(head.official, frozenset(traits))
+        found = {self.canonical(name, variant) for name in names}
         if f"{self._root(head)}{self.pooler}.weight" in found:
             traits.add("pooler")
         if self.language_model.copy and self.language_model.copy in found:
             # Where nothing is tied, the official class adds the second one and never looks at the first.
             both = self.language_model.bias in found and "untied" not in traits
             traits.add("both biases" if both else "second bias")
-        return Form(head.official, frozenset(traits))
+        return CheckpointVariant(head.official, frozenset(traits))
 
     def find_head(self, official, names):
         """See `Family.find_head`; a decoder has heads of its own."""
@@ -165,8 +176,8 @@ class BertLikeFamily(Family[EncoderHead]):
         plain = [head for head in known if head.parts == parts and not head.modules]
         return plain[0] if plain else (chosen or known)[0]
 
-    def form_for(self, config, earlier: Form | None = None):
-        """See `Family.form_for`."""
+    def variant_for(self, config, earlier: CheckpointVariant | None = None):
+        """See `Family.variant_for`."""
         head = self.known_head(config)
         traits = {"decoder"} if head.is_decoder else set()
         if config.pooler_act is not None and not head.own_pooler:
@@ -180,56 +191,43 @@ class BertLikeFamily(Family[EncoderHead]):
             return earlier
         if not config.tie_word_embeddings and self.language_model.copy:
             traits.add("both biases")
-        return Form(head.official, frozenset(traits))
+        return CheckpointVariant(head.official, frozenset(traits))
 
-    def head(self, form):
+    def head(self, variant):
         """See `ConfigTranslation.head`."""
-        sides = [head for head in self.heads if head.official == form.head]
-        return next(head for head in sides if head.is_decoder == ("decoder" in form.traits))
+        sides = [head for head in self.heads if head.official == variant.head]
+        return next(head for head in sides if head.is_decoder == ("decoder" in variant.traits))
 
     def _root(self, head: EncoderHead) -> str:
         return "" if head.bare else self.root
 
-    def canonical(self, name, form):
-        """See `Family.canonical`."""
-        if "gamma and beta" in form.traits:
-            for old, new in OLD_NORMS.items():
-                name = name.removesuffix(old) + new if name.endswith(old) else name
-        if "former prefix" in form.traits and name.startswith(self.former_root):
-            return self._root(self.head(form)) + name.removeprefix(self.former_root)
-        if "prefix" in form.traits:
-            return name.removeprefix(self.root)
-        if "no prefix" in form.traits and name.startswith(self._inner):
-            return self.root + name
-        return name
-
-    def stored(self, name, form):
-        """See `Family.stored`."""
-        if "gamma and beta" in form.traits:
-            for old, new in OLD_NORMS.items():
-                name = name.removesuffix(new) + old if name.endswith(new) else name
-        own_root = self._root(self.head(form))
-        if "former prefix" in form.traits and name.startswith(own_root or self._inner):
-            return self.former_root + name.removeprefix(own_root)
-        if "prefix" in form.traits and name.startswith(self._inner):
-            return self.root + name
-        if "no prefix" in form.traits:
-            return name.removeprefix(self.root)
-        return name
+    def spellings(self, variant):
+        """See `Family.spellings`."""
+        own_root = self._root(self.head(variant))
+        spellings: list[Spelling] = [OLD_NORMS] if "gamma and beta" in variant.traits else []
+        if "former prefix" in variant.traits:
+            spellings.append(Prefix(in_file=self.former_root, in_class=own_root, inner=self._inner))
+        elif "prefix" in variant.traits:
+            spellings.append(Prefix(in_file=self.root, in_class="", inner=self._inner))
+        elif "no prefix" in variant.traits:
+            spellings.append(Prefix(in_file="", in_class=self.root, inner=self._inner))
+        return spellings
 
     # The tensors.
 
-    def rules_for(self, form, config):
-        """See `Family.rules_for`."""
-        head = self.head(form)
-        ignored = ["embeddings.position_ids", "embeddings.token_type_ids"]
+    def layout(self, variant, config):
+        """See `Family.layout`."""
+        head = self.head(variant)
+        ignored = ["embeddings.position_ids", "embeddings.token_type_ids", *self.ignored]
         rules = module_rules(self.stack)
         for theirs, ours in self.embeddings.items():
-            if theirs == "embeddings.position_embeddings" and "relative" in form.traits:
+            if theirs == "embeddings.position_embeddings" and "relative" in variant.traits:
                 ignored.append(f"{theirs}.weight")
             else:
                 rules.append(Rule(f"{theirs}.weight", f"{ours}.weight"))
-        layer = [*module_rules(self.modules), *self._fused_rules(config)]
+        layer = module_rules(self.modules)
+        for theirs, parts in self.fused.items():
+            layer += self._module_rules(theirs, parts, config)
         if self.relative_key:
             layer.append(Rule(self.relative_key, "self_attn.relative_keys.embedding.weight"))
         rules += [rule.under(self.layer, "layers.{layer}.") for rule in layer]
@@ -243,61 +241,57 @@ class BertLikeFamily(Family[EncoderHead]):
             rules += module_rules({head.own_pooler: head.our_root + "pooler.dense"})
         rules += head.rules
         if LM in head.parts:
-            rules += self._language_model_rules(form, ignored)
+            rules += self._language_model_rules(variant, ignored)
         if NSP in head.parts:
             rules += module_rules({self.next_sentence: "next_sentence_score"})
-        return RuleTable(rules, ignored=ignored)
+        return RuleTable(rules, ignored=[*ignored, *self.ignored_heads])
 
-    def _fused_rules(self, config: PretrainedConfig) -> list[Rule]:
+    def _module_rules(self, theirs: str, parts: str | tuple[str, ...], config: PretrainedConfig) -> list[Rule]:
+        """The rules of a module that holds one other, or several one below the other."""
+        if isinstance(parts, str):
+            return module_rules({theirs: parts})
         heads = config.num_attention_heads * config.head_dim
-        rules = []
-        for theirs, parts in self.fused.items():
-            rows = tuple(heads if part.startswith("self_attn.") else config.intermediate_size for part in parts)
-            for kind in ("weight", "bias"):
-                rules.append(Rule(f"{theirs}.{kind}", tuple(f"{part}.{kind}" for part in parts), Split(0, rows)))
-        return rules
+        rows = tuple(heads if part.startswith("self_attn.") else config.intermediate_size for part in parts)
+        return [
+            Rule(f"{theirs}.{kind}", tuple(f"{part}.{kind}" for part in parts), Split(0, rows))
+            for kind in ("weight", "bias")
+        ]
 
-    def _language_model_rules(self, form: Form, ignored: list[str]) -> list[Rule]:
+    def _language_model_rules(self, variant: CheckpointVariant, ignored: list[str]) -> list[Rule]:
         names = self.language_model
         transform = {names.dense: "lm_head_transform.dense", names.norm: "lm_head_transform.norm"}
         rules = module_rules(transform) if names.dense else []
         rules.append(Rule(names.weight, "lm_head.weight"))
-        if "both biases" in form.traits:
+        if "both biases" in variant.traits:
             rules.append(Rule((names.bias, names.copy), "lm_head.bias", Copies(2)))
-        elif "second bias" in form.traits:
+        elif "second bias" in variant.traits:
             ignored.append(names.bias)
             rules.append(Rule(names.copy, "lm_head.bias"))
         else:
             rules.append(Rule(names.bias, "lm_head.bias"))
         return rules
 
-    def optional(self, form):
+    def optional(self, variant):
         """See `Family.optional`. A pooler that the head does not read may be lost in training."""
-        head = self.head(form)
+        head = self.head(variant)
         pooler = [f"{self._root(head)}{self.pooler}.{kind}" for kind in ("weight", "bias")]
         biases = (self.language_model.bias, self.language_model.copy) if self.language_model.copy else ()
         return (*biases, *(pooler if head.pooler == "unused" else ()))
 
-    def adjust(self, shapes, form, config):
-        """See `Family.adjust`."""
-        head = self.head(form)
-        root, width = self._root(head), config.hidden_size
-        pooler = root + self.pooler
-        if "pooler" in form.traits and not head.own_pooler and not head.is_decoder:
-            shapes[f"{pooler}.weight"], shapes[f"{pooler}.bias"] = (width, width), (width,)
-        if "relative" in form.traits:
-            shapes.pop(root + "embeddings.position_embeddings.weight")
-            for layer in range(config.num_hidden_layers):
-                name = root + (self.layer + self.relative_key).replace("{layer}", str(layer))
-                shapes[name] = (2 * config.max_position_embeddings - 1, config.head_dim)
-        names = {ours: root + self.layer + theirs for theirs, ours in self.modules.items()}
+    def not_as_in_class(self, variant, config):
+        """See `Family.not_as_in_class`."""
+        head = self.head(variant)
+        names = []
+        if "pooler" in variant.traits and not head.own_pooler and not head.is_decoder:
+            names += [f"{self.pooler}.weight", f"{self.pooler}.bias"]
+        if "relative" in variant.traits:
+            names += ["embeddings.position_embeddings.weight", self.layer + self.relative_key]
         for layer in config.pruned_heads or ():
-            rows = len(config.heads_of(layer)) * config.head_dim
-            for part in "qkvo":
-                name = names[f"self_attn.{part}_proj"].replace("{layer}", str(layer))
-                shapes[f"{name}.weight"] = (width, rows) if part == "o" else (rows, width)
-                shapes[f"{name}.bias"] = (width,) if part == "o" else (rows,)
-        return shapes
+            for theirs, ours in self.modules.items():
+                if ours in ATTENTION:
+                    module = (self.layer + theirs).replace("{layer}", str(layer))
+                    names += [f"{module}.weight", f"{module}.bias"]
+        return [self._root(head) + name for name in names]
 
     def check_ignored(self, name, tensor: Tensor):
         """See `Family.check_ignored`."""
@@ -310,11 +304,11 @@ class BertLikeFamily(Family[EncoderHead]):
 
     # The models.
 
-    def official_arguments(self, form):
+    def official_arguments(self, variant):
         """See `Family.official_arguments`."""
-        head = self.head(form)
+        head = self.head(variant)
         has_choice = head.bare and any(other.pooler == "usual" for other in self.heads)
-        return {"add_pooling_layer": "pooler" in form.traits and not head.is_decoder} if has_choice else {}
+        return {"add_pooling_layer": "pooler" in variant.traits and not head.is_decoder} if has_choice else {}
 
     def not_runnable(self, config: PretrainedConfig) -> str | None:
         """See `Family.not_runnable`."""

@@ -1,20 +1,18 @@
 """BLOOM (BigScience, 2022): ALiBi, layer norms, one on the embeddings too."""
 
+from ..values import HeadDim, InnerSize
 from .decoder import GPT, NORMS, QKV, DecoderFamily
-from .fields import HeadDim, InnerSize
 from .fresh import four_widths
 from .gpt_neox import by_head
 
 
-class BloomFamily(DecoderFamily):
-    """BLOOM, whose exact products of slices leave out two biases."""
-
-    def _unsupported(self, official):
-        sliced = official.get("slow_but_exact") and official.get("pretraining_tp") not in (None, 1)
-        return [*super()._unsupported(official), *(["slow_but_exact"] if sliced else [])]
+def exact_slices(official):
+    """Exact products of slices leave out two biases."""
+    sliced = official.get("slow_but_exact") and official.get("pretraining_tp") not in (None, 1)
+    return ["slow_but_exact"] if sliced else []
 
 
-FAMILY = BloomFamily(
+FAMILY = DecoderFamily(
     "bloom",
     "BloomConfig",
     "BloomForCausalLM BloomModel BloomForSequenceClassification BloomForTokenClassification BloomForQuestionAnswering",
@@ -42,5 +40,6 @@ FAMILY = BloomFamily(
     head_dim=HeadDim(always=False),
     computed=[InnerSize()],
     unsupported={"apply_residual_connection_post_layernorm": (None, False)},
+    contradictions=exact_slices,
     without_effect=["max_position_embeddings"],
 )

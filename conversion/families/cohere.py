@@ -5,26 +5,22 @@ Neighbouring channels of a head make a pair. The layers of the later ones that s
 
 from ..rules.operations import DeinterleaveRotaryNorms
 from ..rules.table import Rule
-from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LAYER, LAYER_NORM, LLAMA, MLP, DecoderFamily
-from .fields import Computed, Flag, HeadDim, WindowByLayer
+from ..values import Computed, Flag, HeadDim, WindowByLayer, only_sliding_layers_rotate
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LAYER_NORM, LLAMA, MLP, DecoderFamily
 from .fresh import every, rotary
-from .rope import only_sliding_layers_rotate
 
 STRUCTURE = {**LLAMA, "norm_type": "layer_norm", "norm_bias": False, "residual": "parallel_shared_norm"}
 MODULES = {**ATTENTION, **MLP, "input_layernorm": "self_attn_pre_norm"}
 FIELDS = {**LAYER_NORM, "attention_bias": ALL_ATTENTION_BIASES, "logit_scale": "logit_scale"}
 
 
-class CohereFamily(DecoderFamily):
-    """Command R, whose norms of heads have pairs side by side too."""
-
-    def more_rules(self, config):
-        """See `DecoderFamily.more_rules`."""
-        names = (f"{LAYER}self_attn.{name}_norm.weight" for name in "qk")
-        return [Rule(name, name, DeinterleaveRotaryNorms(config.head_dim, config.head_dim)) for name in names]
+def norms_of_heads(config):
+    """Norms of heads have pairs side by side, too."""
+    op = DeinterleaveRotaryNorms(config.head_dim, config.head_dim)
+    return [Rule(name, name, op) for name in ("self_attn.q_norm.weight", "self_attn.k_norm.weight")]
 
 
-COHERE = CohereFamily(
+COHERE = DecoderFamily(
     "cohere",
     "CohereConfig",
     "CohereForCausalLM CohereModel",
@@ -32,6 +28,7 @@ COHERE = CohereFamily(
     fresh={**rotary(500_000.0), "norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True},
     layer=MODULES,
     pairs=True,
+    more_rules=norms_of_heads,
     fields=FIELDS,
     head_dim=HeadDim(always=False),
     computed=[Flag("use_qk_norm", "qk_norm", (False, "per_head"))],

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ConversionError, listed, shown
+from ..values import Computed, NotExpressible, Official
 from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import standard_heads
-from .fields import Computed, NotExpressible, Official
 from .fresh import by_three_heads
 from .rotary_bert import TOKEN_TYPES
 
@@ -31,13 +31,17 @@ IDLE = {
 UNREAD = ("embeddings.position_embeddings.weight", "embeddings.word_embeddings._weight")
 """Tensors of the stack that the released checkpoints hold and that no official class reads."""
 TRAINING_HEADS = (
-    *(f"lm_predictions.lm_head.{name}" for name in ("bias", "dense.weight", "dense.bias")),
-    *(f"lm_predictions.lm_head.LayerNorm.{kind}" for kind in ("weight", "bias")),
-    *(
-        f"mask_predictions.{name}.{kind}"
-        for name in ("dense", "LayerNorm", "classifier")
-        for kind in ("weight", "bias")
-    ),
+    "lm_predictions.lm_head.bias",
+    "lm_predictions.lm_head.dense.weight",
+    "lm_predictions.lm_head.dense.bias",
+    "lm_predictions.lm_head.LayerNorm.weight",
+    "lm_predictions.lm_head.LayerNorm.bias",
+    "mask_predictions.dense.weight",
+    "mask_predictions.dense.bias",
+    "mask_predictions.LayerNorm.weight",
+    "mask_predictions.LayerNorm.bias",
+    "mask_predictions.classifier.weight",
+    "mask_predictions.classifier.bias",
 )
 
 
@@ -79,17 +83,6 @@ def _write(config, head) -> dict[str, Any]:
     }
 
 
-class DebertaFamily(BertLikeFamily):
-    """A DeBERTa."""
-
-    def rules_for(self, form, config):
-        """See `Family.rules_for`."""
-        table = super().rules_for(form, config)
-        root = self._root(self.head(form))
-        unread = [root + name for name in UNREAD]
-        return type(table)(table.rules, ignored=[*table.ignored, *unread, *TRAINING_HEADS])
-
-
 ROWS = {"modules": {"classifier": "score"}, "own_pooler": "pooler.dense"}
 HEADS = [
     replace(head, pooler="unused", own_pooler="pooler.dense" if "MultipleChoice" in head.ours else head.own_pooler)
@@ -100,7 +93,7 @@ HEADS = [
         ROWS,
     )
 ]
-FAMILY = DebertaFamily(
+FAMILY = BertLikeFamily(
     "deberta-v2",
     "DebertaV2Config",
     HEADS,
@@ -116,13 +109,17 @@ FAMILY = DebertaFamily(
         "pooler_act": "gelu",
     },
     root="deberta.",
+    ignored=UNREAD,
+    ignored_heads=TRAINING_HEADS,
     embeddings={
         **{theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_positions"},
         "encoder.rel_embeddings": "relative_bias.embedding",
     },
     layer=NAMES["layer"],
     modules={
-        **{f"attention.self.{name}_proj": f"self_attn.{name[0]}_proj" for name in ("query", "key", "value")},
+        "attention.self.query_proj": "self_attn.q_proj",
+        "attention.self.key_proj": "self_attn.k_proj",
+        "attention.self.value_proj": "self_attn.v_proj",
         **{theirs: ours for theirs, ours in NAMES["modules"].items() if "attention.self" not in theirs},
     },
     stack={"embeddings.LayerNorm": "embedding_norm", "encoder.LayerNorm": "relative_bias.norm"},

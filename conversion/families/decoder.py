@@ -4,10 +4,9 @@ A family is data: which official module is which of ours. Some keep several of o
 a head in another order; an operation says how.
 
 Today's classes write the stack's tensors with a prefix, or without one if the model is the stack alone. Some
-checkpoints do the opposite, whatever their head: that is a trait of their `Form`.
+checkpoints do the opposite, whatever their head: that is a trait of their `CheckpointVariant`.
 """
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +16,13 @@ from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Operation, Split
 from ..rules.table import Rule, RuleTable
-from . import awq
+from ..storage import awq
+from ..storage.spelling import Prefix, Spelling
+from ..storage.variant import CheckpointVariant
+from ..values import HeadDim, NoWindow, Rope, Value
 from .base import Family
 from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
-from .fields import Form, Head, HeadDim, NoWindow, Value
-from .rope import Rope
+from .head import Head
 
 Modules = Mapping[str, str | tuple[str, ...]]
 PREFIX, NO_PREFIX = "prefix", "no prefix"
@@ -76,7 +77,7 @@ class LowBits:
 
     def read(self, official):
         """See `Value.read`."""
-        if awq.TRAIT not in official.form.traits:
+        if awq.TRAIT not in official.variant.traits:
             return {}
         return {"linear_bits": 4, "linear_group_size": awq.group_size(official.entries)}
 
@@ -109,6 +110,9 @@ class DecoderFamily(Family[Head]):
         window: how windows are written.
         head_dim: how the size of a head is written; None for a family that does not say it.
         computed: more values.
+        more_layer: a config of ours -> more official modules of a layer -> ours.
+        more_rules: a config of ours -> rules of a layer that are more than a module's name, without the layer's prefix.
+        spellings: see `Family.own_spellings`.
         ignored: official names of the stack that are computed, not trained.
         settings: further arguments of `ConfigTranslation`.
     """
@@ -138,6 +142,9 @@ class DecoderFamily(Family[Head]):
         window: Value = NO_WINDOW,
         head_dim: Value | None = HEAD_DIM,
         computed: Sequence[Value] = (),
+        more_layer: Callable[[PretrainedConfig], Modules] | None = None,
+        more_rules: Callable[[PretrainedConfig], list[Rule]] | None = None,
+        spellings: Sequence[Spelling] = (),
         ignored: Collection[str] = (),
         **settings,
     ):
@@ -170,19 +177,22 @@ class DecoderFamily(Family[Head]):
         )
         self.root, self.layer, self.outer, self.layers = root, layer, outer, layers
         self.split, self.pairs = split, pairs
+        self.more_layer, self.more_rules, self.own_spellings = more_layer, more_rules, tuple(spellings)
         self.inner = (*(f"{each}." for each in outer), layers.partition(".")[0] + ".")
         self.ignored = (layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored)
 
-    # The form: which head, whether there is a prefix, whether the weights have 4 bits.
+    # The variant: which head, whether there is a prefix, whether the weights have 4 bits.
 
-    def form(self, official, names: Collection[str] | None = None, read=None):
-        """See `Family.form`. Without `architectures` the tensors tell."""
+    def variant_of(self, official, names: Collection[str] | None = None, read=None):
+        """See `Family.variant_of`. Without `architectures` the tensors tell."""
         head = self.find_head(official, names)
         trait, other = (NO_PREFIX, self.inner) if head.root else (PREFIX, (self.root,))
-        form = Form(head.official, frozenset([trait] if any(name.startswith(other) for name in names or ()) else []))
+        variant = CheckpointVariant(
+            head.official, frozenset([trait] if any(name.startswith(other) for name in names or ()) else [])
+        )
         if awq.group_size(official) is None or not self.has_low_bits:
-            return form
-        return awq.trait(form)
+            return variant
+        return awq.trait(variant)
 
     def head_by_tensors(self, official, names):
         """See `Family.head_by_tensors`."""
@@ -192,61 +202,50 @@ class DecoderFamily(Family[Head]):
         untied = official.get("tie_word_embeddings") is False
         return next(head for head in self.heads if head.bare) if untied else self.heads[0]
 
-    def form_for(self, config, earlier: Form | None = None):
-        """See `Family.form_for`."""
-        form = super().form_for(config)
-        if earlier is not None and earlier.head == form.head:
-            form = Form(form.head, earlier.traits & {PREFIX, NO_PREFIX})
-        return form if config.linear_bits is None or not self.has_low_bits else awq.trait(form)
+    def variant_for(self, config, earlier: CheckpointVariant | None = None):
+        """See `Family.variant_for`."""
+        variant = super().variant_for(config)
+        if earlier is not None and earlier.head == variant.head:
+            variant = CheckpointVariant(variant.head, earlier.traits & {PREFIX, NO_PREFIX})
+        return variant if config.linear_bits is None or not self.has_low_bits else awq.trait(variant)
 
-    def canonical(self, name, form):
-        """See `Family.canonical`."""
-        if PREFIX in form.traits:
-            return name.removeprefix(self.root)
-        return self.head(form).root + name if NO_PREFIX in form.traits and name.startswith(self.inner) else name
+    def spellings(self, variant):
+        """See `Family.spellings`."""
+        if PREFIX in variant.traits:
+            return [Prefix(in_file=self.root, in_class="", inner=self.inner), *self.own_spellings]
+        if NO_PREFIX in variant.traits:
+            return [Prefix(in_file="", in_class=self.head(variant).root, inner=self.inner), *self.own_spellings]
+        return self.own_spellings
 
-    def stored(self, name, form):
-        """See `Family.stored`."""
-        if PREFIX in form.traits:
-            return self.root + name if name.startswith(self.inner) else name
-        return name.removeprefix(self.head(form).root) if NO_PREFIX in form.traits else name
-
-    def plain_entries(self, official, form):
+    def plain_entries(self, official, variant):
         """See `ConfigTranslation.plain_entries`."""
-        return awq.without(official) if awq.TRAIT in form.traits else official
+        return awq.without(official) if awq.TRAIT in variant.traits else official
 
     # The tensors.
 
-    def rules_for(self, form, config):
-        """See `Family.rules_for`."""
-        rules = self._plain_rules(form, config)
-        return awq.rules(rules, self._low_bit_weights(form)) if awq.TRAIT in form.traits else rules
+    def storage(self, variant, config, plain=None):
+        """See `Family.storage`."""
+        return [] if plain is None else awq.dequantizing_rules(self._low_bit_weights(variant), plain)
 
-    def dequantizing_rules(self, form, config, dtype):
-        """See `Family.dequantizing_rules`."""
-        return awq.rules(self._plain_rules(form, config), self._low_bit_weights(form), dtype)
+    def layout(self, variant, config):
+        """See `Family.layout`."""
+        rules = self._plain_rules(variant, config)
+        return awq.kept_rules(rules, self._low_bit_weights(variant)) if awq.TRAIT in variant.traits else rules
 
-    def _plain_rules(self, form, config) -> RuleTable:
-        head = self.head(form)
+    def _plain_rules(self, variant, config) -> RuleTable:
+        head = self.head(variant)
         rules = [rule.under(head.root, head.our_root) for rule in self.stack_rules(config)]
         return RuleTable([*rules, *head.rules], ignored=[head.root + name for name in self.ignored])
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
         """The rules of the stack's tensors, without prefixes."""
-        layer = {**self.layer, **self.more_modules(config)}
+        layer = self.layer if self.more_layer is None else {**self.layer, **self.more_layer(config)}
+        more = [] if self.more_rules is None else self.more_rules(config)
         return [
             *self._module_rules(self.outer, config),
             *self._module_rules(layer, config, self.layers, LAYER),
-            *self.more_rules(config),
+            *(rule.under(self.layers, LAYER) for rule in more),
         ]
-
-    def more_modules(self, config: PretrainedConfig) -> Modules:
-        """Official modules of a layer -> ours whose names depend on a config of ours."""
-        return {}
-
-    def more_rules(self, config: PretrainedConfig) -> list[Rule]:
-        """Rules that are more than a module's name."""
-        return []
 
     def _module_rules(self, modules: Modules, config: PretrainedConfig, theirs: str = "", ours: str = "") -> list[Rule]:
         rules = []
@@ -275,17 +274,12 @@ class DecoderFamily(Family[Head]):
         turns = tuple(turn if part in QKV[:2] else Identity() for part in parts)
         return turns[0] if len(turns) == 1 else Chain(op, Each(turns))
 
-    def _low_bit_weights(self, form) -> frozenset[str]:
-        root, linear = self.head(form).root + self.layers, {*ATTENTION, *MLP}
+    def _low_bit_weights(self, variant) -> frozenset[str]:
+        root, linear = self.head(variant).root + self.layers, {*ATTENTION, *MLP}
         return frozenset(f"{root}{theirs}.weight" for theirs, ours in self.layer.items() if ours in linear)
 
-    def adjust(self, shapes, form, config):
-        """See `Family.adjust`."""
-        if awq.TRAIT not in form.traits:
-            return shapes
-        made: dict[str, Any] = {}
-        low = self._low_bit_weights(form)
-        for name, shape in shapes.items():
-            is_low = re.sub(r"\.\d+\.", ".{layer}.", name, count=1) in low
-            made |= awq.parts_of(name, shape, config.linear_group_size) if is_low else {name: shape}
-        return made
+    def not_as_in_class(self, variant, config):
+        """See `Family.not_as_in_class`."""
+        if awq.TRAIT not in variant.traits:
+            return ()
+        return tuple(each for name in self._low_bit_weights(variant) for each in (name, *awq.names_of(name)))

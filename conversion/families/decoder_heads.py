@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .fields import RELEASED, Head
+from .head import RELEASED, Head
 
 OURS = "BlockformerDecoder"
 TOKEN_DROPOUT = 0.1

@@ -4,16 +4,14 @@ Two settings only matter for training and have no counterpart here: `qa_dropout`
 how the learned positions were initialised. Its attention output has no dropout; ours has, if you train it further.
 """
 
+from typing import Any
+
+from ..values import Computed
 from .bert import FRESH, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
-from .fields import Computed
 
-ROWS = {"modules": {"classifier": "score"}, "own_pooler": "pre_classifier"}
-
-
-def _head(kind: str, **what) -> EncoderHead:
-    return EncoderHead(f"DistilBert{kind}", f"BlockformerEncoder{kind}", **what)
+ROWS: dict[str, Any] = {"modules": {"classifier": "score"}, "own_pooler": "pre_classifier"}
 
 
 def _read_dropout(official):
@@ -29,12 +27,20 @@ FAMILY = BertLikeFamily(
     "distilbert",
     "DistilBertConfig",
     [
-        _head("Model"),
-        _head("ForMaskedLM", parts=frozenset([LM])),
-        _head("ForSequenceClassification", **ROWS),
-        _head("ForMultipleChoice", **ROWS),
-        _head("ForTokenClassification", modules={"classifier": "score"}),
-        _head("ForQuestionAnswering", modules={"qa_outputs": "qa_outputs"}),
+        EncoderHead("DistilBertModel", "BlockformerEncoderModel"),
+        EncoderHead("DistilBertForMaskedLM", "BlockformerEncoderForMaskedLM", parts=frozenset([LM])),
+        EncoderHead("DistilBertForSequenceClassification", "BlockformerEncoderForSequenceClassification", **ROWS),
+        EncoderHead("DistilBertForMultipleChoice", "BlockformerEncoderForMultipleChoice", **ROWS),
+        EncoderHead(
+            "DistilBertForTokenClassification",
+            "BlockformerEncoderForTokenClassification",
+            modules={"classifier": "score"},
+        ),
+        EncoderHead(
+            "DistilBertForQuestionAnswering",
+            "BlockformerEncoderForQuestionAnswering",
+            modules={"qa_outputs": "qa_outputs"},
+        ),
     ],
     structure={**STRUCTURE, "norm_eps": 1e-12, "type_vocab_size": 0},
     fresh={**FRESH, "type_vocab_size": 0, "num_hidden_layers": 6, "pooler_act": "relu"},
@@ -45,7 +51,9 @@ FAMILY = BertLikeFamily(
     },
     layer="transformer.layer.{layer}.",
     modules={
-        **{f"attention.{name}_lin": f"self_attn.{name}_proj" for name in "qkv"},
+        "attention.q_lin": "self_attn.q_proj",
+        "attention.k_lin": "self_attn.k_proj",
+        "attention.v_lin": "self_attn.v_proj",
         "attention.out_lin": "self_attn.o_proj",
         "sa_layer_norm": "self_attn_post_norm",
         "ffn.lin1": "mlp.up_proj",

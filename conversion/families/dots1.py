@@ -1,7 +1,7 @@
 """dots.llm1 (Huo et al., 2025): Qwen3's attention, and DeepSeek's experts: sigmoid scores and a term in the choice."""
 
+from ..values import WindowByLayer
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
-from .fields import WindowByLayer
 from .fresh import rotary
 from .with_experts import (
     DEEPSEEK_FIELDS,

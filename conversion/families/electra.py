@@ -5,10 +5,10 @@ The generator is a masked language model, whose head always has `gelu`; the disc
 
 from dataclasses import replace
 
+from ..values import TOKEN_TYPES
 from .bert import FRESH, NAMES, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
-from .encoder_settings import TOKEN_TYPES
 from .roberta import GELU_HEAD
 
 DETECTOR = {"discriminator_predictions.dense": "dense", "discriminator_predictions.dense_prediction": "score"}

@@ -1,7 +1,7 @@
 """What encoder-decoders share: two stacks, embeddings under up to three names, and a head that may be tied.
 
 A checkpoint with tied embeddings stores one matrix, `shared.weight`, and possibly its copies in the two stacks and the
-head. Which of them it has is part of its `Form`.
+head. Which of them it has is part of its `CheckpointVariant`.
 """
 
 from collections.abc import Callable, Collection
@@ -12,8 +12,9 @@ from transformers import PretrainedConfig
 
 from ..rules.operations import Copies, bytes_of
 from ..rules.table import Rule, RuleTable
+from ..storage.variant import CheckpointVariant
 from .base import Family
-from .fields import Form, Head
+from .head import Head
 
 SHARED, ENCODER, DECODER = EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 LM_HEAD = "lm_head.weight"
@@ -94,9 +95,9 @@ class EncoderDecoderFamily(Family[Head]):
         """Which of the names of the embeddings are among these."""
         return [name for name in EMBEDDINGS if head.root + name in names]
 
-    def rules_for(self, form, config):
-        """See `Family.rules_for`."""
-        head, traits = self.head(form), form.traits
+    def layout(self, variant, config):
+        """See `Family.layout`."""
+        head, traits = self.head(variant), variant.traits
         stacks = stacks_of(head)
         ours = {stack: head.our_root + (f"{stack}." if len(stacks) > 1 else "") for stack in stacks}
         stored = [name for name in EMBEDDINGS if name in traits and (name != DECODER or SEPARATE not in traits)]
@@ -108,21 +109,21 @@ class EncoderDecoderFamily(Family[Head]):
             rules.append(Rule(head.root + DECODER, f"{ours['decoder']}embed_tokens.weight"))
         for stack in stacks:
             rules += [rule.under(f"{head.root}{stack}.", ours[stack]) for rule in self.stack_rules(stack, config)]
-        ignored = [head.root + name for name in self.ignored(form, config)]
-        return RuleTable([*rules, *head.rules, *self.more_rules(form)], ignored=ignored)
+        ignored = [head.root + name for name in self.ignored(variant, config)]
+        return RuleTable([*rules, *head.rules, *self.more_rules(variant)], ignored=ignored)
 
-    def more_rules(self, form: Form) -> list[Rule]:
+    def more_rules(self, variant: CheckpointVariant) -> list[Rule]:
         """Rules beyond those of the stacks and the head."""
         return []
 
-    def ignored(self, form: Form, config: PretrainedConfig) -> list[str]:
+    def ignored(self, variant: CheckpointVariant, config: PretrainedConfig) -> list[str]:
         """Official names, without the head's prefix, of tensors that no model uses."""
         return []
 
-    def optional(self, form):
+    def optional(self, variant):
         """See `Family.optional`."""
-        return tuple(self.head(form).root + name for name in EMBEDDINGS if name not in form.traits)
+        return tuple(self.head(variant).root + name for name in EMBEDDINGS if name not in variant.traits)
 
-    def ties(self, tied, form):
+    def ties(self, tied, variant):
         """See `Family.ties`."""
-        return {name: source for name, source in tied.items() if name != LM_HEAD or UNTIED not in form.traits}
+        return {name: source for name, source in tied.items() if name != LM_HEAD or UNTIED not in variant.traits}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .fields import Head
+from .head import Head
 
 LM, NSP = "language model", "next sentence"
 

@@ -1,10 +1,9 @@
 """ERNIE 1 to 3 (Sun et al., 2019 to 2021): BERT, whose embeddings may say the task too."""
 
+from ..values import TOKEN_TYPES, Computed
 from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import standard_heads
-from .encoder_settings import TOKEN_TYPES
-from .fields import Computed
 
 
 def _read_tasks(official):

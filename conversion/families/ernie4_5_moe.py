@@ -3,8 +3,9 @@
 import itertools
 from typing import Any
 
+from ..storage.experts import OneByOne
+from ..values import Computed
 from .decoder import ALL_BIASES, LLAMA
-from .fields import Computed
 from .fresh import rotary
 from .with_experts import FINE, SHARED_EXPERTS, ExpertsFamily, shared_experts
 
@@ -34,7 +35,8 @@ FAMILY = ExpertsFamily(
     fresh={**rotary(500_000.0), **FINE, "shared_expert_intermediate_size": 768, "tie_word_embeddings": True},
     sparse=SHARED_EXPERTS,
     passed_over=("mtp_",),
-    statics="moe_statics.e_score_correction_bias",
+    published=OneByOne(statics="moe_statics.e_score_correction_bias"),
+    bias_of_choice="gate.moe_statics.e_score_correction_bias",
     pairs=True,
     head_bias=True,
     fields={

@@ -1,11 +1,10 @@
 """EuroBERT (Boizard et al., 2025): Llama's blocks that see the whole text."""
 
+from ..values import Computed, HeadDim, Rope
 from .bert_like import BertLikeFamily
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
-from .fields import Computed, HeadDim
 from .fresh import rotary
-from .rope import Rope
 
 POOLING = {"bos": "first", "mean": "mean", "late": "mean_of_pooled"}
 SAME = (

@@ -1,9 +1,8 @@
 """EXAONE 4.0 (LG AI Research, 2025): norms after the sub-layers; with windows, only layers that have one rotate."""
 
+from ..values import Computed, WindowByLayer, only_sliding_layers_rotate
 from .decoder import ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM, DecoderFamily
-from .fields import Computed, WindowByLayer
 from .fresh import every, rotary
-from .rope import only_sliding_layers_rotate
 
 
 def read_rotating(official):

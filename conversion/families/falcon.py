@@ -6,8 +6,8 @@ The new one has groups of heads, side by side in one matrix, and two norms or on
 
 from ..errors import ConversionError
 from ..rules.operations import Split
+from ..values import Computed, HeadDim, NotExpressible
 from .decoder import ALL_BIASES, QKV, ROTARY_GPT, DecoderFamily
-from .fields import Computed, HeadDim, NotExpressible
 from .fresh import rotary
 
 
@@ -55,17 +55,14 @@ def split(config, rows):
     return Split(0, rows, config.num_key_value_heads)
 
 
-class FalconFamily(DecoderFamily):
-    """Falcon, whose norms are named by how many there are."""
-
-    def more_modules(self, config):
-        """See `DecoderFamily.more_modules`."""
-        two = {"ln_attn": "self_attn_pre_norm", "ln_mlp": "mlp_pre_norm"}
-        one = {"input_layernorm": "self_attn_pre_norm", "post_attention_layernorm": "mlp_pre_norm"}
-        return two if config.residual == "parallel" else one
+def norm_modules(config):
+    """Norms are named by how many there are."""
+    two = {"ln_attn": "self_attn_pre_norm", "ln_mlp": "mlp_pre_norm"}
+    one = {"input_layernorm": "self_attn_pre_norm", "post_attention_layernorm": "mlp_pre_norm"}
+    return two if config.residual == "parallel" else one
 
 
-FAMILY = FalconFamily(
+FAMILY = DecoderFamily(
     "falcon",
     "FalconConfig",
     "FalconForCausalLM FalconModel FalconForSequenceClassification FalconForTokenClassification "
@@ -85,6 +82,7 @@ FAMILY = FalconFamily(
         "mlp.dense_h_to_4h": "mlp.up_proj",
         "mlp.dense_4h_to_h": "mlp.down_proj",
     },
+    more_layer=norm_modules,
     outer={"word_embeddings": "embed_tokens", "ln_f": "norm"},
     root="transformer.",
     layers="h.{layer}.",

@@ -5,10 +5,9 @@ windows, soft caps and, but for VaultGemma, a norm before and after each sub-lay
 """
 
 from ..errors import ConversionError
+from ..values import Computed, NotExpressible, RopeByLayerType, WindowByLayer, invert_power
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, FOUR_NORMS, LLAMA, MLP, Q_AND_K_NORM, DecoderFamily
-from .fields import Computed, NotExpressible, WindowByLayer, invert_power
 from .fresh import by_type, every, root_of_width, rotary
-from .rope import RopeByLayerType
 
 STRUCTURE = {**LLAMA, "norm_weight": "zero_centered"}
 FRESH = {"hidden_act": "gelu_pytorch_tanh", "embedding_scale": root_of_width, "tie_word_embeddings": True}

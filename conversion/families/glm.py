@@ -3,9 +3,9 @@
 The later one has a norm before and after each sub-layer.
 """
 
+from ..values import Rope
 from .decoder import ATTENTION, FUSED_MLP, LLAMA, NORMS, DecoderFamily
 from .fresh import rotary
-from .rope import Rope
 
 FIELDS = {"attention_bias": "attention_bias"}
 GLM = DecoderFamily(

@@ -3,10 +3,9 @@
 Checkpoints hold a layer after the last one, which predicts one token more.
 """
 
+from ..values import Flag, Rope, constants
 from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
-from .fields import Flag, constants
 from .fresh import rotary
-from .rope import Rope
 from .with_experts import (
     DEEPSEEK_FIELDS,
     DEEPSEEK_GROUPS,

@@ -14,8 +14,8 @@ import torch
 
 from ..rules.operations import Chain, EqualParts, Identity, Operation, Split, Transpose, ZeroBias
 from ..rules.table import Rule
+from ..values import NOT_PRUNED, PRUNED_HEADS, Computed, Flag, InnerSize
 from .decoder import GPT, QKV, DecoderFamily
-from .fields import NOT_PRUNED, PRUNED_HEADS, Computed, Flag, InnerSize
 
 MASKED = -1e4
 BIASES = ("attention_bias", "attention_output_bias", "mlp_bias", "norm_bias")
@@ -53,7 +53,13 @@ NORMS = {"ln_1": "self_attn_pre_norm", "ln_2": "mlp_pre_norm"}
 OUTER = {"wte": "embed_tokens", "wpe": "embed_positions", "ln_f": "norm"}
 LAYER = ("h.{layer}.", "layers.{layer}.")
 LINEAR = {"attn.c_proj": "self_attn.o_proj", "mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}
-SUMMARY = tuple(f"summary_{name}" for name in "type use_proj activation proj_to_labels first_dropout".split())
+SUMMARY = (
+    "summary_type",
+    "summary_use_proj",
+    "summary_activation",
+    "summary_proj_to_labels",
+    "summary_first_dropout",
+)
 END = 50256
 """The official class's own beginning and end; a small vocabulary does not have it."""
 
@@ -115,14 +121,10 @@ class GPT2Family(DecoderFamily):
         absent = [name for name in BIASES if not getattr(config, name)]
         return [f"biases of zero are written where the model has none ({', '.join(absent)})"] if absent else []
 
-    def adjust(self, shapes, form, config):
-        """See `Family.adjust`."""
-        width = config.hidden_size
-        for layer in config.pruned_heads or ():
-            name, rows = f"{self.head(form).root}h.{layer}.attn", len(config.heads_of(layer)) * config.head_dim
-            shapes |= {f"{name}.c_attn.weight": (width, 3 * rows), f"{name}.c_attn.bias": (3 * rows,)}
-            shapes[f"{name}.c_proj.weight"] = (rows, width)
-        return shapes
+    def not_as_in_class(self, variant, config):
+        """See `Family.not_as_in_class`."""
+        layers = [f"{self.head(variant).root}h.{layer}.attn." for layer in config.pruned_heads or ()]
+        return [layer + name for layer in layers for name in ("c_attn.weight", "c_attn.bias", "c_proj.weight")]
 
     def not_runnable(self, config):
         """See `Family.not_runnable`."""

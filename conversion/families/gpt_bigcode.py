@@ -1,8 +1,8 @@
 """SantaCoder and StarCoder (BigCode, 2023): GPT-2 with one key/value head, and matrices the usual way round."""
 
 from ..rules.operations import Split
+from ..values import Computed, Flag, InnerSize
 from .decoder import GPT, QKV, DecoderFamily
-from .fields import Computed, Flag, InnerSize
 from .gpt2 import FIELDS
 from .gpt_neox import by_head
 

@@ -4,12 +4,12 @@ Queries, keys and values of a head are side by side in one matrix.
 """
 
 from ..rules.operations import Split
+from ..storage.spelling import Ending
+from ..values import Flag, HeadDim, Rope
 from .decoder import NORMS, QKV, ROTARY_GPT, DecoderFamily
-from .fields import Flag, HeadDim
 from .fresh import rotary
-from .rope import Rope
 
-STORED, CANONICAL = "embed_out.weight", "lm_head.weight"
+HEAD = Ending({"embed_out.weight": "lm_head.weight"})
 """The language model head: in every checkpoint, and in the class of the newest releases."""
 
 
@@ -18,27 +18,7 @@ def by_head(config, rows):
     return Split(0, rows, config.num_attention_heads)
 
 
-class GPTNeoXFamily(DecoderFamily):
-    """GPT-NeoX, whose head has two names."""
-
-    def canonical(self, name, form):
-        """See `Family.canonical`."""
-        return CANONICAL if name == STORED else super().canonical(name, form)
-
-    def stored(self, name, form):
-        """See `Family.stored`."""
-        return STORED if name == CANONICAL else super().stored(name, form)
-
-    def adjust(self, shapes, form, config):
-        """See `Family.adjust`."""
-        return super().adjust({self.canonical(name, form): shape for name, shape in shapes.items()}, form, config)
-
-    def ties(self, tied, form):
-        """See `Family.ties`."""
-        return {self.canonical(name, form): source for name, source in super().ties(tied, form).items()}
-
-
-FAMILY = GPTNeoXFamily(
+FAMILY = DecoderFamily(
     "gpt_neox",
     "GPTNeoXConfig",
     "GPTNeoXForCausalLM GPTNeoXModel GPTNeoXForSequenceClassification "
@@ -54,6 +34,7 @@ FAMILY = GPTNeoXFamily(
     },
     outer={"embed_in": "embed_tokens", "final_layer_norm": "norm"},
     root="gpt_neox.",
+    spellings=[HEAD],
     token_head="classifier",
     split=by_head,
     fields={
@@ -67,5 +48,9 @@ FAMILY = GPTNeoXFamily(
     head_dim=HeadDim(always=False),
     computed=[Flag("use_parallel_residual", "residual", ("sequential", "parallel"))],
     extra_fields=["rotary_pct"],
-    ignored=[f"layers.{{layer}}.attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")],
+    ignored=[
+        "layers.{layer}.attention.bias",
+        "layers.{layer}.attention.masked_bias",
+        "layers.{layer}.attention.rotary_emb.inv_freq",
+    ],
 )

@@ -14,18 +14,17 @@ import torch
 from torch import Tensor
 
 from ..errors import ConversionError, shown
-from ..rules.operations import Chain, Operation, Shape, Transpose
-from ..rules.table import Rule
-from . import awq
+from ..rules.operations import Chain, Shape, Transpose
+from ..rules.table import Rule, module_rules
+from ..storage import awq, mxfp4
+from ..storage.variant import CheckpointVariant
+from ..values import Computed
 from .decoder import ALL_ATTENTION_BIASES, LAYER, LLAMA
-from .fields import Computed, Form
 from .fresh import every
 from .with_experts import ExpertsFamily
 
 TRAIT = "mxfp4"
-"""Of the form of a checkpoint whose experts have 4 bits."""
-VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What the lower three of four bits stand for; the upper one is the sign."""
+"""Of the variant of a checkpoint whose experts have 4 bits."""
 
 
 @dataclass(frozen=True)
@@ -47,53 +46,22 @@ class DeinterleaveGateUp:
     inverse_shapes = forward_shapes
 
 
-@dataclass(frozen=True)
-class Mxfp4:
-    """Blocks uint8 [E, rows, n, 16] and scales uint8 [E, rows, n] -> bfloat16 [E, rows, 32 n]; there is no way back.
-
-    A byte holds two numbers, the lower bits the first; a scale is an exponent of 2, less 127.
-    """
-
-    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        blocks, scales = tensors
-        table = torch.tensor([*VALUES, *(-value for value in VALUES)], dtype=torch.bfloat16)
-        made = torch.empty(*blocks.shape[:-1], 16, 2, dtype=torch.bfloat16)
-        for expert, codes in enumerate(blocks):  # one at a time: the indices take eight bytes a number
-            numbers = torch.stack((table[(codes & 15).long()], table[(codes >> 4).long()]), dim=-1)
-            made[expert] = torch.ldexp(numbers, scales[expert].int()[..., None, None] - 127)
-        return [made.flatten(-3)]
-
-    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        blocks, scales = shapes
-        if len(blocks) != 4 or blocks[3] != 16 or tuple(blocks[:3]) != tuple(scales):
-            raise ConversionError(f"blocks {list(blocks)} and scales {list(scales)} are no MXFP4 weights")
-        return [(*blocks[:2], blocks[2] * 32)]
-
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        raise ConversionError("plain weights do not become MXFP4 weights")
-
-    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        raise ConversionError("plain weights do not become MXFP4 weights")
-
-
 class GptOssFamily(ExpertsFamily):
     """gpt-oss, whose official class has its experts' weights transposed, and gate and up in turn."""
 
-    one_by_one = False
-
-    def form(self, official, names=None, read=None):
-        """See `Family.form`."""
-        form = super().form(official, names, read)
+    def variant_of(self, official, names=None, read=None):
+        """See `Family.variant_of`."""
+        variant = super().variant_of(official, names, read)
         is_low = any(name.endswith("_proj_blocks") for name in names or ())
-        return replace(form, traits=form.traits | {TRAIT}) if is_low else form
+        return replace(variant, traits=variant.traits | {TRAIT}) if is_low else variant
 
-    def plain_entries(self, official: Mapping[str, Any], form: Form):
+    def plain_entries(self, official: Mapping[str, Any], variant: CheckpointVariant):
         """See `ConfigTranslation.plain_entries`."""
-        return awq.without(official) if TRAIT in form.traits else official
+        return awq.without(official) if TRAIT in variant.traits else official
 
-    def dequantized(self, official, form):
+    def dequantized(self, official, variant):
         """See `Family.dequantized`."""
-        if TRAIT not in form.traits:
+        if TRAIT not in variant.traits:
             return None
         entries = official.get(awq.FIELD)
         method = entries.get("quant_method") if isinstance(entries, Mapping) else None
@@ -101,30 +69,28 @@ class GptOssFamily(ExpertsFamily):
             raise ConversionError(f"config.json: {awq.FIELD} is {shown(entries)}, and the experts are those of MXFP4")
         return {**official, awq.FIELD: {**entries, "dequantize": True}}
 
-    def notes(self, form):
+    def notes(self, variant):
         """See `Family.notes`."""
         said = "the experts' MXFP4 weights have become bfloat16; the way back writes bfloat16 too"
-        return [said] if TRAIT in form.traits else []
+        return [said] if TRAIT in variant.traits else []
 
-    def _sparse_rules(self, form, config):
-        mlp = f"{LAYER}mlp."
-        rules = [Rule(f"{LAYER}self_attn.sinks", f"{LAYER}self_attn.sinks")]
-        rules += [Rule(f"{mlp}router.{kind}", f"{mlp}gate.{kind}") for kind in ("weight", "bias")]
-        turns: dict[str, tuple[Operation, ...]] = {"gate_up_proj": (DeinterleaveGateUp(),), "down_proj": ()}
-        for name, unzip in turns.items():
-            theirs = f"{mlp}experts.{name}"
-            if TRAIT in form.traits:
-                parts = (f"{theirs}_blocks", f"{theirs}_scales")
-                uint8 = (torch.uint8, torch.uint8)
-                rules.append(Rule(parts, theirs, Chain(Mxfp4(), *unzip), dtypes=uint8, made=torch.bfloat16))
-            else:
-                rules.append(Rule(theirs, theirs, Chain(Transpose(1, 2), *unzip)))
-            rules.append(Rule(f"{theirs}_bias", f"{theirs}_bias", Chain(*unzip)))
-        return rules
+    def storage(self, variant, config, plain=None):
+        """See `Family.storage`."""
+        if TRAIT not in variant.traits:
+            return []
+        experts = f"{self.head(variant).root}{LAYER}mlp.experts."
+        return [mxfp4.rule(f"{experts}gate_up_proj"), mxfp4.rule(f"{experts}down_proj")]
 
-    def adjust(self, shapes, form, config):
-        """See `Family.adjust`."""
-        return shapes
+    def sparse_rules(self, config):
+        """See `ExpertsFamily.sparse_rules`."""
+        deinterleave = DeinterleaveGateUp()
+        return [
+            *module_rules({"mlp.router": "mlp.gate"}),
+            Rule("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj", Chain(Transpose(1, 2), deinterleave)),
+            Rule("mlp.experts.gate_up_proj_bias", "mlp.experts.gate_up_proj_bias", deinterleave),
+            Rule("mlp.experts.down_proj", "mlp.experts.down_proj", Transpose(1, 2)),
+            Rule("mlp.experts.down_proj_bias", "mlp.experts.down_proj_bias"),
+        ]
 
 
 def _read(official) -> dict[str, Any]:
@@ -149,6 +115,8 @@ FAMILY = GptOssFamily(
     "gpt_oss",
     "GptOssConfig",
     "GptOssForCausalLM GptOssModel GptOssForSequenceClassification GptOssForTokenClassification",
+    published=None,
+    more_rules=lambda config: [Rule("self_attn.sinks", "self_attn.sinks")],
     structure={**LLAMA, "attention_sinks": True, "expert_bias": True, "hidden_act": "quick_gelu"},
     fresh={
         **every(2, 128),

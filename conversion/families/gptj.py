@@ -7,11 +7,10 @@ of four parts.
 from typing import Any
 
 from ..rules.operations import Split
+from ..values import InnerSize, RotaryPart
 from .decoder import ROTARY_GPT, DecoderFamily
-from .fields import InnerSize
 from .fresh import rotary
 from .gpt2 import FIELDS
-from .rope import RotaryPart
 
 STRUCTURE = {
     **ROTARY_GPT,
@@ -44,14 +43,19 @@ GPTJ = DecoderFamily(
     "gptj",
     "GPTJConfig",
     "GPTJForCausalLM GPTJModel GPTJForSequenceClassification GPTJForQuestionAnswering",
-    layer={**{f"attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"}, **REST},
+    layer={
+        "attn.q_proj": "self_attn.q_proj",
+        "attn.k_proj": "self_attn.k_proj",
+        "attn.v_proj": "self_attn.v_proj",
+        **REST,
+    },
     **SETTINGS,
 )
 CODEGEN = DecoderFamily(
     "codegen",
     "CodeGenConfig",
     "CodeGenForCausalLM CodeGenModel",
-    layer={"attn.qkv_proj": tuple(f"self_attn.{name}_proj" for name in "qvk"), **REST},
+    layer={"attn.qkv_proj": ("self_attn.q_proj", "self_attn.v_proj", "self_attn.k_proj"), **REST},
     split=lambda config, rows: Split(0, rows, 4),
     **SETTINGS,
 )

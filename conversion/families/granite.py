@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from ..values import Computed, Factor, HeadDim, invert_power
 from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderFamily
-from .fields import Computed, Factor, HeadDim, invert_power
 from .fresh import rotary
 
 FRESH = {

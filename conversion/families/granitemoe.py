@@ -2,37 +2,35 @@
 
 from ..rules.operations import Split
 from ..rules.table import Rule
-from .decoder import LAYER, LLAMA
+from ..storage.spelling import Ending
+from .decoder import LLAMA
 from .granite import FIELDS, FRESH, SETTINGS
 from .with_experts import FINE, ROUTER_FIELDS, ExpertsFamily
 
-BLOCK = "block_sparse_moe."
-STACKED = {"input_linear.weight": "experts.gate_up_proj", "output_linear.weight": "experts.down_proj"}
-"""Published tensors of all experts -> ours."""
+IN_FILES = Ending(
+    {
+        "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+        "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+        "block_sparse_moe.router.layer.weight": "block_sparse_moe.router.weight",
+    }
+)
+"""Names of the experts' tensors in files, and in the classes of older releases too -> in today's."""
 
 
 class GraniteExpertsFamily(ExpertsFamily):
     """Granite, whose checkpoints have all experts of a layer in one tensor, under names of its own."""
 
-    one_by_one = False
-
-    def _sparse_rules(self, form, config):
-        ours, theirs = f"{LAYER}mlp.", LAYER + BLOCK
-        rules = [Rule(theirs + name, ours + mine) for name, mine in STACKED.items()]
-        rules.append(Rule(f"{theirs}router.layer.weight", f"{ours}gate.weight"))
-        shared, width = f"{LAYER}shared_mlp.", config.shared_expert_intermediate_size
-        parts = tuple(f"{ours}shared_expert.{name}_proj.weight" for name in ("gate", "up"))
-        rules.append(Rule(f"{shared}input_linear.weight", parts, Split(0, (width, width))))
-        return [*rules, Rule(f"{shared}output_linear.weight", f"{ours}shared_expert.down_proj.weight")]
-
-    def adjust(self, shapes, form, config):
-        """See `Family.adjust`."""
-        made = {}
-        for name, shape in shapes.items():  # releases have other names in memory than in files
-            for theirs, mine in (*STACKED.items(), ("router.layer.weight", "router.weight")):
-                name = name.replace(BLOCK + mine, BLOCK + theirs)
-            made[name] = shape
-        return made
+    def sparse_rules(self, config):
+        """See `ExpertsFamily.sparse_rules`."""
+        width = config.shared_expert_intermediate_size
+        gate_and_up = ("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight")
+        return [
+            Rule("block_sparse_moe.experts.gate_up_proj", "mlp.experts.gate_up_proj"),
+            Rule("block_sparse_moe.experts.down_proj", "mlp.experts.down_proj"),
+            Rule("block_sparse_moe.router.weight", "mlp.gate.weight"),
+            Rule("shared_mlp.input_linear.weight", gate_and_up, Split(0, (width, width))),
+            Rule("shared_mlp.output_linear.weight", "mlp.shared_expert.down_proj.weight"),
+        ]
 
 
 NAMES = {
@@ -45,6 +43,8 @@ FAMILY = GraniteExpertsFamily(
     "granitemoe",
     "GraniteMoeConfig",
     "GraniteMoeForCausalLM GraniteMoeModel",
+    published=None,
+    spellings=[IN_FILES],
     structure=LLAMA,
     fresh={**FRESH, **FINE},
     fields=NAMES,
@@ -54,6 +54,8 @@ SHARED = GraniteExpertsFamily(
     "granitemoeshared",
     "GraniteMoeSharedConfig",
     "GraniteMoeSharedForCausalLM GraniteMoeSharedModel",
+    published=None,
+    spellings=[IN_FILES],
     structure=LLAMA,
     fresh={**FRESH, **FINE, "shared_expert_intermediate_size": 384},
     fields={**NAMES, "shared_intermediate_size": "shared_expert_intermediate_size"},

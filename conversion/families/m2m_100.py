@@ -4,8 +4,8 @@ Positions are computed and begin after the padding token's id; the last frequenc
 """
 
 from ..errors import ConversionError
+from ..values import Computed, NotExpressible, token_or_none
 from .bart import BartFamily, bart_heads
-from .fields import Computed, NotExpressible, token_or_none
 from .fresh import root_of_width
 from .original import STRUCTURE
 

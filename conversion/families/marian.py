@@ -11,8 +11,8 @@ from torch import Tensor
 
 from .bart import TABLES, BartFamily, bart_heads
 from .encoder_decoder import BOTH, LM_HEAD
-from .fields import Head
 from .fresh import root_of_width
+from .head import Head
 from .original import FRESH as ORIGINAL_FRESH
 from .original import STRUCTURE
 

@@ -1,9 +1,9 @@
 """Megatron's BERT (Shoeybi et al., 2019): norms before the sub-layers, none on the embeddings."""
 
+from ..values import TOKEN_TYPES
 from .bert import FRESH, LANGUAGE_MODEL, NAMES, POOLED_ROWS, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import standard_heads
-from .encoder_settings import TOKEN_TYPES
 from .roberta import norms_before
 
 FAMILY = BertLikeFamily(
@@ -21,7 +21,7 @@ FAMILY = BertLikeFamily(
     root="bert.",
     **{
         **NAMES,
-        "modules": norms_before("ln", "ln"),
+        "modules": norms_before("attention.ln", "crossattention.ln", "ln"),
         "fields": {**NAMES["fields"], "classifier_dropout": None},
     },
     language_model=LANGUAGE_MODEL,

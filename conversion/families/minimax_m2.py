@@ -1,8 +1,9 @@
 """MiniMax-M2 (MiniMax, 2025): Mixtral with sigmoid scores, norms of queries and keys; a part of each head turns."""
 
+from ..storage.experts import OneByOne
+from ..values import Rope
 from .decoder import ATTENTION, LLAMA, NORMS, Q_AND_K_NORM
 from .fresh import rotary
-from .rope import Rope
 from .with_experts import FINE, ROUTER_FIELDS, ExpertsFamily
 
 FAMILY = ExpertsFamily(
@@ -12,8 +13,7 @@ FAMILY = ExpertsFamily(
     structure={**LLAMA, "qk_norm": "projection", "router_score": "sigmoid", "router_selection_bias": True},
     fresh={**rotary(5_000_000.0, 0.5), **FINE},
     layer={**ATTENTION, **NORMS, **Q_AND_K_NORM},
-    block="block_sparse_moe.",
-    parts=("w1", "w3", "w2"),
+    published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2")),
     bias_of_choice="e_score_correction_bias",
     fields={
         **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},

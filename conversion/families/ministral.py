@@ -1,7 +1,7 @@
 """Ministral (2024) and CWM (Copet et al., 2025): Llama with windows in some of the layers."""
 
+from ..values import WindowByLayer
 from .decoder import LLAMA, DecoderFamily
-from .fields import WindowByLayer
 from .fresh import every, rotary
 
 MINISTRAL = DecoderFamily(

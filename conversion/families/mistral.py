@@ -1,7 +1,7 @@
 """Mistral (Jiang et al., 2023): no biases, one sliding window for every layer."""
 
+from ..values import WindowEverywhere
 from .decoder import LLAMA, DecoderFamily
-from .fields import WindowEverywhere
 from .fresh import rotary
 
 FAMILY = DecoderFamily(

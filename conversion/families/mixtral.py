@@ -1,7 +1,8 @@
 """Mixtral (Jiang et al., 2024): Mistral with experts in every layer."""
 
+from ..storage.experts import OneByOne
+from ..values import WindowEverywhere
 from .decoder import LLAMA
-from .fields import WindowEverywhere
 from .fresh import rotary
 from .with_experts import ROUTER_FIELDS, ExpertsFamily
 
@@ -12,8 +13,7 @@ FAMILY = ExpertsFamily(
     "MixtralForTokenClassification MixtralForQuestionAnswering",
     structure=LLAMA,
     fresh={**rotary(1_000_000.0), "num_experts": 8},
-    block="block_sparse_moe.",
-    parts=("w1", "w3", "w2"),
+    published=OneByOne("block_sparse_moe.", ("w1", "w3", "w2")),
     fields={
         **{name: name for name in ROUTER_FIELDS if name != "norm_topk_prob"},
         "num_local_experts": "num_experts",

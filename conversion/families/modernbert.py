@@ -8,15 +8,14 @@ of embeddings is also that of our sub-layers, if you train it further.
 from typing import Any
 
 from ..errors import ConversionError, shown
+from ..values import Computed, RopeByLayerType
 from .bert_like import BertLikeFamily
-from .decoder import LLAMA, DecoderFamily
+from .decoder import LLAMA, QKV, DecoderFamily
 from .encoder_decoder import HeadDropout
 from .encoder_heads import LM, EncoderHead, LanguageModelNames
-from .fields import Computed, Head
 from .fresh import by_type, every_third
-from .rope import RopeByLayerType
+from .head import Head
 
-QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
 FIELDS: dict[str, Any] = {
     "hidden_activation": "hidden_act",
     "norm_bias": "norm_bias",
@@ -100,9 +99,9 @@ def _write_pooling(config, head):
     return {"classifier_pooling": next((theirs for theirs, ours in POOLING.items() if ours == config.pooling), "cls")}
 
 
-def _encoder_head(kind: str, last: str) -> EncoderHead:
-    transform = {f"head.{part}": f"classifier_transform.{part}" for part in ("dense", "norm")}
-    return EncoderHead(f"ModernBert{kind}", f"BlockformerEncoder{kind}", modules={**transform, "classifier": last})
+TRANSFORM = {"head.dense": "classifier_transform.dense", "head.norm": "classifier_transform.norm"}
+"""What a classifier reads: modules of the head, official and ours."""
+SCORE = {**TRANSFORM, "classifier": "score"}
 
 
 ENCODER = BertLikeFamily(
@@ -111,9 +110,16 @@ ENCODER = BertLikeFamily(
     [
         EncoderHead("ModernBertModel", "BlockformerEncoderModel"),
         EncoderHead("ModernBertForMaskedLM", "BlockformerEncoderForMaskedLM", parts=frozenset([LM])),
-        *(_encoder_head(f"For{kind}", "score") for kind in ("SequenceClassification", "TokenClassification")),
-        _encoder_head("ForMultipleChoice", "score"),
-        _encoder_head("ForQuestionAnswering", "qa_outputs"),
+        EncoderHead(
+            "ModernBertForSequenceClassification", "BlockformerEncoderForSequenceClassification", modules=SCORE
+        ),
+        EncoderHead("ModernBertForTokenClassification", "BlockformerEncoderForTokenClassification", modules=SCORE),
+        EncoderHead("ModernBertForMultipleChoice", "BlockformerEncoderForMultipleChoice", modules=SCORE),
+        EncoderHead(
+            "ModernBertForQuestionAnswering",
+            "BlockformerEncoderForQuestionAnswering",
+            modules={**TRANSFORM, "classifier": "qa_outputs"},
+        ),
     ],
     structure=STRUCTURE,
     fresh={**FRESH, "pooling": "mean"},
@@ -146,12 +152,13 @@ class ModernBertDecoderFamily(DecoderFamily):
 
     def __init__(self, *names: str, **settings: Any):
         super().__init__(*names, **settings)
-        parts = ("dense", "norm")
         matrix = {"decoder.weight": "lm_head.weight", "decoder.bias": "lm_head.bias"}
-        transform = {f"head.{part}": f"classifier_transform.{part}" for part in parts}
         modules = {
-            "BlockformerDecoderForCausalLM": {f"lm_head.{part}": f"lm_head_transform.{part}" for part in parts},
-            "BlockformerDecoderForSequenceClassification": {**transform, "classifier": "score"},
+            "BlockformerDecoderForCausalLM": {
+                "lm_head.dense": "lm_head_transform.dense",
+                "lm_head.norm": "lm_head_transform.norm",
+            },
+            "BlockformerDecoderForSequenceClassification": SCORE,
         }
         self.heads = tuple(
             Head(
@@ -171,7 +178,14 @@ DECODER = ModernBertDecoderFamily(
     "ModernBertDecoderForCausalLM ModernBertDecoderModel ModernBertDecoderForSequenceClassification",
     structure=STRUCTURE,
     fresh=FRESH,
-    layer={**{f"attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"}, **OUTPUTS, **NORMS, **WI},
+    layer={
+        "attn.q_proj": "self_attn.q_proj",
+        "attn.k_proj": "self_attn.k_proj",
+        "attn.v_proj": "self_attn.v_proj",
+        **OUTPUTS,
+        **NORMS,
+        **WI,
+    },
     outer={"embeddings.tok_embeddings": "embed_tokens", **STACK},
     fields={"hidden_act": None, "num_key_value_heads": None, "rms_norm_eps": None, **FIELDS},
     rope=RopeByLayerType(),

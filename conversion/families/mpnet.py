@@ -4,10 +4,10 @@ The official class has the padding token 1, 32 buckets and `gelu` in its head, w
 """
 
 from ..errors import ConversionError
+from ..values import Computed, NotExpressible
 from .bert import EMBEDDINGS, NAMES, STRUCTURE
 from .bert_like import BertLikeFamily
 from .encoder_heads import ROBERTA_ROWS, standard_heads
-from .fields import Computed, NotExpressible
 from .roberta import FRESH, GELU_HEAD, LANGUAGE_MODEL
 
 PADDING, BUCKETS = 1, 32
@@ -49,7 +49,10 @@ FAMILY = BertLikeFamily(
     },
     layer=NAMES["layer"],
     modules={
-        **{f"attention.attn.{name}": f"self_attn.{name}_proj" for name in "qkvo"},
+        "attention.attn.q": "self_attn.q_proj",
+        "attention.attn.k": "self_attn.k_proj",
+        "attention.attn.v": "self_attn.v_proj",
+        "attention.attn.o": "self_attn.o_proj",
         "attention.LayerNorm": "self_attn_post_norm",
         **{theirs: ours for theirs, ours in NAMES["modules"].items() if ours.startswith("mlp")},
     },

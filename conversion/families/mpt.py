@@ -1,8 +1,8 @@
 """MPT (MosaicML, 2023): ALiBi, no bias anywhere, and perhaps clipped queries, keys and values."""
 
 from ..errors import ConversionError, listed, shown
+from ..values import Computed, HeadDim, InnerSize
 from .decoder import ALL_BIASES, GPT, QKV, DecoderFamily
-from .fields import Computed, HeadDim, InnerSize
 from .fresh import four_widths
 
 ATTENTION = {"attn_pdrop": "attention_dropout", "softmax_scale": "attention_scale", "clip_qkv": "clip_qkv"}

@@ -1,8 +1,8 @@
 """Nemotron (Parmar et al., 2024): layer norms with the factor 1 + weight, squared ReLU, a part of each head turns."""
 
+from ..values import Rope
 from .decoder import ALL_ATTENTION_BIASES, ALL_BIASES, ATTENTION, NORMS, PLAIN_MLP, ROTARY_GPT, DecoderFamily
 from .fresh import rotary
-from .rope import Rope
 
 FAMILY = DecoderFamily(
     "nemotron",

@@ -4,10 +4,9 @@ OLMo has layer norms without weights, and may clip queries, keys and values. OLM
 one on all queries and on all keys; OLMo 3 has windows, too.
 """
 
+from ..values import HeadDim, RopeByLayerType, WindowByLayer
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, OUTPUT_NORMS, Q_AND_K_NORM, DecoderFamily
-from .fields import HeadDim, WindowByLayer
 from .fresh import by_type, every, rotary
-from .rope import RopeByLayerType
 
 STRUCTURE = {**LLAMA, "norm_placement": "output", "qk_norm": "projection"}
 BIASES = {"attention_bias": ALL_ATTENTION_BIASES}

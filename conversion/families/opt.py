@@ -1,7 +1,7 @@
 """OPT (Zhang et al., 2022): learned positions of which two rows come before the first, and ReLU."""
 
-from .decoder import ALL_BIASES, GPT, DecoderFamily
-from .fields import Computed, HeadDim, NotExpressible
+from ..values import Computed, HeadDim, NotExpressible
+from .decoder import ALL_BIASES, GPT, QKV, DecoderFamily
 
 
 def read_norms(official):
@@ -28,36 +28,31 @@ def write_norms(config, head):
     }
 
 
-class OPTFamily(DecoderFamily):
-    """OPT, whose norms have one name wherever they are, and whose embeddings may be narrower."""
-
-    def more_modules(self, config):
-        """See `DecoderFamily.more_modules`."""
-        slot = config.norm_placement
-        return {"self_attn_layer_norm": f"self_attn_{slot}_norm", "final_layer_norm": f"mlp_{slot}_norm"}
-
-    def _unsupported(self, official):
-        width = official.get("word_embed_proj_dim")
-        narrow = ["word_embed_proj_dim"] if width not in (None, official.get("hidden_size", width)) else []
-        return [*super()._unsupported(official), *narrow]
-
-    def unused(self, official):
-        """See `ConfigTranslation.unused`. Ours drops no layers in training, so this setting is one of them."""
-        return sorted({*super().unused(official), *(["layerdrop"] if official.get("layerdrop") else [])})
+def norm_modules(config):
+    """The norms have one name wherever they are."""
+    slot = config.norm_placement
+    return {"self_attn_layer_norm": f"self_attn_{slot}_norm", "final_layer_norm": f"mlp_{slot}_norm"}
 
 
-FAMILY = OPTFamily(
+def narrow_embeddings(official):
+    """The embeddings may be narrower than the states."""
+    width = official.get("word_embed_proj_dim")
+    return ["word_embed_proj_dim"] if width not in (None, official.get("hidden_size", width)) else []
+
+
+FAMILY = DecoderFamily(
     "opt",
     "OPTConfig",
     "OPTForCausalLM OPTModel OPTForSequenceClassification OPTForQuestionAnswering",
     structure={**GPT, "position_type": "learned", "position_offset": 2, "norm_eps": 1e-5},
     fresh={"hidden_act": "relu", "tie_word_embeddings": True},
     layer={
-        **{f"self_attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"},
+        **{name: name for name in QKV},
         "self_attn.out_proj": "self_attn.o_proj",
         "fc1": "mlp.up_proj",
         "fc2": "mlp.down_proj",
     },
+    more_layer=norm_modules,
     outer={"embed_tokens": "embed_tokens", "embed_positions": "embed_positions", "final_layer_norm": "norm"},
     root="model.decoder.",
     bare_root="decoder.",
@@ -72,4 +67,6 @@ FAMILY = OPTFamily(
     rope=None,
     head_dim=HeadDim(always=False),
     computed=[Computed(read_norms, write_norms)],
+    contradictions=narrow_embeddings,
+    training_only=["layerdrop"],
 )

@@ -1,10 +1,9 @@
 """Persimmon (Adept, 2023): a layer norm on queries and keys, squared ReLU, a part of each head turns."""
 
+from ..values import Flag, HeadDim, Rope
 from .decoder import LAYER_NORM, NORMS, QKV, ROTARY_GPT, DecoderFamily
-from .fields import Flag, HeadDim
 from .fresh import rotary
 from .gpt_neox import by_head
-from .rope import Rope
 
 FAMILY = DecoderFamily(
     "persimmon",

@@ -4,10 +4,9 @@ Phi has parallel sub-layers that share a norm, and turns a part of each head. Ph
 one matrix, gate and up projection in another.
 """
 
+from ..values import Computed, Flag, HeadDim, Rope, WindowEverywhere
 from .decoder import FUSED_MLP, LAYER_NORM, LLAMA, NORMS, QKV, ROTARY_GPT, DecoderFamily
-from .fields import Computed, Flag, HeadDim, WindowEverywhere
 from .fresh import rotary
-from .rope import Rope
 
 TRAINED = "original_max_position_embeddings"
 

@@ -1,7 +1,7 @@
 """Qwen2 and Qwen2.5 (Yang et al., 2024): biases on queries, keys and values, none on the output projection."""
 
+from ..values import HeadDim, WindowByLayer
 from .decoder import LLAMA, DecoderFamily
-from .fields import HeadDim, WindowByLayer
 from .fresh import rotary
 
 FAMILY = DecoderFamily(

@@ -1,7 +1,7 @@
 """Qwen2-MoE (Qwen team, 2024): experts beside one for every token, whose output has a learned factor."""
 
+from ..values import WindowByLayer
 from .decoder import LLAMA
-from .fields import WindowByLayer
 from .fresh import rotary
 from .with_experts import FINE, ROUTER_FIELDS, SHARED, SPARSE_STEP, ExpertsFamily
 

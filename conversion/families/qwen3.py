@@ -1,7 +1,7 @@
 """Qwen3 (Yang et al., 2025): a norm on queries and keys; `attention_bias` also covers the output projection."""
 
+from ..values import WindowByLayer
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM, DecoderFamily
-from .fields import WindowByLayer
 from .fresh import rotary
 
 FAMILY = DecoderFamily(

@@ -1,7 +1,7 @@
 """Qwen3-MoE (Yang et al., 2025): Qwen3 with experts."""
 
+from ..values import WindowEverywhere
 from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
-from .fields import WindowEverywhere
 from .fresh import rotary
 from .with_experts import FINE, ROUTER_FIELDS, SPARSE_STEP, ExpertsFamily
 

@@ -16,7 +16,7 @@ from ..errors import ConversionError, listed, shown
 from ..quiet import quiet
 from . import index
 from .base import Family
-from .fields import RELEASED
+from .head import RELEASED
 
 __all__ = ["ARTICLES", "FAMILIES", "Family", "family_by_name", "family_for", "family_of"]
 

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConversionError, shown
+from ..values import TOKEN_TYPES, Computed
 from .bert import FRESH as BERT_FRESH
 from .bert import LAYER, NAMES, STRUCTURE
 from .bert_like import EMBEDDING_NORM, BertLikeFamily
 from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
-from .encoder_settings import TOKEN_TYPES
-from .fields import Computed
 
 FRESH = {
     **BERT_FRESH,
@@ -73,17 +72,10 @@ def roberta(name: str, config_class: str, classes: str, fresh: Mapping[str, Any]
     )
 
 
-def norms_before(attention: str, mlp: str) -> dict[str, str]:
-    """BERT's modules of a layer, with the norms before the sub-layers.
-
-    Args:
-        attention: the official name of the norm before an attention, within that attention.
-        mlp: the official name of the norm before the feed-forward network.
-    """
+def norms_before(self_attn: str, cross_attn: str, mlp: str) -> dict[str, str]:
+    """BERT's modules of a layer, with the norms before the sub-layers: their official names are the arguments."""
     plain = {theirs: ours for theirs, ours in LAYER.items() if not ours.endswith("_norm")}
-    attentions = {"attention": "self_attn", "crossattention": "cross_attn"}
-    norms = {f"{theirs}.{attention}": f"{ours}_pre_norm" for theirs, ours in attentions.items()}
-    return {**plain, **norms, mlp: "mlp_pre_norm"}
+    return {**plain, self_attn: "self_attn_pre_norm", cross_attn: "cross_attn_pre_norm", mlp: "mlp_pre_norm"}
 
 
 FAMILY = roberta(
@@ -126,7 +118,7 @@ XL = roberta(
     "XLMRobertaXLForQuestionAnswering XLMRobertaXLForCausalLM",
     {"vocab_size": 250880},
     structure={**STRUCTURE, "norm_placement": "pre", "embedding_norm": False},
-    modules=norms_before("self_attn_layer_norm", "LayerNorm"),
+    modules=norms_before("attention.self_attn_layer_norm", "crossattention.self_attn_layer_norm", "LayerNorm"),
     stack={"encoder.LayerNorm": "norm"},
 )
 PRE_NORM = roberta(
@@ -139,6 +131,6 @@ PRE_NORM = roberta(
     {"vocab_size": 50265},
     structure={**STRUCTURE, "norm_placement": "pre"},
     root="roberta_prelayernorm.",
-    modules=norms_before("LayerNorm", "intermediate.LayerNorm"),
+    modules=norms_before("attention.LayerNorm", "crossattention.LayerNorm", "intermediate.LayerNorm"),
     stack={**EMBEDDING_NORM, "LayerNorm": "norm"},
 )

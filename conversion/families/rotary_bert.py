@@ -1,30 +1,33 @@
 """BERT with rotary positions: Nomic Embed (Nussbaum et al.), GTE (Zhang et al.), Jina v3 (Sturua et al.), all of 2024.
 
-Checkpoints hold queries, keys and values in one matrix, and other names than the official classes of today; both are
-said here, the classes' names in `IN_MEMORY`.
+Checkpoints hold queries, keys and values in one matrix, and have other names than the official classes of today.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from ..rules.table import module_rules
+from ..values import Computed, HeadDim, Rope
 from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, POOLED_ROWS
 from .bert import NAMES as BERT_NAMES
 from .bert import STRUCTURE as BERT_STRUCTURE
-from .bert_like import EMBEDDING_NORM, BertLikeFamily
-from .decoder import ALL_BIASES
+from .bert_like import BertLikeFamily
+from .decoder import ALL_BIASES, ATTENTION, MLP, QKV
 from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
-from .fields import Computed, HeadDim
 from .fresh import rotary
 from .roberta import FRESH as ROBERTA_FRESH
 from .roberta import GELU_HEAD
 from .roberta import LANGUAGE_MODEL as ROBERTA_LANGUAGE_MODEL
-from .rope import Rope
 
 STRUCTURE = {**BERT_STRUCTURE, "position_type": "rotary"}
-QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
-IN_MEMORY = {"self_attn_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_mlp_layernorm"}
-"""Our module of a layer -> that of the official classes, where they differ; a plain feed-forward network has others."""
-PLAIN_IN_MEMORY = {**IN_MEMORY, "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}
+LAYER = {
+    **ATTENTION,
+    "post_attention_layernorm": "self_attn_post_norm",
+    "post_mlp_layernorm": "mlp_post_norm",
+}
+GATED = {**LAYER, **MLP}
+PLAIN = {**LAYER, "mlp.fc1": "mlp.up_proj", "mlp.fc2": "mlp.down_proj"}
+"""Module of a layer in the official classes -> ours."""
 GATED_ACTS = {"swiglu": "silu", "geglu": "gelu"}
 """Nomic's own names of what a gate goes through -> those of today."""
 TOKEN_TYPES = Computed(
@@ -37,7 +40,11 @@ class RotaryBertFamily(BertLikeFamily):
     """A BERT with rotary positions.
 
     Args:
-        names: names of modules outside of layers in the official class -> those in a checkpoint.
+        stored_layer: what the names of a layer's tensors begin with in a checkpoint.
+        stored_modules: module of a layer in a checkpoint -> in the official class, or those that it holds one below
+            the other.
+        stored_stack: module of the stack in a checkpoint -> in the official class, where they differ.
+        stored_head: the same of the head.
         former_fields: earlier names of official fields -> those of today.
         rest: the arguments of `BertLikeFamily`.
     """
@@ -48,7 +55,10 @@ class RotaryBertFamily(BertLikeFamily):
         config_class: str,
         heads: list[EncoderHead],
         *,
-        names: Mapping[str, str] | None = None,
+        stored_layer: str,
+        stored_modules: Mapping[str, str | tuple[str, ...]],
+        stored_stack: Mapping[str, str] | None = None,
+        stored_head: Mapping[str, str] | None = None,
         fields: Mapping[str, str | None] | None = None,
         computed: tuple = (),
         former_fields: Mapping[str, str] | None = None,
@@ -62,13 +72,16 @@ class RotaryBertFamily(BertLikeFamily):
             config_class,
             heads,
             embeddings=embeddings,
+            layer="layers.{layer}.",
             fields={**BERT_NAMES["fields"], **own},
             positions=Rope(),
             computed=[TOKEN_TYPES, *computed],
             extra_fields=tuple(self.former_fields),
+            stored_inner=[stored_layer, *(stored_stack or ())],
             **rest,
         )
-        self.outer = dict(names or {})
+        self.stored_layer, self.stored_modules = stored_layer, dict(stored_modules)
+        self.stored_stack, self.stored_head = dict(stored_stack or {}), dict(stored_head or {})
 
     def official_config(self, official):
         """See `ConfigTranslation.official_config`; an entry under its name of today comes first."""
@@ -78,22 +91,14 @@ class RotaryBertFamily(BertLikeFamily):
         today = {name: value for name, value in official.items() if name not in self.former_fields}
         return super().official_config({**former, **today})
 
-    def adjust(self, shapes, form, config):
-        """See `Family.adjust`: the names and matrices of a checkpoint in place of the class's."""
-        class_names = IN_MEMORY if config.gated_mlp else PLAIN_IN_MEMORY
-        stored = {class_names.get(ours, ours): theirs for theirs, ours in self.modules.items()}
-        stored |= {ours: theirs for theirs, parts in self.fused.items() for ours in parts}
-        made: dict[str, tuple[int, ...]] = {}
-        for name, shape in super().adjust(shapes, form, config).items():
-            root, _, rest = name.partition("layers.")
-            layer, _, rest = rest.partition(".")
-            module, _, kind = rest.rpartition(".")
-            if module in stored:
-                name = root + self.layer.replace("{layer}", layer) + f"{stored[module]}.{kind}"
-            for theirs, ours in self.outer.items():
-                name = name.replace(theirs, ours)
-            made[name] = (made.get(name, (0,))[0] + shape[0], *shape[1:])
-        return made
+    def storage(self, variant, config, plain=None):
+        """See `Family.storage`."""
+        root = self._root(self.head(variant))
+        rules = [rule.under(root, root) for rule in module_rules(self.stored_stack)]
+        for theirs, modules in self.stored_modules.items():
+            for rule in self._module_rules(theirs, modules, config):
+                rules.append(rule.under(root + self.stored_layer, root + self.layer))
+        return [*rules, *module_rules(self.stored_head)]
 
 
 GTE = RotaryBertFamily(
@@ -115,17 +120,19 @@ GTE = RotaryBertFamily(
     },
     root="gte.",
     former_root="new.",
-    layer="encoder.layer.{layer}.",
-    modules={
+    modules=GATED,
+    stored_layer="encoder.layer.{layer}.",
+    stored_modules={
+        "attention.qkv_proj": QKV,
         "attention.o_proj": "self_attn.o_proj",
-        "attn_ln": "self_attn_post_norm",
+        "attn_ln": "post_attention_layernorm",
+        "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj"),
         "mlp.down_proj": "mlp.down_proj",
-        "mlp_ln": "mlp_post_norm",
+        "mlp_ln": "post_mlp_layernorm",
     },
-    fused={"attention.qkv_proj": QKV, "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj")},
-    names={"lm_head.layer_norm": "lm_head.norm"},
+    stored_head={"lm_head.norm": "lm_head.layer_norm"},
     language_model=LanguageModelNames(
-        dense="lm_head.dense", norm="lm_head.norm", weight="lm_head.decoder.weight", bias="lm_head.decoder.bias"
+        dense="lm_head.dense", norm="lm_head.layer_norm", weight="lm_head.decoder.weight", bias="lm_head.decoder.bias"
     ),
     computed=(GELU_HEAD,),
 )
@@ -146,18 +153,18 @@ NOMIC = RotaryBertFamily(
         "attention_dropout": 0.0,
     },
     root="nomic_bert.",
-    layer="encoder.layers.{layer}.",
-    modules={
+    modules=GATED,
+    stored_layer="encoder.layers.{layer}.",
+    stored_modules={
+        "attn.Wqkv": QKV,
         "attn.out_proj": "self_attn.o_proj",
-        "norm1": "self_attn_post_norm",
+        "norm1": "post_attention_layernorm",
         "mlp.fc11": "mlp.up_proj",
         "mlp.fc12": "mlp.gate_proj",
         "mlp.fc2": "mlp.down_proj",
-        "norm2": "mlp_post_norm",
+        "norm2": "post_mlp_layernorm",
     },
-    fused={"attn.Wqkv": QKV},
-    stack={"emb_ln": "embedding_norm"},
-    names={next(iter(EMBEDDING_NORM)): "emb_ln"},
+    stored_stack={"emb_ln": "embeddings.LayerNorm"},
     language_model=LanguageModelNames(
         dense="cls.predictions.transform.dense",
         norm="cls.predictions.transform.layer_norm",
@@ -207,17 +214,17 @@ JINA = RotaryBertFamily(
         "position_offset": 0,
     },
     root="roberta.",
-    layer="encoder.layers.{layer}.",
-    modules={
+    modules=PLAIN,
+    stored_layer="encoder.layers.{layer}.",
+    stored_modules={
+        "mixer.Wqkv": QKV,
         "mixer.out_proj": "self_attn.o_proj",
-        "norm1": "self_attn_post_norm",
-        "mlp.fc1": "mlp.up_proj",
-        "mlp.fc2": "mlp.down_proj",
-        "norm2": "mlp_post_norm",
+        "norm1": "post_attention_layernorm",
+        "mlp.fc1": "mlp.fc1",
+        "mlp.fc2": "mlp.fc2",
+        "norm2": "post_mlp_layernorm",
     },
-    fused={"mixer.Wqkv": QKV},
-    stack={"emb_ln": "embedding_norm"},
-    names={next(iter(EMBEDDING_NORM)): "emb_ln"},
+    stored_stack={"emb_ln": "embeddings.LayerNorm"},
     language_model=ROBERTA_LANGUAGE_MODEL,
     fields={"use_cache": "use_cache"},
     computed=(GELU_HEAD,),

@@ -1,7 +1,7 @@
 """SmolLM3 (Hugging Face, 2025): Llama with some layers that have no positions."""
 
+from ..values import Computed, HeadDim, WindowByLayer
 from .decoder import ALL_ATTENTION_BIASES, LLAMA, DecoderFamily
-from .fields import Computed, HeadDim, WindowByLayer
 from .fresh import every, rotary
 
 

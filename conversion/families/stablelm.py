@@ -2,35 +2,31 @@
 
 from ..rules.operations import Stack
 from ..rules.table import Rule
-from .decoder import LAYER, LAYER_NORM, LLAMA, DecoderFamily
-from .fields import Flag, HeadDim
+from ..values import Flag, HeadDim, Rope
+from .decoder import LAYER_NORM, LLAMA, DecoderFamily
 from .fresh import rotary
-from .rope import Rope
 
 
-class StableLmFamily(DecoderFamily):
-    """StableLM, whose heads have a norm each, in a tensor each."""
-
-    def more_rules(self, config):
-        """See `DecoderFamily.more_rules`."""
-        counts = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
-        return [
-            Rule(
-                tuple(f"{LAYER}self_attn.{name}_layernorm.norms.{head}.weight" for head in range(count)),
-                f"{LAYER}self_attn.{name}_norm.weight",
-                Stack(count),
-            )
-            for name, count in counts.items()
-        ]
+def norms_of_heads(config):
+    """Heads have a norm each, in a tensor each."""
+    norms = (
+        ("self_attn.q_layernorm.norms", "self_attn.q_norm.weight", config.num_attention_heads),
+        ("self_attn.k_layernorm.norms", "self_attn.k_norm.weight", config.num_key_value_heads),
+    )
+    return [
+        Rule(tuple(f"{theirs}.{head}.weight" for head in range(count)), ours, Stack(count))
+        for theirs, ours, count in norms
+    ]
 
 
-FAMILY = StableLmFamily(
+FAMILY = DecoderFamily(
     "stablelm",
     "StableLmConfig",
     "StableLmForCausalLM StableLmModel StableLmForSequenceClassification StableLmForTokenClassification",
     structure={**LLAMA, "norm_type": "layer_norm"},
     fresh={**rotary(10_000.0, 0.25), "norm_eps": 1e-5},
     fields={**LAYER_NORM, "use_qkv_bias": "attention_bias", "hidden_dropout": "hidden_dropout"},
+    more_rules=norms_of_heads,
     rope=Rope(by_part=True),
     head_dim=HeadDim(always=False),
     computed=[

@@ -1,7 +1,7 @@
 """StarCoder2 (Lozhkov et al., 2024): layer norms, a network without a gate, one window for every layer."""
 
+from ..values import HeadDim, WindowEverywhere
 from .decoder import ALL_BIASES, ATTENTION, NORMS, ROTARY_GPT, DecoderFamily
-from .fields import HeadDim, WindowEverywhere
 from .fresh import rotary
 
 FAMILY = DecoderFamily(

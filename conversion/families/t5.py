@@ -7,6 +7,8 @@ tied.
 """
 
 from ..rules.table import Rule, check_tied
+from ..storage.variant import CheckpointVariant
+from ..values import DROPOUTS, Computed
 from .encoder_decoder import (
     EMBEDDINGS,
     LM_HEAD,
@@ -17,8 +19,8 @@ from .encoder_decoder import (
     same_bits,
     stacks_of,
 )
-from .fields import DROPOUTS, Computed, Form, Head
 from .fresh import by_width
+from .head import Head
 from .translation import Preset
 
 STRUCTURE = {
@@ -54,11 +56,32 @@ MT5_FRESH = {
     "num_attention_heads": 6,
 }
 UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-ATTENTION = {name: f"{name}_proj" for name in "qkvo"}
-PLAIN = {"wi": "up_proj", "wo": "down_proj"}
-GATED = {"wi_0": "gate_proj", "wi_1": "up_proj", "wo": "down_proj"}
-PARTS = {"SelfAttention": "self_attn", "EncDecAttention": "cross_attn", "DenseReluDense": "mlp"}
-"""Official part of a layer -> ours, in the order in which they run; an encoder has no second one."""
+SELF_ATTENTION = {
+    "layer_norm": "self_attn_pre_norm",
+    "SelfAttention.q": "self_attn.q_proj",
+    "SelfAttention.k": "self_attn.k_proj",
+    "SelfAttention.v": "self_attn.v_proj",
+    "SelfAttention.o": "self_attn.o_proj",
+}
+CROSS_ATTENTION = {
+    "layer_norm": "cross_attn_pre_norm",
+    "EncDecAttention.q": "cross_attn.q_proj",
+    "EncDecAttention.k": "cross_attn.k_proj",
+    "EncDecAttention.v": "cross_attn.v_proj",
+    "EncDecAttention.o": "cross_attn.o_proj",
+}
+PLAIN = {
+    "layer_norm": "mlp_pre_norm",
+    "DenseReluDense.wi": "mlp.up_proj",
+    "DenseReluDense.wo": "mlp.down_proj",
+}
+GATED = {
+    "layer_norm": "mlp_pre_norm",
+    "DenseReluDense.wi_0": "mlp.gate_proj",
+    "DenseReluDense.wi_1": "mlp.up_proj",
+    "DenseReluDense.wo": "mlp.down_proj",
+}
+"""Official module of a sub-layer -> ours."""
 SAME = (
     "vocab_size relative_attention_num_buckets relative_attention_max_distance use_cache pad_token_id eos_token_id"
 ).split()
@@ -82,12 +105,10 @@ def stack_rules(stack, config):
         Rule("final_layer_norm.weight", "norm.weight"),
         Rule(bias, f"{module}relative_bias.embedding.weight"),
     ]
-    parts = [part for part in PARTS if stack == "decoder" or part != "EncDecAttention"]
-    for index, part in enumerate(parts):
-        theirs, ours = f"block.{{layer}}.layer.{index}.", f"layers.{{layer}}.{PARTS[part]}"
-        rules.append(Rule(f"{theirs}layer_norm.weight", f"{ours}_pre_norm.weight"))
-        weights = ATTENTION if part != "DenseReluDense" else GATED if config.gated_mlp else PLAIN
-        rules += [Rule(f"{theirs}{part}.{one}.weight", f"{ours}.{other}.weight") for one, other in weights.items()]
+    attentions = [SELF_ATTENTION, CROSS_ATTENTION] if stack == "decoder" else [SELF_ATTENTION]
+    for index, modules in enumerate([*attentions, GATED if config.gated_mlp else PLAIN]):
+        for theirs, ours in modules.items():
+            rules.append(Rule(f"block.{{layer}}.layer.{index}.{theirs}.weight", f"layers.{{layer}}.{ours}.weight"))
     return rules
 
 
@@ -140,7 +161,7 @@ class ScaledHead:
         config = official.config
         scaled = config.scale_decoder_outputs if self.scales is None else self.scales
         scale = config.d_model**-0.5 if scaled else 1.0
-        return {"logit_scale": scale, "tie_word_embeddings": UNTIED not in official.form.traits}
+        return {"logit_scale": scale, "tie_word_embeddings": UNTIED not in official.variant.traits}
 
     def write(self, config, head):
         """See `Value.write`."""
@@ -200,8 +221,8 @@ class T5Family(EncoderDecoderFamily):
             former_names={"T5WithLMHeadModel": "T5ForConditionalGeneration"},
         )
 
-    def form(self, official, names=None, read=None):
-        """See `Family.form`.
+    def variant_of(self, official, names=None, read=None):
+        """See `Family.variant_of`.
 
         Raises:
             ConversionError: also for stored copies of the embeddings that differ.
@@ -209,7 +230,7 @@ class T5Family(EncoderDecoderFamily):
         head = self.find_head(official, names)
         untied = official.get("tie_word_embeddings") is False
         if names is None:
-            return Form(head.official, frozenset((EMBEDDINGS[0], *([UNTIED] if untied else []))))
+            return CheckpointVariant(head.official, frozenset((EMBEDDINGS[0], *([UNTIED] if untied else []))))
         stored = self.stored_embeddings(head, names)
         traits = set(stored)
         if read is not None:
@@ -218,24 +239,24 @@ class T5Family(EncoderDecoderFamily):
             tied = not untied and bool(stored)
             if not tied or read is None or not same_bits(read, LM_HEAD, head.root + stored[0]):
                 traits.add(UNTIED)
-        return Form(head.official, frozenset(traits))
+        return CheckpointVariant(head.official, frozenset(traits))
 
     def head_by_tensors(self, official, names):
         """See `Family.head_by_tensors`."""
         alone = not any(name.startswith("decoder.") for name in names)
         return next(head for head in self.heads if head.ours == "BlockformerEncoderModel") if alone else self.heads[0]
 
-    def form_for(self, config, earlier=None):
-        """See `Family.form_for`."""
+    def variant_for(self, config, earlier=None):
+        """See `Family.variant_for`."""
         head = self.known_head(config)
         traits = {UNTIED} if head.writes_text and not config.tie_word_embeddings else set()
         if earlier is not None and earlier.head == head.official and earlier.traits & {UNTIED} == traits:
             return earlier
-        return Form(head.official, frozenset({*traits, EMBEDDINGS[0]}))
+        return CheckpointVariant(head.official, frozenset({*traits, EMBEDDINGS[0]}))
 
-    def ignored(self, form, config):
+    def ignored(self, variant, config):
         """See `EncoderDecoderFamily.ignored`."""
-        return [UNUSED] if len(stacks_of(self.head(form))) > 1 else []
+        return [UNUSED] if len(stacks_of(self.head(variant))) > 1 else []
 
 
 PRESETS = {"t5-v1.1": Preset("encoder_decoder", {**STRUCTURE, **FRESH})}

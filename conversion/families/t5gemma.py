@@ -4,11 +4,14 @@ from dataclasses import replace
 
 from ..errors import ConversionError, listed
 from ..rules.table import Rule, RuleTable
+from ..values import Computed, NotExpressible
 from .base import Family
-from .encoder_decoder import BOTH, DECODER, ENCODER
-from .fields import Computed, Head, NotExpressible
+from .decoder import ATTENTION, MLP
+from .decoder import LAYER as PREFIX
+from .encoder_decoder import BOTH
 from .fresh import every, rotary
 from .gemma import FRESH, FRESH_CAPS, SCALE, STRUCTURE, read_scores, write_scores
+from .head import Head
 
 SAME = {
     **{name: name for name in "vocab_size hidden_size intermediate_size num_attention_heads".split()},
@@ -18,8 +21,23 @@ SAME = {
     "rms_norm_eps": "norm_eps",
 }
 """Field of both stacks -> ours."""
-PARTS = {"self_attn": "self_attn", "cross_attn": "cross_attn", "feedforward": "mlp"}
-WEIGHTS = {"self_attn": "qkvo", "cross_attn": "qkvo", "mlp": ("gate", "up", "down")}
+LAYER = {
+    "pre_self_attn_layernorm": "self_attn_pre_norm",
+    **ATTENTION,
+    "post_self_attn_layernorm": "self_attn_output_norm",
+    "pre_feedforward_layernorm": "mlp_pre_norm",
+    **MLP,
+    "post_feedforward_layernorm": "mlp_output_norm",
+}
+CROSS_ATTENTION = {
+    "pre_cross_attn_layernorm": "cross_attn_pre_norm",
+    "cross_attn.q_proj": "cross_attn.q_proj",
+    "cross_attn.k_proj": "cross_attn.k_proj",
+    "cross_attn.v_proj": "cross_attn.v_proj",
+    "cross_attn.o_proj": "cross_attn.o_proj",
+    "post_cross_attn_layernorm": "cross_attn_output_norm",
+}
+"""Official module of a layer -> ours."""
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -78,23 +96,14 @@ class T5GemmaFamily(Family[Head]):
 
     topology = "encoder_decoder"
 
-    def rules_for(self, form, config):
-        """See `Family.rules_for`."""
-        head = self.head(form)
+    def layout(self, variant, config):
+        """See `Family.layout`."""
+        head = self.head(variant)
         rules = []
-        for stack, table in (("encoder", ENCODER), ("decoder", DECODER)):
-            names = {"norm.weight": "norm.weight", table.partition(".")[2]: table.partition(".")[2]}
-            for part, ours in PARTS.items():
-                if part == "cross_attn" and stack == "encoder":
-                    continue
-                for place, slot in (("pre", "pre"), ("post", "output")):
-                    names[f"layers.{{layer}}.{place}_{part}_layernorm.weight"] = (
-                        f"layers.{{layer}}.{ours}_{slot}_norm.weight"
-                    )
-                for each in WEIGHTS[ours]:
-                    name = f"layers.{{layer}}.{ours}.{each}_proj.weight"
-                    names[name] = name
-            own = [Rule(theirs, ours) for theirs, ours in names.items()]
+        for stack in ("encoder", "decoder"):
+            layer = LAYER | (CROSS_ATTENTION if stack == "decoder" else {})
+            own = [Rule("embed_tokens.weight", "embed_tokens.weight"), Rule("norm.weight", "norm.weight")]
+            own += [Rule(f"{theirs}.weight", f"{ours}.weight").under(PREFIX, PREFIX) for theirs, ours in layer.items()]
             rules += [rule.under(f"{head.root}{stack}.", f"{head.our_root}{stack}.") for rule in own]
         return RuleTable([*rules, *head.rules])
 

@@ -11,7 +11,7 @@ checkpoint is involved.
 import copy
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,9 @@ from blockformer.model.configuration_blockformer import check_counts
 from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import NEVER_FOLLOWED
 from ..quiet import quiet
-from .fields import DROPOUTS, TOKENS, Form, Head, NotExpressible, Official, Value, common_entries, token_or_none
+from ..storage.variant import CheckpointVariant
+from ..values import DROPOUTS, TOKENS, NotExpressible, Official, Value, common_entries, token_or_none
+from .head import Head
 
 # Official settings that change what a model computes and that no family here has: name -> values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -86,6 +88,8 @@ class ConfigTranslation(ABC):
             default.
         computed: values that are more than a name; later ones win.
         unsupported: official settings, beyond `UNSUPPORTED`, that ours cannot express: name -> values that do no harm.
+        contradictions: the entries of an official `config.json` -> names of those that ours cannot express together.
+        training_only: official settings that only act in training, and that ours does not have.
         extra_fields: entries of an official `config.json` that the family reads although the official class does not
             have them, or that it reads although other families do not support them.
         not_none: our fields that the family cannot express as None.
@@ -109,6 +113,8 @@ class ConfigTranslation(ABC):
         fixed: Mapping[str, Any] | None = None,
         computed: Sequence[Value] = (),
         unsupported: Mapping[str, tuple[Any, ...]] | None = None,
+        contradictions: Callable[[Mapping[str, Any]], list[str]] | None = None,
+        training_only: Collection[str] = (),
         extra_fields: Collection[str] = (),
         not_none: Collection[str] = (),
         without_effect: Collection[str] = (),
@@ -124,6 +130,7 @@ class ConfigTranslation(ABC):
         self.fixed = dict(self.structure if fixed is None else fixed)
         self.computed = tuple(computed)
         self.unsupported = {**UNSUPPORTED, **(unsupported or {})}
+        self.contradictions, self.training_only = contradictions, tuple(training_only)
         self.extra_fields = tuple(extra_fields)
         self.not_none = tuple(not_none)
         self.without_effect = frozenset(without_effect)
@@ -133,30 +140,30 @@ class ConfigTranslation(ABC):
     # What `Family` knows of checkpoints.
 
     @abstractmethod
-    def form(self, official: Mapping[str, Any]) -> Form:
-        """See `Family.form`."""
+    def variant_of(self, official: Mapping[str, Any]) -> CheckpointVariant:
+        """See `Family.variant_of`."""
 
     @abstractmethod
-    def form_for(self, config: PretrainedConfig) -> Form:
-        """See `Family.form_for`."""
+    def variant_for(self, config: PretrainedConfig) -> CheckpointVariant:
+        """See `Family.variant_for`."""
 
-    def config_from(self, official: Mapping[str, Any], form: Form | None = None) -> dict[str, Any]:
+    def config_from(self, official: Mapping[str, Any], variant: CheckpointVariant | None = None) -> dict[str, Any]:
         """Our settings for an official `config.json`, `architectures` among them.
 
         Args:
             official: the entries.
-            form: what is known of the checkpoint; None takes what `official` alone says.
+            variant: what is known of the checkpoint; None takes what `official` alone says.
 
         Raises:
             ConversionError: naming every official setting that ours cannot express.
         """
-        settings = self._settings_from(official, form or self.form(official))
+        settings = self._settings_from(official, variant or self.variant_of(official))
         self.our_config(settings)
         return settings
 
-    def _settings_from(self, official: Mapping[str, Any], form: Form) -> dict[str, Any]:
+    def _settings_from(self, official: Mapping[str, Any], variant: CheckpointVariant) -> dict[str, Any]:
         """The same, of which our config may still refuse some."""
-        head, plain = self.head(form), self.plain_entries(official, form)
+        head, plain = self.head(variant), self.plain_entries(official, variant)
         bad = self._unsupported(plain)
         if head.ours.startswith("BlockformerEncoderDecoder") and not plain.get("is_encoder_decoder", True):
             bad.append("is_encoder_decoder")
@@ -165,7 +172,7 @@ class ConfigTranslation(ABC):
         told = [f"{name} is {shown(plain[name])}" + (f": {REMEDIES[name]}" if name in REMEDIES else "") for name in bad]
         if lines := [*told, *unequal]:
             raise ConversionError(f"config.json: settings that cannot be converted:{listed(lines)}")
-        read = Official(config, official, form, head)
+        read = Official(config, official, variant, head)
         settings = {**self.fixed, "architectures": [head.ours], **fields}
         for value in self.computed:
             settings.update(value.read(read))
@@ -206,7 +213,7 @@ class ConfigTranslation(ABC):
 
     def _written(self, config: PretrainedConfig) -> tuple[dict[str, Any], list[NotExpressible]]:
         """The official entries for a config of ours, and what they cannot say of it."""
-        head = self.head(self.form_for(config))
+        head = self.head(self.variant_for(config))
         official: dict[str, Any] = {"architectures": [head.official], "model_type": self.model_type}
         official.update({theirs: getattr(config, names[0]) for theirs, names in self.fields.items()})
         lacking = [NotExpressible(name, "set") for name in self.not_none if getattr(config, name) is None]
@@ -236,8 +243,8 @@ class ConfigTranslation(ABC):
         lines = {error.field: str(error) for error in lacking}
         try:
             with quiet():
-                made = type(config)(**self._settings_from(official, self.form_for(config)))
-            again = {name: getattr(made, name) for name in axes(type(config))}
+                returned = type(config)(**self._settings_from(official, self.variant_for(config)))
+            again = {name: getattr(returned, name) for name in axes(type(config))}
         except ValueError as error:
             if not lines:  # else it follows from them
                 lines[""] = str(error).removeprefix("config.json: ")
@@ -255,8 +262,8 @@ class ConfigTranslation(ABC):
         with quiet():
             return self.official_config({})
 
-    def plain_entries(self, official: Mapping[str, Any], form: Form) -> Mapping[str, Any]:
-        """The entries without those of a quantization that the form has."""
+    def plain_entries(self, official: Mapping[str, Any], variant: CheckpointVariant) -> Mapping[str, Any]:
+        """The entries without those of a quantization that the variant has."""
         return official
 
     def official_config(self, official: Mapping[str, Any]) -> PretrainedConfig:
@@ -293,11 +300,12 @@ class ConfigTranslation(ABC):
     def _unsupported(self, official: Mapping[str, Any]) -> list[str]:
         """The names of entries whose values this family cannot express."""
         known = {**self.unsupported, **self._usual_masks(official)}
-        return [
+        bad = [
             name
             for name, value in official.items()
             if name in known and name not in self.extra_fields and not any(value == one for one in known[name])
         ]
+        return bad if self.contradictions is None else [*bad, *self.contradictions(official)]
 
     def _usual_masks(self, official: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
         """Which values of `MASKS` leave the masks and caches of an official class as they are: name -> values.
@@ -315,12 +323,15 @@ class ConfigTranslation(ABC):
     def unused(self, official: Mapping[str, Any]) -> list[str]:
         """Entries of an official `config.json` that change nothing, since the official class does not know them.
 
-        A second dropout of one field of ours is one of them where it differs from the first, which is taken.
+        A second dropout of one field of ours is one of them where it differs from the first, which is taken; so are
+        settings that only act in training.
         """
         known = {*self.defaults.to_dict(), *ABOUT_THE_FILE, *NEVER_FOLLOWED, *self.unsupported}
         known |= {"architectures", "torch_dtype", "dtype", "rope_theta", "rope_scaling", "rope_parameters", "head_dim"}
         known |= {*WITHOUT_EFFECT, *MASKS, *self.extra_fields, *transformers.GenerationConfig().to_dict()}
-        return sorted({*(name for name in official if name not in known), *self._other_dropouts(official)})
+        of_training = (name for name in self.training_only if official.get(name))
+        strange = (name for name in official if name not in known)
+        return sorted({*strange, *of_training, *self._other_dropouts(official)})
 
     def _other_dropouts(self, official: Mapping[str, Any]) -> list[str]:
         """Dropouts that differ from another official one of the same field of ours, which stands for both."""
@@ -354,9 +365,9 @@ class ConfigTranslation(ABC):
         """Whether one of the heads is for configs of this `model_type`."""
         return any(head.config_class.model_type == config.model_type for head in self.heads)
 
-    def head(self, form: Form) -> Any:
-        """The head that a form names."""
-        return next(head for head in self.heads if head.official == form.head)
+    def head(self, variant: CheckpointVariant) -> Any:
+        """The head that a variant names."""
+        return next(head for head in self.heads if head.official == variant.head)
 
     @property
     def model_type(self) -> str:

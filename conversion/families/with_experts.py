@@ -7,19 +7,18 @@ read; the way back writes what a checkpoint came with or else what is published.
 E experts, C hidden size, I inner width of an expert.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
 from transformers import PretrainedConfig
 
-from ..errors import ConversionError
-from ..rules.operations import LeadingAxis, Operation, Shape
-from ..rules.table import Rule, RuleTable
+from ..rules.operations import Identity, LeadingAxis
+from ..rules.table import Rule, RuleTable, module_rules
+from ..storage.experts import OneByOne
+from ..storage.variant import CheckpointVariant
+from ..values import Computed, NotExpressible
 from .decoder import LAYER, NO_PREFIX, PREFIX, DecoderFamily
-from .fields import Computed, Form, NotExpressible
 
 STACKED = "stacked experts"
 """A trait: the experts' tensors are stacked as in the official class of today."""
@@ -28,37 +27,13 @@ ROUTER_FIELDS = {
 }
 FINE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 384}
 """Of a fresh model with many narrow experts."""
-SHARED = {f"shared_expert.{name}_proj": f"shared_expert.{name}_proj" for name in ("gate", "up", "down")}
+SHARED = {
+    "shared_expert.gate_proj": "shared_expert.gate_proj",
+    "shared_expert.up_proj": "shared_expert.up_proj",
+    "shared_expert.down_proj": "shared_expert.down_proj",
+}
 """Modules of an expert for every token, official and ours."""
 SELECTION_BIAS = "e_score_correction_bias"
-PARTS = ("gate_proj", "up_proj", "down_proj")
-
-
-@dataclass(frozen=True)
-class Stack:
-    """`parts` matrices [rows, columns] of each expert, one expert after the other -> [E, parts * rows, columns]."""
-
-    experts: int
-    parts: int
-
-    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [torch.stack(list(tensors)).reshape(self.forward_shapes([tuple(t.shape) for t in tensors])[0])]
-
-    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        (tensor,) = tensors
-        return list(tensor.reshape(self.experts * self.parts, -1, tensor.shape[-1]).unbind())
-
-    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        if len(set(shapes)) != 1 or len(shapes[0]) != 2:
-            raise ConversionError(f"the experts' shapes {[list(shape) for shape in dict.fromkeys(shapes)]} differ")
-        rows, columns = shapes[0]
-        return [(self.experts, self.parts * rows, columns)]
-
-    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
-        (shape,) = shapes
-        if len(shape) != 3 or shape[0] != self.experts or shape[1] % self.parts:
-            raise ConversionError(f"shape {list(shape)} does not hold {self.parts} matrices of {self.experts} experts")
-        return [(shape[1] // self.parts, shape[2])] * (self.experts * self.parts)
 
 
 class ExpertsFamily(DecoderFamily):
@@ -66,94 +41,63 @@ class ExpertsFamily(DecoderFamily):
 
     Args:
         names: the first arguments of `DecoderFamily`.
-        block: prefix of the tensors of a sparse layer in published checkpoints; stacked ones have "mlp.".
-        parts: what published checkpoints call an expert's gate, up and down projection.
+        published: how published checkpoints hold the tensors of a sparse layer; None: as the class has them.
         sparse: the other official modules of a sparse layer -> ours, without prefix.
-        statics: the published name [1, E] of the router's selection bias, without prefix; None is the official class's
-            and ours, [E].
-        bias_of_choice: the same [E], in the block itself.
+        bias_of_choice: the official name of the router's selection bias [E], or [1, E] where `published` moves it.
         passed_over: see `LayersBeyond`.
         settings: the arguments of `DecoderFamily`.
     """
 
-    one_by_one = True
-    """Whether published checkpoints hold each expert by itself, or all of a layer in one tensor, too."""
-
     def __init__(
         self,
         *names: str,
-        block: str = "mlp.",
-        parts: tuple[str, str, str] = PARTS,
+        published: OneByOne | None = OneByOne(),  # noqa: B008 - never changed
         sparse: Mapping[str, str] | None = None,
-        statics: str | None = None,
         bias_of_choice: str = f"gate.{SELECTION_BIAS}",
         passed_over: tuple[str, ...] = (),
         **settings,
     ):
         super().__init__(*names, **settings)
-        self.block, self.parts, self.sparse = block, parts, {"gate": "gate", **(sparse or {})}
-        self.statics, self.bias_of_choice, self.passed_over = statics, bias_of_choice, passed_over
+        self.published, self.sparse = published, {"gate": "gate", **(sparse or {})}
+        self.bias_of_choice, self.passed_over = bias_of_choice, passed_over
         self.has_low_bits = False
 
-    def form(self, official, names=None, read=None):
-        """See `Family.form`."""
-        form = super().form(official, names, read)
-        if self.one_by_one and any(name.endswith(".experts.down_proj") for name in names or ()):
-            return replace(form, traits=form.traits | {STACKED})
-        return form
+    def variant_of(self, official, names=None, read=None):
+        """See `Family.variant_of`."""
+        variant = super().variant_of(official, names, read)
+        if self.published is not None and any(name.endswith(".experts.down_proj") for name in names or ()):
+            return replace(variant, traits=variant.traits | {STACKED})
+        return variant
 
-    def form_for(self, config, earlier: Form | None = None):
-        """See `Family.form_for`."""
-        form = super().form_for(config, earlier)
-        if earlier is None or earlier.head != form.head:
-            return form
-        return replace(form, traits=earlier.traits & {PREFIX, NO_PREFIX, STACKED})
+    def variant_for(self, config, earlier: CheckpointVariant | None = None):
+        """See `Family.variant_for`."""
+        variant = super().variant_for(config, earlier)
+        if earlier is None or earlier.head != variant.head:
+            return variant
+        return replace(variant, traits=earlier.traits & {PREFIX, NO_PREFIX, STACKED})
 
-    def rules_for(self, form, config):
-        """See `Family.rules_for`."""
-        head, table = self.head(form), super().rules_for(form, config)
-        rules = [rule.under(head.root, head.our_root) for rule in self._sparse_rules(form, config)]
+    def storage(self, variant, config, plain=None):
+        """See `Family.storage`."""
+        if self.published is None or STACKED in variant.traits:
+            return []
+        layer = self.head(variant).root + self.layers
+        return self.published.rules(layer, self.sparse, [self.bias_of_choice], config.num_experts)
+
+    def layout(self, variant, config):
+        """See `Family.layout`."""
+        head, table = self.head(variant), super().layout(variant, config)
+        rules = [rule.under(head.root + self.layers, head.our_root + LAYER) for rule in self.sparse_rules(config)]
         return RuleTable([*table.rules, *rules], ignored=table.ignored)
 
-    def _sparse_rules(self, form: Form, config: PretrainedConfig) -> list[Rule]:
-        ours, theirs = f"{LAYER}mlp.", self.layers + ("mlp." if STACKED in form.traits else self.block)
-        kinds = ("weight", "bias")
-        rules = [Rule(f"{theirs}{a}.{kind}", f"{ours}{b}.{kind}") for a, b in self.sparse.items() for kind in kinds]
-        if self.statics is None:
-            rules.append(Rule(theirs + self.bias_of_choice, f"{ours}gate.{SELECTION_BIAS}"))
-        else:
-            name = f"gate.{self.statics}" if STACKED in form.traits else self.statics
-            rules.append(Rule(theirs + name, f"{ours}gate.{SELECTION_BIAS}", LeadingAxis()))
-        for name, parts in self._stacks().items():
-            if STACKED in form.traits:
-                rules.append(Rule(f"{theirs}{name}", f"{ours}{name}"))
-                continue
-            names = [f"{theirs}experts.{i}.{part}.weight" for i in range(config.num_experts) for part in parts]
-            op: Operation = Stack(config.num_experts, len(parts))
-            rules.append(Rule(tuple(names), f"{ours}{name}", op))
-        return rules
-
-    def _stacks(self) -> dict[str, tuple[str, ...]]:
-        return {"experts.gate_up_proj": self.parts[:2], "experts.down_proj": self.parts[2:]}
-
-    def adjust(self, shapes, form, config):
-        """See `Family.adjust`."""
-        if STACKED in form.traits:
-            return shapes
-        made: dict[str, Shape] = {}
-        for name, shape in shapes.items():
-            layer, _, rest = name.partition(".mlp.")
-            if self.statics is not None and rest == f"gate.{self.statics}":
-                made[f"{layer}.{self.block}{self.statics}"] = shape
-            elif parts := self._stacks().get(rest):
-                names = (f"{layer}.{self.block}experts.{i}.{part}.weight" for i in range(shape[0]) for part in parts)
-                made |= dict.fromkeys(names, (shape[1] // len(parts), shape[2]))
-            else:
-                made[f"{layer}.{self.block}{rest}" if self._is_sparse(rest) else name] = shape
-        return made
-
-    def _is_sparse(self, name: str) -> bool:
-        return name.rpartition(".")[0] in self.sparse or name == self.bias_of_choice
+    def sparse_rules(self, config: PretrainedConfig) -> list[Rule]:
+        """The rules of a sparse layer, without the layer's prefixes."""
+        moved = self.published is not None and self.published.statics is not None
+        return [
+            *module_rules({f"mlp.{theirs}": f"mlp.{ours}" for theirs, ours in self.sparse.items()}),
+            Rule(f"mlp.{self.bias_of_choice}", f"mlp.gate.{SELECTION_BIAS}", LeadingAxis() if moved else Identity()),
+            Rule("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj"),
+            Rule("mlp.experts.down_proj", "mlp.experts.down_proj"),
+        ]
 
 
 def shared_experts(field: str) -> Computed:
@@ -190,7 +134,11 @@ DEEPSEEK_FIELDS = {
 }
 DEEPSEEK_GROUPS = {"n_group": (None, 1), "topk_group": (None, 1)}
 """Official settings of a choice among groups of experts -> values that mean one group."""
-SHARED_EXPERTS = {ours.replace("expert.", "experts."): ours for ours in SHARED}
+SHARED_EXPERTS = {
+    "shared_experts.gate_proj": "shared_expert.gate_proj",
+    "shared_experts.up_proj": "shared_expert.up_proj",
+    "shared_experts.down_proj": "shared_expert.down_proj",
+}
 """Modules of experts for every token that are one network, official and ours."""
 
 

@@ -28,6 +28,7 @@ from os import PathLike
 from pathlib import Path
 
 from ..errors import ConversionError, shown
+from .json_files import strict_json
 
 MARK = ".blockformer.json"
 LONGEST_MARK = 64 << 20
@@ -59,13 +60,13 @@ def atomic_folder(
     target = Path(os.path.abspath(target))
     origins = [Path(source) for source in sources]
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
-    made: list[Path] = []
+    new_parents: list[Path] = []
     try:
         check_target(target, force, origins)
         for parent in reversed(target.parents):
             if not parent.exists():
                 parent.mkdir()
-                made.append(parent)
+                new_parents.append(parent)
         temporary.mkdir()
         made_here = None
         try:
@@ -80,7 +81,7 @@ def atomic_folder(
             else:
                 shutil.rmtree(temporary, ignore_errors=True)
     except BaseException as error:
-        for parent in reversed(made):
+        for parent in reversed(new_parents):
             with suppress(OSError):
                 parent.rmdir()
         if not isinstance(error, OSError):
@@ -149,7 +150,7 @@ def _marked(folder: Path) -> dict[str, list[int]] | None:
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST_MARK:
             return None
-        files = json.loads(path.read_bytes())["files"]
+        files = strict_json(path.read_bytes())["files"]
         return {str(name): list(state) for name, state in files.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -7,11 +7,10 @@ single file beside an index of the same kind is read, with a warning.
 A checkpoint may also be a single weight file plus a file of settings; nothing else is then read.
 """
 
-import json
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, BinaryIO
@@ -23,26 +22,21 @@ from blockformer.publishing.earlier_names import todays
 
 from ..errors import CheckpointError, listed, shown
 from . import pickled
+from .json_files import read_json
+from .regular import open_regular
 from .safetensors_io import (
-    LFS_POINTER,
-    MAX_HEADER,
     TensorInfo,
-    open_regular,
     read_header,
     read_parts,
     read_tensor,
-    strict_json,
 )
 from .sources import PICKLED_SUFFIXES, WEIGHTS
 
 __all__ = [
     "Checkpoint",
     "TensorInfo",
-    "json_text",
     "nonfinite",
     "read_config",
-    "read_json",
-    "read_json_value",
     "weight_map",
 ]
 
@@ -67,38 +61,6 @@ NEVER_FOLLOWED = (
     "kernel_config",
 )
 """Config entries that can name code to load. They are always dropped."""
-
-
-def json_text(entries: Mapping[str, Any]) -> str:
-    """Entries as the text of a JSON file."""
-    return json.dumps(entries, indent=2, ensure_ascii=False) + "\n"
-
-
-def read_json(path: str | PathLike[str]) -> dict[str, Any]:
-    """Read a JSON object from a file: UTF-8, no repeated names, no NaN or Infinity.
-
-    Raises:
-        CheckpointError: the file is anything else, or not a regular file.
-    """
-    entries = read_json_value(path)
-    if not isinstance(entries, dict):
-        raise CheckpointError(f"{path}: holds a {type(entries).__name__} where a JSON object is needed")
-    return entries
-
-
-def read_json_value(path: str | PathLike[str]) -> Any:
-    """Read any JSON value from a file; see `read_json`."""
-    path = Path(path)
-    with open_regular(path) as file:
-        text = file.read(MAX_HEADER + 1)
-    if text.startswith(LFS_POINTER):
-        raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` in its folder")
-    try:
-        if len(text) > MAX_HEADER:
-            raise ValueError(f"longer than {MAX_HEADER} bytes")
-        return strict_json(text)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from error
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from .checkpoint import Checkpoint
-from .safetensors_io import open_regular
+from .regular import open_regular
 
 CARD = "README.md"
 KEYS = ("license", "license_name", "license_link", "language", "datasets", "base_model")

@@ -9,7 +9,8 @@ from transformers import GenerationConfig, PretrainedConfig
 
 from ..errors import ConversionError
 from ..quiet import quiet
-from .checkpoint import NEVER_FOLLOWED, Checkpoint, read_json
+from .checkpoint import NEVER_FOLLOWED, Checkpoint
+from .json_files import read_json
 
 FILE = "generation_config.json"
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
@@ -31,10 +32,10 @@ def settings_in(checkpoint: Checkpoint, entries: Mapping[str, Any], config: Pret
     followed = {name: value for name, value in entries.items() if name not in NEVER_FOLLOWED}
     try:
         with quiet():
-            made = GenerationConfig.from_model_config(followed).to_json_string(ignore_metadata=True)
+            text = GenerationConfig.from_model_config(followed).to_json_string(ignore_metadata=True)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConversionError(f"config.json: GenerationConfig refuses its settings of generation: {reason}") from error
-    settings = json.loads(made)
+    settings = json.loads(text)
     settings |= {name: getattr(config, name, None) for name in TOKENS if name in settings}
     return {name: value for name, value in settings.items() if value is not None}

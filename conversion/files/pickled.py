@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, listed, shown
-from .safetensors_io import DTYPE_NAMES, LFS_POINTER, MAX_TENSORS, TensorInfo, open_regular, read_tensor
+from .regular import LFS_POINTER, open_regular
+from .safetensors_io import DTYPE_NAMES, MAX_TENSORS, TensorInfo, read_tensor
 
 ZIP = b"PK\x03\x04"
 WRAPPERS = ("state_dict", "model_state_dict", "model")

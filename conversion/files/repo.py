@@ -12,9 +12,10 @@ from transformers import PretrainedConfig
 
 from ..errors import ConversionError, is_out_of_memory, listed, shown
 from ..progress import Progress
-from ..rules.table import Group, Identity, Reversed
-from .checkpoint import Checkpoint, json_text, nonfinite
+from ..rules.table import Group
+from .checkpoint import Checkpoint, nonfinite
 from .generation_settings import FILE, settings_in
+from .json_files import json_text
 from .sources import Source
 from .writer import ShardWriter
 
@@ -48,7 +49,7 @@ def write_weights(
     folder: Path,
     max_shard_size: int | str,
     strict_finite: bool,
-    tell: Progress,
+    report_progress: Progress,
 ) -> list[str]:
     """Write all groups in order. Returns notes on the values."""
     planned = [(target.name, target.dtype, target.shape) for group in groups for target in group.targets]
@@ -63,16 +64,16 @@ def write_weights(
 
     with ShardWriter(folder, planned, max_shard_size) as writer:
         for group in groups:
-            if _is_copy(group):
-                made = [(group.targets[0].name, checkpoint.parts(group.sources[0]))]
+            if group.is_copy:
+                outputs = [(group.targets[0].name, checkpoint.parts(group.sources[0]))]
             else:
-                made = [(name, iter([tensor])) for name, tensor in group.apply(checkpoint.read)]
+                outputs = [(name, iter([tensor])) for name, tensor in group.apply(checkpoint.read)]
             for target in group.targets:
-                name, parts = made.pop(0)
+                name, parts = outputs.pop(0)
                 writer.write_parts(name, looked_at(name, target.dtype, parts))
                 del parts
                 done += torch.Size(target.shape).numel() * target.dtype.itemsize
-                tell("writing weights", done, total)
+                report_progress("writing weights", done, total)
     elements = {name: (torch.Size(shape).numel(), str(kind)[6:]) for name, kind, shape in planned}
     bad = [
         f"{shown(name)}: {count} of {elements[name][0]} in {elements[name][1]}"
@@ -82,12 +83,6 @@ def write_weights(
     if bad and strict_finite:
         raise ConversionError(f"{checkpoint.folder}: NaN or infinite values:{listed(bad)}")
     return [f"NaN or infinite values (kept as they are):{listed(bad)}"] if bad else []
-
-
-def _is_copy(group: Group) -> bool:
-    """Whether a group copies one tensor unchanged, so it need not be in memory as a whole."""
-    op = group.op.op if isinstance(group.op, Reversed) else group.op
-    return isinstance(op, Identity) and len(group.sources) == len(group.targets) == 1
 
 
 def write_generation_config(

@@ -8,8 +8,6 @@ anything that two readers could take in two ways.
 import json
 import math
 import os
-import re
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,8 @@ from torch import Tensor
 from ..errors import CheckpointError, ConversionError, is_out_of_memory, shown
 from ..rules.operations import bytes_of
 from .atomic import start_writing
+from .json_files import strict_json
+from .regular import LFS_POINTER
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -52,15 +52,10 @@ MAX_HEADER = 100_000_000
 MAX_TENSORS = 100_000
 """Per file. The largest real shards hold a few thousand; more would only cost the reader time and memory."""
 MAX_RANK = 64
-MAX_DEPTH = 64
-"""Nesting of JSON. Real files have four levels; hundreds would end in a RecursionError."""
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""An escape in a JSON string that may be half of a surrogate pair."""
 PART = 1 << 20
 """Bytes read, checked and written together: they fit the processor's cache."""
 WINDOW = 32 << 20
 """Bytes after which the system is told to start writing to disk."""
-LFS_POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -84,70 +79,6 @@ class TensorInfo:
     nbytes: int
     offset: int = -1
     strides: tuple[int, ...] | None = None
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading, unbuffered. FIFOs and devices are refused without waiting."""
-    try:
-        if stat.S_ISREG(os.stat(path).st_mode):
-            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-            file = open(descriptor, "rb", buffering=0)  # noqa: SIM115
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return file
-            file.close()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
-    raise CheckpointError(f"{path}: not a regular file")
-
-
-def strict_json(text: bytes) -> Any:
-    """Parse strict JSON: UTF-8 only, no repeated names, no NaN or Infinity, limited nesting.
-
-    Raises:
-        ValueError: saying what is wrong.
-    """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entries = dict(pairs)
-        if len(entries) < len(pairs):
-            seen: set[str] = set()
-            twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise ValueError(f"the name {shown(twice)} is there twice")
-        return entries
-
-    def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
-
-    def finite(number: str) -> float:
-        if math.isinf(float(number)):
-            raise ValueError(f"{shown(number)} is too large a number")
-        return float(number)
-
-    try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse, parse_float=finite)
-        _check_depth(value)
-        if SURROGATE.search(text):
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-        return value
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 (byte {error.start})") from error
-    except UnicodeEncodeError as error:
-        raise ValueError("half of a surrogate pair in a string, which is not Unicode text") from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
-def _check_depth(value: Any) -> None:
-    """Refuse JSON that parses but is too deep to walk through."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        inner = (
-            entry.values() if isinstance(entry, dict) else entry for entry in level if isinstance(entry, (dict, list))
-        )
-        level = [child for children in inner for child in children if isinstance(child, (dict, list))]
-        if not level:
-            return
-    raise ValueError("nested too deeply")
 
 
 def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:

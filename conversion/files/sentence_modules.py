@@ -9,8 +9,10 @@ from safetensors.torch import save_file
 
 from ..errors import shown
 from . import pickled
-from .checkpoint import Checkpoint, read_json, read_json_value
-from .safetensors_io import open_regular, read_header
+from .checkpoint import Checkpoint
+from .json_files import read_json, read_json_value
+from .regular import open_regular
+from .safetensors_io import read_header
 from .sources import SENTENCE_FILES
 
 MODULES = ("Transformer", "Pooling", "Normalize", "Dense", "MultiVectorMask", "LogitScore")

@@ -22,8 +22,9 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import CheckpointError, ConversionError, shown
 from . import pickled
 from .atomic import MARK
-from .checkpoint import Checkpoint, json_text, read_json
-from .safetensors_io import LFS_POINTER, open_regular
+from .checkpoint import Checkpoint
+from .json_files import json_text, read_json
+from .regular import LFS_POINTER, open_regular
 from .sentence_modules import sentence_files
 from .sources import GENERATION, HEADS, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES, WEIGHTS, is_side_file
 from .tokenizers import MADE, check_readable, load, make_fast, rewritten
@@ -74,6 +75,10 @@ class SideFiles:
     notes: list[str] = field(default_factory=list)
     tokenizer: PreTrainedTokenizerBase | None = None
 
+    def leave_out(self, name: str, reason: str) -> None:
+        """Note that a file is not carried, and why."""
+        self.left_out.setdefault(reason, []).append(name)
+
     @property
     def record(self) -> dict[str, Any]:
         """The entries of `conversion.json`."""
@@ -108,26 +113,8 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
     result.notes += [problem] if problem else []
     done = {"config.json", TOKENIZER_CONFIG, MARK, *_files_read(checkpoint)}
     for name in names:
-        path = checkpoint.folder / name
-        if name in done or (_is_ours(checkpoint) and name.startswith(MADE_BY_US)):
-            continue
-        if name.endswith("/") or not os.path.lexists(path):  # a folder as a whole; of a repo on the Hub, not fetched
-            result.left_out.setdefault(_reason(name), []).append(name)
-        elif stays(name) or name in of_sentences:
-            _copy(checkpoint, name, target / name)
-            result.carried.append(name)
-        elif not _is_regular(path):
-            result.left_out.setdefault("not a regular file", []).append(name)
-        elif name in HEADS:
-            _store_head(checkpoint, name, target)
-            result.stored.append(name)
-        elif _is_converted(name, target):
-            result.carried.append(name)
-        elif _is_note(name, path) or (problem and is_side_file(name) and not name.endswith(".bin")):
-            _copy(checkpoint, name, target / STORE / name)
-            result.stored.append(name)
-        else:
-            result.left_out.setdefault(_reason(name), []).append(name)
+        if name not in done and not (_is_ours(checkpoint) and name.startswith(MADE_BY_US)):
+            _carry(checkpoint, name, target, result, set(of_sentences), bool(problem))
     if os.path.lexists(checkpoint.folder / "generation_config.json"):
         read_json(checkpoint.member("generation_config.json"))
     if not checkpoint.is_file:
@@ -135,6 +122,38 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
         result.tokenizer = load(checkpoint.folder)
         _write_tokenizer(checkpoint, target, result)
     return result
+
+
+def _carry(
+    checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, of_sentences: set[str], all_stored: bool
+) -> None:
+    """Carry or store one file, or leave it out with a reason.
+
+    Args:
+        checkpoint, name: the source, and the file's name in it.
+        target: the folder of the repo.
+        result: where it is noted what became of the file.
+        of_sentences: names of files that sentence-transformers reads and that are carried.
+        all_stored: whether all files that it reads are stored, since ours cannot be read by it.
+    """
+    path = checkpoint.folder / name
+    if name.endswith("/") or not os.path.lexists(path):  # a folder as a whole; of a repo on the Hub, not fetched
+        result.leave_out(name, _reason(name))
+    elif stays(name) or name in of_sentences:
+        _copy(checkpoint, name, target / name)
+        result.carried.append(name)
+    elif not _is_regular(path):
+        result.leave_out(name, "not a regular file")
+    elif name in HEADS:
+        _store_head(checkpoint, name, target)
+        result.stored.append(name)
+    elif _is_converted(name, target):
+        result.carried.append(name)
+    elif _is_note(name, path) or (all_stored and is_side_file(name) and not name.endswith(".bin")):
+        _copy(checkpoint, name, target / STORE / name)
+        result.stored.append(name)
+    else:
+        result.leave_out(name, _reason(name))
 
 
 def _is_ours(checkpoint: Checkpoint) -> bool:
@@ -189,30 +208,38 @@ def return_side_files(
     check_readable(checkpoint.folder)
     result.tokenizer = load(checkpoint.folder)
     if TOKENIZER_CONFIG in names - own:
-        settings = read_json(checkpoint.member(TOKENIZER_CONFIG))
-        wanted, notes = rewritten(settings, result.tokenizer)
-        result.notes += notes
-        if wanted == settings:
-            _copy(checkpoint, TOKENIZER_CONFIG, target / TOKENIZER_CONFIG)
-        else:
-            (target / TOKENIZER_CONFIG).write_text(json_text(wanted), encoding="utf-8")
+        _return_tokenizer_config(checkpoint, target, result)
     for name in stored:
-        if os.path.lexists(target / name):
-            continue  # it was changed in the repo, and has been copied from there
-        if name in HEADS:
-            _return_head(checkpoint, name, target)
-        elif f"{STORE}/{name}" in names:
-            _copy(checkpoint, f"{STORE}/{name}", target / name)
-        else:
-            raise ConversionError(
-                f"{checkpoint.folder / STORE / name}: missing, which the official checkpoint held; get the whole repo "
-                "again, or delete conversion.json for a checkpoint without it"
-            )
+        if not os.path.lexists(target / name):  # else it was changed in the repo, and has been copied from there
+            _return_stored(checkpoint, name, names, target)
     check_readable(target)
     if left := record.get("left_out"):
         count = sum(len(each) for each in left.values())
         result.notes.append(f"{count} files of the first source were not carried (conversion.json names them)")
     return result
+
+
+def _return_tokenizer_config(checkpoint: Checkpoint, target: Path, result: SideFiles) -> None:
+    settings = read_json(checkpoint.member(TOKENIZER_CONFIG))
+    wanted, notes = rewritten(settings, result.tokenizer)
+    result.notes += notes
+    if wanted == settings:
+        _copy(checkpoint, TOKENIZER_CONFIG, target / TOKENIZER_CONFIG)
+    else:
+        (target / TOKENIZER_CONFIG).write_text(json_text(wanted), encoding="utf-8")
+
+
+def _return_stored(checkpoint: Checkpoint, name: str, names: set[str], target: Path) -> None:
+    """Write a file that the repo keeps of its source to the place where it was."""
+    if name in HEADS:
+        _return_head(checkpoint, name, target)
+    elif f"{STORE}/{name}" in names:
+        _copy(checkpoint, f"{STORE}/{name}", target / name)
+    else:
+        raise ConversionError(
+            f"{checkpoint.folder / STORE / name}: missing, which the official checkpoint held; get the whole repo "
+            "again, or delete conversion.json for a checkpoint without it"
+        )
 
 
 def copy_store(checkpoint: Checkpoint, names: Iterable[str], target: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConversionError
-from .safetensors_io import open_regular
+from .regular import open_regular
 from .sizes import format_size
 from .sources import VOCABULARIES
 
@@ -42,7 +42,7 @@ def check_bounds(folder: Path) -> None:
         return
     try:
         with open_regular(path) as file:
-            entries = json.loads(file.read(MOST_BYTES))
+            entries = json.loads(file.read(MOST_BYTES))  # not strictly: as the tokenizers library reads it
         growth = {part: _growth(entries.get(part)) for part in PARTS} if isinstance(entries, dict) else {}
     except (ValueError, RecursionError):
         return

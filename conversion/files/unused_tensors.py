@@ -13,7 +13,8 @@ from torch import Tensor
 from ..errors import ConversionError, shown
 from ..rules.table import Group, Target
 from .checkpoint import Checkpoint
-from .safetensors_io import SafetensorsWriter, TensorInfo, open_regular, read_header, read_tensor
+from .regular import open_regular
+from .safetensors_io import SafetensorsWriter, TensorInfo, read_header, read_tensor
 
 UNUSED_FILE = "conversion/unused.safetensors"
 

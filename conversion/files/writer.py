@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConversionError, shown
-from .checkpoint import json_text
+from .json_files import json_text
 from .safetensors_io import SafetensorsWriter
 from .sizes import parse_size
 

@@ -8,6 +8,7 @@ checkpoint are only ever compared; they never become a pattern, a format string 
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -31,6 +32,7 @@ __all__ = [
     "check_tied",
 ]
 
+UNTAKEN, TWICE = "tensors that no rule takes", "targets filled twice"
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -47,6 +49,12 @@ class HasHeader(Protocol):
 
 
 @dataclass(frozen=True)
+class _Header:
+    shape: Shape
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
 class Rule:
     """Official tensors `source` <-> our tensors `target`, through `op`.
 
@@ -56,14 +64,14 @@ class Rule:
         op: how `source` becomes `target`; it knows its way back.
         dtypes: what the sources must be, one for each; they are never cast. Otherwise only floating-point tensors are
             taken, and the plan's `dtype` is applied to them.
-        made: the dtype of what is made of sources with `dtypes`; None: their own.
+        target_dtype: the dtype of what sources with `dtypes` become; None: their own.
     """
 
     source: str | tuple[str, ...]
     target: str | tuple[str, ...]
     op: Operation = field(default_factory=Identity)
     dtypes: tuple[torch.dtype, ...] | None = None
-    made: torch.dtype | None = None
+    target_dtype: torch.dtype | None = None
 
     def under(self, theirs: str, ours: str) -> "Rule":
         """The rule with a prefix before its official names and one before ours."""
@@ -93,17 +101,23 @@ class Group:
     targets: tuple[Target, ...]
     op: Operation
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether it copies one tensor unchanged, so that this need not be in memory as a whole."""
+        op = self.op.op if isinstance(self.op, Reversed) else self.op
+        return isinstance(op, Identity) and len(self.sources) == len(self.targets) == 1
+
     def apply(self, read: Callable[[str], Tensor]) -> list[tuple[str, Tensor]]:
         """Read the sources and return the targets, with names, order, dtypes and shapes as planned.
 
         Args:
             read: name -> tensor (`Checkpoint.read`, or a state dict's `__getitem__`).
         """
-        made = self.op.forward([read(name) for name in self.sources])
-        for target, tensor in zip(self.targets, made, strict=True):
+        tensors = self.op.forward([read(name) for name in self.sources])
+        for target, tensor in zip(self.targets, tensors, strict=True):
             if tuple(tensor.shape) != target.shape:
                 raise ConversionError(f"{shown(target.name)} is {list(tensor.shape)}, planned was {list(target.shape)}")
-        return [(target.name, tensor.to(target.dtype)) for target, tensor in zip(self.targets, made, strict=True)]
+        return [(target.name, tensor.to(target.dtype)) for target, tensor in zip(self.targets, tensors, strict=True)]
 
 
 class _Pattern:
@@ -158,6 +172,12 @@ def _without(parts: Sequence[str], places: Sequence[int]) -> str:
     return ".".join("" if place in places else part for place, part in enumerate(parts))
 
 
+def matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
+    """Those of the names that one of the patterns, which may hold placeholders, stands for."""
+    compiled = [_Pattern(pattern) for pattern in patterns]
+    return {name for name in names if any(pattern.match(name) is not None for pattern in compiled)}
+
+
 def _prefixed(prefix: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
     return prefix + names if isinstance(names, str) else tuple(prefix + name for name in names)
 
@@ -200,6 +220,7 @@ class RuleTable:
         reverse: bool = False,
         optional: Collection[str] = (),
         dtype: torch.dtype | None = None,
+        rest: bool = False,
     ) -> list[Group]:
         """The groups that convert `tensors`, in the order of their first tensor, from the headers alone.
 
@@ -209,6 +230,7 @@ class RuleTable:
             reverse: from our layout to the official one.
             optional: names (with placeholders) in `expected` that may stay unfilled: tied ones.
             dtype: cast floating-point tensors to this; None keeps each tensor's own.
+            rest: copy the tensors that no rule takes, of any dtype, under their names.
 
         Raises:
             ConversionError: one error that lists every problem: tensors that no rule or several rules take, missing
@@ -218,7 +240,9 @@ class RuleTable:
         sides = [side[::-1] if reverse else side for side in self._sides]
         problems: dict[str, list[str]] = defaultdict(list)
         found = self._take(tensors, sides, [] if reverse else self._ignored, problems)
-        if not found:
+        if rest:
+            problems.pop(UNTAKEN, None)
+        elif not found:
             raise ConversionError(_nothing_matched(tensors, [sources for sources, _ in sides]))
         filled: dict[str, str] = {}
         groups = []
@@ -228,7 +252,7 @@ class RuleTable:
             for name in names:
                 if name in filled:
                     twice = shown(next(iter(parts.values())))
-                    problems["targets filled twice"].append(f"{shown(name)}: from {filled[name]} and {twice}")
+                    problems[TWICE].append(f"{shown(name)}: from {filled[name]} and {twice}")
                 filled[name] = shown(next(iter(parts.values())))
             absent = [pattern.fill(values) for slot, pattern in enumerate(sources) if slot not in parts]
             if absent:
@@ -239,12 +263,32 @@ class RuleTable:
             group = _group(op, [parts[slot] for slot in range(len(sources))], names, tensors, problems, rule, dtype)
             if group is not None:
                 groups.append(group)
+        if rest:
+            groups = _with_rest(groups, {name for parts in found.values() for name in parts.values()}, tensors, filled)
         if expected is not None:
             _compare(filled, groups, expected, [_Pattern(name) for name in optional], problems)
         if problems:
             kinds = (f"\n{kind} ({len(lines)}):{listed(lines)}" for kind, lines in problems.items())
             raise ConversionError("the checkpoint's tensors do not fit the model:" + "".join(kinds))
         return groups
+
+    def shapes_before(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        """The official tensors that would make ours of these shapes: name -> shape.
+
+        Tensors that no rule makes, or that do not belong together, are passed over.
+        """
+        sides = [side[::-1] for side in self._sides]
+        found = self._take({name: _Header(shape) for name, shape in shapes.items()}, sides, [], defaultdict(list))
+        before: dict[str, Shape] = {}
+        for (index, values), parts in found.items():
+            ours, theirs = sides[index]
+            if len(parts) == len(ours):
+                with suppress(ConversionError):
+                    made = self.rules[index].op.inverse_shapes(
+                        [tuple(shapes[parts[slot]]) for slot in range(len(ours))]
+                    )
+                    before |= {pattern.fill(values): shape for pattern, shape in zip(theirs, made, strict=True)}
+        return before
 
     def _take(
         self,
@@ -266,10 +310,34 @@ class RuleTable:
                 rules = ", ".join(sides[index][0][slot].text for index, _, slot in takers)
                 problems["tensors that several rules take"].append(f"{shown(name)}: {rules}")
             elif not takers and not any(pattern.match(name) is not None for pattern in ignored):
-                problems["tensors that no rule takes"].append(shown(name))
+                problems[UNTAKEN].append(shown(name))
             for index, values, slot in takers:
                 found.setdefault((index, values), {})[slot] = name
         return found
+
+
+def _with_rest(
+    groups: list[Group], taken: Collection[str], tensors: Mapping[str, HasHeader], filled: Collection[str]
+) -> list[Group]:
+    """The groups and copies of all other tensors, in the order of the tensors.
+
+    Raises:
+        ConversionError: a group makes a tensor of that name.
+    """
+    twice = [name for name in tensors if name in filled and name not in taken]
+    if twice:
+        raise ConversionError(
+            f"the checkpoint's tensors do not fit the model:\n{TWICE} ({len(twice)}):{listed(map(shown, twice))}"
+        )
+    readers = {name: group for group in groups for name in group.sources}
+    ordered: dict[int, Group] = {}
+    for name, header in tensors.items():
+        if name not in taken:
+            copy = Group((name,), (Target(name, header.dtype, tuple(header.shape)),), Identity())
+            ordered[id(copy)] = copy
+        elif name in readers:  # else a part of its group is missing
+            ordered[id(readers[name])] = readers[name]
+    return list(ordered.values())
 
 
 def _group(
@@ -292,7 +360,7 @@ def _group(
         if wrong:
             problems["tensors of another dtype"] += wrong
             return None
-        made = dtypes[0] if rule.made is None else dtype or rule.made
+        target_dtype = dtypes[0] if rule.target_dtype is None else dtype or rule.target_dtype
     else:
         whole = [name for name in sources if not tensors[name].dtype.is_floating_point]
         if whole:
@@ -302,10 +370,10 @@ def _group(
         if len(set(dtypes)) > 1:
             problems["parts of different dtypes"].append(", ".join(f"{shown(n)} {tensors[n].dtype}" for n in sources))
             return None
-        made = dtype or dtypes[0]
+        target_dtype = dtype or dtypes[0]
     try:
         shapes = op.forward_shapes([tuple(tensors[name].shape) for name in sources])
-        targets = tuple(Target(name, made, tuple(shape)) for name, shape in zip(names, shapes, strict=True))
+        targets = tuple(Target(name, target_dtype, tuple(shape)) for name, shape in zip(names, shapes, strict=True))
     except ValueError as error:
         problems["wrong shapes"].append(f"{', '.join(map(shown, sources))}: {error}")
         return None

@@ -274,13 +274,13 @@ def test_a_log_without_a_terminal_says_what_is_done_and_how_long_the_rest_takes(
     clock = iter([0, 1, 2, 12, 22, 122, 722])
     monkeypatch.setattr("blockformer.cli.checkpoints.QUIET_SECONDS", -1)
     monkeypatch.setattr("blockformer.cli.checkpoints.time.monotonic", lambda: next(clock))
-    with progress_bar() as tell:
-        tell("looking", 0, 0)
-        tell("writing weights", 0, 2048)
-        tell("writing weights", 1024, 2048)
-        tell("comparing 1 of 2: original model, float32", 100, 600)
-        tell("comparing 1 of 2: original model, float32", 200, 600)
-        tell("comparing 2 of 2: converted model, float32", 300, 600)
+    with progress_bar() as report_progress:
+        report_progress("looking", 0, 0)
+        report_progress("writing weights", 0, 2048)
+        report_progress("writing weights", 1024, 2048)
+        report_progress("comparing 1 of 2: original model, float32", 100, 600)
+        report_progress("comparing 1 of 2: original model, float32", 200, 600)
+        report_progress("comparing 2 of 2: converted model, float32", 300, 600)
     assert capsys.readouterr().err.splitlines() == [
         "1 s: looking",
         "2 s: writing weights 0%, no estimate yet",
@@ -296,18 +296,18 @@ def test_a_terminal_has_room_for_bar_estimate_and_elapsed_time(capsys, monkeypat
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "80")
     clock = iter([0, 100, 140])
-    with progress_bar() as tell:
+    with progress_bar() as report_progress:
         monkeypatch.setattr("blockformer.cli.checkpoints.time.monotonic", lambda: next(clock))
         for done in (0, 500, 900):
-            tell("comparing 2 of 4: converted model, bfloat16", done, 1000)
+            report_progress("comparing 2 of 4: converted model, bfloat16", done, 1000)
     shown = capsys.readouterr().err
     assert re.search(r"model, bfloat16 \S+ 90%, ~16 s left 0:00:\d\d", re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", shown))
 
 
 def test_the_progress_bar_takes_known_and_unknown_amounts(capsys):
-    with progress_bar() as tell:
-        tell("looking", 0, 0)
-        tell("writing", 5, 10)
+    with progress_bar() as report_progress:
+        report_progress("looking", 0, 0)
+        report_progress("writing", 5, 10)
     assert capsys.readouterr().err == ""  # no terminal, no bar
 
 

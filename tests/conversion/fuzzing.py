@@ -31,7 +31,8 @@ from safetensors.torch import save_file
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.files.checkpoint import Checkpoint
-from blockformer.conversion.files.safetensors_io import open_regular, read_header, read_tensor
+from blockformer.conversion.files.regular import open_regular
+from blockformer.conversion.files.safetensors_io import read_header, read_tensor
 from blockformer.conversion.plan import plan_in, plan_out
 
 SECONDS = 5
@@ -366,12 +367,12 @@ class Cases:
                 found[new] = found[old]
             elif new not in found:
                 found[new] = found.pop(old)
-        form = family.form(config, found, lambda _: torch.zeros(1))
-        canonical = {family.canonical(own, form): own for own in found}
+        variant = family.variant_of(config, found, lambda _: torch.zeros(1))
+        canonical = {family.canonical(own, variant): own for own in found}
         for own in found:
-            assert isinstance(family.stored(own, form), str)
+            assert isinstance(family.stored(own, variant), str)
         headers = {new: found[own] for new, own in canonical.items()}
-        groups = family.rules_for(form, family.our_config(family.config_from(config, form))).plan(headers)
+        groups = family.layout(variant, family.our_config(family.config_from(config, variant))).plan(headers)
         assert all(target.name.isprintable() for group in groups for target in group.targets)
 
     def config(self, rng: random.Random) -> None:

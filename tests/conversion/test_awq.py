@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 import blockformer
 from blockformer.cli import main
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
-from blockformer.conversion.families import awq
 from blockformer.conversion.families.registry import FAMILIES
+from blockformer.conversion.storage import awq
 from blockformer.conversion.summary import summarize
 from blockformer.model.awq_linear import QuantizedLinear
 

@@ -525,9 +525,9 @@ def test_loss_and_gradients(tmp_path, family):
     for loss in losses:
         loss.backward()
     found = {name: parameter.grad for name, parameter in ours.named_parameters()}
-    form = FAMILIES[family].form(model.config.to_dict())
+    variant = FAMILIES[family].variant_of(model.config.to_dict())
     tensors = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
-    groups = FAMILIES[family].rules_for(form, ours.config).plan(tensors)
+    groups = FAMILIES[family].layout(variant, ours.config).plan(tensors)
     expected = dict(pair for group in groups for pair in group.apply(tensors.__getitem__))
     # The official row of padding learns from the head alone.
     rows = torch.arange(VOCAB) != BART_TOKENS[family]["pad_token_id"]

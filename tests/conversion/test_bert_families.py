@@ -432,11 +432,11 @@ def test_settings_that_ours_cannot_express_are_named(family, changes, named):
 def test_a_preset_of_ours_finds_its_family(name, architecture, family):
     config = blockformer.preset(name, architectures=[architecture])
     assert family_for(config) is FAMILIES[family]
-    form = FAMILIES[family].form_for(config)
+    variant = FAMILIES[family].variant_for(config)
     # None means the dropout of everything else, which DistilBERT cannot say
     wanted = {**config.to_dict(), **({"classifier_dropout": 0.2} if family == "distilbert" else {})}
     official = FAMILIES[family].config_to(config)
-    assert FAMILIES[family].our_config(FAMILIES[family].config_from(official, form)).to_dict() == wanted
+    assert FAMILIES[family].our_config(FAMILIES[family].config_from(official, variant)).to_dict() == wanted
 
 
 @pytest.mark.parametrize(

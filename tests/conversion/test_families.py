@@ -154,7 +154,7 @@ def test_rules_and_settings_fit_both_models_tensor_by_tensor(family, changes):
     )
     assert (tied, parameters) == (their_tied, their_parameters)
     headers = {name: torch.empty(shape, device="meta") for name, shape in theirs.items()}
-    rules = chosen.rules_for(chosen.form(entries), config)
+    rules = chosen.layout(chosen.variant_of(entries), config)
     groups = rules.plan(headers, ours)
     made = {target.name: torch.empty(target.shape, device="meta") for group in groups for target in group.targets}
     assert made.keys() == ours.keys()
@@ -168,7 +168,7 @@ def test_old_rotary_frequencies_are_left_out_and_nothing_else():
     shapes, _, _ = expected_tensors(chosen.model_class, config)
     headers = {name: torch.empty(shape, device="meta") for name, shape in theirs.items()}
     headers["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.empty(8, device="meta")
-    rules = chosen.rules_for(chosen.form(back), config)
+    rules = chosen.layout(chosen.variant_of(back), config)
     assert len(rules.plan(headers, shapes)) == len(shapes)
     headers["model.layers.0.self_attn.extra"] = torch.empty(8, device="meta")
     with pytest.raises(ConversionError, match=r"no rule takes.*\n.*self_attn\.extra"):
@@ -420,7 +420,7 @@ def test_every_field_of_ours_comes_back_or_is_refused(family):
         except ConversionError:
             refused.add(name)
             continue
-        again = chosen.our_config(chosen.config_from(official, chosen.form_for(changed)))
+        again = chosen.our_config(chosen.config_from(official, chosen.variant_for(changed)))
         assert getattr(again, name) == value or name in NOT_COMPUTED | chosen.without_effect, name
         kept.add(name)
     assert {"qk_norm", "linear_group_size", "relative_attention_num_buckets"} & refused

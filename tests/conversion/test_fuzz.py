@@ -21,7 +21,7 @@ from fork_server import ForkServer
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.errors import CheckpointError
 from blockformer.conversion.files.checkpoint import Checkpoint
-from blockformer.conversion.files.safetensors_io import strict_json
+from blockformer.conversion.files.json_files import strict_json
 
 from . import fuzzing
 from .oracles import edit_config, official_folder

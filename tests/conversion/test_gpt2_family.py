@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
-from blockformer.conversion.families.fields import Form
 from blockformer.conversion.families.registry import FAMILIES, family_for
 from blockformer.conversion.files.unused_tensors import UNUSED_FILE
+from blockformer.conversion.storage.variant import CheckpointVariant
 from blockformer.conversion.summary import summarize
 from blockformer.conversion.verify import compare, probes, run
 
@@ -312,7 +312,7 @@ def test_loss_and_gradients(tmp_path, head, side):
     assert_close(*losses)
     gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
     found = {}
-    for group in GPT2.rules_for(Form(head.official), ours.config).plan(gradients, reverse=True):
+    for group in GPT2.layout(CheckpointVariant(head.official), ours.config).plan(gradients, reverse=True):
         found.update(group.apply(gradients.__getitem__))
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     assert_gradients_close(found, expected)

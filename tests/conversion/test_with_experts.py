@@ -8,9 +8,9 @@ from sizes import OFFICIAL_DECODER
 
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES
-from blockformer.conversion.families.with_experts import Stack
 from blockformer.conversion.rules.beyond import LayersBeyond
 from blockformer.conversion.rules.table import Rule, RuleTable, _Pattern
+from blockformer.conversion.storage.experts import Stack
 
 from .oracles import assert_verified, edit_config, edit_tensors, entries_of, official_class, stored
 

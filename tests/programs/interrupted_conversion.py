@@ -27,14 +27,14 @@ def at(count, action):
     def run(*args, progress, **kwargs):
         told = 0
 
-        def tell(*step):
+        def report_progress(*step):
             nonlocal told
             told += 1
             if told == count:
                 action()
             progress(*step)
 
-        return convert(*args, progress=tell, **kwargs)
+        return convert(*args, progress=report_progress, **kwargs)
 
     conversion.convert = run
 

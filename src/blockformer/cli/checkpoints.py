@@ -38,7 +38,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         start = said = began = time.monotonic()
         whole = 0
 
-        def tell(step: str, done: int, total: int) -> None:
+        def report_progress(step: str, done: int, total: int) -> None:
             nonlocal said, began, whole
             now = time.monotonic()
             if total != whole:  # work of another kind
@@ -49,7 +49,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
                 said = now
                 print(f"{now - start:.0f} s: {step} {rest}".rstrip(), file=sys.stderr, flush=True)
 
-        yield tell
+        yield report_progress
 
 
 def left(seconds: float, share: float) -> str:
@@ -70,8 +70,8 @@ def run_convert(src: str, dst: str, to: str, shape: dict[str, Any], **options: A
     check_conversion(src, dst, to_official=to == "official", **options)
     from blockformer.conversion import convert
 
-    with progress_bar() as tell:
-        report = convert(src, dst, to_official=to == "official", progress=tell, **options)
+    with progress_bar() as report_progress:
+        report = convert(src, dst, to_official=to == "official", progress=report_progress, **options)
     layout = f"the official {report.family} layout" if report.to_official else "a self-contained repo"
     _show(report, f"{report.source} -> {report.target}: {layout}")
     if report.parity is None:
@@ -91,8 +91,8 @@ def _run_reshaped(src: str, dst: str, to: str, shape: dict[str, Any], options: d
     check_conversion(src, dst, **kept)
     from blockformer.conversion.reshaped import convert_reshaped
 
-    with progress_bar() as tell:
-        report = convert_reshaped(src, dst, progress=tell, **shape, **kept)
+    with progress_bar() as report_progress:
+        report = convert_reshaped(src, dst, progress=report_progress, **shape, **kept)
     _show(report, f"{report.source} -> {report.target}: a self-contained repo of another shape")
 
 
@@ -112,8 +112,8 @@ def run_export(src: str, dst: str, sign: str | None, **options: Any) -> None:
     check_conversion(src, dst, **options)
     from blockformer.conversion import export_folder
 
-    with progress_bar() as tell:
-        report = export_folder(src, dst, sign=sign, progress=tell, **options)
+    with progress_bar() as report_progress:
+        report = export_folder(src, dst, sign=sign, progress=report_progress, **options)
     _show(report, f"{report.source} -> {report.target}: a self-contained repo{', signed' if sign else ''}")
 
 

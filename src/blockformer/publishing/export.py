@@ -67,7 +67,7 @@ def export_model(
         ValueError: the model is not one of Blockformer's, the tokenizer has tokens that it does not have, or the folder
             or the key cannot be used.
     """
-    from blockformer.conversion.files.atomic import atomic_folder  # conversion stands above this module
+    from blockformer.conversion.files.new_repo import new_repo  # conversion stands above this module
 
     if not str(getattr(model.config, "model_type", "")).startswith("blockformer_"):
         raise ValueError(f"{type(model).__name__} is no Blockformer model: convert its checkpoint instead.")
@@ -75,7 +75,7 @@ def export_model(
         signing.check_key(sign)
     if tokenizer is not None:
         tokenizer = fitting_tokenizer(tokenizer, model.config)
-    with atomic_folder(folder, force=force) as temporary:
+    with new_repo(folder, force=force) as temporary:
         model.save_pretrained(temporary, max_shard_size=max_shard_size)
         if tokenizer is not None:
             save_tokenizer(tokenizer, temporary)

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from blockformer.conversion.articles.transformer import EXTRA_CODE
 from blockformer.conversion.errors import ConversionError, shown
 from blockformer.conversion.files.atomic import MARK, atomic_folder, mark
-from blockformer.conversion.files.checkpoint import json_text, read_config, read_json
+from blockformer.conversion.files.checkpoint import read_config
+from blockformer.conversion.files.json_files import json_text, read_json
 
 from ..model.configuration_blockformer import BlockformerConfig
 from ..model.release import FORMAT, STAMP, VERSION

@@ -14,7 +14,8 @@ import torch
 
 import blockformer
 from blockformer.conversion.errors import CheckpointError, ConversionError, shown
-from blockformer.conversion.files.checkpoint import NEVER_FOLLOWED, Checkpoint, read_json_value
+from blockformer.conversion.files.checkpoint import NEVER_FOLLOWED, Checkpoint
+from blockformer.conversion.files.json_files import read_json_value
 from blockformer.conversion.files.side_files import digest
 from blockformer.conversion.files.sources import files_in, folder_of
 

@@ -7,7 +7,7 @@ from typing import Any
 from blockformer.model.rotary import rotary_size
 
 from ..errors import ConversionError, shown
-from .fields import Official
+from .base import Official
 
 
 class Rope:

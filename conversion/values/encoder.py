@@ -1,7 +1,8 @@
 """Settings of BERT-like encoders that are more than a field of the same meaning: positions, pooler, token types."""
 
 from ..errors import ConversionError, shown
-from .fields import Computed, NotExpressible, token_or_none
+from .base import Computed, NotExpressible
+from .common import token_or_none
 
 RELATIVE = ("relative_key", "relative_key_query")
 
@@ -53,7 +54,7 @@ class Pooler:
     def read(self, official):
         """See `Value.read`."""
         head = official.head
-        there = head.own_pooler or head.pooler == "needed" or "pooler" in official.form.traits
+        there = head.own_pooler or head.pooler == "needed" or "pooler" in official.variant.traits
         return {"pooler_act": self.act if there and not head.is_decoder else None}
 
     def write(self, config, head):

@@ -4,7 +4,7 @@ K inputs, N outputs, G inputs per group: `qweight` int32 [K, N / 8], `qzeros` in
 [K / G, N] stand for the weight [N, K] of a linear layer. Ours has the same three tensors.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import Checkpoint
 from ..rules.operations import Shape
 from ..rules.table import Rule, RuleTable
-from .fields import Form
+from .variant import CheckpointVariant
 
 TRAIT = "4 bits"
-"""Of the form of a checkpoint whose linear maps are kept so."""
+"""Of the variant of a checkpoint whose linear maps are kept so."""
 FIELD = "quantization_config"
 PARTS = {"qweight": torch.int32, "qzeros": torch.int32, "scales": torch.float16}
 # What a checkpoint must say of itself, and what it may say without a change of its weights' meaning.
@@ -127,40 +127,39 @@ def plain_weight(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:
     return dequantize(qweight, qzeros, scales, torch.float32).t().contiguous()
 
 
-def rules(table: RuleTable, is_low: frozenset[str], dtype: torch.dtype | None = None) -> RuleTable:
-    """The rules of a family for a checkpoint whose linear maps have 4 bits.
+def kept_rules(table: RuleTable, low: Collection[str]) -> RuleTable:
+    """The rules for linear maps that keep their 4 bits.
 
     Args:
-        table: those for its plain twin.
-        is_low: the weights, by their official names with placeholders, that have 4 bits.
-        dtype: make plain weights of this dtype; None keeps the 4 bits.
+        table: those for plain weights.
+        low: the weights, by their official names with placeholders, that have 4 bits.
     """
-    made: list[Rule] = []
+    rules: list[Rule] = []
     for rule in table.rules:
-        if rule.source not in is_low:
-            made.append(rule)
-            continue
-        theirs, ours = (str(name).removesuffix("weight") for name in (rule.source, rule.target))
-        if dtype is None:
-            made += [Rule(theirs + part, ours + part, dtypes=(kind,)) for part, kind in PARTS.items()]
+        if rule.source in low:
+            theirs, ours = (str(name).removesuffix("weight") for name in (rule.source, rule.target))
+            rules += [Rule(theirs + part, ours + part, dtypes=(kind,)) for part, kind in PARTS.items()]
         else:
-            parts = tuple(theirs + part for part in PARTS)
-            made.append(Rule(parts, rule.target, Dequantize(dtype), dtypes=tuple(PARTS.values()), made=dtype))
-    return RuleTable(made, ignored=table.ignored)
+            rules.append(rule)
+    return RuleTable(rules, ignored=table.ignored)
+
+
+def dequantizing_rules(low: Iterable[str], dtype: torch.dtype) -> list[Rule]:
+    """The rules that make plain weights of this dtype: tensors of the file -> of the class."""
+    return [
+        Rule(names_of(weight), weight, Dequantize(dtype), dtypes=tuple(PARTS.values()), target_dtype=dtype)
+        for weight in sorted(low)
+    ]
+
+
+def names_of(weight: str) -> tuple[str, ...]:
+    """The names of the three tensors that stand for a weight."""
+    return tuple(weight.removesuffix("weight") + part for part in PARTS)
 
 
 def low_bit_weights(names: Iterable[str]) -> set[str]:
     """The weights that tensors of these names stand for with 4 bits."""
     return {f"{name.removesuffix('qweight')}weight" for name in names if name.endswith(".qweight")}
-
-
-def parts_of(name: str, shape: Shape, size: int) -> dict[str, Shape]:
-    """Names and shapes of the three tensors that stand for a weight [N, K]."""
-    outputs, inputs = shape
-    groups = 1 if size == -1 else inputs // size
-    stem = name.removesuffix("weight")
-    shapes = ((inputs, outputs // 8), (groups, outputs // 8), (groups, outputs))
-    return {stem + part: part_shape for part, part_shape in zip(PARTS, shapes, strict=True)}
 
 
 def load_plain(
@@ -184,6 +183,6 @@ def load_plain(
     )
 
 
-def trait(form: Form) -> Form:
-    """A form of the same head with 4-bit weights."""
-    return replace(form, traits=form.traits | {TRAIT})
+def trait(variant: CheckpointVariant) -> CheckpointVariant:
+    """A variant of the same head with 4-bit weights."""
+    return replace(variant, traits=variant.traits | {TRAIT})

@@ -1,0 +1,68 @@
+"""What a model is for: the official class and ours, and the tensors that only this head has."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+
+from ..rules.table import Rule, module_rules
+
+RELEASED = frozenset(dir(transformers))
+"""What the installed release of transformers has; making the list takes it a third of a second."""
+LANGUAGE_MODELS = ("ForCausalLM", "ForMaskedLM", "ForPreTraining", "ForConditionalGeneration")
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a model is for.
+
+    Attributes:
+        official: name of the official class in transformers.
+        ours: name of ours in `blockformer`.
+        root: prefix of the official names of the stack's tensors; our names have "model." unless it is the stack alone.
+        modules: official module -> ours, each with weight and bias, beyond the stack's.
+        tensors: official tensor -> ours, beyond those.
+    """
+
+    official: str
+    ours: str
+    root: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bare(self) -> bool:
+        """Whether it is the stack alone: then no name of a tensor has a prefix, in both layouts."""
+        return self.ours.endswith("Model")
+
+    @property
+    def our_root(self) -> str:
+        """Prefix of our names of the stack's tensors."""
+        return "" if self.bare else "model."
+
+    @property
+    def writes_text(self) -> bool:
+        """Whether it is a language model."""
+        return self.ours.endswith(LANGUAGE_MODELS)
+
+    @property
+    def model_class(self) -> type[PreTrainedModel]:
+        """Our class."""
+        import blockformer
+
+        return getattr(blockformer, self.ours)
+
+    @property
+    def config_class(self) -> type[PretrainedConfig]:
+        """The configuration class of ours."""
+        return self.model_class.config_class
+
+    @property
+    def rules(self) -> list[Rule]:
+        """The rules of its own tensors."""
+        return [*module_rules(self.modules), *(Rule(theirs, ours) for theirs, ours in self.tensors.items())]
+
+    def has_tensors_in(self, names: Collection[str]) -> bool:
+        """Whether all of its own tensors are among these."""
+        return all(rule.source in names for rule in self.rules)

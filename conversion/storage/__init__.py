@@ -1,0 +1,1 @@
+"""How official checkpoints are stored, as far as the official classes have it otherwise."""

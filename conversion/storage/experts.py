@@ -1,0 +1,79 @@
+"""Experts in files: three matrices for each expert, where the official class has those of all experts in one tensor.
+
+E experts, C hidden size, I inner width of an expert.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ConversionError
+from ..rules.operations import Shape
+from ..rules.table import Rule, module_rules
+
+PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """`parts` matrices [rows, columns] of each expert, one expert after the other -> [E, parts * rows, columns]."""
+
+    experts: int
+    parts: int
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.stack(list(tensors)).reshape(self.forward_shapes([tuple(t.shape) for t in tensors])[0])]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        (tensor,) = tensors
+        return list(tensor.reshape(self.experts * self.parts, -1, tensor.shape[-1]).unbind())
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        if len(set(shapes)) != 1 or len(shapes[0]) != 2:
+            raise ConversionError(f"the experts' shapes {[list(shape) for shape in dict.fromkeys(shapes)]} differ")
+        rows, columns = shapes[0]
+        return [(self.experts, self.parts * rows, columns)]
+
+    def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = shapes
+        if len(shape) != 3 or shape[0] != self.experts or shape[1] % self.parts:
+            raise ConversionError(f"shape {list(shape)} does not hold {self.parts} matrices of {self.experts} experts")
+        return [(shape[1] // self.parts, shape[2])] * (self.experts * self.parts)
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """How published checkpoints hold a sparse layer.
+
+    Attributes:
+        block: what the names of its tensors begin with, without the layer's prefix; in the class it is "mlp.".
+        parts: what an expert's gate, up and down projection are called.
+        statics: the name of the router's selection bias [1, E], which the class has in its gate; None: it is not moved.
+    """
+
+    block: str = "mlp."
+    parts: tuple[str, str, str] = PARTS
+    statics: str | None = None
+
+    def rules(self, layer: str, modules: Iterable[str], tensors: Iterable[str], experts: int) -> list[Rule]:
+        """Tensors of the file -> of the class.
+
+        Args:
+            layer: what the names of a layer's tensors begin with.
+            modules: those of a sparse layer beside its experts, without prefix, each with weight and bias.
+            tensors: its other tensors.
+            experts: how many experts there are.
+        """
+        theirs, ours = layer + self.block, f"{layer}mlp."
+        rules = []
+        if theirs != ours:
+            rules += module_rules({theirs + name: ours + name for name in modules})
+            rules += [Rule(theirs + name, ours + name) for name in tensors]
+        if self.statics is not None:
+            rules.append(Rule(theirs + self.statics, f"{ours}gate.{self.statics}"))
+        for target, parts in (("experts.gate_up_proj", self.parts[:2]), ("experts.down_proj", self.parts[2:])):
+            names = [f"{theirs}experts.{i}.{part}.weight" for i in range(experts) for part in parts]
+            rules.append(Rule(tuple(names), ours + target, Stack(experts, len(parts))))
+        return rules

@@ -1,0 +1,60 @@
+"""How the names in a checkpoint differ from those of today's official class. Each spelling knows its way back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Spelling(Protocol):
+    """A change of names that can be undone."""
+
+    def todays(self, name: str) -> str:
+        """The name that the official class of today gives to what a checkpoint calls `name`."""
+
+    def stored(self, name: str) -> str:
+        """The way back."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Names that begin with another prefix.
+
+    Args:
+        in_file: the prefix in a checkpoint; "" for none.
+        in_class: the prefix in the class; "" for none.
+        inner: what the names of these tensors begin with after their prefix.
+    """
+
+    in_file: str
+    in_class: str
+    inner: tuple[str, ...]
+
+    def todays(self, name: str) -> str:
+        return self._changed(name, self.in_file, self.in_class)
+
+    def stored(self, name: str) -> str:
+        return self._changed(name, self.in_class, self.in_file)
+
+    def _changed(self, name: str, old: str, new: str) -> str:
+        return new + name.removeprefix(old) if name.startswith(old or self.inner) else name
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Names that end otherwise.
+
+    Args:
+        in_class: ending in a checkpoint -> ending in the class.
+    """
+
+    in_class: Mapping[str, str]
+
+    def todays(self, name: str) -> str:
+        return _with_ending(name, self.in_class)
+
+    def stored(self, name: str) -> str:
+        return _with_ending(name, {new: old for old, new in self.in_class.items()})
+
+
+def _with_ending(name: str, endings: Mapping[str, str]) -> str:
+    return next((name.removesuffix(old) + new for old, new in endings.items() if name.endswith(old)), name)

@@ -1,0 +1,40 @@
+"""The values of a config that need more than a renaming between the official fields and ours, in both directions."""
+
+from .base import Computed, NotExpressible, Official, Value, constants
+from .common import DROPOUTS, TOKENS, common_entries, token_or_none
+from .encoder import RELATIVE, SIDE, TOKEN_TYPES, EncoderPositions, Pooler
+from .heads import NOT_PRUNED, PRUNED_HEADS, HeadDim
+from .rotary import Rope, RopeByLayerType, RotaryPart, only_sliding_layers_rotate
+from .scalars import Factor, Flag, InnerSize, invert_power
+from .windows import NoWindow, WindowByLayer, WindowEverywhere
+
+__all__ = [
+    "DROPOUTS",
+    "NOT_PRUNED",
+    "PRUNED_HEADS",
+    "RELATIVE",
+    "SIDE",
+    "TOKENS",
+    "TOKEN_TYPES",
+    "Computed",
+    "EncoderPositions",
+    "Factor",
+    "Flag",
+    "HeadDim",
+    "InnerSize",
+    "NoWindow",
+    "NotExpressible",
+    "Official",
+    "Pooler",
+    "Rope",
+    "RopeByLayerType",
+    "RotaryPart",
+    "Value",
+    "WindowByLayer",
+    "WindowEverywhere",
+    "common_entries",
+    "constants",
+    "invert_power",
+    "only_sliding_layers_rotate",
+    "token_or_none",
+]

@@ -1,0 +1,74 @@
+"""Numbers and switches: the inner width, factors, flags."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class InnerSize:
+    """The inner width of the feed-forward network, where None, or nothing at all, is four times the width.
+
+    Args:
+        name: the official field, if there is one.
+    """
+
+    def __init__(self, name: str | None = None):
+        self.name = name
+
+    def read(self, official):
+        """See `Value.read`."""
+        said = None if self.name is None else getattr(official.config, self.name)
+        return {"intermediate_size": 4 * official.config.hidden_size if said is None else said}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        plain = config.intermediate_size == 4 * config.hidden_size
+        return {} if self.name is None else {self.name: None if plain else config.intermediate_size}
+
+
+def invert_power(factor: float, power: float) -> float:
+    """The roundest number whose `power` is a factor: what a config most likely said."""
+    exact = factor ** (1 / power)
+    rounded = (round(exact, digits) for digits in range(17))
+    found = next((each for each in rounded if each > 0 and each**power == factor), exact)
+    return int(found) if found == int(found) else found
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor that is a number there, and None here where it is 1."""
+
+    theirs: str
+    ours: str
+
+    def read(self, official):
+        """See `Value.read`."""
+        factor = getattr(official.config, self.theirs)
+        return {self.ours: None if factor == 1 else float(factor)}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        factor = getattr(config, self.ours)
+        return {self.theirs: 1.0 if factor is None else factor}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A field of ours of which an official flag chooses the value.
+
+    Args:
+        theirs: the flag.
+        ours: our field.
+        values: our value where the flag is false, and where it is true.
+    """
+
+    theirs: str
+    ours: str
+    values: tuple[Any, Any]
+
+    def read(self, official):
+        """See `Value.read`."""
+        return {self.ours: self.values[bool(getattr(official.config, self.theirs))]}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        return {self.theirs: getattr(config, self.ours) == self.values[1]}
