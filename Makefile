@@ -88,7 +88,7 @@ $(DOCS_READY): $(READY)
 	@touch $@
 
 docs: $(DOCS_READY) ## build the documentation into site/, offline; any warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: $(READY) ## build dist/blockformer-*.whl
 	@rm -rf build dist
