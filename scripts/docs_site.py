@@ -8,9 +8,6 @@ import posixpath
 import re
 from pathlib import Path
 
-import latex2mathml.converter
-from mkdocs.structure.files import File, InclusionLevel
-
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 MATH = re.compile(r"^( *)```math\n(.*?)^ *```$", re.M | re.S)
@@ -51,11 +48,15 @@ def rewritten(text: str, path: str, repository: str) -> str:
 
 def formula(found: re.Match) -> str:
     """A fence of LaTeX as MathML, which browsers show without a script."""
+    import latex2mathml.converter
+
     return latex2mathml.converter.convert(" ".join(found[2].split()), display="block")
 
 
 def on_files(files, config):
     """Add what the pages link to outside of `docs/`, and what those files link to."""
+    from mkdocs.structure.files import File, InclusionLevel
+
     waiting = [(ROOT / "docs" / file.src_uri, f"docs/{file.src_uri}") for file in files.documentation_pages()]
     added = set()
     while waiting:

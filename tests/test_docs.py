@@ -486,6 +486,25 @@ def test_every_public_name_stands_in_the_reference():
     assert sorted(named) == sorted(blockformer.__all__)
 
 
+def test_links_out_of_the_docs_lead_to_files_that_the_site_brings_along():
+    site = script("docs_site")
+    text = (
+        "[a](../src/blockformer/model/layer.py) [b](../README.md#speed) [c](faq.md) "
+        "[d](../model_cards) `[e](../README.md)`"
+    )
+    assert site.rewritten(text, "docs/gpu.md", "https://x") == (
+        "[a](source/src/blockformer/model/layer.py.txt) [b](source/README.md#speed) [c](faq.md) "
+        "[d](https://x/tree/main/model_cards) `[e](../README.md)`"
+    )
+    assert site.rewritten("[a](docs/gpu.md)", "README.md", "https://x") == "[a](../gpu.md)"
+    assert site.rewritten("[a](../../SECURITY.md)", "docs/zh/gpu.md", "https://x") == "[a](../source/SECURITY.md)"
+    assert (
+        site.rewritten("[a](../src/gone.py)", "docs/gpu.md", "https://x") == "[a](../src/gone.py)"
+    )  # and the build fails
+    linked = {"README.md", "src/blockformer/model/layer.py"}
+    assert set(site.linked(text, "docs/gpu.md")) == linked
+
+
 def test_the_address_of_the_project_is_one():
     """A placeholder until there is one; change it in all of these files."""
     pattern = re.compile(r"https://github\.com/[\w.-]+/blockformer\b")
