@@ -50,7 +50,7 @@ threads-1 threads-4: threads-%: $(READY) ## what generates, with one thread and 
 	$(ONE_THREAD) $(BIN)/python -m pytest --threads $* -m "several_threads and not exhaustive" $(TESTS)
 
 nightly: ## all of this, some hours: make --keep-going nightly
-nightly: check portable exhaustive threads-1 threads-4 versions clients extra-tests smoke
+nightly: check portable exhaustive threads-1 threads-4 versions clients extra-tests docs smoke
 
 check: lint test ## lint, types and tests
 

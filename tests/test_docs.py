@@ -303,6 +303,16 @@ def test_the_readme_is_short_and_its_figures_are_those_of_the_benchmarks(name):
     assert all(row in everything for row in speed)
 
 
+@pytest.mark.parametrize("page", PAIRS["benchmarks"], ids=["en", "zh"])
+def test_each_figure_at_a_glance_is_one_of_the_measured_ones(page):
+    _, glance, _, *measured = page.read_text(encoding="utf-8").split("\n## ")
+    cells = [cell for row in tables(page)[0] for cell in row]
+    figures = set(re.findall(r"\d+\.\d\d", " ".join(cells)))
+    assert len(figures) > 50
+    assert all(cell in glance for cell in cells)
+    assert not figures - set(re.findall(r"\d+\.\d\d", "".join(measured)))
+
+
 def on_meta(config):
     with torch.device("meta"):
         return getattr(blockformer, architecture_of(config))(config)
@@ -503,6 +513,10 @@ def test_links_out_of_the_docs_lead_to_files_that_the_site_brings_along():
     )  # and the build fails
     linked = {"README.md", "src/blockformer/model/layer.py"}
     assert set(site.linked(text, "docs/gpu.md")) == linked
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {blockformer.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_the_address_of_the_project_is_one():
