@@ -78,4 +78,4 @@ def on_page_markdown(markdown, page, config, files):
     """Links and formulas as the site needs them."""
     uri = page.file.src_uri
     path = uri.removeprefix(f"{SOURCES}/") if uri.startswith(f"{SOURCES}/") else f"docs/{uri}"
-    return MATH.sub(formula, rewritten(markdown, path, config["repo_url"]))
+    return MATH.sub(formula, rewritten(markdown, path, config["extra"]["repository"]))
