@@ -1,6 +1,7 @@
 """The documentation against the code: links, names, fields, figures, pictures, snippets, and both languages alike."""
 
 import ast
+import builtins
 import dataclasses
 import functools
 import importlib.util
@@ -438,6 +439,38 @@ def test_snippets_compile(path, body):
     if path.name == "template.md":
         body = re.sub(r"\$\{?\w+\}?", "x", body)
     ast.parse(body)
+
+
+def undefined(blocks):
+    """The names that blocks read and that neither they nor Python define."""
+    nodes = [node for body in blocks for node in ast.walk(ast.parse(body))]
+    defined = set(dir(builtins))
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler):
+            defined.add(node.name)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    defined |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return {node.id for node in names} - defined
+
+
+EXCERPTS = ("add-a-family.md",)  # its blocks are parts of files
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in markdown_files() if path.name not in (*EXCERPTS, "template.md")],
+    ids=lambda path: path.name,
+)
+def test_the_blocks_of_a_page_make_every_name_that_they_use(path):
+    assert undefined(fences(path, "python")) == set()
+
+
+def test_a_name_that_nothing_makes_is_found():
+    assert undefined(["import torch\nx = 1", "def f(y):\n    return torch.add(x, y) + z"]) == {"z"}
 
 
 RUNNABLE = [snippet for snippet in SNIPPETS if snippet.values[0] == PAGE]
