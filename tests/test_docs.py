@@ -42,6 +42,8 @@ PAIRS = {
     "see-inside": (PAGE.parent / "see-inside.md", PAGE_ZH.parent / "see-inside.md"),
     "supported": (PAGE.parent / "supported.md", PAGE_ZH.parent / "supported.md"),
     "examples": (PAGE.parent / "examples.md", PAGE_ZH.parent / "examples.md"),
+    "faq": (PAGE.parent / "faq.md", PAGE_ZH.parent / "faq.md"),
+    "glossary": (PAGE.parent / "glossary.md", PAGE_ZH.parent / "glossary.md"),
     "versions": (PAGE.parent / "versions.md", PAGE_ZH.parent / "versions.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
