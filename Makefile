@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs-ready
 TESTS ?= tests
 THREADS ?= 2
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
@@ -16,7 +17,7 @@ MKL ?= AVX2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test portable exhaustive nightly threads-1 threads-4 check lint format bench bench-full versions clients \
-  extra-tests quantization wheel smoke clean
+  extra-tests quantization docs wheel smoke clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -49,7 +50,7 @@ threads-1 threads-4: threads-%: $(READY) ## what generates, with one thread and 
 	$(ONE_THREAD) $(BIN)/python -m pytest --threads $* -m "several_threads and not exhaustive" $(TESTS)
 
 nightly: ## all of this, some hours: make --keep-going nightly
-nightly: check portable exhaustive threads-1 threads-4 versions clients extra-tests smoke
+nightly: check portable exhaustive threads-1 threads-4 versions clients extra-tests docs smoke
 
 check: lint test ## lint, types and tests
 
@@ -82,6 +83,13 @@ extra-tests: $(READY) ## the tests that need other packages, in environments of 
 quantization: ## those of the low-bit libraries
 	$(MAKE) extra-tests EXTRAS=quantization
 
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[docs]' -c constraints.txt
+	@touch $@
+
+docs: $(DOCS_READY) ## build the documentation into site/, offline; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 wheel: $(READY) ## build dist/blockformer-*.whl
 	@rm -rf build dist
 	$(BIN)/python -m build --wheel --outdir dist .
@@ -90,5 +98,5 @@ smoke: wheel ## install the wheel into a second environment and try it there
 	scripts/smoke.sh $(BIN)/python
 
 clean: ## remove what was built, the environments too
-	rm -rf $(VENV) .venvs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venvs build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -227,7 +227,7 @@ def from_official(
     Raises:
         ConversionError: the checkpoint cannot be converted; the checks are those of `convert`.
 
-    Example:
+    Examples:
         >>> model = blockformer.from_official("Qwen/Qwen3-0.6B")  # doctest: +SKIP
     """
     if "torch_dtype" in loading:  # its name before transformers 5

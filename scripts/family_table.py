@@ -1,5 +1,5 @@
 """Write the tables of docs/families.md and its Chinese twin, each preset as its fields that differ from the defaults,
-and the names of families in the README's tables.
+and the names of families in docs/supported.md and in the READMEs.
 
 Usage: python scripts/family_table.py
 """
@@ -24,8 +24,11 @@ COLUMNS = (
     "max_position_embeddings"
 ).split()
 """What the table of published sizes shows."""
-READMES = {"README.md": ", ", "README.zh-CN.md": "、"}
-"""Page -> what separates two names."""
+SUPPORTED = {"supported.md": ", ", "zh/supported.md": "、"}
+"""Page with the table of families -> what separates two names."""
+READMES = {"README.md": "{} families: {}.", "README.zh-CN.md": "{} 个家族\uff1a{}。"}
+"""README -> its sentence with the number and the names of the families, between two comments."""
+MARKED = re.compile(r"(<!-- families -->\n).*?(<!-- end of families -->)", re.S)
 PAGES = ("families.md", "zh/families.md")
 TABLE = re.compile(r"(^\|.*\n)(?:^\|.*\n)+", re.M)
 """A table, and its header by itself."""
@@ -88,7 +91,7 @@ def written(text: str) -> str:
 
 
 def with_names(text: str, separator: str) -> str:
-    """A README whose table of families has the names of the index, sorted: a line for each group that has one there.
+    """A page whose table of families has the names of the index, sorted: a line for each group that has one there.
 
     What stands in brackets behind a name stays.
     """
@@ -102,13 +105,24 @@ def with_names(text: str, separator: str) -> str:
     return "".join(lines)
 
 
+def with_sentence(text: str, sentence: str) -> str:
+    """A README with its sentence of all families."""
+    names = sorted(name for name in index.NAMES if not name.endswith("-decoder"))
+    separator = ", " if sentence.isascii() else "、"
+    filled = sentence.format(len(names), separator.join(f"`{name}`" for name in names))
+    return MARKED.sub(lambda found: f"{found[1]}{filled}\n{found[2]}", text)
+
+
 def _names(line: str) -> set[str]:
     return set(re.findall(r"`([^`]+)`", line))
 
 
 def main() -> None:
-    for name, separator in READMES.items():
+    for name, sentence in READMES.items():
         path = DOCS.parent / name
+        path.write_text(with_sentence(path.read_text(encoding="utf-8"), sentence), encoding="utf-8")
+    for name, separator in SUPPORTED.items():
+        path = DOCS / name
         path.write_text(with_names(path.read_text(encoding="utf-8"), separator), encoding="utf-8")
     for name in PAGES:
         path = DOCS / name

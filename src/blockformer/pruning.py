@@ -41,7 +41,7 @@ def prune_heads(model: PreTrainedModel, heads: Mapping[int, Sequence[int]]) -> P
         ValueError: there are no such heads, or the model can have none pruned: an encoder-decoder, 4-bit weights, a
             norm over all heads, disentangled positions.
 
-    Example:
+    Examples:
         >>> smaller = prune_heads(model, {0: [1, 3], 5: [0]})  # doctest: +SKIP
     """
     config = _config_of(model)

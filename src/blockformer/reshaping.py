@@ -68,7 +68,7 @@ def reshape(
     Raises:
         ValueError: the model has a task's head, or 4-bit weights; a number does not fit; or the new config is refused.
 
-    Example:
+    Examples:
         >>> small = reshape(model, layers=[0, 2, 4, 6])  # doctest: +SKIP
     """
     config = model.config

@@ -73,7 +73,7 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
         ValueError: no such preset (the near one is named); fields that the config does not have, all of them with what
             they may mean; or a value that it refuses.
 
-    Example:
+    Examples:
         >>> preset("qwen3", hidden_size=512, num_key_value_heads=2).qk_norm
         True
         >>> preset("qwen3-0.6b", position_type="relative_bias").num_hidden_layers

@@ -34,7 +34,7 @@ class StopOnNonFiniteLoss(TrainerCallback):
     Raises:
         FloatingPointError: out of `Trainer.train`.
 
-    Example:
+    Examples:
         >>> trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[StopOnNonFiniteLoss()])
     """
 
@@ -120,7 +120,7 @@ class ExpertLoad(TrainerCallback):
     The figures are in `state.log_history` and in what is printed. A reporter (TensorBoard and the like) has them if the
     callback stands before it: `trainer.callback_handler.callbacks.insert(0, blockformer.ExpertLoad())`.
 
-    Example:
+    Examples:
         >>> trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[ExpertLoad()])
     """
 

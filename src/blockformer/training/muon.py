@@ -55,7 +55,8 @@ def muon(
         learning_rate: of both.
         weight_decay: of all matrices.
         momentum: Muon's, with Nesterov's step.
-        betas, eps: AdamW's.
+        betas: AdamW's.
+        eps: AdamW's.
         base: as for `adamw`. Muon's step of a matrix then has the spectral norm that it has at the base, times the
             root of outputs over inputs (Yang, Simon and Bernstein, 2023): 1/sqrt(m) of the rate at m times the width.
 
@@ -63,7 +64,7 @@ def muon(
         ImportError: torch is older than 2.9, which has no Muon.
         ValueError: a number out of its range, or a model with no matrices in `layers` to train.
 
-    Example:
+    Examples:
         >>> optimizer = muon(model, learning_rate=2e-3, weight_decay=0.1)
         >>> Trainer(model, arguments, train_dataset=rows, optimizers=(optimizer, None)).train()
     """

@@ -113,7 +113,7 @@ def adamw(
     Raises:
         ValueError: a number out of its range, or a model without trainable parameters.
 
-    Example:
+    Examples:
         >>> optimizer = adamw(torch.nn.Linear(4, 2), learning_rate=3e-4, weight_decay=0.1)
         >>> [len(group["params"]) for group in optimizer.param_groups]
         [1, 1]
