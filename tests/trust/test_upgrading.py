@@ -1,0 +1,103 @@
+"""`upgrade`: an older repo gets today's code, config and card, its weights stay, and a failure leaves it as it was."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import blockformer
+from blockformer.conversion import ConversionError
+from blockformer.publishing import code_files, earlier_names
+
+MUSEUM = Path(__file__).parents[1] / "museum"
+SIZES = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def repo(tmp_path):
+    config = blockformer.preset("qwen3", **SIZES, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return blockformer.export_model(blockformer.BlockformerDecoderForCausalLM(config), tmp_path / "repo")
+
+
+def test_an_old_repo_is_as_today_s_and_its_weights_stay(repo):
+    weights, inode = (repo / "model.safetensors").read_bytes(), (repo / "model.safetensors").stat().st_ino
+    settings = json.loads((repo / "config.json").read_text())
+    old = {name: value for name, value in settings.items() if not name.startswith("blockformer_")}
+    (repo / "config.json").write_text(json.dumps({**old, "qk_norm": True}))
+    (repo / "stack.py").write_text((repo / "stack.py").read_text() + "from .former import x\n")
+    (repo / "former.py").write_text("x = 1\n")  # of a release that had it
+    (repo / "mine.py").write_text("y = 2\n")
+    (repo / "notes").mkdir()
+    (repo / "notes/a.txt").write_text("kept")
+    (repo / "README.md").write_text("# Mine\n\n## Code\n\nold words\n\n## After\n\nkept\n")
+    found = blockformer.upgrade(repo)
+    assert found.problems.keys() == {"code"}
+    assert found.problems["code"] == ["'mine.py' is not code of Blockformer: read it, or do not load the repo"]
+    assert (repo / "model.safetensors").read_bytes() == weights
+    assert (repo / "model.safetensors").stat().st_ino == inode
+    assert json.loads((repo / "config.json").read_text()) == settings
+    assert not (repo / "former.py").exists()
+    assert (repo / "notes/a.txt").read_text() == "kept"
+    for path in code_files(blockformer.preset("qwen3")):
+        assert (repo / path.name).read_bytes() == path.read_bytes()
+    card = (repo / "README.md").read_text()
+    assert "old words" not in card
+    assert "`attention.py`" in card
+    assert card.endswith("## After\n\nkept\n")
+    (repo / "mine.py").unlink()
+    assert blockformer.verify(repo).is_ok
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "marian", "qwen3", "t5", "transformer-base"])
+def test_a_repo_of_the_museum_is_upgraded_with_its_names(name, tmp_path):
+    home = shutil.copytree(MUSEUM / "2026-11-20" / name, tmp_path / name)
+    expected = load_file(home / "expected.safetensors")
+    (home / "expected.safetensors").unlink()
+    before = load_file(home / "model.safetensors")
+    found = blockformer.upgrade(home)
+    assert found.problems.keys() <= {"unused"}  # a pooler that nothing read
+    after = load_file(home / "model.safetensors")
+    assert not earlier_names.are_earlier(after)
+    assert len(after) == len(before)
+    cls = getattr(blockformer, json.loads((home / "config.json").read_text())["architectures"][0])
+    logits = expected.pop("logits")
+    with torch.no_grad():
+        found = cls.from_pretrained(home).eval()(**expected).logits
+    torch.testing.assert_close(found, logits, rtol=0, atol=1e-6 * logits.abs().max().item())
+
+
+def edit(repo, **entries):
+    path = repo / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda repo: edit(repo, blockformer_version="99.1.0"),
+            r"Blockformer 99\.1\.0 wrote it.*nothing is down",
+        ),
+        (lambda repo: edit(repo, blockformer_format=9), "nothing is downgraded"),
+        (lambda repo: edit(repo, model_type="bert"), "model_type 'bert' is not one of Blockformer's"),
+        (lambda repo: edit(repo, new_block=1), "config.json: .*new_block"),
+        (lambda repo: edit(repo, hidden_size=32), "not upgraded, its weights are not the config's"),
+        (lambda repo: (repo / "x.txt").symlink_to(repo / "config.json"), "a link"),
+    ],
+)
+def test_what_cannot_be_upgraded_is_left_as_it_was(spoil, message, repo):
+    spoil(repo)
+    before = contents(repo)
+    with pytest.raises(ConversionError, match=message):
+        blockformer.upgrade(repo)
+    assert contents(repo) == before
+    assert [path.name for path in repo.parent.iterdir()] == ["repo"]
+    with pytest.raises(ConversionError, match="no such folder"):
+        blockformer.upgrade(repo / "nowhere")
