@@ -115,7 +115,7 @@ def from_cache(path):
     return {name for name, is_local in local.items() if is_local} | (FETCHERS - used)
 
 
-def test_only_the_hub_is_asked_and_in_two_places():
+def test_only_the_hub_is_asked_and_in_three_places():
     """Conversion fetches a Hub id, a push sends: nothing else in the package knows a network."""
     asks = set()
     for path in python_files():
@@ -129,4 +129,5 @@ def test_only_the_hub_is_asked_and_in_two_places():
                     assert not ({module} if module else names) & NETWORK, place
                 if names & fetchers or (isinstance(node, ast.Import) and "huggingface_hub" in names):
                     asks.add(path.relative_to(ROOT).as_posix())
-    assert asks == {"conversion/files/sources.py", "src/blockformer/publishing/upload.py"}
+    places = {"conversion/files/sources.py", "src/blockformer/publishing/upload.py"}
+    assert asks == places | {"src/blockformer/trust/verification.py"}

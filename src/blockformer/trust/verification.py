@@ -92,7 +92,7 @@ def verify(
     _check_settings(folder, names, kinds[str(model_type)], found)
     _check_weights(folder, config, found)
     if key is not None:
-        from .signing import check_signature
+        from ..publishing.signing import check_signature
 
         for problem in check_signature(folder, key):
             found.add("signature", problem)
