@@ -35,7 +35,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     passed_over: tuple[str, ...] = ()
     """See `LayersBeyond`: what the names of such layers' tensors begin with, without the head's prefix."""
     own_spellings: Sequence[Spelling] = ()
-    """How names in all its checkpoints, and in the classes of older releases, differ from those of today's class."""
+    """How names in all its checkpoints, and in older releases' classes, differ from the names in today's class."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
 
@@ -125,7 +125,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     def layout(self, variant: CheckpointVariant, config: PretrainedConfig) -> RuleTable:
         """The second step: which tensors of the official class are which of ours.
 
-        What the table ignores is kept beside the weights, for the way back.
+        What the table ignores is stored next to the weights, for the way back.
 
         Args:
             variant: of the official checkpoint.
@@ -156,7 +156,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         return LayersBeyond(tuple(root + prefix for prefix in self.passed_over), config.num_hidden_layers)
 
     def spellings(self, variant: CheckpointVariant) -> Sequence[Spelling]:
-        """How names in a checkpoint of this variant differ from those of the official class of today."""
+        """How names in a checkpoint of this variant differ from the names in today's official class."""
         return self.own_spellings
 
     def canonical(self, name: str, variant: CheckpointVariant) -> str:

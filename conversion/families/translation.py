@@ -152,7 +152,7 @@ class ConfigTranslation(ABC):
 
         Args:
             official: the entries.
-            variant: what is known of the checkpoint; None takes what `official` alone says.
+            variant: what is known of the checkpoint; None takes only what `official` says.
 
         Raises:
             ConversionError: naming every official setting that ours cannot express.
@@ -263,7 +263,7 @@ class ConfigTranslation(ABC):
             return self.official_config({})
 
     def plain_entries(self, official: Mapping[str, Any], variant: CheckpointVariant) -> Mapping[str, Any]:
-        """The entries without those of a quantization that the variant has."""
+        """The entries, except for the quantization that the variant has."""
         return official
 
     def official_config(self, official: Mapping[str, Any]) -> PretrainedConfig:

@@ -62,7 +62,7 @@ class OneByOne:
 
         Args:
             layer: what the names of a layer's tensors begin with.
-            modules: those of a sparse layer beside its experts, without prefix, each with weight and bias.
+            modules: the other modules of a sparse layer, without prefix, each with weight and bias.
             tensors: its other tensors.
             experts: how many experts there are.
         """

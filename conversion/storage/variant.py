@@ -13,7 +13,7 @@ class CheckpointVariant:
     Attributes:
         head: name of the official class that its tensors make.
         traits: which of several spellings its names have, and which optional tensors are there; the family's own words.
-        sizes: shapes of tensors that are kept beside the weights, which go back only where they still fit.
+        sizes: shapes of tensors that are stored next to the weights, which go back only where they still fit.
     """
 
     head: str

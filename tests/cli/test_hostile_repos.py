@@ -13,7 +13,7 @@ from sizes import ONE_LAYER
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from blockformer.cli import main, template
-from blockformer.cli.commands import printable_logs
+from blockformer.cli.entry import printable_logs
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.errors import printable
 

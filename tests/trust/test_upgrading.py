@@ -73,6 +73,22 @@ def test_a_repo_of_the_museum_is_upgraded_with_its_names(name, tmp_path):
     torch.testing.assert_close(found, logits, rtol=0, atol=1e-6 * logits.abs().max().item())
 
 
+def test_code_of_the_owner_s_is_never_overwritten(repo):
+    edit(repo, auto_map={})
+    (repo / "attention.py").write_text("mine\n")
+    before = contents(repo)
+    with pytest.raises(ConversionError, match=r"alibi\.py, attention\.py, .* auto_map does not lead to"):
+        blockformer.upgrade(repo)
+    assert contents(repo) == before
+
+
+def test_code_is_found_through_an_auto_map_that_names_the_hub(repo):
+    codes = blockformer.BlockformerDecoderConfig.auto_classes
+    edit(repo, auto_map={name: f"somebody/repo--{code}" for name, code in codes.items()})
+    assert not blockformer.verify(repo).is_ok
+    assert blockformer.upgrade(repo).is_ok
+
+
 def edit(repo, **entries):
     path = repo / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))

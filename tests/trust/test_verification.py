@@ -272,6 +272,23 @@ def test_a_hub_id_is_downloaded_whole_and_the_cache_s_links_are_fine(written, tm
         verify("somebody/repo")
 
 
+@pytest.mark.parametrize("size", [640, 896, 1152, 1408])
+def test_a_header_that_begins_like_a_pickle_is_a_header(size, repo):
+    """A safetensors file begins with the size of its header: 640 is the bytes 0x80 0x02."""
+    path = repo / "notes.safetensors"
+    save_file({"x": torch.zeros(1)}, path, {"pad": ""})
+    header = int.from_bytes(path.read_bytes()[:8], "little")
+    save_file({"x": torch.zeros(1)}, path, {"pad": "." * (size - header)})
+    assert path.read_bytes()[:2] == size.to_bytes(2, "little")
+    assert verify(repo).problems == {}
+
+
+def test_more_files_than_are_listed_are_a_problem(repo, monkeypatch):
+    monkeypatch.setattr("blockformer.conversion.files.sources.LISTED", 12)
+    monkeypatch.setattr(verification, "LISTED", 12)
+    assert "more than 12 files" in verify(repo).problems["files"][0]
+
+
 def test_nothing_of_the_repo_is_run(repo, tmp_path):
     (repo / "modeling_decoder.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')\n")
     (repo / "sitecustomize.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w')\n")

@@ -1,5 +1,6 @@
 """The command line."""
 
-from .commands import app, main
+from .commands import app
+from .entry import main
 
 __all__ = ["app", "main"]

@@ -156,7 +156,7 @@ class BlockformerConfig(
         # PEFT asks for this before it looks for target modules: here it is imported for sure, whichever came first.
         tell_peft(self.model_type)
         settings = super().to_dict()
-        # An entry with `--` names code on the Hub, which may change; this code lies beside the weights.
+        # An entry with `--` names code on the Hub, which may change; this code lies next to the weights.
         loaded = {name: code for name, code in (settings.get("auto_map") or {}).items() if "--" not in str(code)}
         settings["auto_map"] = {**self.auto_classes, **loaded}
         return settings | STAMP

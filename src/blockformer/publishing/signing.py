@@ -8,7 +8,7 @@ from typing import Any
 SIGNATURE = "model.sig"
 """The signature's file in a repo, a Sigstore bundle."""
 UNSIGNED = (SIGNATURE, ".blockformer.json")
-"""Files that a signature does not cover: itself, and the times of the files. Nor does it cover those of git."""
+"""Files that a signature does not cover: itself, and the times of the files. Nor are the files of git."""
 
 
 class SigningError(ValueError):
@@ -75,8 +75,10 @@ def check_signature(folder: Path, key: str | PathLike[str]) -> list[str]:
     verifier.set_hashing_config(_hashing(library).set_allow_symlinks(True))  # the Hub's cache has links
     try:
         verifier.verify(folder, path)
-    except Exception as error:  # whatever a damaged signature makes the library raise
-        return [f"{SIGNATURE}: {error or type(error).__name__}"]
+    except ValueError as error:
+        return [f"{SIGNATURE}: {error}"]
+    except Exception as error:  # whatever a damaged file makes the library raise
+        return [f"{SIGNATURE} is damaged, or not a signature: {type(error).__name__}: {error}"]
     return []
 
 

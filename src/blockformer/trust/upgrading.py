@@ -23,7 +23,7 @@ from ..model.configuration_blockformer import BlockformerConfig
 from ..model.release import FORMAT, STAMP, VERSION
 from ..publishing.earlier_names import are_earlier, todays
 from ..publishing.model_card import with_code_of
-from ..publishing.repo_code import copy_code
+from ..publishing.repo_code import code_files, copy_code
 from ..publishing.signing import SIGNATURE
 from .manifest import CONFIGS, is_later
 from .verification import Verification, verify
@@ -44,8 +44,8 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
         What `verify` says of the new repo.
 
     Raises:
-        ConversionError: a later release wrote the repo, it cannot be read, or its weights would not fit. The folder is
-            as it was.
+        ConversionError: a later release wrote the repo, it cannot be read, its weights would not fit, or code of its
+            owner's would be overwritten. The folder is as it was.
     """
     folder = Path(repo)
     if not folder.is_dir():
@@ -54,6 +54,9 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
     config = _config(repo, entries)
     kept, folders = _content(folder)
     kept -= {MARK, SIGNATURE, "config.json", *_own_code(folder, entries.get("auto_map"))}
+    if others := sorted(kept & {path.name for path in code_files(config)}):
+        what = f"{', '.join(others)}: code that auto_map does not lead to, under names of this release's files"
+        raise ConversionError(f"{repo}: {what}; move it away first")
     with _marked(folder), atomic_folder(folder, force=True) as temporary:
         for name in folders:
             (temporary / name).mkdir(parents=True, exist_ok=True)
@@ -61,8 +64,7 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
             _link(folder / name, temporary / name)
         _rename_weights(temporary, config)
         _write(temporary / "config.json", config.to_json_string())
-        for path in copy_code(temporary, config):
-            kept.discard(path.name)
+        copy_code(temporary, config)
         for name in EXTRA_CODE.keys() & kept:
             _write(temporary / name, EXTRA_CODE[name].read_text(encoding="utf-8"))
         if "README.md" in kept:
@@ -109,7 +111,7 @@ def _content(folder: Path) -> tuple[set[str], list[str]]:
 def _own_code(folder: Path, auto_map: Any) -> set[str]:
     """The modules that a repo's `auto_map` loads, and what they import, found without running them."""
     codes = auto_map.values() if isinstance(auto_map, Mapping) else ()
-    waiting = [code.partition(".")[0] for code in codes if isinstance(code, str)]
+    waiting = [code.rpartition("--")[2].partition(".")[0] for code in codes if isinstance(code, str)]
     found: set[str] = set()
     while waiting:
         name = f"{waiting.pop()}.py"

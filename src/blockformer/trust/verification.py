@@ -17,7 +17,7 @@ from blockformer.conversion.errors import CheckpointError, ConversionError, show
 from blockformer.conversion.files.checkpoint import NEVER_FOLLOWED, Checkpoint
 from blockformer.conversion.files.json_files import read_json_value
 from blockformer.conversion.files.side_files import digest
-from blockformer.conversion.files.sources import files_in, folder_of
+from blockformer.conversion.files.sources import LISTED, files_in, folder_of
 
 from ..model.release import STAMP, VERSION
 from ..publishing.repo_code import MODEL
@@ -112,7 +112,10 @@ def _check_files(folder: Path, found: Verification) -> set[str]:
     """Hash every file; those that are links to elsewhere or no regular files are problems, and not read."""
     home = folder.resolve()
     roots = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
-    for name in files_in(folder):
+    names = files_in(folder)
+    if len(names) >= LISTED:
+        found.add("files", f"more than {LISTED:,} files, of which the others are not looked at")
+    for name in names:
         path = folder / name
         if name.endswith("/"):
             if path.is_symlink():
@@ -135,11 +138,12 @@ def _check_files(folder: Path, found: Verification) -> set[str]:
 
 
 def _check_kind(path: Path, name: str, found: Verification) -> None:
-    """Pickles, by name or content."""
+    """Pickles, by name or content. A safetensors file begins with a number, which may look like the start of one."""
+    ending = PurePosixPath(name).suffix.lower()
     with open(path, "rb") as file:
         start = file.read(2048)
-    is_archive = start.startswith(b"PK\x03\x04") and (b"data.pkl" in start or b".pkl" in start)
-    if PurePosixPath(name).suffix.lower() in PICKLES or PICKLE.match(start) or is_archive:
+    is_archive = start.startswith(b"PK\x03\x04") and b".pkl" in start
+    if ending in PICKLES or (ending != ".safetensors" and (PICKLE.match(start) or is_archive)):
         found.add("files", f"{shown(name)} is a pickle, or may be one: loading it can run code")
 
 
