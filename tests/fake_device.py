@@ -282,7 +282,7 @@ def kernel(query, key, value, starts_q, starts_k, longest_q, longest_k, *, scale
 def prepared():
     """The complaints about prepared models, whose padding is skipped: of a padded batch, and of what follows."""
     accelerator.DEVICE, accelerator.kernel = DEVICE.type, lambda: kernel
-    accelerator._DTYPES = (torch.float32,)
+    accelerator._DTYPES, accelerator._LEAST_WORK = (torch.float32,), 0
     accelerator.is_enabled = engine_attention.is_enabled = lambda: True  # though operators are looked at
     results = {}
     for topology in ("encoder", "decoder", "encoder-decoder"):

@@ -56,6 +56,7 @@ def calls(request, monkeypatch):
     made = counted()
     monkeypatch.setattr(accelerator, "DEVICE", "cpu")
     monkeypatch.setattr(accelerator, "_DTYPES", (torch.float32, torch.bfloat16))
+    monkeypatch.setattr(accelerator, "_LEAST_WORK", 0)
     monkeypatch.setattr(accelerator, "kernel", lambda: made)
     return seen
 
@@ -189,6 +190,7 @@ def test_flash_attn_takes_the_place_of_a_missing_kernel(monkeypatch):
 
     monkeypatch.setattr(accelerator, "DEVICE", "cpu")
     monkeypatch.setattr(accelerator, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(accelerator, "_LEAST_WORK", 0)
     monkeypatch.setattr(accelerator, "kernel", accelerator.kernel.__wrapped__)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=flash_attn_varlen_func))
@@ -267,12 +269,53 @@ def test_another_dtype_than_the_kernel_s_runs_padded(calls, monkeypatch):
     assert calls
 
 
-def test_without_the_kernel_nothing_is_skipped(monkeypatch):
+@pytest.mark.parametrize("family", ["bert", "qwen3", "gpt2", "marian"])
+@torch.no_grad()
+def test_without_the_kernel_only_attention_is_padded(family, monkeypatch):
+    """In float32, for heads that it does not take, on older devices and in older PyTorch."""
     monkeypatch.setattr(accelerator, "DEVICE", "cpu")
+    monkeypatch.setattr(accelerator, "_LEAST_WORK_OF_FLOAT32", 0)
+    monkeypatch.setattr(accelerator, "_LEAST_SHARE", 0)
     monkeypatch.setattr(accelerator, "kernel", lambda: None)
+    seen, attend = [], accelerator.attend_side_by_side
+
+    def counted(plain, module, query, *args, **kwargs):
+        seen.append(query.shape[2])
+        return attend(plain, module, query, *args, **kwargs)
+
+    monkeypatch.setattr(accelerator, "attend_side_by_side", counted)
+    plain, quick = make(family)
+    for given in (batch(plain), {**batch(plain), **prompts([4, 9, 6])}):
+        seen.clear()
+        expected, found = (model(**given).last_hidden_state for model in (plain, quick))
+        real = slice(None) if plain.config.is_encoder_decoder else given["attention_mask"].bool()
+        with in_float64(plain) as wide:
+            assert_as_exact(found[real], expected[real], wide(**given).last_hidden_state[real])
+        assert set(seen) == {int(given["attention_mask"].sum())}
+
+
+@torch.no_grad()
+def test_small_batches_are_computed_as_they_are(calls, monkeypatch):
+    """The host takes longer than the device there."""
     _, quick = make("bert")
     given = batch(quick)
-    assert accelerator.unpadding_of(quick, torch.zeros(3, 9, 32).bfloat16(), given["attention_mask"], None, {}) is None
+    work = given["input_ids"].numel() * quick.config.hidden_size**2
+    for least, runs in ((work + 1, False), (work, True)):
+        monkeypatch.setattr(accelerator, "_LEAST_WORK", least)
+        quick(**given)
+        assert bool(calls) is runs
+
+
+@torch.no_grad()
+def test_a_little_padding_stays_where_attention_is_padded_anyway(monkeypatch):
+    monkeypatch.setattr(accelerator, "DEVICE", "cpu")
+    monkeypatch.setattr(accelerator, "_LEAST_WORK_OF_FLOAT32", 0)
+    _, quick = make("bert")
+    states, mask = torch.zeros(4, 10, 32), torch.ones(4, 10, dtype=torch.long)
+    for padding, skips in ((9, False), (10, True)):
+        mask[:2, 10 - padding // 2 :], mask[2, 10 - padding % 2 :] = 0, 0
+        assert (accelerator.unpadding_of(quick, states, mask, None, {}) is not None) is skips
+        mask.fill_(1)
 
 
 @pytest.fixture

@@ -24,6 +24,10 @@ COMPILES = ("cuda", "xpu")
 """The kinds of device on which `generate` compiles a step over a static cache by itself."""
 _DTYPES = (torch.float16, torch.bfloat16)
 _MOST_CHANNELS = 256  # of a head, in the kernel
+# Tokens of a batch, times the square of the width, from which on the device and not the host is what takes time, and so
+# skipping pays: measured on an H200, where a layer of BERT keeps the host busy for half a millisecond.
+_LEAST_WORK, _LEAST_WORK_OF_FLOAT32 = 8e9, 1.1e9
+_LEAST_SHARE = 0.25  # of padding, from which on it pays where attention needs the sequences side by side
 _MANY_SCORES = 2048**2  # of a row and a head, from which on they are not held at once
 
 
@@ -99,16 +103,19 @@ def unpadding_of(stack, hidden_states, attention_mask, position_ids, sequences: 
     It waits for the device once, to count them; not at all if the caller says where sequences begin and how long the
     longest one is (`cu_seq_lens_q`, `max_length_q`).
     """
-    if hidden_states.device.type != DEVICE or not _is_plain(stack) or not _can_attend(hidden_states, stack.config):
+    if hidden_states.device.type != DEVICE or not _is_plain(stack):
         return None
+    has_kernel = _can_attend(hidden_states, stack.config)
     starts, longest = sequences.get("cu_seq_lens_q"), sequences.get("max_length_q")
     has_starts = starts is not None and len(starts) > 1
-    if attention_mask is None and has_starts and stack.config._attn_implementation == "sdpa":
+    if attention_mask is None and has_starts and has_kernel and stack.config._attn_implementation == "sdpa":
         longest = int(starts.diff().max()) if longest is None else int(longest)
         return Sequences(hidden_states.shape[:2], starts.int(), longest)
-    if attention_mask is None:
+    work = hidden_states.numel() * stack.config.hidden_size
+    if attention_mask is None or work < (_LEAST_WORK if _is_half(hidden_states) else _LEAST_WORK_OF_FLOAT32):
         return None
-    unpadding = find_unpadding(stack.config, attention_mask, None, device=DEVICE)
+    least = 0 if has_kernel else int(_LEAST_SHARE * work)
+    unpadding = find_unpadding(stack.config, attention_mask, None, least, DEVICE)
     if unpadding is None:
         return None
     with torch.no_grad():
@@ -118,12 +125,54 @@ def unpadding_of(stack, hidden_states, attention_mask, position_ids, sequences: 
     return unpadding
 
 
+def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
+    """Attention of each sequence to itself where there is no kernel for it: padded again, but for attention only.
+
+    Every sequence stands from its row's first column on, so that a causal one needs no mask: padding comes after all
+    that is read.
+
+    Args:
+        attend: a function as the library has them; shapes as for `attend_sequences`.
+
+    Returns:
+        [1, N, H, D].
+    """
+    places, is_real = _side_by_side(unpadding, query)
+    rows, longest = len(is_real), is_real.shape[-1]
+    padded = []
+    for states in (query, key, value):
+        flat = states[0].transpose(0, 1)  # [N, H or K, D]
+        empty = flat.new_zeros(rows * longest, *flat.shape[1:])
+        padded.append(empty.index_copy(0, places, flat).unflatten(0, (rows, longest)).transpose(1, 2))
+    mask = None if module.is_causal else is_real
+    output = attend(module, *padded, mask, **kwargs)[0]  # [n, longest, H, D]
+    return output.flatten(0, 1).index_select(0, places)[None]
+
+
+def _side_by_side(unpadding, states):
+    """Where each token lies in [n, longest], int64 [N], and which of those are real, bool [n, 1, 1, longest]."""
+    found = getattr(unpadding, "side_by_side", None)
+    if found is None:
+        starts = unpadding.starts.to(states.device)
+        counts, total = starts.diff(), states.shape[2]
+        rows = torch.repeat_interleave(counts, output_size=total)
+        columns = torch.arange(total, device=states.device) - starts[rows]
+        is_real = torch.arange(unpadding.longest, device=states.device) < counts[:, None]
+        found = unpadding.side_by_side = (rows * unpadding.longest + columns, is_real[:, None, None])
+    return found
+
+
 def is_for_sequences(query, attention_mask, unpadding, kwargs: dict) -> bool:
-    """Whether `attend_sequences` takes these: a GPU's, with nothing but sequences to look at."""
+    """Whether attention has nothing but sequences to look at, on a GPU."""
     known = ("use_cache", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
     others = [name for name, value in kwargs.items() if name not in known and value is not None and value is not False]
-    is_there = query.device.type == DEVICE and query.dtype in _DTYPES and hasattr(unpadding, "starts")
-    return is_there and attention_mask is None and not others and kernel() is not None
+    return query.device.type == DEVICE and hasattr(unpadding, "starts") and attention_mask is None and not others
+
+
+def has_kernel_for(query) -> bool:
+    """Whether `attend_sequences` takes queries [1, H, N, D] of this device, dtype and head size."""
+    fits = query.dtype in _DTYPES and query.shape[-1] <= _MOST_CHANNELS and query.shape[-1] % 8 == 0
+    return fits and kernel() is not None and _runs_kernel(query.device)
 
 
 def attend_sequences(query, key, value, unpadding, scaling: float, is_causal: bool):

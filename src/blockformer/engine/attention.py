@@ -27,14 +27,17 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     if isinstance(attention_mask, BlockMask):
         caps = {name: kwargs[name] for name in ("softcap", "s_aux") if name in kwargs}
         return accelerator.attend_flexibly(query, key, value, attention_mask, scaling, **caps), None
-    if {"softcap", "s_aux"} & kwargs.keys():
+    if "softcap" in kwargs or "s_aux" in kwargs:
         return plain(module, query, key, value, attention_mask, unpadding, scaling=scaling, dropout=dropout, **kwargs)
     if is_own_trace() and can_attend(query, key):
         return attend(query, key, value, attention_mask, scaling), None
     is_prepared = isinstance(module, PreparedAttention)
     if unpadding is not None:
         if accelerator.is_for_sequences(query, attention_mask, unpadding, kwargs) and not dropout:
-            return accelerator.attend_sequences(query, key, value, unpadding, scaling, module.is_causal), None
+            if accelerator.has_kernel_for(query):
+                return accelerator.attend_sequences(query, key, value, unpadding, scaling, module.is_causal), None
+            given = (plain, module, query, key, value, unpadding)
+            return accelerator.attend_side_by_side(*given, scaling=scaling), None
         if can_attend_sequences(unpadding, query, attention_mask, kwargs):
             given = (query, key, value, unpadding.lengths, scaling, module.is_causal)
             return attend_sequences(*given, dropout=dropout, in_blocks=is_prepared), None

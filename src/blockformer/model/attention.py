@@ -20,7 +20,7 @@ from .unpadding import attend_unpadded
 
 def sdpa_attention(module, query, key, value, attention_mask, unpadding=None, **kwargs):
     """The library's attention function "sdpa"; of an unpadded row, for each sequence by itself with its own mask."""
-    attend = causal_attention if {"softcap", "s_aux"} & kwargs.keys() else AttentionInterface()["sdpa"]
+    attend = causal_attention if "softcap" in kwargs or "s_aux" in kwargs else AttentionInterface()["sdpa"]
     if unpadding is None:
         return attend(module, query, key, value, attention_mask, **kwargs)
     return attend_unpadded(attend, unpadding, module, query, key, value, attention_mask, **kwargs)
