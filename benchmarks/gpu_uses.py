@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 from gpu_checks import MOST, Check, check, error_of, logits, skip_all_padding
-from gpu_models import DTYPES, LENGTH, ROWS, converted, inputs_of, official_models, project
+from gpu_models import LENGTH, ROWS, converted, inputs_of, official_models, project
 from safetensors.torch import load_file, save_file
 
 EXACT, ROUNDED = 1e-4, 0.05
