@@ -465,7 +465,7 @@ def test_elsewhere_than_on_the_cpu_a_prepared_model_has_that_runtime_and_loses_i
 def test_a_prepared_model_says_where_padding_is_skipped():
     model = on_meta().prepare_for_inference()
     padding = next(part for part in blockformer.explain(model).parts if part.name == "padding")
-    assert padding.way == "skipped on the GPU in half precision"
+    assert padding.way == "skipped on the GPU in large batches"
 
 
 def test_a_batch_of_nothing_is_refused(calls):
