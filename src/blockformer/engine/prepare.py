@@ -56,11 +56,11 @@ def prepare_for_inference(
 
     On a CPU, weights are packed for the processor, a product ends in its activation, few rows are multiplied in parts,
     half precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a CUDA device
-    the padding of large batches is skipped, in half precision by PyTorch's kernel for sequences of any length, and long
-    contexts with soft caps or sinks use flex attention. Results agree within the rounding of the dtype, and saving still writes plain
-    tensors. A packed weight is still the parameter that it was. Whatever writes to it, such as `load_state_dict` or a
-    merged adapter, makes it plain until the model is prepared again, and so does a cast or a move. No weight learns
-    until `prepare_for_training`.
+    the padding of large batches is skipped, in half precision by PyTorch's kernel for sequences of any length, and
+    long contexts with soft caps or sinks use flex attention. Results agree within the rounding of the dtype, and
+    saving still writes plain tensors. A packed weight is still the parameter that it was. Whatever writes to it,
+    such as `load_state_dict` or a merged adapter, makes it plain until the model is prepared again, and so does a
+    cast or a move. No weight learns until `prepare_for_training`.
 
     Args:
         model: a Blockformer model of this package.
