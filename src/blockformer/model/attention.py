@@ -95,7 +95,7 @@ class AttentionFields(Part):
         None, "a list", "attention", "full_attention or sliding_attention for each layer; None: sliding with a window"
     )
     pruned_heads: dict | None = axis(
-        None, "a dict, layer -> list of heads", "attention", "query heads that self-attention is without"
+        None, "a dict, layer -> list of heads", "attention", "query heads that self-attention lacks"
     )
     add_cross_attention: bool = flag(False, "attention", "a decoder's layers look at an encoder's states too")
     attention_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the attention probabilities")
@@ -116,12 +116,12 @@ class AttentionFields(Part):
 
     def check(self):
         """Heads come in whole groups, pruned ones too; a window needs layers that slide, and those a window."""
-        if self.num_attention_heads % self.num_key_value_heads:
-            heads = f"num_attention_heads ({self.num_attention_heads}) is not a multiple of num_key_value_heads"
-            raise ValueError(f"{heads} ({self.num_key_value_heads}): each of these serves the same number of heads.")
+        most, kinds = self.num_attention_heads, self.num_key_value_heads
+        if most % kinds:
+            raise ValueError(f"num_attention_heads ({most}) is not a multiple of num_key_value_heads ({kinds}).")
         if self.add_cross_attention and not self.is_decoder:
             raise ValueError("add_cross_attention=True needs a decoder: use BlockformerDecoderConfig.")
-        types, count = self.layer_types, self.num_hidden_layers
+        types, count, group = self.layer_types, self.num_hidden_layers, most // kinds
         if not isinstance(types, list) or len(types) != count:
             raise ValueError(f"layer_types must list one type for each of the {count} layers, not {types!r}.")
         for layer_type in types:
@@ -130,14 +130,14 @@ class AttentionFields(Part):
         if slides and self.sliding_window is None:
             raise ValueError("layer_types names 'sliding_attention' but sliding_window is None: set it, in tokens.")
         if self.sliding_window is not None and not slides:
-            raise ValueError("sliding_window is set but no layer is of type 'sliding_attention': set layer_types too.")
+            raise ValueError("sliding_window is set but layer_types has no 'sliding_attention': add it, or set None.")
         if slides and self.position_type in SCORE_TERMS:
-            raise ValueError(f"sliding attention is not supported with position_type='{self.position_type}'.")
+            raise ValueError(f"sliding_window is not supported with position_type='{self.position_type}': drop it.")
         alone = self.is_decoder and not self.add_cross_attention and self.position_type not in SCORE_TERMS
         capped = alone or (self.is_encoder_decoder and self.position_type not in SCORE_TERMS)
         if (self.attn_logit_softcapping and not capped) or (self.attention_sinks and not alone):
-            raise ValueError("attn_logit_softcapping and attention_sinks need a decoder alone and no relative terms.")
-        most, group = self.num_attention_heads, self.num_attention_heads // self.num_key_value_heads
+            name = "attention_sinks" if self.attention_sinks and not alone else "attn_logit_softcapping"
+            raise ValueError(f"{name} needs a decoder-only model without relative positions or ALiBi: leave it out.")
         for layer, pruned in (self.pruned_heads or {}).items():
             left = self.heads_of(layer)
             is_whole = len(left) == group * len({head // group for head in left}) == most - len(pruned)
@@ -145,7 +145,7 @@ class AttentionFields(Part):
                 some = f"some of {most} heads, those that share a key together, for some of {count} layers"
                 raise ValueError(f"pruned_heads must be {some}, not {pruned} for layer {layer}.")
         if self.pruned_heads and (self.qk_norm == "projection" or self.is_encoder_decoder):
-            raise ValueError("pruned_heads do not go with qk_norm='projection' nor an encoder-decoder: leave them out.")
+            raise ValueError("pruned_heads is not supported with qk_norm='projection' or in an encoder-decoder.")
 
     def heads_of(self, layer_idx: int) -> list[int]:
         """The query heads of a layer's self-attention: all that are not pruned."""
@@ -373,4 +373,4 @@ class Attention(nn.Module):
 
     def _refuse_backends(self, prefixes, what: str) -> None:
         if (backend := self.config._attn_implementation or "").startswith(prefixes):
-            raise ValueError(f"attn_implementation='{backend}' takes no {what}; use 'sdpa' or 'eager'.")
+            raise ValueError(f"attn_implementation='{backend}' does not support a {what}; use 'sdpa' or 'eager'.")

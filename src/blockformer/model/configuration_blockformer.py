@@ -138,14 +138,14 @@ class BlockformerConfig(
         self._check_sizes()
         tied = self.tie_word_embeddings and not self.lm_head_transform
         if self.embedding_size != self.hidden_size and (tied or self.is_encoder_decoder):
-            fix = "needs lm_head_transform=True where the head is tied, and is no encoder-decoder's"
-            raise ValueError(f"embedding_size ({self.embedding_size}) other than hidden_size {fix}.")
+            fix = "make them equal, or untie the head or set lm_head_transform=True (not in an encoder-decoder)"
+            raise ValueError(f"embedding_size ({self.embedding_size}) is not hidden_size ({self.hidden_size}): {fix}.")
         for name in ("is_decoder", "is_encoder_decoder"):
             if getattr(self, name) is not getattr(type(self), name):
                 fix = "an encoder, a decoder and an encoder-decoder each have a config class of their own"
                 raise ValueError(f"{name}={getattr(self, name)} contradicts {type(self).__name__}: {fix}.")
         if self.pooler_act is not None and self.is_decoder:
-            raise ValueError("pooler_act belongs to an encoder: a decoder's first token has seen nothing of the text.")
+            raise ValueError("pooler_act needs an encoder (a decoder's first token sees no other): leave it out.")
 
     def convert_rope_params_to_dict(self, **kwargs):
         """Nothing is left to do for the library, after `fill_rope_parameters`."""

@@ -76,7 +76,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     base_model_pp_plan: ClassVar[dict] = {}
 
     def fill_defaults(self):
-        """Both sides are equally deep and wide unless told otherwise."""
+        """Both sides are equally deep and wide by default."""
         if self.decoder_layers is None:
             self.decoder_layers = self.num_hidden_layers
         if self.decoder_intermediate_size is None:
@@ -89,10 +89,10 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
             self.decoder_layer_types = [usual[index % len(usual)] for index in range(self.decoder_layers or 0)]
         types = self.decoder_layer_types
         if not isinstance(types, list) or len(types) != self.decoder_layers or not {*types} <= {*usual}:
-            known = f"each of the {self.decoder_layers} layers, of those in layer_types"
+            known = f"each of the {self.decoder_layers} decoder layers, each type one that layer_types has"
             raise ValueError(f"decoder_layer_types must list one type for {known}, not {types!r}.")
         if "post" in {self.norm_placement, self.placement_of(True)} != {"post"}:
-            raise ValueError("'post' is the placement of norms in both stacks or in none: change one of the two.")
+            raise ValueError("norm_placement and decoder_norm_placement must both be 'post', or neither: change one.")
         if self.decoder_vocab_size is not None and self.share_embeddings:
             fix = "set share_embeddings=False, or drop decoder_vocab_size"
             raise ValueError(f"decoder_vocab_size is set but share_embeddings is True: {fix}.")

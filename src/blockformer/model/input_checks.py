@@ -61,9 +61,9 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
     None or a ready 4D mask is not looked at. `cu_seq_lens` says where the sequences of the input begin, or is None.
     """
     if not stack.has_cross_attention:
-        raise ValueError("encoder_hidden_states are given without a cross-attention: set add_cross_attention=True.")
+        raise ValueError("encoder_hidden_states needs cross-attention: set add_cross_attention=True in the config.")
     if cu_seq_lens is not None:
-        raise ValueError("cu_seq_lens_q does not go with cross-attention: give padded rows, one source for each.")
+        raise ValueError("cu_seq_lens_q is not supported with cross-attention: give padded rows, each with a source.")
     shape, width = list(encoder_hidden_states.shape), stack.config.hidden_size
     if len(shape) != 3 or shape[-1] != width:
         raise ValueError(f"encoder_hidden_states must be [batch, length, {width}], not {shape}.")

@@ -51,18 +51,18 @@ class LayerFields(Part):
     def check(self):
         """A norm never follows a norm, and what is parallel are two sub-layers with a norm before them."""
         if self.norm_placement == "post" and self.final_norm:
-            raise ValueError("final_norm=True with norm_placement='post' is a norm too many: set final_norm=False.")
+            raise ValueError("final_norm=True with norm_placement='post' would norm twice: set final_norm=False.")
         if not self.first_attention_norm and (self.norm_placement, self.residual) != ("pre", "sequential"):
             raise ValueError("first_attention_norm=False needs norm_placement='pre' and residual='sequential'.")
         if self.residual == "sequential":
             return
         if self.norm_placement != "pre":
-            fix = "parallel sub-layers have norms before them; set norm_placement='pre', or residual='sequential'"
+            fix = "parallel sub-layers are normed before; set norm_placement='pre' or residual='sequential'"
             what = f"residual='{self.residual}' with norm_placement='{self.norm_placement}'"
             raise ValueError(f"{what} is not supported: {fix}.")
         if self.add_cross_attention or self.is_encoder_decoder:
-            fix = "which reads what self-attention wrote: set residual='sequential'"
-            raise ValueError(f"residual='{self.residual}' is not supported with cross-attention, {fix}.")
+            fix = "cross-attention must read self-attention's output: set residual='sequential'"
+            raise ValueError(f"residual='{self.residual}' is not supported with cross-attention: {fix}.")
 
 
 def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:

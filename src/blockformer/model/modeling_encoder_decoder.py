@@ -165,7 +165,7 @@ def _check_target(decoder_input_ids, decoder_inputs_embeds, kwargs) -> None:
     for name in ("position_ids", "cu_seq_lens_q"):
         if kwargs.get(name) is not None:
             fix = "give padded rows (DataCollatorForSeq2Seq), and decoder_position_ids for the target"
-            raise ValueError(f"{name} does not go with an encoder-decoder, whose rows hold one sequence: {fix}.")
+            raise ValueError(f"{name} is not supported by an encoder-decoder, whose rows hold one sequence: {fix}.")
     if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
         raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds, or labels instead.")
 

@@ -37,14 +37,14 @@ class PositionFields(Part):
         """Refuse rotary parameters, under any of their names: those of rotary positions are taken in `rotary.py`."""
         if given or rope_theta is not None:
             name, kind = "rope_parameters" if given else "rope_theta", self.position_type
-            raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'")
+            raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'.")
 
     def check(self):
         """The position type is one of this topology."""
         kind = self.position_type
         kinds = {"alibi": self.is_decoder, "disentangled": not (self.is_decoder or self.is_encoder_decoder)}
         if not kinds.get(kind, True):
-            raise ValueError(f"position_type='{kind}' is not supported: a decoder has alibi, an encoder disentangled.")
+            raise ValueError(f"position_type='{kind}' needs {'a decoder' if kind == 'alibi' else 'an encoder'}.")
 
 
 # What a position type brings into a model, by its name; sinusoidal.py, rotary.py and the like add theirs.

@@ -109,7 +109,7 @@ class Stack(BlockformerPreTrainedModel):
             rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
             check_source(self, encoder_hidden_states, encoder_attention_mask, rows, kwargs.get("cu_seq_lens_q"))
         if head_mask is not None and len(head_mask) != len(self.layers):
-            raise ValueError(f"head_mask has {len(head_mask)} rows, the model {len(self.layers)} layers of its own.")
+            raise ValueError(f"head_mask must have {len(self.layers)} rows, one for each layer, not {len(head_mask)}.")
         use_cache = self._uses_cache(use_cache)
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
         sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
@@ -187,7 +187,7 @@ class Stack(BlockformerPreTrainedModel):
         if not self.is_causal:
             return False
         if use_cache and self.gradient_checkpointing and self.training:
-            logger.warning_once("use_cache=True does not go with gradient checkpointing: no cache is made.")
+            logger.warning_once("use_cache=True is ignored with gradient checkpointing: no cache is made.")
             return False
         return self.config.use_cache and not self.training if use_cache is None else use_cache
 
@@ -281,6 +281,6 @@ def last_token_states(config, states, input_ids, attention_mask):
     elif batch == 1:
         return states[:, -1]
     else:
-        raise ValueError("several rows, and nothing tells where each ends: give attention_mask or set pad_token_id.")
+        raise ValueError("cannot find the last token of each of several rows: give attention_mask or set pad_token_id.")
     last = (torch.arange(length, device=states.device) * real).argmax(-1)
     return states[torch.arange(batch, device=states.device), last]
