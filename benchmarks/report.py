@@ -70,7 +70,7 @@ def draw(rows: list[Row], path: Path) -> None:
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
     axes.axvline(1, color="gray", linestyle="--", linewidth=1)
-    axes.set(xlabel="transformers (or what stands beside it) / Blockformer, median", title="Same weights, turn by turn")
+    axes.set(xlabel="transformers (or the tool named) / Blockformer, median", title="Same weights, turn by turn")
     figure.savefig(path)
 
 

@@ -39,7 +39,7 @@ from .verify import Parity, attention_of, load_model
 from .verify import verify as verify_models
 
 LARGE = 500_000_000
-"""Parameters above which the comparison is quick unless asked for."""
+"""Parameters above which the comparison is quick by default."""
 
 
 def convert(
@@ -234,7 +234,7 @@ def from_official(
         named = loading.pop("torch_dtype")
         if dtype is not None and parse_dtype(dtype) != parse_dtype(named):
             raise ConversionError(
-                f"dtype={shown(dtype)} and torch_dtype={shown(named)}: two names of one thing; give one"
+                f"dtype={shown(dtype)} and torch_dtype={shown(named)} contradict each other; give only dtype"
             )
         dtype = named
     cast = parse_dtype(None if dtype == "auto" else dtype)
@@ -338,7 +338,7 @@ def _verify(plan: Plan, source: Path, target: Path, report_progress: Progress, q
         load_target,
         config,
         kind,
-        plan.parameters * (1 + plan.low_bits),  # plain weights are made beside the model
+        plan.parameters * (1 + plan.low_bits),  # plain weights are made in addition to the model
         report_progress,
         (0, shift) if plan.to_official else (shift, 0),
         plan.family.counts_padding,
@@ -365,7 +365,7 @@ def _write_card(folder: Path, plan: Plan, checkpoint: Checkpoint, hub_id: str | 
     lines = [] if report.parity is None else [f"- {line}" for line in str(report.parity).split("; ") if line]
     notes = "; ".join(report.parity.notes) if report.parity is not None else ""
     parity = "\n".join(["Both models were run on the same random, structured and padded input:", "", *lines])
-    nothing = f"{notes[:1].upper()}{notes[1:]}." if notes else "Not compared: the conversion ran with --no-verify."
+    nothing = f"{notes[:1].upper()}{notes[1:]}." if notes else "Not compared: the conversion ran without verification."
     if report.not_verified:
         nothing = f"**Not verified:** {report.not_verified}."
     write_card(
@@ -387,5 +387,7 @@ def _notes_on(official: Mapping[str, Any], family: Family) -> list[str]:
         notes.append("config.json: auto_map names code of the source; it was neither run nor copied")
     notes += family.unused_note(official)
     if isinstance(official.get("pad_token_id"), int) and official["pad_token_id"] < 0:
-        notes.append(f"config.json: pad_token_id {official['pad_token_id']} is no token; there is no padding token")
+        notes.append(
+            f"config.json: pad_token_id {official['pad_token_id']} is not a token; the model has no padding token"
+        )
     return notes

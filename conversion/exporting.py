@@ -75,7 +75,9 @@ def export_folder(
         config = our_config(checkpoint.config)
         architecture = architecture_of(config)
         if architecture not in {target.rpartition(".")[2] for target in full_auto_map(config).values()}:
-            raise ConversionError(f"{folder}: config.json: architectures names {shown(architecture)}, no class of ours")
+            raise ConversionError(
+                f"{folder}: config.json: architectures names {shown(architecture)}, which is not one of our classes"
+            )
         model_class = getattr(blockformer, architecture)
         shapes, tied, parameters = expected_tensors(model_class, config)
         pooler = unread_pooler(model_class, config)

@@ -35,7 +35,7 @@ def main(command_line=None) -> None:
     """Load, then answer line after line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("repo", help="a decoder of Blockformer: a folder or a Hub id")
-    parser.add_argument("--system", help="what the model is told first")
+    parser.add_argument("--system", help="the system prompt")
     parser.add_argument("--greedy", action="store_true", help="always the likeliest token, no sampling")
     parser.add_argument("--max-new-tokens", type=int, default=512, help="of an answer (default: 512)")
     arguments = parser.parse_args(command_line)

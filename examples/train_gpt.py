@@ -4,7 +4,7 @@
     python examples/train_gpt.py --output gpt my-novel.txt notes/      # files, and folders of files
     python examples/train_gpt.py --output gpt --preset qwen3 --steps 2000
 
-Some files are held out whole; the model's score on them stands beside that of the plain frequencies of tokens (the
+Some files are held out whole; the model's score on them is compared with the plain frequencies of tokens (the
 unigram baseline). The repo is written only after a fresh process without this package has loaded it and has written the
 same text.
 """

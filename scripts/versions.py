@@ -65,7 +65,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="default: those tested, and the installed one")
     parser.add_argument("--quick", action="store_true", help="a few tests, on the oldest and the newest release")
-    parser.add_argument("--fresh", action="store_true", help="build the environments anew")
+    parser.add_argument("--fresh", action="store_true", help="rebuild the environments")
     options = parser.parse_args(arguments[:split])
     given = arguments[split + 1 :]
     if options.quick:

@@ -205,7 +205,7 @@ def test_others_are_told_what_they_cannot_do_with_it():
         prune_heads(torch.nn.Linear(2, 2), HEADS)
     with pytest.raises(ValueError, match="restore_heads"):
         blockformer.reshape(pruned, kv_heads=1)
-    with pytest.raises(ValueError, match="compile=True goes with pruned_heads in an encoder"):
+    with pytest.raises(ValueError, match="compile=True with pruned_heads needs an encoder"):
         blockformer.prepare_for_inference(pruned, compile=True)
     pruned.config._attn_implementation = "paged|sdpa"
     with pytest.raises(ValueError, match="does not support a layer of fewer heads"):

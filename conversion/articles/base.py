@@ -105,7 +105,7 @@ class ArticleFamily(Family[Head]):
 
     @abstractmethod
     def our_settings(self, settings: Mapping[str, Any], traits: Collection[str]) -> dict[str, Any]:
-        """Our settings for those of the article."""
+        """Our settings for the article's."""
 
     def settings(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """The checked entries of the settings file.
@@ -158,7 +158,7 @@ class ArticleFamily(Family[Head]):
         return CheckpointVariant(self.heads[0].official, frozenset(traits))
 
     def _shared(self, settings: Mapping[str, Any], own: Mapping[str, str], read) -> set[str]:
-        """Which tensors are one, by the settings or, where these say nothing, by their bits; and which are left out."""
+        """Which tensors are one, by the settings or, where these are silent, by their bits; and which are left out."""
         traits = set()
         told_pairs = [pair for name, *pair in self.shared if settings.get(name)]
         given = {each for pair in told_pairs if own.keys() & pair for each in pair}
@@ -193,7 +193,7 @@ class ArticleFamily(Family[Head]):
 
     def notes(self, variant: CheckpointVariant) -> list[str]:
         """See `Family.notes`."""
-        notes = [f"{copy} is {first} ({name})" for name, copy, first in self.shared if name in variant.traits]
+        notes = [f"{copy} must equal {first} ({name})" for name, copy, first in self.shared if name in variant.traits]
         if GUESSED in variant.traits:
             notes.append('its norms divide by std + eps, the unbiased std; if yours do not, set "norm": "layer_norm"')
         return notes
@@ -240,7 +240,7 @@ class ArticleFamily(Family[Head]):
 
     def config_to(self, config: PretrainedConfig) -> dict[str, Any]:
         """See `Family.config_to`."""
-        raise ConversionError(f"the family '{self.name}' is read and not written; name another one")
+        raise ConversionError(f"the family '{self.name}' can be read but not written; name another one")
 
 
 def _absent(name: str) -> str:

@@ -52,7 +52,7 @@ def norm_rules(theirs: str, ours: str, variant: CheckpointVariant, config: Pretr
 
 
 def norm_settings(settings: Mapping[str, Any], traits: Collection[str]) -> dict[str, Any]:
-    """Our fields of the norms: a small number beside the deviation is its square under the root."""
+    """Our fields of the norms: a small number next to the deviation is its square under the root."""
     eps = settings.get("eps", 1e-6) ** 2 if UNBIASED in traits else settings.get("eps", 1e-5)
     return {"norm_eps": float(eps), "norm_bias": "shift" in _spelled_norm(traits)}
 

@@ -66,7 +66,7 @@ class GptOssFamily(ExpertsFamily):
         entries = official.get(awq.FIELD)
         method = entries.get("quant_method") if isinstance(entries, Mapping) else None
         if method != "mxfp4":
-            raise ConversionError(f"config.json: {awq.FIELD} is {shown(entries)}, and the experts are those of MXFP4")
+            raise ConversionError(f"config.json: {awq.FIELD} is {shown(entries)}, and the experts are in MXFP4")
         return {**official, awq.FIELD: {**entries, "dequantize": True}}
 
     def notes(self, variant):

@@ -116,7 +116,7 @@ def family_for(config: PretrainedConfig) -> Family:
         return bool(config.architectures) and config.architectures[0] not in {head.ours for head in family.heads}
 
     def least(family: Family) -> tuple[bool, int]:
-        """What its distance is at least, told by its fixed settings alone."""
+        """The least that its distance can be, by its fixed settings."""
         unequal = sum(getattr(config, name, value) != value for name, value in family.fixed.items())
         return has_no_head(family), unequal if family.head_for(config) is not None else 0
 

@@ -94,7 +94,7 @@ class ConfigTranslation(ABC):
             have them, or that it reads although other families do not support them.
         not_none: our fields that the family cannot express as None.
         without_effect: our fields that change nothing in its models, so that they need not come back.
-        former_names: earlier names of official classes -> those of today.
+        former_names: earlier names of official classes -> today's.
         refused: official classes of this `model_type` that no class of ours can be, with the reason.
     """
 

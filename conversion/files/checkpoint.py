@@ -203,7 +203,7 @@ class Checkpoint:
             other = found.setdefault(todays(info.name, placement), info)
             if other is not info:
                 names = f"{shown(other.name)} and {shown(info.name)}"
-                raise CheckpointError(f"{self.folder}: {names} are an earlier and today's name of one weight")
+                raise CheckpointError(f"{self.folder}: {names} are the old and the new name of one weight; remove one")
         self.tensors = found
 
     def member(self, name: str) -> Path:

@@ -119,11 +119,11 @@ def compare_tokenizers(original: PreTrainedTokenizerBase | None, target: Path) -
         return "tokenizers not compared: the source's cannot be loaded here"
     if original is None or copied is None:
         which = "the copied tokenizer" if copied is None else "the source's tokenizer, unlike its copy,"
-        raise ConversionError(f"{target}: {which} cannot be loaded; mend the source's tokenizer, or remove its files")
+        raise ConversionError(f"{target}: {which} cannot be loaded; fix the source's tokenizer, or remove its files")
     with quiet():
         unlike = differences(original, copied)
     if unlike:
-        kinds = f"AutoTokenizer takes {type(copied).__name__} for it, and {type(original).__name__} for the source"
+        kinds = f"AutoTokenizer loads it as {type(copied).__name__}, and the source as {type(original).__name__}"
         raise ConversionError(
             f"the copied tokenizer differs from the source's in {', '.join(unlike)}: {kinds}; verify=False writes it "
             "all the same, and then name the class when you load it"

@@ -54,7 +54,7 @@ def prune_heads(model: PreTrainedModel, heads: Mapping[int, Sequence[int]]) -> P
 def restore_heads(model: PreTrainedModel) -> PreTrainedModel:
     """A new model with all heads again, whose weights are zero where they were pruned: the same function.
 
-    For what knows no `pruned_heads`: most official layouts, `blockformer.reshape`, training all heads anew.
+    For whatever does not know `pruned_heads`: most official layouts, `blockformer.reshape`, retraining all heads.
     """
     _config_of(model)
     return _with_pruned(model, None)

@@ -310,7 +310,7 @@ def test_the_compiler_s_process_is_started_anew(monkeypatch):
 
 def test_code_is_not_made_of_files_that_were_changed_meanwhile(tmp_path):
     job = compiling._Job(network(), (states(),), VARYING, False, str(tmp_path / "code.pt2"), {}, 2, {}, "others")
-    with pytest.raises(RuntimeError, match="start it anew"):
+    with pytest.raises(RuntimeError, match="restart it"):
         compiling._make(job)
 
 

@@ -317,12 +317,12 @@ def test_a_file_that_names_code_on_the_hub_is_saved_with_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"hidden_size": 64, "hidden_size": 128}', "the key 'hidden_size' stands there twice"),
-        ('{"norm_eps": NaN}', "NaN is no JSON value"),
-        ('{"norm_eps": -Infinity}', "-Infinity is no JSON value"),
-        ('{"hidden_size": 64', "no valid JSON"),
+        ('{"hidden_size": 64, "hidden_size": 128}', "the key 'hidden_size' appears twice"),
+        ('{"norm_eps": NaN}', "NaN is not a JSON value"),
+        ('{"norm_eps": -Infinity}', "-Infinity is not a JSON value"),
+        ('{"hidden_size": 64', "not valid JSON"),
         ("[1, 2]", "must hold a JSON object"),
-        ("[" * 100_000, "no valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
     ],
 )
 def test_a_malformed_file_is_refused_by_name(text, message, tmp_path):

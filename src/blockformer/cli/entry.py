@@ -59,7 +59,7 @@ def printable_logs() -> Iterator[None]:
 
 
 def _sentence(error: BaseException) -> str:
-    """What went wrong, for a person: the message of an expected error, else its kind too."""
+    """What went wrong, for the user: the message of an expected error; of others the type as well."""
     message = str(error).strip()
     if isinstance(error, ValueError) and message:
         for argument, option in OPTIONS.items():

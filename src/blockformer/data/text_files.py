@@ -20,7 +20,7 @@ def read(path: Path, max_bytes: int) -> str:
     """At most so many bytes of a plain text file.
 
     Raises:
-        TextError: it is no UTF-8 text, or cannot be read.
+        TextError: it is not UTF-8 text, or cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -50,7 +50,7 @@ def collect(paths: list[Path], max_bytes: int) -> tuple[list[SourceFile], list[s
         max_bytes: after which no more is read; the last file is cut there.
 
     Raises:
-        TextError: a path that is no text.
+        TextError: a path is not text.
     """
     entries = []
     for path in paths:

@@ -134,7 +134,7 @@ def draw(attentions: list[CrossAttention], path: Path, layer: int | None = None)
 
 @contextmanager
 def _fonts_may_be_missing() -> Iterator[None]:
-    """No complaints about fonts that this machine has not: an SVG is drawn with those of its viewer."""
+    """No warnings about missing fonts: an SVG is drawn with its viewer's fonts."""
     logger = logging.getLogger("matplotlib.font_manager")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -30,10 +30,10 @@ def trusted_folder() -> Path:
             folder.chmod(folder.stat().st_mode & 0o755)
         if is_trusted(folder):
             return folder
-        reason = f"{folder} belongs to somebody else, or others can write into it"
+        reason = f"{folder} belongs to another user, or others can write into it"
     except (OSError, RuntimeError) as error:
         reason = str(error)
-    logger.warning_once(f"what is compiled is kept for this process only, since its folder cannot be used: {reason}")
+    logger.warning_once(f"compiled code is kept for this process only, because its folder cannot be used: {reason}")
     return _own_folder()
 
 

@@ -42,7 +42,7 @@ class EightBitHead(QuickLinear):
         return as_rows(outputs, states, self.bias)
 
     def refresh(self) -> None:
-        """Make the copy, or make it anew if the weight has changed."""
+        """Make the copy, or make it again if the weight has changed."""
         if not self._is_current():
             with _lock, torch.inference_mode(False), torch.no_grad():
                 if not self._is_current():  # a thread that waits for it may find it made
@@ -87,9 +87,11 @@ def check_head(model) -> None:
     """
     head = model.get_output_embeddings()
     if type(head) not in (nn.Linear, QuickLinear, EightBitHead, PackedLinear) or not is_bare(head):
-        raise ValueError(f"head_bits=8 is for a plain head; this one is a {type(head).__name__}, or has hooks.")
+        raise ValueError(
+            f"head_bits=8 needs a plain head; this one is a {type(head).__name__}, or has hooks: leave it out."
+        )
     if model.dtype is torch.float64:
-        raise ValueError("head_bits=8 is for float32 and half precision; this model is in float64.")
+        raise ValueError("head_bits=8 needs float32 or half precision; this model is in float64: cast it first.")
 
 
 def put_in(model) -> None:

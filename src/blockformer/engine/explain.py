@@ -134,7 +134,7 @@ def warm_up(model, batches, **settings):
     for batch in batches:
         if not hasattr(batch, "keys"):
             raise TypeError(
-                f"a batch holds arguments by name, such as input_ids; this one is a {type(batch).__name__}."
+                f"a batch must be a dict of arguments by name, such as input_ids, not a {type(batch).__name__}."
             )
     asked = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, **settings}
     with torch.no_grad():

@@ -166,7 +166,7 @@ def verdicts() -> dict[Hashable, bool]:
 
 
 def adopt_verdicts(found: dict[Hashable, bool]) -> None:
-    """Take another process's answers for those of this one."""
+    """Take over another process's answers."""
     _verdicts.update(found)
 
 

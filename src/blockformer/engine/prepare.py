@@ -41,7 +41,7 @@ _COMPILED = {
     Attention: PreparedAttention,
     nn.Linear: QuickLinear,
 }
-# What a module must be like besides, for these.
+# What else must hold of a module for these.
 _CONDITIONS = {QuickLinear: can_be_quick, FusedFeedForward: can_be_fused}
 
 
@@ -68,7 +68,7 @@ def prepare_for_inference(
             PyTorch's compiler. This needs a C++ compiler and takes some twenty seconds, up to a minute for small
             layers, when the model first writes a batch of a new kind (one row, two to four or more, and each number of
             beams); later processes load it from `~/.cache/blockformer`. The compiler runs in a process of its own, so
-            other threads go on meanwhile. Weights stay plain, but those of 4 bits are held once more, and so are
+            other threads go on meanwhile. Weights stay plain, but 4-bit weights are held once more, and so are
             float32 weights that an encoder or a step of several rows multiplies faster in another layout. A change of
             weights is seen, that of a merged adapter too; only a write through `.data` to a few numbers of a weight
             that is held twice may stay unseen, or one to tensors of inference mode. An encoder that is faster
@@ -81,7 +81,7 @@ def prepare_for_inference(
             encoder-decoder's first token is a step like the others.
         decisions: the JSON file that says what is the fastest on each machine, and to which new measurements are added:
             from now on for all models of this process. Processes that share it compute in the same bits. By default it
-            is `decisions.json` beside the compiled code.
+            is `decisions.json` next to the compiled code.
 
     Returns:
         The model, in evaluation mode.
@@ -169,7 +169,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
 
 
 def _make_plain(model) -> None:
-    """Undo all that was done for inference, but for gradients."""
+    """Undo everything that was done for inference, except for gradients."""
     _forget_compiled(model)
     _take_out(model)
     unpack_weights(model)
@@ -207,8 +207,8 @@ def _check_compiles(model) -> None:
         )
     if not step.can_compile(model) and not _readers(model):
         raise ValueError(
-            f"compile=True is for models that write text or have layers that can be compiled; this "
-            f"{type(model).__name__} neither writes nor has such layers."
+            f"compile=True needs a model that writes text, or layers that can be compiled, and this "
+            f"{type(model).__name__} has neither: prepare it without compile=True."
         )
     if not all(can_be_in_order(module) for module in model.modules() if isinstance(module, QuantizedLinear)):
         raise ValueError(
@@ -216,7 +216,10 @@ def _check_compiles(model) -> None:
             f"{model.config.linear_group_size}: prepare the model without it."
         )
     if model.config.pruned_heads and (model.config.is_decoder or model.config.position_type in SCORE_TERMS):
-        raise ValueError("compile=True goes with pruned_heads in an encoder without relative positions alone.")
+        raise ValueError(
+            "compile=True with pruned_heads needs an encoder without relative positions: prepare the model without it, "
+            "or pass it through blockformer.restore_heads."
+        )
 
 
 def _check_head_bits(model, head_bits, compile: bool) -> None:
@@ -224,7 +227,10 @@ def _check_head_bits(model, head_bits, compile: bool) -> None:
     if head_bits != 8:
         raise ValueError(f"head_bits must be 8 or None, not {head_bits!r}.")
     if not compile or not step.can_compile(model) or model.device.type != "cpu":
-        raise ValueError("head_bits=8 needs compile=True, and a model on the CPU that writes text.")
+        raise ValueError(
+            f"head_bits=8 needs compile=True and a model on the CPU that writes text; this is a {type(model).__name__} "
+            f"on '{model.device}', with compile={compile}."
+        )
     eight_bit_head.check_head(model)
 
 

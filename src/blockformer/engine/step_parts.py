@@ -1,4 +1,4 @@
-"""The parts of a decoder's step, as functions of tensors alone, for the compiler: its first, some layers and its last.
+"""The parts of a decoder's step, as functions of tensors only, for the compiler: its first, some layers and its last.
 
 A function of large layers is compiled in seconds, and once for all that are alike.
 
@@ -29,7 +29,7 @@ class _Buffers(Cache):
         self.place, self.length, self.buffers = place, length, buffers
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write the new token's keys and values [B, K, 1, D]; returns those of all, [B, K, S, D].
+        """Write the new token's keys and values [B, K, 1, D]; returns all tokens' keys and values, [B, K, S, D].
 
         Behind it come zeros, since keys and values are read in whole blocks, and at least two of them.
         """

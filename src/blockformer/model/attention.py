@@ -166,7 +166,7 @@ class AttentionFields(Part):
 
 
 def layer_type_of(config, layer_idx: int, is_causal: bool) -> str:
-    """A layer's type; those of an encoder-decoder's decoder are in a field of their own."""
+    """A layer's type; the types of an encoder-decoder's decoder are in a field of their own."""
     return (config.decoder_layer_types if is_causal and config.is_encoder_decoder else config.layer_types)[layer_idx]
 
 

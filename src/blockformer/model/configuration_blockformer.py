@@ -1,6 +1,6 @@
 """The configuration: one base for all topologies, each of which has a class in a file of its own.
 
-A field is declared once, by `axis`: the fields of a part of the model beside that part, those of the whole model here.
+A field is declared once, by `axis`: the fields of a part of the model next to the part, of the whole model here.
 All are checked when the config is made, before any memory is taken. No field names a model family: a family is a choice
 of values (see `presets/`).
 """
@@ -30,7 +30,7 @@ _INHERITED_ARGUMENTS = frozenset(
     "attn_implementation auto_map experts_implementation model_type name_or_path num_labels output_attentions "
     "per_layer_config quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
 )
-# Entries of config.json that say nothing of the model itself.
+# Entries of config.json that do not describe the model itself.
 ABOUT_THE_FILE = frozenset({"architectures", "auto_map", "transformers_version", "_name_or_path", *STAMP})
 _FORMER = {"linear_bits": None, "linear_group_size": 128}  # of older repos, never anything else but in a decoder
 # More is taken for a slip of the keyboard, on every machine alike: several times the largest published models, and
@@ -201,7 +201,7 @@ class BlockformerConfig(
 
 
 def unknown_fields(config_class, names) -> list[str]:
-    """Those of some names that the config has no field for."""
+    """The names, out of some, that the config has no field for."""
     allowed = {field.name for field in fields(config_class)} | _INHERITED_ARGUMENTS | generation_field_names()
     return [name for name in names if name not in allowed and not name.startswith("_")]
 

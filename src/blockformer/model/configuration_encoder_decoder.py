@@ -121,7 +121,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         return self.decoder_layers or self.num_hidden_layers, self.decoder_vocab_size or self.vocab_size
 
     def get_text_config(self, decoder=None, encoder=None):
-        """The config itself; for the decoder alone, which the library sizes a cache by, a copy with its sizes."""
+        """The config itself; for only the decoder, by which the library sizes a cache, a copy with its sizes."""
         if not decoder or encoder:
             return self
         side = copy.copy(self)

@@ -17,7 +17,7 @@ from .relative_bias import RelativeBiasFields
 
 @dataclass(eq=False, repr=False)
 class DisentangledFields(RelativeBiasFields):
-    """What holds of a config with this attention; its fields are those of a relative bias."""
+    """What holds of a config with this attention; its fields are the same as for a relative bias."""
 
     def check(self):
         """Queries and keys of distances come from the layers' own projections, one key for each head."""

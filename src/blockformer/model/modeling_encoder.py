@@ -188,7 +188,7 @@ class BlockformerEncoderForNextSentencePrediction(Classification, BlockformerEnc
 
 
 def _share_of_items(labels, num_items_in_batch):
-    """The share of an optimizer step's labels that this call has; 1 where the step is this call alone.
+    """The share of an optimizer step's labels that this call has; 1 where the step is only this call.
 
     A loss that is averaged over something `num_items_in_batch` does not count is weighted by it.
     """
@@ -252,7 +252,7 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
 
 
 class BlockformerEncoderForReplacedTokenDetection(Classification, BlockformerEncoderPreTrainedModel):
-    """Tells tokens that were replaced from those of the text (ELECTRA's discriminator, Clark et al., 2020).
+    """Tells replaced tokens from the text's own (ELECTRA's discriminator, Clark et al., 2020).
 
     `logits` [B, T], above 0 where it finds a replaced one; labels int [B, T] of 0 and 1 (-100: none).
     """

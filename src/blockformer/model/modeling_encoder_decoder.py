@@ -56,7 +56,7 @@ class TwoStacks(BlockformerPreTrainedModel):
         return getattr(self, "model", self).decoder
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
-        """On both sides, or the source's alone where the target has its own vocabulary; gives the encoder's."""
+        """On both sides, or only the source's where the target has its own vocabulary; returns the encoder's."""
         if self.config.decoder_vocab_size is not None:
             return self.get_encoder().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)

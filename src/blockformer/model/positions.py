@@ -1,4 +1,4 @@
-"""How a model learns of order: learned positions here, sinusoidal ones and those of attention in their own files.
+"""How a model learns of order: learned positions here, sinusoidal ones and attention's in their own files.
 
 B batch, T query length, H heads, D head size, C hidden size.
 """
@@ -34,7 +34,7 @@ class PositionFields(Part):
     )
 
     def fill_rope_parameters(self, given: dict | None, rope_theta: float | None) -> None:
-        """Refuse rotary parameters, under any of their names: those of rotary positions are taken in `rotary.py`."""
+        """Refuse rotary parameters, under any of their names; for rotary positions `rotary.py` takes them."""
         if given or rope_theta is not None:
             name, kind = "rope_parameters" if given else "rope_theta", self.position_type
             raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'.")
@@ -72,7 +72,7 @@ class LearnedPositions(nn.Embedding):
 class ComputedPositions(nn.Module):
     """Positions from frequencies that are computed, not trained, and stay in float32 whatever the model's dtype.
 
-    Rounding a frequency to bfloat16 would move far positions by whole tokens, so the buffer is computed anew whenever
+    Rounding a frequency to bfloat16 would move far positions by whole tokens, so the buffer is computed again whenever
     the module is cast or moved.
     """
 

@@ -1,4 +1,4 @@
-"""Trained biases of the attention scores that say how far apart two tokens are, in buckets.
+"""Trained biases of the attention scores for how far apart two tokens are, in buckets.
 
 T query length, S key length, H heads.
 """

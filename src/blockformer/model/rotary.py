@@ -126,7 +126,7 @@ class RotaryPositions(ComputedPositions):
         self._set_frequencies(torch.get_default_device())
 
     def compute_frequencies(self):
-        """[D/2]; of "longrope" those of a text as long as in training and those of a longer one, [2, D/2]."""
+        """[D/2]; of "longrope" for texts as long as in training and for longer ones, [2, D/2]."""
         if self.rope_type == "default":
             return self._frequencies_of(self.rope["rope_theta"], "cpu")
         compute = functools.partial(ROPE_INIT_FUNCTIONS[self.rope_type], self.config, torch.device("cpu"))

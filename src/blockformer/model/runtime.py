@@ -58,7 +58,7 @@ class Runtime:
 
 
 def by_runtime(forward):
-    """A `forward` of a model that writes: its runtime is asked first."""
+    """A `forward` of a model that writes: its runtime comes first."""
 
     @functools.wraps(forward)
     def forward_by_runtime(self, *args, **kwargs):

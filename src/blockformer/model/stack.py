@@ -93,7 +93,7 @@ class Stack(BlockformerPreTrainedModel):
             token_type_ids: int [B, T], each token's segment; None is segment 0 for all. `task_type_ids` likewise.
             encoder_hidden_states: [B, S, C] for cross-attention, `encoder_attention_mask` [B, S] of 0 and 1 over them.
             head_mask: [len(self.layers), H], multiplies each head's output; in cross-attention `cross_attn_head_mask`,
-                without which a decoder alone takes `head_mask` there too.
+                without which a decoder takes `head_mask` there too.
             use_cache: whether to return keys and values; None is the config's in evaluation, no in training.
 
         Returns:
@@ -164,7 +164,7 @@ class Stack(BlockformerPreTrainedModel):
     def _resolve_positions(self, hidden_states, attention_mask, position_ids, past_key_values, cu_seq_lens):
         """Positions [1 or B, T]; the same if they were given, or None; the queries' places among the keys, int [T].
 
-        The attention backend is not told of counted positions: given ones may mean several sequences in a row.
+        The attention backend does not get counted positions: given ones may mean several sequences in a row.
         """
         shape, past, longest = hidden_states.shape[:2], cached_length(past_key_values), None
         query_positions = torch.arange(shape[1], device=hidden_states.device) + past
@@ -192,7 +192,7 @@ class Stack(BlockformerPreTrainedModel):
         return self.config.use_cache and not self.training if use_cache is None else use_cache
 
     def _is_recording(self, kwargs) -> bool:
-        """Whether something of each layer is asked for, in the padded form that the caller knows."""
+        """Whether something of each layer is requested, in the padded form that the caller knows."""
         names = ("output_hidden_states", "output_attentions", "output_router_logits")
         return any(kwargs.get(name, getattr(self.config, name, False)) for name in names)
 
@@ -271,7 +271,7 @@ def positions_from_mask(attention_mask):
 def last_token_states(config, states, input_ids, attention_mask):
     """Each row's state at its last real token, whichever side is padded: [B, T, C] -> [B, C].
 
-    Without a mask [B, T] of 0 and 1 the end is told by `config.pad_token_id` in `input_ids` [B, T].
+    Without a mask [B, T] of 0 and 1 `config.pad_token_id` in `input_ids` [B, T] marks the end.
     """
     batch, length = states.shape[:2]
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:

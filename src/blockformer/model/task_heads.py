@@ -151,7 +151,7 @@ class QuestionAnswering(Classifier):
 
 
 def _with_padding(config, inputs, attention_mask):
-    """The positions [B, T] of inputs [B, T, ...] whose padding has those of the official models; None without a mask.
+    """The positions [B, T] of inputs [B, T, ...], with padding as in the official models; None without a mask.
 
     It has the last of the `position_offset` rows before the first token's (RoBERTa) or, without any, its index (BERT).
     """

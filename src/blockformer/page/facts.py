@@ -34,7 +34,7 @@ class Facts:
         self.model: Any = on_paper(config)
         self.parts: Anatomy = anatomy(self.model)
         self.dtype, self.size = element_size(config)
-        # Weights of 4 bits ask for the device's autocast, which "meta" has not: their products are those of plain ones.
+        # 4-bit weights query the device's autocast, which "meta" lacks: their products count as those of plain ones.
         runs = self.model if getattr(config, "linear_bits", None) is None else on_paper(_with_plain_weights(config))
         self.text, self.step = dry_run(runs, self.length, self.target)
 
@@ -90,7 +90,7 @@ class Facts:
         return rows
 
     def boxes(self) -> list[dict[str, Any]]:
-        """Every box of the figure; of layers that differ those of each kind."""
+        """Every box of the figure; where layers differ, the boxes of each kind."""
         placed: dict[str, tuple[StackAnatomy, tuple[int, ...]]] = {}
         hidden: set[str] = set()
         for stack in self.parts.stacks:

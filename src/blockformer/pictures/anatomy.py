@@ -87,7 +87,7 @@ class StackAnatomy:
     Attributes:
         name: "encoder" or "decoder".
         path: its module's name.
-        embeddings: the tables whose rows are added up, that of the tokens first.
+        embeddings: the tables whose rows are added up, the token table first.
         added: positions that are added to the embeddings, or None.
         attended: positions that enter each layer's self-attention, or None.
         after: what the sum passes before the first layer.
@@ -116,7 +116,7 @@ class Anatomy:
     has_language_model_head: bool
 
     def boxes(self) -> Iterator[Box]:
-        """Every box, from the tokens up; of layers that differ those of each kind."""
+        """Every box, from the tokens up; where layers differ, the boxes of each kind."""
         for stack in self.stacks:
             yield from (*stack.embeddings, *(box for box in (stack.added, stack.attended) if box), *stack.after)
             for kind in stack.kinds:

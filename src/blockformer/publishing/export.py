@@ -70,7 +70,7 @@ def export_model(
     from blockformer.conversion.files.new_repo import new_repo  # conversion stands above this module
 
     if not str(getattr(model.config, "model_type", "")).startswith("blockformer_"):
-        raise ValueError(f"{type(model).__name__} is no Blockformer model: convert its checkpoint instead.")
+        raise ValueError(f"{type(model).__name__} is not a Blockformer model: convert its checkpoint instead.")
     if sign is not None:
         signing.check_key(sign)
     if tokenizer is not None:

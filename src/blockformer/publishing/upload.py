@@ -52,7 +52,7 @@ def push_to_hub(
         revision: the branch, made if it is not there; None is `main`.
         create_pr: propose the commit, instead of making it.
         max_shard_size: bytes ("50GB") after which a new weight file begins.
-        tags: of the card, beside the model's own.
+        tags: of the card, in addition to the model's own.
 
     Raises:
         HfHubHTTPError: the Hub refuses, also when somebody else pushed meanwhile. The repo is as it was.

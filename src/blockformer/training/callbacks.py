@@ -23,7 +23,7 @@ class StopOnNonFiniteLoss(TrainerCallback):
     """Ends training with an error that names the first step whose loss is NaN or infinite.
 
     Each process watches the losses of its own batches, as the model gives them, where they are: nothing waits for a
-    device. On a CPU they are read before the optimizer steps, so the weights stay those of the step before. Elsewhere
+    device. On a CPU they are read before the optimizer steps, so the weights stay as they were. Elsewhere
     they are read where `Trainer` waits anyway: before it logs, evaluates or saves, and after an epoch. The error then
     comes up to `logging_steps` later, still names the step at which it happened, and no checkpoint is written before.
 
@@ -65,7 +65,7 @@ class StopOnNonFiniteLoss(TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self._note(state.global_step + 1)
         if self._can_read_now():
-            self._read(state, "the weights are those of the step before")
+            self._read(state, "the weights are from the step before")
 
     def _can_read_now(self) -> bool:
         """Whether reading waits for no device."""
@@ -133,7 +133,7 @@ class ExpertLoad(TrainerCallback):
         self.on_train_end(args, state, control)
         routers = [module for module in model.modules() if isinstance(module, Router)]
         if not routers:
-            raise ValueError("ExpertLoad is for models with experts: num_experts is 0.")
+            raise ValueError("ExpertLoad needs a model with experts, and num_experts is 0: remove the callback.")
         self._hooks = [router.register_forward_hook(self._count) for router in routers]
         self._hooks.append(model.register_forward_pre_hook(self._note_mask, with_kwargs=True))
 
@@ -182,7 +182,7 @@ def last_complete_checkpoint(folder: str | os.PathLike) -> str | None:
         folder: the `output_dir` of one run, there or not.
 
     Returns:
-        For `Trainer.train(resume_from_checkpoint=...)`: a path, or None, with which training starts anew. Each
+        For `Trainer.train(resume_from_checkpoint=...)`: a path, or None, with which training starts from scratch. Each
         checkpoint that is passed over is named in a warning.
     """
     numbered = [
@@ -198,7 +198,9 @@ def last_complete_checkpoint(folder: str | os.PathLike) -> str | None:
             break
         passed_over.append(f"{path} is not complete: {problem}.")
     if passed_over:
-        way_on = f"Training goes on from {chosen}." if chosen else "No checkpoint is: training starts anew."
+        way_on = (
+            f"Training resumes from {chosen}." if chosen else "No checkpoint is complete: training starts from scratch."
+        )
         logger.warning(" ".join([*passed_over, way_on]))
     return chosen
 
