@@ -172,7 +172,9 @@ class ArticleFamily(Family[Head]):
                 same = same_bits(read, own[pair[0]], own[pair[1]])
                 if told and not same:
                     differ = f"{shown(pair[0])} and {shown(pair[1])} differ"
-                    raise ConversionError(f"{differ}, and the settings say {name}: which is the model's?")
+                    raise ConversionError(
+                        f'{differ}, and the settings have "{name}": true; set it to false, or fix one'
+                    )
                 told = same if told is None else told
             traits |= {name} if told else set()
         return traits | {_absent(each) for each in self.embeddings if each not in own}
@@ -193,7 +195,7 @@ class ArticleFamily(Family[Head]):
 
     def notes(self, variant: CheckpointVariant) -> list[str]:
         """See `Family.notes`."""
-        notes = [f"{copy} must equal {first} ({name})" for name, copy, first in self.shared if name in variant.traits]
+        notes = [f"{copy} is {first} ({name})" for name, copy, first in self.shared if name in variant.traits]
         if GUESSED in variant.traits:
             notes.append('its norms divide by std + eps, the unbiased std; if yours do not, set "norm": "layer_norm"')
         return notes
@@ -275,7 +277,7 @@ def one_of(groups: Collection[tuple[str, ...]], found: Collection[str], what: st
         if set(group) == set(found):
             return group
     raise ConversionError(
-        f"{what}: found {', '.join(map(shown, sorted(found)))}; understood is one of:"
+        f"{what}: found {', '.join(map(shown, sorted(found)))}; expected one of:"
         f"{listed(' '.join(group) for group in groups)}"
     )
 
@@ -309,7 +311,7 @@ def projections(modules: Collection[str], what: str) -> set[str]:
             return {f"{ours} {theirs}" for ours, theirs in zip(OURS, (*names, *output), strict=True)}
     ways = [" ".join((*names, "and an output")) for names in PROJECTIONS]
     raise ConversionError(
-        f"{what}: found {', '.join(map(shown, sorted(found)))}; understood is one of these, the output as one of "
+        f"{what}: found {', '.join(map(shown, sorted(found)))}; expected one of these, and the output as one of "
         f"{' '.join(OUTPUTS)}:{listed(ways)}"
     )
 

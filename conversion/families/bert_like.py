@@ -297,9 +297,9 @@ class BertLikeFamily(Family[EncoderHead]):
         """See `Family.check_ignored`."""
         count = torch.arange(tensor.numel()).to(tensor.dtype)
         if name.endswith("embeddings.position_ids") and not torch.equal(tensor.flatten(), count):
-            return "does not count 0, 1, 2, ..., so the positions are not those that the official class computes"
+            return "does not count 0, 1, 2, ..., so the positions differ from the official class's"
         if name.endswith("embeddings.token_type_ids") and tensor.any():
-            return "is not zero everywhere, so the token types are not those that the official class takes by default"
+            return "is not zero everywhere, so the token types differ from the official class's default"
         return None
 
     # The models.

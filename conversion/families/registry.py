@@ -100,7 +100,7 @@ def nearest(official: Mapping[str, Any]) -> str:
 
     with quiet():
         best = sorted(FAMILIES.values(), key=likeness, reverse=True)[:2]
-        return f"; its settings are most like those of {'; and of '.join(map(told, best))}"
+        return f"; its settings are closest to {'; and to '.join(map(told, best))}"
 
 
 def family_for(config: PretrainedConfig) -> Family:

@@ -969,7 +969,7 @@ def test_one_vocabulary_for_both_sides_of_the_third_article(tmp_path):
 
 def test_the_settings_may_deny_that_equal_weights_are_one_and_must_not_tie_unequal_ones(tmp_path):
     module, tied = GPT(GPT_CONFIG), {**GPT_CONFIG, "tie_word_embeddings": True}
-    refused(tmp_path / "other", "article-gpt", module.state_dict(), tied, "which is the model")
+    refused(tmp_path / "other", "article-gpt", module.state_dict(), tied, "set it to false, or fix one")
     with torch.no_grad():
         module.out_head.weight.copy_(module.token_embedding.weight)
     ours = load(tmp_path / "equal", "article-gpt", module, {**GPT_CONFIG, "tie_word_embeddings": False})

@@ -119,7 +119,9 @@ def run_eval(src: str, files: list[Path], dtype: str | None, revision: str | Non
             raise ConversionError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
         ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
         if len(ids) < 2:
-            raise ConversionError(f"{path}: {len(ids)} tokens: two are needed, the first is not predicted")
+            raise ConversionError(
+                f"{path}: {len(ids)} tokens; at least two are needed, since the first is not predicted"
+            )
         count, nbytes = len(ids) - 1, len(text.encode())
         score = model_score(model, ids, nbytes, window)
         nats, tokens, size = nats + score.loss * count, tokens + count, size + nbytes

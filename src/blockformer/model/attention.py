@@ -85,11 +85,11 @@ class AttentionFields(Part):
     attention_output_bias: bool = flag(False, "attention", "bias of the output projection")
     attention_scale: float | None = axis(None, "a positive number", "attention", "of scores; None: 1/sqrt(head_dim)")
     attn_logit_softcapping: float | None = axis(None, "a positive number", "attention", "soft cap c of the scores")
-    attention_sinks: bool = flag(False, "attention", "for each head a learned score, a share of the softmax")
+    attention_sinks: bool = flag(False, "attention", "a learned score per head takes part in its softmax")
     clip_qkv: float | None = axis(None, "a positive number", "attention", "bound of queries, keys and values")
     # A window of 1 is full attention in a dynamic cache of the library.
     sliding_window: int | None = axis(
-        None, "an integer above 1", "attention", "tokens that a sliding layer sees, in an encoder to each side"
+        None, "an integer above 1", "attention", "tokens that a sliding layer sees; in an encoder, to each side"
     )
     layer_types: list | None = axis(
         None, "a list", "attention", "full_attention or sliding_attention for each layer; None: sliding with a window"
@@ -98,7 +98,7 @@ class AttentionFields(Part):
         None, "a dict, layer -> list of heads", "attention", "query heads that self-attention lacks"
     )
     add_cross_attention: bool = flag(False, "attention", "a decoder's layers look at an encoder's states too")
-    attention_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the attention probabilities")
+    attention_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "dropout of attention probabilities")
 
     def fill_defaults(self):
         """Plain multi-head attention whose heads share the width; with a window all layers slide."""

@@ -66,20 +66,20 @@ class BlockformerConfig(
 
     vocab_size: int = axis(32000, "a positive integer", "size", "tokens of the vocabulary, V")
     hidden_size: int = axis(512, "a positive integer", "size", "width C of the residual stream")
-    num_hidden_layers: int = axis(8, "a positive integer", "size", "layers; of an encoder-decoder the encoder's")
+    num_hidden_layers: int = axis(8, "a positive integer", "size", "layers; in an encoder-decoder, the encoder's")
     type_vocab_size: int = axis(0, "an integer of 0 or more", "embeddings", "token types (segments); 0 means none")
     task_type_vocab_size: int = axis(0, "an integer of 0 or more", "embeddings", "task types; 0 means none")
     embedding_size: int | None = axis(
         None, "a positive integer", "size", "width E of the embeddings, projected to C; None: hidden_size"
     )
     embedding_norm: bool = flag(False, "embeddings", "a norm on the sum of the embeddings")
-    embedding_scale: float | None = axis(None, "a positive number", "embeddings", "factor of the tokens'; None means 1")
+    embedding_scale: float | None = axis(None, "a positive number", "embeddings", "factor of token vectors; None: 1")
     tie_word_embeddings: bool = flag(False, "embeddings", "the language model head is the embedding matrix")
     lm_head_transform: bool = flag(False, "head", "norm(act(dense(x))) before the language model head")
     classifier_transform: bool = flag(False, "head", "norm(act(dense(x))) before a classifier of rows or tokens")
-    head_transform_bias: bool = flag(True, "head", "bias of that dense layer, and of one before a classifier")
+    head_transform_bias: bool = flag(True, "head", "bias of these dense layers")
     lm_head_bias: bool | str = axis(
-        False, (*FLAG, "fixed"), "head", "bias of the language model head; fixed is one that does not learn"
+        False, (*FLAG, "fixed"), "head", "bias of the language model head; a fixed one does not learn"
     )
     logit_scale: float | None = axis(1.0, "a positive number", "head", "factor of the states that enter the head")
     final_logit_softcapping: float | None = axis(None, "a positive number", "head", "soft cap of the logits")
@@ -87,7 +87,7 @@ class BlockformerConfig(
         None, tuple(ACT2FN), "head", "activation of an encoder's pooler on the first token; None means no pooler"
     )
     classifier_dropout: float | None = axis(
-        None, "a probability from 0 to 1", "training", "before a classification head; None means hidden_dropout"
+        None, "a probability from 0 to 1", "training", "dropout before a classifier; None means hidden_dropout"
     )
     initializer_range: float | None = axis(
         0.02, "a positive number", "training", "deviation of fresh weights; None: 1/sqrt(inputs), 1 for embeddings"

@@ -50,7 +50,7 @@ class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
         "first",
         ("first", "mean", "mean_of_pooled"),
         "head",
-        "what stands for a row: its first token, or the mean of its tokens, before the pooler or after it",
+        "a row's summary: its first token, or the mean of its tokens, before the pooler or after it",
     )
     auto_classes = {
         "AutoConfig": "configuration_encoder.BlockformerEncoderConfig",

@@ -49,7 +49,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         None,
         "a list",
         "attention",
-        "layer_types of the decoder; None: as in the encoder, from the first layer on again",
+        "layer_types of the decoder; None: the encoder's, repeated from the first layer on",
     )
     decoder_intermediate_size: int | None = axis(
         None, "a positive integer", "size", "inner width of the decoder's feed-forward networks; None: as the encoder's"
@@ -61,9 +61,9 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         None, tuple(NORM_SLOTS), "norm", "norm_placement in the decoder; None: as in the encoder"
     )
     share_embeddings: bool = flag(True, "embeddings", "one embedding matrix for both sides")
-    decoder_start_token_id: int | None = axis(None, "a token", "tokens", "what the decoder reads first")
+    decoder_start_token_id: int | None = axis(None, "a token", "tokens", "the token that the decoder reads first")
     decoder_starts_with_last_label: bool = flag(
-        False, "tokens", "in training the decoder reads a row's last label first, the language code of some translators"
+        False, "tokens", "in training the decoder reads a row's last label first: a language code, in some translators"
     )
 
     auto_classes = {

@@ -41,12 +41,12 @@ class ExpertsFields(Part):
     expert_gate_limit: float | None = axis(
         None, "a positive number", "feed-forward", "experts compute act(gate) * (up + 1), both clamped to this first"
     )
-    router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "what makes scores of router logits")
+    router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "how router logits become scores")
     router_selection_bias: bool = flag(False, "feed-forward", "a bias that only affects which experts are chosen")
     norm_topk_prob: bool = flag(True, "feed-forward", "the scores of a token's experts are divided by their sum")
     routed_scaling_factor: float = axis(1.0, "a positive number", "feed-forward", "factor of the experts' output")
     router_aux_loss_coef: float | None = axis(None, "a number of 0 or more", "training", "of the load-balancing loss")
-    output_router_logits: bool = flag(False, "training", "give router logits, and add the load-balancing loss")
+    output_router_logits: bool = flag(False, "training", "return router logits, and add the load-balancing loss")
 
     def fill_defaults(self):
         """Every layer is sparse, and its experts are as wide as a dense layer."""

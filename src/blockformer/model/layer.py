@@ -28,7 +28,7 @@ class LayerFields(Part):
 
     norm_placement: str = axis("pre", tuple(NORM_SLOTS), "norm", _ORDERS)
     final_norm: bool | None = flag(None, "norm", "a norm after the last layer; None: unless norm_placement is post")
-    first_attention_norm: bool = flag(True, "norm", "a norm before the first attention too, where norms stand before")
+    first_attention_norm: bool = flag(True, "norm", "a norm before the first attention too, where norms come first")
     residual: str = axis(
         "sequential",
         ("sequential", "parallel", "parallel_shared_norm"),
@@ -36,8 +36,8 @@ class LayerFields(Part):
         "feed-forward reads what attention wrote, or both read the same: x + attention(norm(x)) + mlp(norm2(x))",
     )
     residual_multiplier: float | None = axis(None, "a positive number", "norm", "factor of what a sub-layer adds")
-    hidden_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "after embeddings and each sub-layer")
-    final_dropout: bool = flag(False, "training", "hidden_dropout after the final norm too")
+    hidden_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "of embeddings and sub-layer outputs")
+    final_dropout: bool = flag(False, "training", "hidden_dropout also after the final norm")
 
     def fill_defaults(self):
         """A layer that ends in a norm needs no final one."""

@@ -30,7 +30,7 @@ class PositionFields(Part):
         2048, "a positive integer", "size", "tokens of context: rows of a learned table, or length in training"
     )
     position_offset: int = axis(
-        0, "an integer of 0 or more", "positions", "rows of a learned table before that of position 0, for padding"
+        0, "an integer of 0 or more", "positions", "rows of a learned table before position 0, for padding"
     )
 
     def fill_rope_parameters(self, given: dict | None, rope_theta: float | None) -> None:
