@@ -77,10 +77,10 @@ def convert(
         verify: run both models on the same input and fail if they differ: "full" (True) on several texts, writing some
             too, "quick" on one text in one dtype, "none" (False) not at all. "auto" is full up to half a billion
             parameters, then quick.
-        force: replace a folder that Blockformer made, if it is as it was.
+        force: replace a folder that Blockformer made, if nobody changed it.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
         revision: of a Hub id, a branch, tag or commit.
-        token: for a Hub id, as `from_pretrained` takes it; None takes that of `hf auth login`.
+        token: for a Hub id, as `from_pretrained` takes it; None takes the one of `hf auth login`.
         cache_dir: where a Hub id is downloaded to, if not to the Hub's own cache.
         progress: receives progress reports.
 
@@ -215,9 +215,9 @@ def from_official(
         family: the official family; None reads it from `model_type`. Required for a weight file.
         config: the JSON file with the settings of a weight file.
         revision: of a Hub id, a branch, tag or commit.
-        token: for a Hub id, as `from_pretrained` takes it; None takes that of `hf auth login`.
+        token: for a Hub id, as `from_pretrained` takes it; None takes the one of `hf auth login`.
         cache_dir: where a Hub id is downloaded to, if not to the Hub's own cache.
-        loading: what `from_pretrained` takes besides: `device_map`, `max_memory`, `attn_implementation`,
+        loading: further options of `from_pretrained`: `device_map`, `max_memory`, `attn_implementation`,
             `quantization_config`; `offload_folder`, into which the converted weights are then written, tensor by
             tensor, so that the model need not fit into memory. They must stay there as long as the model is used.
 

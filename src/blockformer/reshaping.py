@@ -44,23 +44,23 @@ def reshape(
 ) -> PreTrainedModel:
     """A new model with the weights of another one, in another shape. It needs training.
 
-    - `layers` keeps some layers, in the order given; one that is named twice stands there twice.
+    - `layers` keeps some layers, in the order given; a layer that is named twice is repeated.
     - `kv_heads` replaces key and value heads by the means of groups of them (Ainslie et al., 2023).
     - `experts` copies each feed-forward network into that many experts with a random router (sparse upcycling,
-      Komatsuzaki et al., 2023). The scores of a token's experts sum to 1, so the model computes what it did before.
+      Komatsuzaki et al., 2023). The scores of a token's experts sum to 1, so the model computes the same as before.
     - `topology="encoder"` lets a decoder's tokens see the whole text (as LLM2Vec does, BehnamGhader et al., 2024); the
       language model head fills in masks. `"decoder"` is the way back.
-    - `topology="encoder-decoder"` makes both stacks of one, and cross-attention of self-attention (T5Gemma, Zhang et
-      al., 2025).
+    - `topology="encoder-decoder"` copies the stack into both, and self-attention into cross-attention (T5Gemma, Zhang
+      et al., 2025).
 
     Args:
-        model: a language model or a bare stack of Blockformer's, an encoder or a decoder; not changed.
+        model: an encoder or decoder of Blockformer, bare or with a language model head; it is not changed.
         topology: a key of `TOPOLOGIES`; None keeps it.
         layers: indices of layers.
         kv_heads: key/value heads K, a divisor of the present number.
         experts: experts E of each layer.
         seed: for the routers.
-        changes: fields of the config that change besides, such as `decoder_start_token_id` or `sliding_window=None`.
+        changes: further fields of the config to change, such as `decoder_start_token_id` or `sliding_window=None`.
 
     Returns:
         The new model, in evaluation mode, with the dtype and the tied matrices of the old one.

@@ -52,46 +52,46 @@ def prepare_for_inference(
     head_bits: Literal[8] | None = None,
     decisions: str | os.PathLike | None = None,
 ):
-    """Make a model faster at inference, on the device where it is.
+    """Make a model faster at inference, on its present device.
 
-    On a CPU, weights are packed for the processor, a product ends in its activation, few rows are multiplied in parts,
-    half precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a CUDA device
-    padding is skipped, in half precision, by PyTorch's kernel for sequences of any length, and long contexts with soft
-    caps or sinks use flex attention. Results agree within the rounding of the dtype, and saving still writes plain
-    tensors. A packed weight is still the parameter that it was. Whatever writes to it, such as `load_state_dict` or a
-    merged adapter, makes it plain until the model is prepared again, and so does a cast or a move. No weight learns
-    until `prepare_for_training`.
+    On a CPU, weights are packed for the processor, activations are fused into the matmul before them, matmuls of few
+    rows are split, half precision is multiplied in float32, and attention is computed in blocks, each where it is
+    faster. On a CUDA device, padding is skipped in half precision, with PyTorch's kernel for sequences of any length,
+    and long contexts with soft caps or sinks use flex attention. Results agree within the rounding of the dtype, and
+    saving still writes plain tensors. A packed weight is still the same parameter. Whatever writes to it, such as
+    `load_state_dict` or a merged adapter, or casts or moves it, makes it plain until the model is prepared again. No
+    weight learns until `prepare_for_training`.
 
     Args:
         model: a Blockformer model of this package.
         compile: compile the step that writes one more token, and the layers of an encoder and of a prompt, with
-            PyTorch's compiler. This needs a C++ compiler and takes some twenty seconds, up to a minute for small
+            PyTorch's compiler. This needs a C++ compiler and takes about twenty seconds, up to a minute for small
             layers, when the model first writes a batch of a new kind (one row, two to four or more, and each number of
             beams); later processes load it from `~/.cache/blockformer`. The compiler runs in a process of its own, so
-            other threads go on meanwhile. Weights stay plain, but 4-bit weights are held once more, and so are
-            float32 weights that an encoder or a step of several rows multiplies faster in another layout. A change of
-            weights is seen, that of a merged adapter too; only a write through `.data` to a few numbers of a weight
-            that is held twice may stay unseen, or one to tensors of inference mode. An encoder that is faster
-            uncompiled on this processor is prepared as without `compile`. Classes and attention functions from outside
-            of Blockformer, PyTorch and transformers run uncompiled. On CUDA and XPU, `generate` gets a static cache,
-            for which transformers compiles the step.
+            other threads are not held up. Weights stay plain, but 4-bit weights are held twice, and so are float32
+            weights that an encoder or a step of several rows multiplies faster in another layout. Changed weights are
+            noticed, also by a merged adapter, except when a few numbers of a weight that is held twice are written
+            through `.data`, or when tensors of inference mode are written to. An encoder that is faster uncompiled on
+            this processor is prepared as without `compile`. Classes and attention functions from outside of
+            Blockformer, PyTorch and transformers run uncompiled. On CUDA and XPU, `generate` gets a static cache, for
+            which transformers compiles the step.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. A decoder's prompt, and so its first token, reads the plain head, which is kept; an
             encoder-decoder's first token is a step like the others.
-        decisions: the JSON file that says what is the fastest on each machine, and to which new measurements are added:
-            from now on for all models of this process. Processes that share it compute in the same bits. By default it
-            is `decisions.json` next to the compiled code.
+        decisions: the JSON file that records what is fastest on each machine, and to which new measurements are added,
+            from now on for all models of this process. Processes that share it give the same results bit for bit. By
+            default it is `decisions.json` next to the compiled code.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
-        ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has weights of
-            4 bits in groups of an odd number or (unless it is an encoder) pruned heads, or is on a device where nothing
-            compiles it; `head_bits` other than 8, without `compile`, or for a model that does not write, is not on the
-            CPU, is in float64 or has another head than a plain one; `decisions` that are not such a file.
+        ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has 4-bit
+            weights in groups of an odd number or (unless it is an encoder) pruned heads, or is on a device without a
+            compiler; `head_bits` other than 8, without `compile`, or for a model that does not write, is not on the
+            CPU, is in float64 or has a head that is not plain; `decisions` that are not such a file.
     """
     check_class(model)
     if compile:

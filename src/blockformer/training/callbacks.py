@@ -171,19 +171,19 @@ class ExpertLoad(TrainerCallback):
 
 
 def last_complete_checkpoint(folder: str | os.PathLike) -> str | None:
-    """The checkpoint to go on from: the one with the highest number of which nothing is missing.
+    """The checkpoint to resume from: the complete one with the highest number.
 
     `Trainer` writes a checkpoint file by file, its `trainer_state.json` last, and by itself resumes from the highest
-    number, whole or not. Here a checkpoint counts if the weights, the optimizer, the schedule, the random states and
-    the `Trainer`'s own state are there, and each file is whole: its header or directory fits its length. Those of FSDP
-    and DeepSpeed and of adapters count too. No sum over the bytes is checked: that would read all of them.
+    number, complete or not. Here a checkpoint counts if the weights, the optimizer, the schedule, the random states
+    and the `Trainer`'s own state are there, and each file is whole: its header or directory fits its length. This also
+    covers FSDP, DeepSpeed and adapters. No checksum is computed: that would read every byte.
 
     Args:
-        folder: the `output_dir` of one run, there or not.
+        folder: the `output_dir` of one run; it need not exist.
 
     Returns:
-        For `Trainer.train(resume_from_checkpoint=...)`: a path, or None, with which training starts from scratch. Each
-        checkpoint that is passed over is named in a warning.
+        For `Trainer.train(resume_from_checkpoint=...)`: a path, or None, with which training starts from scratch. A
+        warning names each checkpoint that is skipped.
     """
     numbered = [
         (int(match[1]), path)

@@ -104,8 +104,8 @@ def adamw(
     Args:
         model: what to train.
         learning_rate: its peak, if a scheduler follows.
-        weight_decay: of the matrices. As AdamW has it: the share of a weight that a step of learning rate 1 takes away.
-        betas: how slowly the running means of the gradient and of its square forget.
+        weight_decay: of the matrices, as AdamW defines it: the share of a weight removed at learning rate 1.
+        betas: decay rates of the running means of the gradient and of its square.
         eps: added to the root of the latter.
         base: the config of another width at which the learning rate and the weight decay were found; then the groups
             are those of `mup_groups`.

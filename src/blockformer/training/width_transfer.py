@@ -46,8 +46,8 @@ class _Matrix(NamedTuple):
 def mup_model(model_class: type, config, base):
     """A fresh model of any width to which the learning rates of the base's width apply.
 
-    Draw at the base's width and it is `model_class(base)`, weight for weight. Train it with an optimizer that knows the
-    same base: `adamw(model, learning_rate, weight_decay, base=base)`.
+    At the base's width it is `model_class(base)`, weight for weight. Train it with an optimizer that gets the same
+    base: `adamw(model, learning_rate, weight_decay, base=base)`.
 
     Args:
         model_class: one of this package's models.
