@@ -181,8 +181,8 @@ def test_a_bias_that_looks_both_ways_needs_four_buckets(kind):
     ("old", "new", "message"),
     [
         ('"hidden_size": 64', '"hidden_size": 32, "hidden_size": 64', "the key 'hidden_size' appears twice"),
-        ('"norm_eps": 1e-06', '"norm_eps": NaN', "NaN is no JSON value"),
-        ('"id2label": null', '"id2label": {"0": -Infinity}', "-Infinity is no JSON value"),
+        ('"norm_eps": 1e-06', '"norm_eps": NaN', "NaN is not a JSON value"),
+        ('"id2label": null', '"id2label": {"0": -Infinity}', "-Infinity is not a JSON value"),
     ],
 )
 def test_auto_classes_read_a_local_config_as_strictly(tmp_path, old, new, message):

@@ -149,7 +149,7 @@ def test_what_a_base_is_not_is_refused():
         adamw(model, 1e-3, 0.1, base=tied)
     adapted = get_peft_model(LM(base), LoraConfig(r=2, task_type="CAUSAL_LM"))
     for wrong in (adapted, torch.nn.Linear(2, 2)):
-        with pytest.raises(TypeError, match=f"this is a {type(wrong).__name__}: leave base out"):
+        with pytest.raises(TypeError, match=f"not a {type(wrong).__name__}: leave base out"):
             adamw(wrong, 1e-3, 0.1, base=base)
 
 

@@ -46,7 +46,7 @@ def sign(folder: str | PathLike[str], key: str | PathLike[str]) -> Path:
         signer = library.signing.Config().set_hashing_config(_hashing(library))
         signer = signer.use_elliptic_key_signer(private_key=Path(key))
     except (ValueError, TypeError) as error:
-        what = "not a PEM private key of an elliptic curve, without a password"
+        what = "not a private key of an elliptic curve in PEM, without a password"
         raise SigningError(f"{key}: {what}: {error}") from None
     path.unlink(missing_ok=True)
     signer.sign(Path(folder), path)
@@ -71,7 +71,7 @@ def check_signature(folder: Path, key: str | PathLike[str]) -> list[str]:
     try:
         verifier = library.verifying.Config().use_elliptic_key_verifier(public_key=Path(key))
     except (ValueError, TypeError) as error:
-        raise SigningError(f"{key}: not a PEM public key of an elliptic curve: {error}") from None
+        raise SigningError(f"{key}: not a public key of an elliptic curve in PEM: {error}") from None
     verifier.set_hashing_config(_hashing(library).set_allow_symlinks(True))  # the Hub's cache has links
     try:
         verifier.verify(folder, path)
