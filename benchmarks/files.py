@@ -72,7 +72,7 @@ def load(folders: tuple[Path, Path], shape: Shape, rounds: int, read_gbs: float)
 def conversions(folders: tuple[Path, Path], shape: Shape, dtype: torch.dtype, rounds: int, folder: Path) -> list[Row]:
     """Converting in both directions: the command, the function in a process that has it imported, peak memory.
 
-    The peer of the times is `cp` of the source and `fsync`, onto the same disk; that of the memory is a process that
+    The peer of the times is `cp` of the source and `fsync`, onto the same disk; for the memory it is a process that
     loads and saves the source with transformers. The limit of the memory is the largest tensor.
 
     Args:

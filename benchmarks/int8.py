@@ -68,7 +68,7 @@ def measure(size, console: Console) -> list[Result]:
 
     Args:
         size: a `Size` of run.py.
-        console: told of what is missing.
+        console: where missing tools are reported.
     """
     try:
         folder = encoder_folder()

@@ -160,7 +160,7 @@ def decoder_rows(
         if workloads.prepared(pair):
             rows += measure(", prepared")
         else:
-            console.print(f"{shape.name}: no rows of prepared {dtype} models, which are no quicker here.")
+            console.print(f"{shape.name}: no rows of prepared {dtype} models, which are no faster here.")
         if dtype == torch.bfloat16 and shape.family == "qwen3":
             pair = workloads.in_four_bits(pair, shape)
             rows += measure(", 4 bits", pair)

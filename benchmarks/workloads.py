@@ -59,7 +59,7 @@ class Row:
         context, batch: 0 where the work has none.
         limit: what bandwidth, arithmetic or the tensors themselves need at least; 0 where none is known.
         unit: "seconds" or "bytes".
-        peer: what is compared with.
+        peer: the other side of the comparison.
         ratio_min, ratio_median: of the best and of the median measurements.
     """
 

@@ -154,7 +154,7 @@ def _write_rest_of_official(plan: Plan, checkpoint: Checkpoint, place: Source, f
 
 
 def _write_rest_of_ours(plan: Plan, checkpoint: Checkpoint, place: Source, folder: Path) -> SideFiles:
-    """Write what a repo of ours holds next to its weights and config, the card excepted."""
+    """Write the files of a repo of ours next to its weights and config, except for the card."""
     side = carry_side_files(checkpoint, place.names, folder)
     copy_code(folder, plan.target_config)
     for name, path in plan.family.extra_code().items():
@@ -272,7 +272,7 @@ def from_official(
 def load_ours(
     folder: Path, entries: Mapping[str, Any], dtype: torch.dtype | None = None, **loading: Any
 ) -> PreTrainedModel:
-    """The model of a folder in our layout, in evaluation mode; `loading` is what `from_pretrained` takes besides."""
+    """The model of a folder in our layout, in evaluation mode; `loading` holds further options of `from_pretrained`."""
     import blockformer
 
     with opened(Source(folder)):  # checks all headers, and that nothing leads out of the folder

@@ -39,7 +39,7 @@ def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokeni
     """The tokenizer in a model's folder.
 
     Args:
-        src: what the user calls the model.
+        src: the user's name for the model.
         folder: the model's.
         needed: what an error adds where there is none, such as who needs it.
 

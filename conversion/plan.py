@@ -376,7 +376,7 @@ def _set_dtype(official: dict[str, Any], dtype: Any) -> None:
 def expected_tensors(
     model_class: type[PreTrainedModel], config: PretrainedConfig, arguments: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str], int]:
-    """What a model would hold, without building it: tensor name -> shape, tied name -> source, parameter count."""
+    """The tensors of a model, without building it: tensor name -> shape, tied name -> source, parameter count."""
     config = copy.deepcopy(config)
     try:
         with torch.device("meta"), initialization.no_init_weights():

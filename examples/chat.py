@@ -1,4 +1,4 @@
-"""Talk to a converted decoder: a line in, the answer as it is written; what was said before is remembered.
+"""Talk to a converted decoder: you type a line and see the answer as it is written; the conversation is remembered.
 
     blockformer convert Qwen/Qwen3-0.6B qwen3
     python examples/chat.py qwen3
@@ -16,12 +16,12 @@ import blockformer  # noqa: F401  (the Auto classes take its classes then, not t
 
 
 def answer(model, tokenizer, messages: list[dict[str, str]], **settings) -> str:
-    """What the model says next; it is printed as it is written, too.
+    """The model's next answer, which is also printed as it is written.
 
     Args:
         model: a decoder with a language model head.
         tokenizer: its tokenizer, with a chat template.
-        messages: all that was said, each with its `role` ("system", "user" or "assistant") and `content`.
+        messages: the conversation, each with its `role` ("system", "user" or "assistant") and `content`.
         settings: what `generate` takes.
     """
     inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)

@@ -155,7 +155,7 @@ print(json.dumps({"accuracy": right / total, "filled": filled}))
 
 
 def reload_elsewhere(repo: Path, batches, texts, folder: Path) -> dict:
-    """What the saved repo says in a fresh process that cannot import this package.
+    """The saved repo's outputs in a fresh process that cannot import this package.
 
     Returns:
         `accuracy` on the batches, and `filled`: for each text three pairs of a token and its probability.

@@ -35,7 +35,7 @@ QUICK = (
 
 
 def run_tests(version: str, python: str | Path, arguments: list[str]) -> dict[str, object]:
-    """Run the marked tests with one environment's python; return what came of them."""
+    """Run the marked tests with one environment's python; return the result."""
     names = ", ".join(COLUMNS)
     code = f"import {names}; print(*(module.__version__ for module in ({names})))"
     found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()

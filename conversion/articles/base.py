@@ -52,12 +52,12 @@ PROJECTIONS = (
     ("c_attns.0", "c_attns.1", "c_attns.2"),
 )
 OUTPUTS = ("out_proj", "o_proj", "W_o", "w_o", "proj", "c_proj", "output")
-"""How attentions name what makes queries, keys and values, and what comes after them."""
+"""How attentions name the projections to queries, keys and values, and the one after them."""
 OURS = ("q_proj", "k_proj", "v_proj", "o_proj")
 GUESSED = "norm by its name"
 """The trait of a model whose norms' formula only their names tell."""
 Check = Callable[[Tensor], str | None]
-"""What is wrong with a buffer, or None."""
+"""The fault of a buffer, or None."""
 
 
 class ArticleFamily(Family[Head]):

@@ -14,7 +14,7 @@ from ..storage.variant import CheckpointVariant
 from .base import GUESSED, Kind, one_of
 
 GAINS, SHIFTS = ("weight", "gamma", "scale", "alpha", "a_2"), ("bias", "beta", "shift", "b_2")
-"""How norms name the factor and what is added."""
+"""How norms name the factor and the bias."""
 BY_DEVIATION = ("alpha", "a_2")
 """The factors of norms that divide by the unbiased deviation plus a number, unless settings say otherwise."""
 NORMS = ("layer_norm", "unbiased_std")
@@ -80,7 +80,7 @@ class OfEachFeature:
         return [tensor.reshape(-1).expand(self.width).contiguous() for tensor in tensors]
 
     def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Never asked for."""
+        """Never used."""
         raise ConversionError("an article's norm is read and not written")
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:

@@ -1,4 +1,4 @@
-"""`article-transformer`: `Transformer` with `wte`, `wpe`, `encoder`, `decoder`, which writes on what it reads."""
+"""`article-transformer`: `Transformer` with `wte`, `wpe`, `encoder`, `decoder`, which continues its input."""
 
 from pathlib import Path
 from typing import Any

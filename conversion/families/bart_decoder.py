@@ -1,6 +1,6 @@
 """Only the decoder of a BART, mBART or Marian, as a causal language model that may look at an encoder's states.
 
-Its tensor names and `model_type` are those of the whole model (`bart.py`); the class in `architectures` tells them
+Its tensor names and `model_type` are the same as the whole model's (`bart.py`); the class in `architectures` tells them
 apart. It has no bias of the logits. The official class counts padding as positions, ours does not.
 """
 

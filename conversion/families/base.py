@@ -25,7 +25,7 @@ HeadKind = TypeVar("HeadKind", bound=Head)
 
 
 class Family(ConfigTranslation, Generic[HeadKind]):
-    """One official kind of model, with its heads. The arguments are those of `ConfigTranslation`."""
+    """One official kind of model, with its heads. The arguments are as in `ConfigTranslation`."""
 
     heads: tuple[HeadKind, ...]
     has_low_bits = False

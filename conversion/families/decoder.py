@@ -3,7 +3,7 @@
 A family is data: which official module is which of ours. Some keep several of our matrices in one, or the channels of
 a head in another order; an operation says how.
 
-Today's classes write the stack's tensors with a prefix, or without one if the model is the stack alone. Some
+Today's classes write the stack's tensors with a prefix, or without one if the model is only the stack. Some
 checkpoints do the opposite, whatever their head: that is a trait of their `CheckpointVariant`.
 """
 

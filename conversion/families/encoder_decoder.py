@@ -48,7 +48,7 @@ def stacks_of(head: Head) -> tuple[str, ...]:
 
 
 class HeadDropout:
-    """Our `classifier_dropout`, whose None is `hidden_dropout`: the official class always says a number."""
+    """Our `classifier_dropout`, whose None is `hidden_dropout`: the official class always has a number."""
 
     def read(self, official):
         """See `Value.read`."""
@@ -113,7 +113,7 @@ class EncoderDecoderFamily(Family[Head]):
         return RuleTable([*rules, *head.rules, *self.more_rules(variant)], ignored=ignored)
 
     def more_rules(self, variant: CheckpointVariant) -> list[Rule]:
-        """Rules beyond those of the stacks and the head."""
+        """Rules in addition to the ones of the stacks and the head."""
         return []
 
     def ignored(self, variant: CheckpointVariant, config: PretrainedConfig) -> list[str]:

@@ -135,7 +135,7 @@ class GPT2Family(DecoderFamily):
         if name.endswith(".masked_bias"):
             value = torch.tensor(MASKED, dtype=tensor.dtype) if tensor.dtype.is_floating_point else None
             is_value = value is not None and tensor.numel() == 1 and torch.equal(tensor.reshape(()), value)
-            return None if is_value else f"is not {MASKED:g}, so the official class did not hide with it what it hides"
+            return None if is_value else f"is not {MASKED:g}, so it hides other keys than the official class does"
         size = tensor.shape[-1] if tensor.dim() else 0
         if tuple(tensor.shape) == (1, 1, size, size):
             causal = torch.ones(size, size, dtype=torch.bool).tril().to(tensor.dtype)

@@ -1,7 +1,7 @@
 """All families: chosen by the official `model_type` on the way in and by a config's fields on the way out.
 
 The families of `articles` have no `model_type` and no way out; they are chosen only by name. The file of a family is
-loaded when it is asked for.
+loaded when it is first needed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The tokenizer next to a model: which class it is, whether it can be read here, whether a copy does what it does."""
+"""The tokenizer next to a model: which class it is, whether it can be read here, whether a copy agrees."""
 
 import importlib.util
 from collections.abc import Callable
@@ -163,7 +163,7 @@ def _outcome(probe: Callable[[Any], Any], tokenizer: Any) -> Any:
 def rewritten(settings: dict[str, Any], original: PreTrainedTokenizerBase | None) -> tuple[dict[str, Any], list[str]]:
     """`tokenizer_config.json` as our repo has it: without code to load, and with the class that really loads.
 
-    `AutoTokenizer` goes by `model_type` before it goes by the entry, and ours is not the source's, so the class must be
+    `AutoTokenizer` looks at `model_type` before the entry, and ours is not the source's, so the class must be
     written down.
 
     Args:

@@ -290,7 +290,7 @@ class ZeroBias:
     op: Operation
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Never asked for: what comes in from such a layout has its bias."""
+        """Never used: what comes in from such a layout has its bias."""
         raise ConversionError("a bias is not left out")
 
     def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:

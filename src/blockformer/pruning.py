@@ -1,6 +1,6 @@
 """Heads of self-attention taken out for good, which makes their layers narrower, and put back as zeros.
 
-A model without a head computes what it did with that head masked. Michel et al. (2019) find which ones can go by the
+A model without a head computes what it did with that head masked. Michel et al. (2019) find the removable ones by the
 gradient of `head_mask`.
 
 H heads, K key/value heads, D head size, C hidden size.

@@ -1,6 +1,6 @@
 """One model made into another: fewer layers, fewer key/value heads, experts, another topology.
 
-A topology is a setting here, so the weights of one are most of the weights of another. What comes out is a start for
+A topology is a setting here, so most weights of one fit another. The result is a starting point for
 training, not a finished model; `reshape` says for each change what it keeps.
 
 B batch, T length, C hidden size, H heads, K key/value heads, D head size, E experts, I inner width.

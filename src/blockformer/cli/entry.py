@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 @contextmanager
 def printable_logs() -> Iterator[None]:
-    """While it lasts, what the libraries log, which may quote a repo's files, is safe for a terminal."""
+    """Inside it, the libraries' log messages, which may quote a repo's files, are safe for a terminal."""
     make = logging.getLogRecordFactory()
 
     def make_printable(*args: Any, **kwargs: Any) -> logging.LogRecord:

@@ -76,7 +76,7 @@ class SafeStreamer(TextStreamer):
 def _fitting(
     src: str, model: Any, tokenizer: Any, messages: list[dict[str, str]], line: str, first: int
 ) -> tuple[Any, int]:
-    """What the model reads of a chat, and how many messages from `first` on were left out to have room for an answer.
+    """The part of a chat that the model reads, and how many messages from `first` on were dropped to make room.
 
     None where even the last line leaves no room.
     """

@@ -187,7 +187,7 @@ def model_score(model: torch.nn.Module, ids: torch.Tensor, num_bytes: int, lengt
         model: takes input ids [B, T] and gives `.logits` [B, T, V].
         ids: the token ids [N].
         num_bytes: bytes of the text behind them.
-        length: predictions in one window; windows share one token, so that none is left out.
+        length: predictions in one window; windows share one token, so no prediction is left out.
         batch: windows in one forward pass.
     """
     was_training = model.training

@@ -42,7 +42,7 @@ def read(path: Path, max_bytes: int) -> str:
 def collect(paths: list[Path], max_bytes: int) -> tuple[list[SourceFile], list[str]]:
     """Text files, and why others were left out.
 
-    A file that is named must be text. A folder gives what text lies in it, hidden files apart. What has the same
+    A file that is named must be text. A folder gives the text in it, except for hidden files. What has the same
     content as another file counts once.
 
     Args:

@@ -1,4 +1,4 @@
-"""Where the engine keeps what it has made and decided: in the user's cache folder, if nobody else can write there."""
+"""The folder of compiled code and decisions: in the user's cache folder, if nobody else can write there."""
 
 import atexit
 import functools
@@ -52,7 +52,7 @@ def is_trusted(path: Path) -> bool:
 
 @functools.cache
 def processor() -> tuple[str, str]:
-    """What the processor is called, and what it can do (its flags)."""
+    """The processor's name and its flags."""
     found = {"model name": os.uname().machine, "flags": os.uname().machine}
     path = Path("/proc/cpuinfo")
     for line in path.read_text().splitlines() if path.exists() else ():

@@ -108,7 +108,7 @@ class CompiledFunction:
     Args:
         code: what it runs.
         held: each parameter and buffer of the module by its full name: the dict of its module that holds it, and its
-            name there. What stands there later is read, too.
+            name there. A later value there is read, too.
         copies: packed copies of the weights, which it reads where oneDNN multiplies by them; None for plain ones.
     """
 
@@ -121,7 +121,7 @@ class CompiledFunction:
         weakref.finalize(self, code.release).atexit = False
         output = pytree.treespec_loads(runner.loader.get_call_spec()[1])
         self._output = None if output.is_leaf() else output
-        # The engine's own copies are where they were as long as none is made.
+        # The engine's own copies have not moved as long as none is made.
         self._foreign = [(holder, name) for _, holder, name in self._places if name not in (*ORDERED, *ROUNDED)]
         absent = [place for place in held.values() if place[0].get(place[1]) is None]
         self._absent = [holder for holder, _ in absent], [name for _, name in absent]
@@ -275,7 +275,7 @@ class Modules:
 
 
 def _kind(tensor) -> tuple:
-    """What the code takes for granted of a tensor."""
+    """What the code assumes of a tensor."""
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
@@ -293,7 +293,7 @@ def _settings(part: nn.Module) -> list:
 
 
 def _code_of(value) -> str:
-    """The name of a class, or of a function with what it was given beforehand, or of an object's class."""
+    """The name of a class, of a function with its bound arguments, or of an object's class."""
     if isinstance(value, functools.partial):
         given = [*value.args, *value.keywords.values()]
         objects = [each for each in given if not isinstance(each, bool | int | float | str | None)]
@@ -359,7 +359,7 @@ def _load(folder: Path, digest: str) -> _Code | None:
             code = _take_unused(file)
             if code is None:
                 if path.stem != code_name(digest, path):
-                    raise ValueError("it is not what was written")
+                    raise ValueError("its content has changed")
                 code = _Code(torch._inductor.aoti_load_package(str(path)))
                 with _loading:
                     _loaded.setdefault(file, []).append(code)

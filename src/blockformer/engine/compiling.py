@@ -64,7 +64,7 @@ class Varying:
 
 @dataclass
 class _Job:
-    """What is compiled, and what of the parent process matters to it."""
+    """What to compile, and the settings of the parent process that matter for it."""
 
     module: nn.Module
     arguments: tuple
@@ -146,7 +146,7 @@ class _Process:
         )
 
     def answer(self, job: bytes) -> dict | None:
-        """What came of a job; None if the process is gone."""
+        """The result of a job; None if the process is gone."""
         with suppress(OSError, ValueError):
             self._process.stdin.write(struct.pack("<Q", len(job)) + job)
             self._process.stdin.flush()
@@ -218,7 +218,7 @@ def _progress():
 
 
 def serve() -> None:
-    """Do jobs from the standard input until it ends or none comes for a while: what the compiler's process runs."""
+    """The compiler's process: do jobs from the standard input until it ends or none comes for a while."""
     import blockformer.api  # noqa: F401 - the engine is plugged in
 
     answers = os.fdopen(os.dup(1), "w")

@@ -54,7 +54,7 @@ class EightBitHead(QuickLinear):
     def _make(self) -> None:
         origin = Origin(
             [(self._parameters, "weight")], sampled=True
-        )  # before the copy: a write meanwhile makes it anew
+        )  # before the copy: a write meanwhile makes it again
         copies = zip(*map(_rounded, self.weight.detach().split(_ROWS)), strict=True)
         for name, parts in zip(ROUNDED, copies, strict=True):
             put_copy(self, name, torch.cat(parts))
@@ -65,7 +65,7 @@ class EightBitHead(QuickLinear):
             return super()._apply(fn, recurse)
 
     def forget(self) -> None:
-        """Free the copy, and what a quick layer notes."""
+        """Free the copy, and a quick layer's notes."""
         super().forget()
         vars(self).pop("_origin", None)
         for name in ROUNDED:

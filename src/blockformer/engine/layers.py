@@ -173,7 +173,7 @@ class CompiledLayers:
         return is_enabled() and not (self._stack.is_causal and cache is not None and cache.get_seq_length())
 
     def _check(self, hidden_states, encoder_hidden_states, layer_inputs, others: dict) -> None:
-        """Refuse what the compiled code knows nothing of: see `Uncompiled`."""
+        """Refuse what the compiled code does not support: see `Uncompiled`."""
         stack, dtype, cache = self._stack, self._stack.embed_tokens.weight.dtype, others.get("past_key_values")
         known = ("position_ids", "past_key_values", "use_cache")
         asked = [

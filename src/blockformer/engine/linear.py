@@ -113,7 +113,7 @@ class QuickLinear(nn.Linear):
 
 
 def kind_of(rows: int) -> int:
-    """The number of rows that stands for such numbers of them: 1, `MOST_ROWS` or `MANY_ROWS`."""
+    """The number of rows that represents such numbers of them: 1, `MOST_ROWS` or `MANY_ROWS`."""
     return 1 if rows == 1 else MOST_ROWS if rows <= MOST_ROWS else MANY_ROWS
 
 

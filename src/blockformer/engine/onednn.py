@@ -104,7 +104,7 @@ def _empty(copies: dict) -> None:
 
 @functools.cache
 def nothing(dtype, is_inference: bool = False, is_packed: bool = False):
-    """What the memory of a tensor is replaced by: plain [0] or packed [1, 1], of inference mode or not.
+    """The replacement for a tensor's memory: plain [0] or packed [1, 1], of inference mode or not.
 
     It is made before it is needed, since a finalizer may be called where no operator gives a real tensor: while this
     thread traces a graph.

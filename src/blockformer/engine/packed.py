@@ -141,7 +141,7 @@ def pack(parameter: nn.Parameter) -> bool:
 
 
 def unpack(parameter: PackedWeight) -> None:
-    """The way back of `pack`: the parameter is what it was, with the present numbers."""
+    """Undo `pack`: the parameter is plain again, with its present numbers."""
     original, weight = parameter._original, parameter.numbers.plain()
     with torch.inference_mode(original.is_inference()):
         original.data = weight.clone() if original.is_inference() else weight

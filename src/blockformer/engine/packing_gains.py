@@ -1,4 +1,4 @@
-"""Whether a float32 matrix in oneDNN's layout is multiplied faster than plain layers, for what its model does.
+"""Whether a float32 matrix in oneDNN's layout is multiplied faster than plain layers, for its model's work.
 
 O outputs of a layer, I inputs.
 """

@@ -223,7 +223,7 @@ def _check_compiles(model) -> None:
 
 
 def _check_head_bits(model, head_bits, compile: bool) -> None:
-    """Refuse another number of bits, and what has no compiled steps to read them."""
+    """Refuse another number of bits, and models without compiled steps to read them."""
     if head_bits != 8:
         raise ValueError(f"head_bits must be 8 or None, not {head_bits!r}.")
     if not compile or not step.can_compile(model) or model.device.type != "cpu":
@@ -279,7 +279,7 @@ def _take_out(model: nn.Module) -> None:
 
 
 def _train(self, mode: bool = True):
-    """As PyTorch; a warning names what has to be called before a prepared model can learn."""
+    """As in PyTorch; a warning says what to call before a prepared model can learn."""
     if mode and "_trainable" in vars(self) and not any(each.requires_grad for each in self.parameters()):
         logger.warning_once("the model is prepared for inference, and no weight learns: call prepare_for_training().")
     return super(BlockformerPreTrainedModel, self).train(mode)

@@ -95,7 +95,7 @@ class CompiledSteps:
             return None
 
     def _check(self, attention_mask, position_ids, cache, others: dict) -> None:
-        """Refuse what the compiled code knows nothing of: see `Uncompiled`."""
+        """Refuse what the compiled code does not support: see `Uncompiled`."""
         config = self._stack.config
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         is_growing = type(own) is DynamicCache and all(type(layer) is GrowingLayer for layer in own.layers)
@@ -186,7 +186,7 @@ class CompiledSteps:
         return shape if fits else None
 
     def _seen(self, attention_mask, position_ids, rows: int, length: int):
-        """What is seen, bool [B, S / BLOCK rounded up, BLOCK], and where the tokens stand, int64 [B, 1]."""
+        """The visible keys, bool [B, S / BLOCK rounded up, BLOCK], and the tokens' positions, int64 [B, 1]."""
         if attention_mask is None:
             mask = torch.ones(rows, 1, 1, length, dtype=torch.bool)
         else:
@@ -374,7 +374,7 @@ def can_compile(model) -> bool:
 
 
 def output_of(steps: CompiledSteps, model, arguments: tuple, named: dict):
-    """What a model answers to these arguments of its `forward` by a compiled step, or None if it is nothing for one."""
+    """A model's output for these arguments of its `forward` by a compiled step, or None if none can compute it."""
     given = dict(zip(_names(model.forward.__func__), arguments, strict=False))
     return (_encoder_decoder_step if model.config.is_encoder_decoder else _decoder_step)(steps, **given, **named)
 

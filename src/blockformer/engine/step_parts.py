@@ -61,7 +61,7 @@ class _Caches(EncoderDecoderCache):
 
 
 class FirstPart(nn.Module):
-    """What comes before the layers, and what they all need."""
+    """The part before the layers, and what they all need."""
 
     def __init__(self, stack):
         super().__init__()
@@ -142,12 +142,12 @@ class LayersPart(nn.Module):
 
 
 def _cut(states):
-    """The same states, by an operator that the compiler calls and fuses with nothing: what is alike shares its code."""
+    """The same states, by an operator that the compiler does not fuse, so that equal parts share their code."""
     return states[None].cumsum(0)[0]
 
 
 class LastPart(nn.Module):
-    """What comes after the layers: states [B, 1, C] -> logits [B, 1, V]."""
+    """The part after the layers: states [B, 1, C] -> logits [B, 1, V]."""
 
     def __init__(self, model, norm):
         super().__init__()

@@ -26,7 +26,7 @@ def sdpa_attention(module, query, key, value, attention_mask, unpadding=None, **
     return attend_unpadded(attend, unpadding, module, query, key, value, attention_mask, **kwargs)
 
 
-# These models' own table: what is registered for all models is in it too.
+# These models' own table, which includes everything that is registered for all models.
 ALL_ATTENTION_FUNCTIONS = AttentionInterface()
 ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
 
@@ -242,7 +242,7 @@ class Attention(nn.Module):
             key_value_states: [B, S, C], the source of keys and values of cross-attention.
             position_bias: [1 or B, H, T, S], added to the scores, or None.
             head_mask: [H] or [B, H], multiplies each head's output, or None.
-            attention_mask, position_embeddings, query_positions, unpadding: those of a `layer.LayerInputs`.
+            attention_mask, position_embeddings, query_positions, unpadding: as in `layer.LayerInputs`.
         """
         self._check_backend()  # it may be another one since
         if self.is_cross_attention:
@@ -276,7 +276,7 @@ class Attention(nn.Module):
         return self.o_proj(output), probabilities
 
     def _own_heads(self, terms, dim: int, heads: int):
-        """Of a term for each head, H along `dim`, those of the heads that are left and this process's."""
+        """Of a term for each head, H along `dim`, the entries of the remaining heads that this process holds."""
         if terms.shape[dim] == heads:
             return terms
         if self.is_pruned:

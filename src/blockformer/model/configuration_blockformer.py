@@ -222,7 +222,7 @@ def _check_stamp(config_class, version: str | None, number: int | None, unknown:
 
 
 def _check_tokens(config) -> None:
-    """Special tokens are tokens of the vocabulary that they stand in."""
+    """Special tokens are tokens of the vocabulary that they are used in."""
     target_size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     either_size = max(config.vocab_size, target_size)
     sizes = {"pad_token_id": either_size, "bos_token_id": either_size, "eos_token_id": either_size}

@@ -49,7 +49,7 @@ class LayerFields(Part):
         return self.norm_placement
 
     def check(self):
-        """A norm never follows a norm, and what is parallel are two sub-layers with a norm before them."""
+        """A norm never follows a norm, and parallel sub-layers have a norm before them."""
         if self.norm_placement == "post" and self.final_norm:
             raise ValueError("final_norm=True with norm_placement='post' would norm twice: set final_norm=False.")
         if not self.first_attention_norm and (self.norm_placement, self.residual) != ("pre", "sequential"):
@@ -73,7 +73,7 @@ def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
 
 
 class LayerInputs(NamedTuple):
-    """What every layer reads besides the states; the stack makes it once for all of them.
+    """What every layer reads in addition to the states; the stack makes it once for all of them.
 
     A tuple, since hooks that move or cast a module's inputs look into tuples and dicts, and into no other object.
 

@@ -47,7 +47,7 @@ class PositionFields(Part):
             raise ValueError(f"position_type='{kind}' needs {'a decoder' if kind == 'alibi' else 'an encoder'}.")
 
 
-# What a position type brings into a model, by its name; sinusoidal.py, rotary.py and the like add theirs.
+# The modules of each position type, by its name; sinusoidal.py, rotary.py and the like add theirs.
 ROTATIONS: dict = {}  # cosines and sines that rotate queries and keys, of a config
 BIASES: dict = {}  # biases of the scores that layers share, of a config and whether both sides are seen
 ATTENTIONS: dict = {}  # the self-attention that reads them, where it is not the usual one

@@ -50,7 +50,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        # The library greps the class's own module for the call; here it stands in attention.py.
+        # The library greps the class's own module for the call; here it is in attention.py.
         return True
 
     @classmethod

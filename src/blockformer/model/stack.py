@@ -27,7 +27,7 @@ class Stack(BlockformerPreTrainedModel):
     """Token and position embeddings, layers, final norm.
 
     Args:
-        is_causal: whether a token sees only itself and what stands before it.
+        is_causal: whether a token sees only itself and earlier tokens.
         has_cross_attention: whether each layer also looks at an encoder's states.
     """
 
@@ -97,7 +97,7 @@ class Stack(BlockformerPreTrainedModel):
             use_cache: whether to return keys and values; None is the config's in evaluation, no in training.
 
         Returns:
-            `last_hidden_state` [B, T, C], the cache, and what was asked for by `output_hidden_states` (each
+            `last_hidden_state` [B, T, C], the cache, and what was requested by `output_hidden_states` (each
             layer's input and the final state) and `output_attentions` (needs the eager backend).
         """
         _, vocab_size = self.config.stack_sizes(self.is_causal)

@@ -1,4 +1,4 @@
-"""What a page says of each box: parameters, memory, shapes, operations, the fields that steer it, its code."""
+"""A page's facts on each box: parameters, memory, shapes, operations, the fields that steer it, its code."""
 
 import copy
 from typing import Any
@@ -20,7 +20,7 @@ MAX_KINDS = 24
 
 
 class Facts:
-    """A model on paper, and what a text of a length does to it.
+    """A model on paper, and a text of a given length going through it.
 
     Attributes:
         parts: its boxes.
@@ -130,13 +130,13 @@ class Facts:
         return rows
 
     def sentence(self) -> str:
-        """What the model is, in a sentence."""
+        """The model, described in a sentence."""
         width, stacks = f"{self.config.hidden_size:,}", self.parts.stacks
         words = [f"{'an' if stack.name == 'encoder' else 'a'} {stack.name} of {stack.count} layers" for stack in stacks]
         return f"{' and '.join(words)}, {width} wide.".capitalize()
 
     def figures(self, marks: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
-        """The figure with each kind of layers opened, and what the kind is called."""
+        """The figure with each kind of layers opened, and the kind's name."""
         made = []
         for opened in range(min(MAX_KINDS, max(len(stack.kinds) for stack in self.parts.stacks))):
             words = []

@@ -21,7 +21,7 @@ def page_of(src: str, text: str | None = None, beside: str | None = None, revisi
 
     Args:
         src: a folder, a Hub id (a `revision` of it), a `config.json` or a preset.
-        text: what the model reads on it; needs weights and a tokenizer.
+        text: the text that the model reads on the page; needs weights and a tokenizer.
         beside: a source to compare it with.
 
     Raises:

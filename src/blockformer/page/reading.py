@@ -1,4 +1,4 @@
-"""What a text does in a model: its tokens, attention, the words that each layer would say, norms of the states.
+"""A text in a model: its tokens, attention, each layer's predictions, norms of the states.
 
 B batch, T query length, S key length, H heads, C hidden size, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""What a model is made of, box by box, as its modules and its config say: what a figure draws and a page explains."""
+"""The parts of a model, box by box, from its modules and its config, for a figure to draw and a page to explain."""
 
 import functools
 import inspect
@@ -90,7 +90,7 @@ class StackAnatomy:
         embeddings: the tables whose rows are added up, the token table first.
         added: positions that are added to the embeddings, or None.
         attended: positions that enter each layer's self-attention, or None.
-        after: what the sum passes before the first layer.
+        after: the boxes between the sum and the first layer.
         sharing: how many layers share one set of weights.
         above: what stands on the layers.
     """

@@ -35,7 +35,7 @@ def figure(anatomy: Anatomy, opened: int = 0, title: str = "", marks=()) -> str:
 
     Args:
         opened: which kind of layers is opened in each stack, the last one where there are fewer.
-        title: what a screen reader says.
+        title: for screen readers.
         marks: paths of boxes to mark as different from a reference.
     """
     reads = ("source tokens", "target tokens") if len(anatomy.stacks) > 1 else ("tokens",)

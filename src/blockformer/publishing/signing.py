@@ -54,7 +54,7 @@ def sign(folder: str | PathLike[str], key: str | PathLike[str]) -> Path:
 
 
 def check_signature(folder: Path, key: str | PathLike[str]) -> list[str]:
-    """What is wrong with a repo's signature, one sentence each.
+    """The faults of a repo's signature, one sentence each.
 
     Args:
         folder: the repo.

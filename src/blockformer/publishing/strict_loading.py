@@ -29,7 +29,7 @@ def plug_in() -> None:
         """Load a model as transformers does, and refuse weights that are not the model's.
 
         transformers warns about missing weights and draws them at random, and casts integers to floats. Arguments and
-        result are those of `PreTrainedModel.from_pretrained`.
+        result are as in `PreTrainedModel.from_pretrained`.
 
         Raises:
             WeightsError: weights are missing, of another shape (unless `ignore_mismatched_sizes`), or integers.

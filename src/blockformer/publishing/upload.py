@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from .model_card import write_card
 
 EMPTY_CARD = "This model card has been automatically generated."
-"""What the library's template of a card says, in which nothing is filled in."""
+"""A sentence of the library's template of a card, in which nothing is filled in."""
 
 WEIGHT_FILES = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 """The names that the library gives to weights. Of two checkpoints in one folder it reads the unsharded one."""

@@ -28,7 +28,7 @@ class StopOnNonFiniteLoss(TrainerCallback):
     comes up to `logging_steps` later, still names the step at which it happened, and no checkpoint is written before.
 
     A loss that `Trainer` takes itself, outside the model (`label_smoothing_factor`, `compute_loss_func`), and that of
-    an evaluation are seen in the logs, and the error names the steps since the last log. `logging_nan_inf_filter`,
+    an evaluation are read from the logs, and the error names the steps since the last log. `logging_nan_inf_filter`,
     which logs a mean of earlier losses in place of such a loss, is turned off.
 
     Raises:
@@ -117,8 +117,8 @@ class ExpertLoad(TrainerCallback):
     tokens have the same k of E experts. `expert_load_entropy` is the entropy of the experts' shares over log E: 1 where
     the load is even. Padding does not count.
 
-    The figures are in `state.log_history` and in what is printed. A reporter (TensorBoard and the like) has them if the
-    callback stands before it: `trainer.callback_handler.callbacks.insert(0, blockformer.ExpertLoad())`.
+    The figures are in `state.log_history` and in the printed log. A reporter (TensorBoard and the like) has them if the
+    callback comes before it: `trainer.callback_handler.callbacks.insert(0, blockformer.ExpertLoad())`.
 
     Examples:
         >>> trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[ExpertLoad()])

@@ -30,7 +30,7 @@ _SCALES = ("embedding_scale", "attention_scale", "logit_scale")
 
 
 class _Matrix(NamedTuple):
-    """What a weight is at the base.
+    """A weight's role at the base.
 
     Attributes:
         growth: inputs of the weight over those at the base.
