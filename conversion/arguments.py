@@ -43,10 +43,10 @@ def check_conversion(
     verification(verify)
     dtype_name(dtype if dequantize is None else dequantize)
     if dequantize is not None and (to_official or dtype is not None):
-        other = "to_official=True (--to official)" if to_official else "dtype (--dtype)"
+        other = "to_official=True" if to_official else "dtype (--dtype)"
         raise ConversionError(
-            f"dequantize={shown(str(dequantize))} (--dequantize) cannot be combined with {other}: it writes plain "
-            "weights of its dtype in our layout; leave one of the two out"
+            f"dequantize (--dequantize) cannot be combined with {other}: it writes plain weights of its own dtype in "
+            "our layout; leave one of the two out"
         )
     check_source(src, family, config, to_official, revision)
     check_target(dst, force, [path for path in (src, config) if path is not None and os.path.exists(path)])
@@ -109,8 +109,7 @@ def check_source(
     if family in ARTICLES:
         if to_official:
             raise ConversionError(
-                f"the family '{family}' can be read but not written; leave out to_official=True (--to official), or "
-                "name another family"
+                f"the family '{family}' can be read but not written; leave out to_official=True, or name another family"
             )
         if config is None:
             raise ConversionError(

@@ -81,7 +81,7 @@ def reshape(
         what = "kv_heads" if kv_heads is not None else "topology='encoder-decoder'"
         raise ValueError(f"{what} is not supported with pruned heads: reshape blockformer.restore_heads(model).")
     if getattr(config, "linear_bits", None) is not None:
-        fix = "convert the checkpoint with dequantize='bfloat16' (--dequantize bfloat16) first"
+        fix = "convert the checkpoint with dequantize (--dequantize bfloat16) first"
         raise ValueError(f"4-bit weights cannot be reshaped: {fix}.")
     if topology is not None and topology not in TOPOLOGIES:
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, not {topology!r}.")
