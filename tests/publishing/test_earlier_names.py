@@ -120,7 +120,7 @@ def test_both_names_of_a_weight_are_refused(tmp_path):
     (tmp_path / "both").mkdir()
     save_file(tensors, tmp_path / "both" / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "both" / "config.json").write_bytes((repo / "config.json").read_bytes())
-    with pytest.raises(ConversionError, match="an earlier and today's name of one weight"):
+    with pytest.raises(ConversionError, match="the old and the new name of one weight"):
         export_folder(tmp_path / "both", tmp_path / "repo")
 
 

@@ -1,4 +1,4 @@
-"""A loss that is no number ends training by name of its step; training goes on from a whole checkpoint only."""
+"""A loss that is no number ends training by name of its step; training resumes from a whole checkpoint only."""
 
 import json
 import math
@@ -66,7 +66,7 @@ def test_training_ends_before_the_weights_take_the_step(tmp_path, factor):
     model, weights = tiny_model(), Weights()
     Poison(model, 3, factor)
     trainer = trainer_of(model, tmp_path, [weights, StopOnNonFiniteLoss()])
-    with pytest.raises(FloatingPointError, match=r"at step 3 of 6; the weights are those of the step before\. Lower"):
+    with pytest.raises(FloatingPointError, match=r"at step 3 of 6; the weights are from the step before\. Lower"):
         trainer.train()
     assert len(weights.after) == trainer.state.global_step == 2
     assert all(torch.equal(now, then) for now, then in zip(model.parameters(), weights.after[-1], strict=True))
@@ -207,7 +207,7 @@ def test_nothing_to_go_on_from(tmp_path, warnings):
     (tmp_path / "checkpoint-3").mkdir()
     assert last_complete_checkpoint(tmp_path) is None
     assert "checkpoint-3 is not complete: trainer_state.json is missing." in warnings.text
-    assert "starts anew" in warnings.text
+    assert "starts from scratch" in warnings.text
 
 
 FILES = ["trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"]
@@ -221,7 +221,7 @@ def test_a_checkpoint_that_lacks_anything_is_passed_over_by_name(run, warnings, 
     assert last_complete_checkpoint(run) == str(run / "checkpoint-1")
     for step in (10, 2):
         assert f"checkpoint-{step} is not complete" in warnings.text
-    assert f"goes on from {run / 'checkpoint-1'}." in warnings.text
+    assert f"resumes from {run / 'checkpoint-1'}." in warnings.text
 
 
 def test_other_files_must_be_whole_too(run):
@@ -314,7 +314,7 @@ def check_points(found):
     assert any(place.startswith("unlink") for place in places[last:])
     resumed = [chosen for *_, chosen, was_resumed in found["points"] if was_resumed]
     assert set(resumed) == {"checkpoint-2", "checkpoint-4"}
-    assert "checkpoint-4 is not complete: trainer_state.json is missing. Training goes on from" in found["said"]
+    assert "checkpoint-4 is not complete: trainer_state.json is missing. Training resumes from" in found["said"]
 
 
 def test_a_run_killed_in_a_save_goes_on_from_the_last_complete_checkpoint(killed):

@@ -23,12 +23,12 @@ class StopOnNonFiniteLoss(TrainerCallback):
     """Ends training with an error that names the first step whose loss is NaN or infinite.
 
     Each process watches the losses of its own batches, as the model gives them, where they are: nothing waits for a
-    device. On a CPU they are read before the optimizer steps, so the weights stay those of the step before. Elsewhere
+    device. On a CPU they are read before the optimizer steps, so the weights stay as they were. Elsewhere
     they are read where `Trainer` waits anyway: before it logs, evaluates or saves, and after an epoch. The error then
     comes up to `logging_steps` later, still names the step at which it happened, and no checkpoint is written before.
 
     A loss that `Trainer` takes itself, outside the model (`label_smoothing_factor`, `compute_loss_func`), and that of
-    an evaluation are seen in the logs, and the error names the steps since the last log. `logging_nan_inf_filter`,
+    an evaluation are read from the logs, and the error names the steps since the last log. `logging_nan_inf_filter`,
     which logs a mean of earlier losses in place of such a loss, is turned off.
 
     Raises:
@@ -65,7 +65,7 @@ class StopOnNonFiniteLoss(TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self._note(state.global_step + 1)
         if self._can_read_now():
-            self._read(state, "the weights are those of the step before")
+            self._read(state, "the weights are from the step before")
 
     def _can_read_now(self) -> bool:
         """Whether reading waits for no device."""
@@ -117,8 +117,8 @@ class ExpertLoad(TrainerCallback):
     tokens have the same k of E experts. `expert_load_entropy` is the entropy of the experts' shares over log E: 1 where
     the load is even. Padding does not count.
 
-    The figures are in `state.log_history` and in what is printed. A reporter (TensorBoard and the like) has them if the
-    callback stands before it: `trainer.callback_handler.callbacks.insert(0, blockformer.ExpertLoad())`.
+    The figures are in `state.log_history` and in the printed log. A reporter (TensorBoard and the like) has them if the
+    callback comes before it: `trainer.callback_handler.callbacks.insert(0, blockformer.ExpertLoad())`.
 
     Examples:
         >>> trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[ExpertLoad()])
@@ -133,7 +133,7 @@ class ExpertLoad(TrainerCallback):
         self.on_train_end(args, state, control)
         routers = [module for module in model.modules() if isinstance(module, Router)]
         if not routers:
-            raise ValueError("ExpertLoad is for models with experts: num_experts is 0.")
+            raise ValueError("ExpertLoad needs a model with experts, and num_experts is 0: remove the callback.")
         self._hooks = [router.register_forward_hook(self._count) for router in routers]
         self._hooks.append(model.register_forward_pre_hook(self._note_mask, with_kwargs=True))
 
@@ -171,19 +171,19 @@ class ExpertLoad(TrainerCallback):
 
 
 def last_complete_checkpoint(folder: str | os.PathLike) -> str | None:
-    """The checkpoint to go on from: the one with the highest number of which nothing is missing.
+    """The checkpoint to resume from: the complete one with the highest number.
 
     `Trainer` writes a checkpoint file by file, its `trainer_state.json` last, and by itself resumes from the highest
-    number, whole or not. Here a checkpoint counts if the weights, the optimizer, the schedule, the random states and
-    the `Trainer`'s own state are there, and each file is whole: its header or directory fits its length. Those of FSDP
-    and DeepSpeed and of adapters count too. No sum over the bytes is checked: that would read all of them.
+    number, complete or not. Here a checkpoint counts if the weights, the optimizer, the schedule, the random states
+    and the `Trainer`'s own state are there, and each file is whole: its header or directory fits its length. This also
+    covers FSDP, DeepSpeed and adapters. No checksum is computed: that would read every byte.
 
     Args:
-        folder: the `output_dir` of one run, there or not.
+        folder: the `output_dir` of one run; it need not exist.
 
     Returns:
-        For `Trainer.train(resume_from_checkpoint=...)`: a path, or None, with which training starts anew. Each
-        checkpoint that is passed over is named in a warning.
+        For `Trainer.train(resume_from_checkpoint=...)`: a path, or None, with which training starts from scratch. A
+        warning names each checkpoint that is skipped.
     """
     numbered = [
         (int(match[1]), path)
@@ -198,7 +198,9 @@ def last_complete_checkpoint(folder: str | os.PathLike) -> str | None:
             break
         passed_over.append(f"{path} is not complete: {problem}.")
     if passed_over:
-        way_on = f"Training goes on from {chosen}." if chosen else "No checkpoint is: training starts anew."
+        way_on = (
+            f"Training resumes from {chosen}." if chosen else "No checkpoint is complete: training starts from scratch."
+        )
         logger.warning(" ".join([*passed_over, way_on]))
     return chosen
 
