@@ -1,4 +1,4 @@
-"""Repos that earlier states of this package wrote: `tests/museum/make.py` made them, by the code of then."""
+"""Repos that the package wrote before 0.1.0, and a `Trainer` checkpoint of then: `tests/museum/2026-11-20/`."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,8 @@ from blockformer.conversion import ConversionError
 from blockformer.conversion.exporting import export_folder
 from blockformer.publishing import earlier_names
 
-REPOS = sorted(path.parent for path in Path(__file__).parents[1].glob("museum/*/*/config.json"))
+MUSEUM = Path(__file__).parents[1] / "museum" / "2026-11-20"
+REPOS = sorted(path.parent for path in MUSEUM.glob("*/config.json"))
 AUTO_CLASSES = {
     "blockformer_encoder": transformers.AutoModelForMaskedLM,
     "blockformer_decoder": transformers.AutoModelForCausalLM,
