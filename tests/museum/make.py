@@ -64,7 +64,12 @@ REPOS = {
     "encoder-decoder": (
         "EncoderDecoderForConditionalGeneration",
         "t5-v1.1",
-        {"decoder_start_token_id": 0, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "initializer_range": None},
+        {
+            "decoder_start_token_id": 0,
+            "initializer_range": None,
+            "relative_attention_num_buckets": 8,
+            "relative_attention_max_distance": 12,
+        },
     ),
 }
 PROMPTS = ["The cat sat", "a dog"]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from fork_server import program
 from pairs import config, token_ids
+from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import blockformer
@@ -327,3 +328,16 @@ def test_a_run_killed_anywhere_in_a_save_ends_as_if_it_had_not_been(processes, t
     check_points(found)
     assert all(resumed for *_, resumed in found["points"])
     print(f"{len(found['points'])} kill points")
+
+
+def test_weights_of_another_model_are_not_gone_on_from(tmp_path):
+    trainer_of(tiny_model(), tmp_path, [], max_steps=1, save_strategy="steps", save_steps=1).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    assert last_complete_checkpoint(tmp_path) == str(checkpoint)
+    tensors = load_file(checkpoint / "model.safetensors")
+    renamed = {name.replace("q_norm", "query_norm"): tensor for name, tensor in tensors.items()}
+    assert renamed.keys() != tensors.keys()
+    save_file(renamed, checkpoint / "model.safetensors", {"format": "pt"})
+    message = r"checkpoint-1: weights of a BlockformerDecoderForCausalLM are missing(.|\n)*self_attn.q_norm.weight"
+    with pytest.raises(ValueError, match=message):
+        last_complete_checkpoint(tmp_path)

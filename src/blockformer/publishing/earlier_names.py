@@ -10,6 +10,10 @@ _NORMS = {
     "post_attention_layernorm": "mlp_{placement}_norm",
 }
 ARE_READ = "weights have names of an earlier state of Blockformer; save_pretrained writes those of today."
+NOT_RESUMED = (
+    "Trainer cannot resume from such a checkpoint: its optimizer has the weights in another order. Load the model with "
+    "from_pretrained(CHECKPOINT) and train it without resume_from_checkpoint, in a new folder"
+)
 _ANY = re.compile(rf"(?<=\.)({'|'.join(_NORMS)})(?=\.)")
 
 

@@ -15,6 +15,8 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from ..model.experts import Router
+from ..model.pretrained_model import WeightsError, listed
+from ..publishing.earlier_names import NOT_RESUMED, are_earlier
 
 logger = logging.get_logger(__name__)
 
@@ -184,6 +186,10 @@ def last_complete_checkpoint(folder: str | os.PathLike) -> str | None:
     Returns:
         For `Trainer.train(resume_from_checkpoint=...)`: a path, or None, with which training starts anew. Each
         checkpoint that is passed over is named in a warning.
+
+    Raises:
+        WeightsError: the checkpoint's weights do not have the names that its config makes. `Trainer` would go on from
+            it with a warning, with new weights for those that are missing.
     """
     numbered = [
         (int(match[1]), path)
@@ -194,6 +200,7 @@ def last_complete_checkpoint(folder: str | os.PathLike) -> str | None:
     for step, path in sorted(numbered, reverse=True):
         problem = _problem_of_state(path, step) or _problem_of_parts(path) or _problem_of_files(path)
         if problem is None:
+            _check_names(path)
             chosen = str(path)
             break
         passed_over.append(f"{path} is not complete: {problem}.")
@@ -212,6 +219,41 @@ def _problem_of_state(folder: Path, step: int) -> str | None:
     except (OSError, ValueError):
         return "trainer_state.json is damaged"
     return None if isinstance(state, dict) and state.get("global_step") == step else "trainer_state.json is of another"
+
+
+def _check_names(folder: Path) -> None:
+    """Refuse whole weights of one of our classes whose names are not those of the class today."""
+    names = _names_of_weights(folder)
+    if not names or not (folder / "config.json").exists():
+        return  # adapters, or shards of FSDP or DeepSpeed, which are matched strictly
+    import blockformer  # whose `api` stands above this module
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    architecture = str((config.get("architectures") or [None])[0])
+    model_class = getattr(blockformer, architecture, None)
+    if not hasattr(model_class, "config_class"):
+        return  # a class of somebody else's
+    with torch.device("meta"):
+        model = model_class(model_class.config_class.from_pretrained(folder))
+    if missing := sorted(model.state_dict().keys() - names - model.all_tied_weights_keys.keys()):
+        what = f"{folder}: weights of a {architecture} are missing"
+        if are_earlier(names):
+            what = f"{folder}: its weights have names of an earlier state of Blockformer"
+        raise WeightsError(f"{what}. {NOT_RESUMED}:{listed(missing)}")
+
+
+def _names_of_weights(folder: Path) -> set[str]:
+    """The names in the files of whole weights, in the library's order of files."""
+    for path in (folder / "model.safetensors", folder / "pytorch_model.bin"):
+        if path.suffix == ".safetensors" and path.exists():
+            with safe_open(path, framework="pt") as file:
+                return set(file.keys())
+        if path.exists():
+            return set(torch.load(path, map_location="meta", weights_only=True))
+        index = path.with_name(f"{path.name}.index.json")
+        if index.exists():
+            return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    return set()
 
 
 # What each part of a checkpoint may be called: one process, FSDP, DeepSpeed (which names its folder in "latest").
