@@ -231,7 +231,7 @@ def _check_names(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     architecture = str((config.get("architectures") or [None])[0])
     model_class = getattr(blockformer, architecture, None)
-    if not hasattr(model_class, "config_class"):
+    if model_class is None or not hasattr(model_class, "config_class"):
         return  # a class of somebody else's
     with torch.device("meta"):
         model = model_class(model_class.config_class.from_pretrained(folder))
