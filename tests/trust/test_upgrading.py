@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,22 @@ def test_a_repo_of_the_museum_is_upgraded_with_its_names(name, tmp_path):
     with torch.no_grad():
         found = cls.from_pretrained(home).eval()(**expected).logits
     torch.testing.assert_close(found, logits, rtol=0, atol=1e-6 * logits.abs().max().item())
+
+
+def test_permissions_stay(repo, tmp_path):
+    """Git does not run a hook that lacks the execute bit, and says so only in a hint."""
+    modes = {".git/hooks/pre-push": 0o755, ".git/objects/0a": 0o444, "model.safetensors": 0o600, "README.md": 0o640}
+    for name in (".git/hooks/pre-push", ".git/objects/0a"):
+        (repo / name).parent.mkdir(parents=True)
+        (repo / name).write_text("#!/bin/sh\n")
+    old = shutil.copytree(MUSEUM / "2026-11-20" / "gpt2", tmp_path / "old")  # its weights are written anew
+    (old / "model.safetensors").chmod(0o600)
+    for name, mode in modes.items():
+        (repo / name).chmod(mode)
+    for folder in (repo, old):
+        blockformer.upgrade(folder)
+    assert {name: stat.S_IMODE((repo / name).stat().st_mode) for name in modes} == modes
+    assert stat.S_IMODE((old / "model.safetensors").stat().st_mode) == 0o600
 
 
 def test_code_of_the_owner_s_is_never_overwritten(repo):
