@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 import blockformer
 from blockformer.conversion import ConversionError
+from blockformer.conversion.exporting import export_folder
 from blockformer.publishing import code_files, earlier_names
 
 MUSEUM = Path(__file__).parents[1] / "museum"
@@ -72,6 +73,20 @@ def test_a_repo_of_the_museum_is_upgraded_with_its_names(name, tmp_path):
     with torch.no_grad():
         found = cls.from_pretrained(home).eval()(**expected).logits
     torch.testing.assert_close(found, logits, rtol=0, atol=1e-6 * logits.abs().max().item())
+
+
+def test_pickles_with_names_of_before_are_not_upgraded(tmp_path):
+    """The repo's new code would not find them; `export` can write them."""
+    old = tmp_path / "old"
+    old.mkdir()
+    shutil.copy(MUSEUM / "2026-11-20/gpt2/config.json", old)
+    torch.save(load_file(MUSEUM / "2026-11-20/gpt2/model.safetensors"), old / "pytorch_model.bin")
+    before = contents(old)
+    with pytest.raises(ConversionError, match=r"one of 8 names of before 0\.1.*`blockformer export`"):
+        blockformer.upgrade(old)
+    assert contents(old) == before
+    export_folder(old, tmp_path / "new")
+    assert blockformer.verify(tmp_path / "new").is_ok
 
 
 def test_permissions_stay(repo, tmp_path):
