@@ -16,6 +16,8 @@ from blockformer.conversion import ConversionError
 from blockformer.conversion.exporting import export_folder
 from blockformer.publishing import earlier_names
 
+pytestmark = pytest.mark.versions
+
 MUSEUM = Path(__file__).parents[1] / "museum" / "2026-11-20"
 REPOS = sorted(path.parent for path in MUSEUM.glob("*/config.json"))
 AUTO_CLASSES = {
