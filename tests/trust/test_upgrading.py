@@ -89,6 +89,19 @@ def test_pickles_with_names_of_before_are_not_upgraded(tmp_path):
     assert blockformer.verify(tmp_path / "new").is_ok
 
 
+def test_a_trainer_checkpoint_of_before_is_not_upgraded(tmp_path):
+    """Under today's names it would be resumed, with the momentum of other weights."""
+    old = shutil.copytree(MUSEUM / "2026-11-20" / "trainer" / "checkpoint-2", tmp_path / "checkpoint-2")
+    before = contents(old)
+    with pytest.raises(
+        ConversionError, match=r"checkpoint-2: a Trainer checkpoint of before 0\.1.*`blockformer export`"
+    ):
+        blockformer.upgrade(old)
+    assert contents(old) == before
+    export_folder(old, tmp_path / "new")
+    assert blockformer.verify(tmp_path / "new").is_ok
+
+
 def test_permissions_stay(repo, tmp_path):
     """Git does not run a hook that lacks the execute bit, and says so only in a hint."""
     modes = {".git/hooks/pre-push": 0o755, ".git/objects/0a": 0o444, "model.safetensors": 0o600, "README.md": 0o640}

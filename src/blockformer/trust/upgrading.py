@@ -62,7 +62,7 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
             (temporary / name).mkdir(parents=True, exist_ok=True)
         for name in kept:
             _link(folder / name, temporary / name)
-        _rename_weights(temporary, config)
+        _rename_weights(temporary, config, repo)
         _write(temporary / "config.json", config.to_json_string())
         copy_code(temporary, config)
         for name in EXTRA_CODE.keys() & kept:
@@ -154,13 +154,16 @@ def _write(path: Path, text: str) -> None:
         path.chmod(mode)
 
 
-def _rename_weights(folder: Path, config: BlockformerConfig) -> None:
-    """Write weights that have names of before 0.1.0 under today's."""
+def _rename_weights(folder: Path, config: BlockformerConfig, repo: str | PathLike[str]) -> None:
+    """Write weights that have names of before 0.1.0 under today's; `repo` is the folder that an error names."""
     placement = config.norm_placement
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             names, metadata = list(file.keys()), file.metadata()
         if are_earlier(names):
+            if any(folder.glob("optimizer*")):
+                what = "a Trainer checkpoint of before 0.1, whose optimizer numbers the weights in another order"
+                raise ConversionError(f"{repo}: {what}: `blockformer export` makes a repo of its weights")
             tensors = {todays(name, placement): tensor for name, tensor in load_file(path).items()}
             mode = stat.S_IMODE(path.stat().st_mode)
             path.unlink()
