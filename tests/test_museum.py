@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from fork_server import program
-from museum.make import train
+from museum.make import model_of_run
 from pairs import assert_close
+from programs.museum_repo import answers
+from programs.museum_run import train
 from safetensors.torch import load_file
 
 import blockformer
@@ -32,10 +34,15 @@ def assemble(repo, folder):
     """A repo with its code and tokenizer, as it was written."""
     home, release = shutil.copytree(repo, folder / repo.parent.name / repo.name), repo.parent
     shutil.copytree(release / "tokenizer", home, dirs_exist_ok=True)
+    extract_code(release, home)
+    return home
+
+
+def extract_code(release, home):
+    """Put the code of a release's topology beside a config."""
     topologies = json.loads((release / "manifest.json").read_text())["topologies"]
     with zipfile.ZipFile(release / "code.zip") as archive:
         archive.extractall(home, topologies[json.loads((home / "config.json").read_text())["model_type"]])
-    return home
 
 
 @pytest.fixture
@@ -59,8 +66,6 @@ def assert_same(logits, repo, exactly=False):
 def computes(folder, repo):
     """The logits of a folder for the inputs of a repo, with the package's classes."""
     expected = json.loads((MUSEUM / repo.parent.name / repo.name / "expected.json").read_text())
-    from programs.museum_repo import answers
-
     return answers(folder, expected["prompts"], expected["new_tokens"])
 
 
@@ -130,11 +135,17 @@ def test_it_goes_to_the_official_layout_and_back(repo, tmp_path):
     assert_same(computes(tmp_path / "back", repo)["logits"], repo)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.name)
-def test_a_checkpoint_of_trainer_goes_on_as_the_run_did(release, tmp_path):
+def test_a_checkpoint_of_trainer_goes_on_as_the_run_did(release, way, fresh, tmp_path):
     run = json.loads((release / "trainer" / "run.json").read_text())
-    folder = shutil.copytree(release / "trainer", tmp_path / "run")
-    assert blockformer.last_complete_checkpoint(folder) == str(folder / "checkpoint-2")
-    losses = train(tmp_path / "again", run, folder / "checkpoint-2")
+    folder, output = shutil.copytree(release / "trainer", tmp_path / "run"), tmp_path / "output"
+    checkpoint = folder / "checkpoint-2"
+    assert blockformer.last_complete_checkpoint(folder) == str(checkpoint)
+    if way == "native":
+        losses = train(model_of_run(run), output, run, checkpoint)
+    else:
+        extract_code(release, checkpoint)
+        losses = json.loads(fresh(program("museum_run"), folder, output, folder=tmp_path))
     assert len(losses) == 3
     assert losses == pytest.approx(run["losses"][2:], rel=1e-6)

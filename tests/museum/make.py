@@ -24,7 +24,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import Trainer, TrainingArguments
 
 import blockformer
 
@@ -139,30 +138,23 @@ def write_repo(folder: Path, tokenizer: Path, model: torch.nn.Module) -> None:
     (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
-def train(output: Path, run: dict, resume: Path | None = None) -> list[float]:
-    """The loss of each step of a run, or of the steps after a checkpoint."""
-    torch.set_num_threads(1)
-    plain = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
-    arguments = TrainingArguments(str(output), **run["arguments"], **plain)
+def model_of_run(run: dict) -> torch.nn.Module:
+    """A fresh model for a run, or for a checkpoint of it."""
     torch.manual_seed(1)
-    model = blockformer.BlockformerDecoderForCausalLM(blockformer.preset("gpt2", **run["config"]))
-    losses: list[float] = []
-    model.register_forward_hook(lambda module, inputs, found: losses.append(found["loss"].item()))
-    # The first label is never predicted, and not every version of transformers leaves it out of the count.
-    rows = [{"input_ids": row, "labels": [-100, *row[1:]]} for row in run["rows"]]
-    Trainer(model, arguments, train_dataset=rows).train(resume_from_checkpoint=resume and str(resume))
-    return losses
+    return blockformer.BlockformerDecoderForCausalLM(blockformer.preset("gpt2", **run["config"]))
 
 
 def write_checkpoint(folder: Path) -> None:
     """A checkpoint in the middle of a run, with dropout, and the losses of the whole run."""
+    from programs.museum_run import train
+
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
     rows = torch.randint(4, TRAINED["vocab_size"], (12, 6), generator=torch.Generator().manual_seed(2)).tolist()
     run = {"config": {**TRAINED, **dropout, "max_position_embeddings": 8}, "rows": rows, "arguments": RUN}
     with tempfile.TemporaryDirectory() as scratch:
-        losses = train(Path(scratch), run)
+        losses = train(model_of_run(run), Path(scratch), run)
         checkpoint = shutil.copytree(Path(scratch) / "checkpoint-2", folder / "checkpoint-2")
     for path in checkpoint.iterdir():
         if path.suffix == ".py" or path.name == "training_args.bin":

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from museum.make import train
+from museum.make import model_of_run
+from programs.museum_run import train
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
@@ -91,7 +92,7 @@ def test_trainer_does_not_go_on_from_a_checkpoint_of_then(tmp_path):
     checkpoint = folder / "checkpoint-2"
     fix = r"names of an earlier state(.|\n)*Trainer cannot resume.*from_pretrained\(CHECKPOINT\)"
     with pytest.raises(ValueError, match=fix):
-        train(tmp_path / "again", run, checkpoint)
+        train(model_of_run(run), tmp_path / "again", run, checkpoint)
     with pytest.raises(ValueError, match=rf"checkpoint-2: its weights have {fix}"):
         blockformer.last_complete_checkpoint(folder)
     tensors = load_file(checkpoint / "model.safetensors")
@@ -100,7 +101,7 @@ def test_trainer_does_not_go_on_from_a_checkpoint_of_then(tmp_path):
     with pytest.raises(ValueError, match=fix):
         blockformer.last_complete_checkpoint(folder)
     with pytest.raises(ValueError, match=fix):
-        train(tmp_path / "again", run, checkpoint)
+        train(model_of_run(run), tmp_path / "again", run, checkpoint)
     model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)  # as the error says
     assert torch.equal(
         model.model.layers[0].mlp_pre_norm.weight, tensors["model.layers.0.post_attention_layernorm.weight"]
