@@ -36,7 +36,7 @@ QUICK = (
 
 
 def run_tests(version: str, python: str | Path, arguments: list[str]) -> dict[str, object]:
-    """Run the marked tests with one environment's python; return what came of them."""
+    """Run the marked tests with one environment's python; return the result."""
     names = ", ".join(COLUMNS)
     code = f"import {names}; print(*(module.__version__ for module in ({names})))"
     found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
@@ -66,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="default: those tested, and the installed one")
     parser.add_argument("--quick", action="store_true", help="a few tests, on the oldest and the newest release")
-    parser.add_argument("--fresh", action="store_true", help="build the environments anew")
+    parser.add_argument("--fresh", action="store_true", help="rebuild the environments")
     options = parser.parse_args(arguments[:split])
     given = arguments[split + 1 :]
     if options.quick:

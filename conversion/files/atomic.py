@@ -95,7 +95,7 @@ def atomic_folder(
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a file beside its place and rename it: a reader, or a kill, sees the old file or the new one."""
+    """Write a file next to its place and rename it: a reader, or a kill, sees the old file or the new one."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")
@@ -188,7 +188,7 @@ def _difference_to_mark(folder: Path) -> str:
 
 
 def _remove_marked(folder: Path) -> None:
-    """Remove an old folder: the files of its mark, as long as they are what it says. What else is there stays."""
+    """Remove an old folder: the files of its mark, as long as they match it. Everything else stays."""
     marked = _marked(folder) or {}
     with suppress(OSError):
         for name, state in _states(folder).items():
@@ -268,7 +268,7 @@ def _sync(path: Path) -> None:
 
 
 def _sync_parent(target: Path) -> None:
-    """Make a rename survive a power cut. The rename itself is done, so failing to open the parent is no error."""
+    """Make a rename survive a power cut. The rename itself is done, so failing to open the parent is not an error."""
     with suppress(OSError):
         _sync(target.parent)
 

@@ -1,7 +1,7 @@
 """Blockformer: every classic Transformer, from one small set of blocks, natively Hugging Face.
 
 Once this package is imported, the Auto classes of transformers know its models. It imports neither torch nor
-transformers before something of the model is asked for.
+transformers before something of the model is needed.
 """
 
 import importlib
@@ -64,7 +64,7 @@ __all__ = [
     "warm_up",
 ]
 
-# The modules of public names that are elsewhere than in `api`, for they bring more libraries along.
+# The modules of public names outside of `api`, because they import more libraries.
 _ELSEWHERE = {
     "ExpertLoad": "training.callbacks",
     "StopOnNonFiniteLoss": "training.callbacks",

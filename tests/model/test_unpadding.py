@@ -345,7 +345,7 @@ def test_cross_attention_takes_no_flattened_batch():
     ours = model("qwen3", cls=BlockformerDecoderModel, add_cross_attention=True)
     _, batch = flattened(return_flash_attn_kwargs=True)
     del batch["labels"]
-    with pytest.raises(ValueError, match="cu_seq_lens_q does not go with cross-attention"):
+    with pytest.raises(ValueError, match="cu_seq_lens_q is not supported with cross-attention"):
         ours(**batch, encoder_hidden_states=torch.randn(1, 4, 64))
 
 
@@ -357,7 +357,7 @@ def test_an_encoder_decoder_takes_no_flattened_batch(settings):
         BlockformerEncoderDecoderConfig(**small, decoder_start_token_id=0)
     )
     _, batch = flattened(**settings)
-    with pytest.raises(ValueError, match=r"does not go with an encoder-decoder, .* give padded rows"):
+    with pytest.raises(ValueError, match=r"is not supported by an encoder-decoder, .* give padded rows"):
         ours(**batch)
 
 

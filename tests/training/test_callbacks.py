@@ -56,7 +56,7 @@ def test_training_ends_before_the_weights_take_the_step(tmp_path, factor):
     model, weights = tiny_model(), Weights()
     Poison(model, 3, factor)
     trainer = trainer_of(model, tmp_path, [weights, StopOnNonFiniteLoss()])
-    with pytest.raises(FloatingPointError, match=r"at step 3 of 6; the weights are those of the step before\. Lower"):
+    with pytest.raises(FloatingPointError, match=r"at step 3 of 6; the weights are from the step before\. Lower"):
         trainer.train()
     assert len(weights.after) == trainer.state.global_step == 2
     assert all(torch.equal(now, then) for now, then in zip(model.parameters(), weights.after[-1], strict=True))

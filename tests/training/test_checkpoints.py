@@ -1,4 +1,4 @@
-"""Training goes on from a whole checkpoint only, with the weights of its config."""
+"""Training resumes from a whole checkpoint only, with the weights of its config."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def test_nothing_to_go_on_from(tmp_path, warnings):
     (tmp_path / "checkpoint-3").mkdir()
     assert last_complete_checkpoint(tmp_path) is None
     assert "checkpoint-3 is not complete: trainer_state.json is missing." in warnings.text
-    assert "starts anew" in warnings.text
+    assert "starts from scratch" in warnings.text
 
 
 FILES = ["trainer_state.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"]
@@ -92,7 +92,7 @@ def test_a_checkpoint_that_lacks_anything_is_passed_over_by_name(run, warnings, 
     assert last_complete_checkpoint(run) == str(run / "checkpoint-1")
     for step in (10, 2):
         assert f"checkpoint-{step} is not complete" in warnings.text
-    assert f"goes on from {run / 'checkpoint-1'}." in warnings.text
+    assert f"resumes from {run / 'checkpoint-1'}." in warnings.text
 
 
 def test_other_files_must_be_whole_too(run):
@@ -195,7 +195,7 @@ def check_points(found):
     assert any(place.startswith("unlink") for place in places[last:])
     resumed = [chosen for *_, chosen, was_resumed in found["points"] if was_resumed]
     assert set(resumed) == {"checkpoint-2", "checkpoint-4"}
-    assert "checkpoint-4 is not complete: trainer_state.json is missing. Training goes on from" in found["said"]
+    assert "checkpoint-4 is not complete: trainer_state.json is missing. Training resumes from" in found["said"]
 
 
 def test_a_run_killed_in_a_save_goes_on_from_the_last_complete_checkpoint(killed):

@@ -66,10 +66,10 @@ class RotaryFields(PositionFields):
         return rope
 
     def check(self):
-        """What rotates is a decoder's layer."""
+        """Only layers of a decoder may go without rotation."""
         layers, own = self.rope_layers, self.is_decoder and self.position_type == "rotary"
         if layers is not None and not (own and [type(one) for one in layers] == [bool] * self.num_hidden_layers):
-            raise ValueError(f"rope_layers must be true or false for each layer of a rotary decoder, not {layers!r}.")
+            raise ValueError(f"rope_layers must list a bool for each layer of a rotary decoder, not {layers!r}.")
 
 
 def check_rope(rope: dict, head_dim: int) -> None:
@@ -78,7 +78,7 @@ def check_rope(rope: dict, head_dim: int) -> None:
     check_choice("rope_type", rope_type, ROPE_TYPES)
     for name in ROPE_TYPES[rope_type]:
         if rope.get(name) is None:
-            raise ValueError(f"rope_parameters of type '{rope_type}' need '{name}'.")
+            raise ValueError(f"rope_parameters of type '{rope_type}' need '{name}': add it.")
     for name, value in rope.items():
         if name in _ROPE_NUMBERS and value is not None and not (is_number(value) and value > 0):
             raise ValueError(f"{name} must be a positive number, not {value!r}.")
@@ -126,7 +126,7 @@ class RotaryPositions(ComputedPositions):
         self._set_frequencies(torch.get_default_device())
 
     def compute_frequencies(self):
-        """[D/2]; of "longrope" those of a text as long as in training and those of a longer one, [2, D/2]."""
+        """[D/2]; of "longrope" for texts as long as in training and for longer ones, [2, D/2]."""
         if self.rope_type == "default":
             return self._frequencies_of(self.rope["rope_theta"], "cpu")
         compute = functools.partial(ROPE_INIT_FUNCTIONS[self.rope_type], self.config, torch.device("cpu"))

@@ -1,7 +1,7 @@
 """Real tokens of a padded batch, packed into one row and unpacked again, so that no layer works on padding.
 
 Norms, projections and the feed-forward network treat each token by itself: they run on the packed row. Attention runs
-once for each sequence. The result is that of the padded run, with zeros where the padding was.
+once for each sequence. The result equals the padded run's, with zeros where the padding was.
 
 B batch, T padded length, N real tokens, C hidden size.
 """
@@ -37,7 +37,7 @@ class Unpadding:
         *lengths, is_solid = torch.cat((lengths, is_solid[None])).tolist()
         if real.numel() - sum(lengths) < max(least, 1) or not is_solid or not any(lengths):
             return None
-        # Their number is known, so that an accelerator need not be asked again.
+        # Their number is known, so that an accelerator need not be queried again.
         return cls(real.shape, torch.nonzero_static(real.flatten(), size=sum(lengths)).flatten(), lengths)
 
     @classmethod
@@ -66,7 +66,7 @@ class Unpadding:
 
 
 def attend_unpadded(attend, unpadding, module, query, key, value, masks, **kwargs):
-    """Each sequence of an unpadded row attends to itself alone, by one call of `attend` with its own mask.
+    """Each sequence of an unpadded row attends only to itself, by one call of `attend` with its own mask.
 
     Queries [1, H, N, D], keys and values [1, K, N, D] -> the weighted values [1, N, H, D], None for the probabilities.
     """

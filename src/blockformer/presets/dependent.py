@@ -1,4 +1,4 @@
-"""Which settings of a preset make sense only beside others: when those are replaced, they go with them."""
+"""Which settings of a preset only make sense with others: when those are replaced, they are dropped."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,4 +45,4 @@ STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "norm_weight": lambda settings: settings["norm_weight"] != "none" or settings["norm_type"] == "layer_norm",
     "norm_bias": lambda settings: settings["norm_type"] == "layer_norm",
 }
-"""Field -> whether a preset's value of it stays beside the other settings."""
+"""Field -> whether a preset's value of it stays with the other settings."""

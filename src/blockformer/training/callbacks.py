@@ -13,12 +13,12 @@ class StopOnNonFiniteLoss(TrainerCallback):
     """Ends training with an error that names the first step whose loss is NaN or infinite.
 
     Each process watches the losses of its own batches, as the model gives them, where they are: nothing waits for a
-    device. On a CPU they are read before the optimizer steps, so the weights stay those of the step before. Elsewhere
+    device. On a CPU they are read before the optimizer steps, so the weights stay as they were. Elsewhere
     they are read where `Trainer` waits anyway: before it logs, evaluates or saves, and after an epoch. The error then
     comes up to `logging_steps` later, still names the step at which it happened, and no checkpoint is written before.
 
     A loss that `Trainer` takes itself, outside the model (`label_smoothing_factor`, `compute_loss_func`), and that of
-    an evaluation are seen in the logs, and the error names the steps since the last log. `logging_nan_inf_filter`,
+    an evaluation are read from the logs, and the error names the steps since the last log. `logging_nan_inf_filter`,
     which logs a mean of earlier losses in place of such a loss, is turned off.
 
     Raises:
@@ -55,7 +55,7 @@ class StopOnNonFiniteLoss(TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self._note(state.global_step + 1)
         if self._can_read_now():
-            self._read(state, "the weights are those of the step before")
+            self._read(state, "the weights are from the step before")
 
     def _can_read_now(self) -> bool:
         """Whether reading waits for no device."""
@@ -107,8 +107,8 @@ class ExpertLoad(TrainerCallback):
     tokens have the same k of E experts. `expert_load_entropy` is the entropy of the experts' shares over log E: 1 where
     the load is even. Padding does not count.
 
-    The figures are in `state.log_history` and in what is printed. A reporter (TensorBoard and the like) has them if the
-    callback stands before it: `trainer.callback_handler.callbacks.insert(0, blockformer.ExpertLoad())`.
+    The figures are in `state.log_history` and in the printed log. A reporter (TensorBoard and the like) has them if the
+    callback comes before it: `trainer.callback_handler.callbacks.insert(0, blockformer.ExpertLoad())`.
 
     Examples:
         >>> trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[ExpertLoad()])
@@ -123,7 +123,7 @@ class ExpertLoad(TrainerCallback):
         self.on_train_end(args, state, control)
         routers = [module for module in model.modules() if isinstance(module, Router)]
         if not routers:
-            raise ValueError("ExpertLoad is for models with experts: num_experts is 0.")
+            raise ValueError("ExpertLoad needs a model with experts, and num_experts is 0: remove the callback.")
         self._hooks = [router.register_forward_hook(self._count) for router in routers]
         self._hooks.append(model.register_forward_pre_hook(self._note_mask, with_kwargs=True))
 

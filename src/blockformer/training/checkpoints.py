@@ -1,4 +1,4 @@
-"""Which checkpoint of a run `Trainer` can go on from: one that is complete, with the weights of its config."""
+"""Which checkpoint of a run `Trainer` can resume from: one that is complete, with the weights of its config."""
 
 import json
 import os
@@ -18,23 +18,23 @@ logger = logging.get_logger(__name__)
 
 
 def last_complete_checkpoint(folder: str | os.PathLike) -> str | None:
-    """The checkpoint to go on from: the one with the highest number of which nothing is missing.
+    """The checkpoint to resume from: the complete one with the highest number.
 
     `Trainer` writes a checkpoint file by file, its `trainer_state.json` last, and by itself resumes from the highest
-    number, whole or not. Here a checkpoint counts if the weights, the optimizer, the schedule, the random states and
-    the `Trainer`'s own state are there, and each file is whole: its header or directory fits its length. Those of FSDP
-    and DeepSpeed and of adapters count too. No sum over the bytes is checked: that would read all of them.
+    number, complete or not. Here a checkpoint counts if the weights, the optimizer, the schedule, the random states
+    and the `Trainer`'s own state are there, and each file is whole: its header or directory fits its length. This also
+    covers FSDP, DeepSpeed and adapters. No checksum is computed: that would read every byte.
 
     Args:
-        folder: the `output_dir` of one run, there or not.
+        folder: the `output_dir` of one run; it need not exist.
 
     Returns:
-        For `Trainer.train(resume_from_checkpoint=...)`: a path, or None, with which training starts anew. Each
-        checkpoint that is passed over is named in a warning.
+        For `Trainer.train(resume_from_checkpoint=...)`: a path, or None, with which training starts from scratch. A
+        warning names each checkpoint that is skipped.
 
     Raises:
-        WeightsError: the checkpoint's weights do not have the names that its config makes. `Trainer` would go on from
-            it with a warning, with new weights for those that are missing.
+        WeightsError: the checkpoint's weights do not have the names that its config makes. `Trainer` would resume from
+            it with a warning and draw the missing ones at random.
     """
     numbered = [
         (int(match[1]), path)
@@ -50,7 +50,9 @@ def last_complete_checkpoint(folder: str | os.PathLike) -> str | None:
             break
         passed_over.append(f"{path} is not complete: {problem}.")
     if passed_over:
-        way_on = f"Training goes on from {chosen}." if chosen else "No checkpoint is: training starts anew."
+        way_on = (
+            f"Training resumes from {chosen}." if chosen else "No checkpoint is complete: training starts from scratch."
+        )
         logger.warning(" ".join([*passed_over, way_on]))
     return chosen
 
@@ -83,7 +85,7 @@ def _check_names(folder: Path) -> None:
     if missing := sorted(model.state_dict().keys() - names - model.all_tied_weights_keys.keys()):
         what = f"{folder}: weights of a {architecture} are missing"
         if are_earlier(names):
-            what = f"{folder}: its weights have names of an earlier state of Blockformer"
+            what = f"{folder}: its weights have names from before Blockformer 0.1"
         raise WeightsError(f"{what}. {NOT_RESUMED}:{listed(missing)}")
 
 
