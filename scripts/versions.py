@@ -24,6 +24,7 @@ QUICK = (
     "tests/test_hub.py::test_each_revision_has_its_own_weights_elsewhere",
     "tests/test_hub.py::test_nothing_of_a_hub_repo_is_fetched_or_run_without_trust",
     "tests/test_remote_code.py",
+    "tests/test_museum.py",
     "tests/test_generation.py::test_greedy",
     "tests/model/test_modeling_decoder.py",
     "tests/model/test_modeling_encoder_decoder.py",
@@ -31,7 +32,7 @@ QUICK = (
     "tests/model/test_awq_linear.py",
     "tests/conversion/test_families.py",
 )
-"""Some of each kind, for CI: remote code, generation, parity, offload."""
+"""Some of each kind, for CI: remote code, repos of every release, generation, parity, offload."""
 
 
 def run_tests(version: str, python: str | Path, arguments: list[str]) -> dict[str, object]:

@@ -181,6 +181,7 @@ def test_the_command_line(tmp_path, capsys, tiny_tokenizer):
     assert "modeling_encoder" in json.loads((tmp_path / "repo/config.json").read_text())["auto_map"]["AutoModel"]
     again = run(capsys, "convert", tmp_path / "repo", tmp_path / "again", "--layers", "0")
     assert again[0] == 0, again[1].err
+    assert all(blockformer.verify(tmp_path / name).problems == {} for name in ("repo", "again"))
 
 
 @pytest.mark.parametrize(

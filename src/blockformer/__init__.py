@@ -14,7 +14,8 @@ from .on_import import watch_imports
 if TYPE_CHECKING:
     from .api import *
     from .conversion import convert, from_official
-    from .training.callbacks import ExpertLoad, StopOnNonFiniteLoss, last_complete_checkpoint
+    from .training.callbacks import ExpertLoad, StopOnNonFiniteLoss
+    from .training.checkpoints import last_complete_checkpoint
     from .trust import upgrade, verify
 
 __all__ = [
@@ -69,7 +70,7 @@ _ELSEWHERE = {
     "StopOnNonFiniteLoss": "training.callbacks",
     "convert": "conversion",
     "from_official": "conversion",
-    "last_complete_checkpoint": "training.callbacks",
+    "last_complete_checkpoint": "training.checkpoints",
     "upgrade": "trust",
     "verify": "trust",
 }

@@ -10,6 +10,10 @@ _NORMS = {
     "post_attention_layernorm": "mlp_{placement}_norm",
 }
 ARE_READ = "weights have names from before Blockformer 0.1; save_pretrained writes the present names."
+NOT_RESUMED = (
+    "Trainer cannot resume from such a checkpoint: its optimizer has the weights in another order. Load the model with "
+    "from_pretrained(CHECKPOINT) and train it without resume_from_checkpoint, in a new folder"
+)
 _ANY = re.compile(rf"(?<=\.)({'|'.join(_NORMS)})(?=\.)")
 
 

@@ -71,10 +71,8 @@ def _load_state_dict(self, state_dict, strict: bool = True, assign: bool = False
     if earlier_names.are_earlier(state_dict):
         if not strict:
             raise WeightsError(
-                "these weights have names from before Blockformer 0.1. Trainer cannot resume from such a "
-                "checkpoint: its optimizer has the weights in another order. Load the model with "
-                "from_pretrained(CHECKPOINT) and train it without resume_from_checkpoint; a state dict is read with "
-                "strict=True."
+                f"these weights have names from before Blockformer 0.1. {earlier_names.NOT_RESUMED}; "
+                "a state dict is read with strict=True."
             )
         state_dict = earlier_names.renamed(state_dict, self.config)
     return super(BlockformerPreTrainedModel, self).load_state_dict(state_dict, strict=strict, assign=assign)
