@@ -218,7 +218,7 @@ def _rest(model) -> list[Part]:
     stacks = [stack for stack in _stacks_of(model) if stack.skips_padding and attention == "sdpa"]
     padding = "skipped on the CPU where that saves time" if stacks else "computed like other tokens"
     if any(isinstance(stack.runtime, AcceleratorRuntime) for stack in stacks):
-        padding = "skipped on the GPU in half precision"
+        padding = "skipped on the GPU in large batches"
     return [
         Part("attention", f"'{attention}'", "" if attention == "sdpa" else "'sdpa' is what compiled code knows"),
         Part("padding", padding),

@@ -18,7 +18,7 @@ class Unpadding:
     """Which tokens of [B, T] are real, and where each sequence lies in the packed row.
 
     Args:
-        indices: int64 [N], the real tokens' places in the flattened batch, sequence after sequence.
+        indices: int64 [N], the real tokens' places in the flattened batch, sequence after sequence; None: all of them.
         lengths: the sequences' lengths in tokens, together N.
     """
 
@@ -29,13 +29,19 @@ class Unpadding:
 
     @classmethod
     def of_mask(cls, attention_mask, least: int = 1):
-        """The unpadding of a mask [B, T] of 0 and 1; None for holes in a row or under `least` tokens of padding."""
+        """The unpadding of a mask [B, T] of 0 and 1; None for holes in a row or under `least` tokens of padding.
+
+        Without any padding, its `indices` are None: then the mask says nothing.
+        """
         real = attention_mask != 0
         lengths = real.sum(-1)
         # A row is solid when all its changes between real and padding are one start and one end.
         is_solid = (real.diff(dim=-1).sum(-1) + real[:, 0].int() + real[:, -1].int()).max() <= 2
         *lengths, is_solid = torch.cat((lengths, is_solid[None])).tolist()
-        if real.numel() - sum(lengths) < max(least, 1) or not is_solid or not any(lengths):
+        padding = real.numel() - sum(lengths)
+        if not padding:
+            return cls(real.shape, None, lengths)
+        if padding < least or not is_solid or not any(lengths):
             return None
         # Their number is known, so that an accelerator need not be queried again.
         return cls(real.shape, torch.nonzero_static(real.flatten(), size=sum(lengths)).flatten(), lengths)
