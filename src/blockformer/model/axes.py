@@ -11,6 +11,8 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from .blocks import BLOCKS
+
 
 def is_integer(value) -> bool:
     """Whether a value is an int; True and False are none."""
@@ -72,13 +74,15 @@ class Axis(typing.NamedTuple):
         if value is None and self.optional:
             return
         if isinstance(self.values, tuple):
-            check_choice(name, value, self.values)
+            check_choice(name, value, (*self.values, *BLOCKS.get(name, ())))
         elif not KINDS[self.values](value):
             raise ValueError(f"{name} must be {self.values}, not {value!r}.")
 
     def describe(self) -> str:
         """Values, default and meaning in words, as a docstring has them."""
-        values = self.values if isinstance(self.values, str) else ", ".join(spelt(self.values))
+        values = (
+            self.values if isinstance(self.values, str) else ", ".join(spelt(self.values)) or "a block from outside"
+        )
         values = values if len(values) < 150 else "a name"  # there are dozens of activations
         return f"({values}; default {self.default!r}): {self.meaning}."
 

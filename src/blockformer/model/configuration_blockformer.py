@@ -6,12 +6,14 @@ of values (see `presets/`).
 """
 
 from dataclasses import fields
+from pathlib import Path
 from typing import ClassVar
 
 from transformers import PretrainedConfig
 
 from .attention import AttentionFields
 from .axes import FLAG, axes, axis, check_choice, did_you_mean, flag, is_integer, parts_of
+from .blocks import ENTRY, check_known, digests, own_fields, write_blocks
 from .compat import generation_field_names, tell_peft
 from .feed_forward import ACT2FN, FeedForwardFields
 from .layer import LayerFields
@@ -92,6 +94,7 @@ class BlockformerConfig(
     initializer_range: float | None = axis(
         0.02, "a positive number", "training", "deviation of fresh weights; None: 1/sqrt(inputs), 1 for embeddings"
     )
+    blocks: dict | None = axis(None, "a dict", "use", "files of blocks from outside, with their SHA-256; filled in")
     use_cache: bool = flag(True, "use", "a decoder returns its keys and values")
     pad_token_id: int | None = axis(None, "a token", "tokens", "padding")
     bos_token_id: int | None = axis(None, "a token", "tokens", "start of a text")
@@ -116,6 +119,10 @@ class BlockformerConfig(
 
     def _check_fields(self, kwargs: dict) -> None:
         """Refuse what is wrong by itself: unknown names, values of another kind, more than any model has."""
+        check_known(self.blocks)
+        for name, each in own_fields(vars(self)).items():
+            setattr(self, name, kwargs.pop(name, each.default))
+            each.check(name, getattr(self, name))
         version, number = (kwargs.pop(name, None) for name in STAMP)
         _check_stamp(type(self), version, number, unknown_fields(type(self), kwargs))
         for name, each in axes(type(self)).items():
@@ -158,15 +165,26 @@ class BlockformerConfig(
         settings = super().to_dict()
         # An entry with `--` names code on the Hub, which may change; this code lies next to the weights.
         loaded = {name: code for name, code in (settings.get("auto_map") or {}).items() if "--" not in str(code)}
-        settings["auto_map"] = {**self.auto_classes, **loaded}
-        return settings | STAMP
+        classes = {**self.auto_classes, **{name: code for name, code in loaded.items() if ENTRY not in str(code)}}
+        settings["blocks"] = digests(self) or None
+        if settings["blocks"]:
+            classes = {name: f"{ENTRY}.{code.rpartition('.')[2]}" for name, code in classes.items()}
+        return settings | {"auto_map": classes} | STAMP
 
     def to_diff_dict(self):
         """What `config.json` holds: all fields except those that are off, which an earlier release may not know yet."""
+        written, known = super().to_diff_dict(), axes(type(self))
         off = {
-            name for name, each in axes(type(self)).items() if not each.default and getattr(self, name) == each.default
+            name
+            for name in written
+            if name in known and not (default := known[name].default) and written[name] == default
         }
-        return {name: value for name, value in super().to_diff_dict().items() if name not in off}
+        return {name: value for name, value in written.items() if name not in off}
+
+    def to_json_file(self, json_file_path, use_diff: bool = True):
+        """Write `config.json`, and the blocks from outside that it names next to it."""
+        super().to_json_file(json_file_path, use_diff)
+        write_blocks(self, Path(json_file_path).parent)
 
     @property
     def head_dropout(self) -> float:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
+    from .blocks import block  # noqa: F401
     from .compat import causal_masks  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
@@ -78,5 +79,6 @@ class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
         """As for any config; of two classes for pre-training the `auto_map` has the one that `architectures` name."""
         settings = super().to_dict()
         if self.architectures == [DETECTOR]:
-            settings["auto_map"]["AutoModelForPreTraining"] = f"modeling_encoder.{DETECTOR}"
+            module = settings["auto_map"]["AutoModelForPreTraining"].partition(".")[0]
+            settings["auto_map"]["AutoModelForPreTraining"] = f"{module}.{DETECTOR}"
         return settings

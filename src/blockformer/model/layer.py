@@ -12,6 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import Attention, layer_type_of
 from .axes import Part, axis, flag
+from .blocks import own_block
 from .feed_forward import FEED_FORWARDS
 from .normalization import make_norm
 from .positions import ATTENTIONS
@@ -116,7 +117,8 @@ class Layer(GradientCheckpointingLayer):
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
         kinds = getattr(config, "mlp_layer_types", None)
-        self.mlp = FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"](config, config.inner_width_of(is_causal))
+        network = own_block(config, "mlp_type") or FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"]
+        self.mlp = network(config, config.inner_width_of(is_causal))
         for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
             has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")
             for slot in norm_slots(config, config.placement_of(is_causal), sublayer) if has_norms else ():

@@ -24,6 +24,10 @@ def _have_one_kind(settings: Mapping[str, Any]) -> bool:
     return (settings["norm_placement"] == "post") == (settings.get("decoder_norm_placement") == "post")
 
 
+# The norms that have each factor.
+_FACTORS = {"none": ("layer_norm",), "zero_centered": ("layer_norm", "rms_norm")}
+
+
 STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     **{name: _has_experts for name in axes(ExpertsFields) if name != "num_experts"},
     "shared_expert_gate": lambda settings: _has_experts(settings) and settings["shared_expert_intermediate_size"] > 0,
@@ -42,7 +46,7 @@ STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
         (settings["norm_placement"], settings["residual"]) == ("pre", "sequential")
     ),
     "final_norm": lambda settings: settings["norm_placement"] != "post",
-    "norm_weight": lambda settings: settings["norm_weight"] != "none" or settings["norm_type"] == "layer_norm",
+    "norm_weight": lambda settings: settings["norm_type"] in _FACTORS.get(settings["norm_weight"], ()),
     "norm_bias": lambda settings: settings["norm_type"] == "layer_norm",
 }
 """Field -> whether a preset's value of it stays beside the other settings."""
