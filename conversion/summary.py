@@ -135,7 +135,7 @@ def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
     idle |= {field.name for field in fields(ExpertsFields)} if not getattr(config, "num_experts", 0) else set()
     idle |= {"layer_types", "sliding_window"} if config.sliding_window is None else set()
     settings: dict[str, dict[str, Any]] = {}
-    for name, axis in axes(type(config)).items():
+    for name, axis in axes_of(config).items():
         if axis.group in SHOWN and name not in idle:
             settings.setdefault(axis.group, {})[name] = getattr(config, name)
     if config.sliding_window is not None:

@@ -16,7 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
-from .model.axes import axes
+from .model.axes import axes, axes_of
+from .model.blocks import own_fields
 from .model.configuration_blockformer import BlockformerConfig
 
 TOPOLOGIES = {
@@ -83,7 +84,7 @@ def reshape(
         raise ValueError("4-bit weights cannot be reshaped: convert the checkpoint with --dequantize first.")
     if topology is not None and topology not in TOPOLOGIES:
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, not {topology!r}.")
-    settings: Settings = {name: getattr(config, name) for name in axes(type(config))}
+    settings: Settings = {name: getattr(config, name) for name in axes_of(config)}
     weights: Weights = dict(model.state_dict())
     if layers is not None:
         weights = _keep_layers(settings, weights, layers)
@@ -114,7 +115,7 @@ def reshape(
 
 def _config_of(config_class: type[BlockformerConfig], settings: Settings, changed: set[str]) -> BlockformerConfig:
     """A config of these settings, but those that its topology does not have and that say nothing."""
-    known = axes(config_class)
+    known = axes(config_class) | own_fields(settings)
     defaults = {name: axis.default for each in TOPOLOGIES.values() for name, axis in _all_axes(each).items()}
     defaults |= {"router_aux_loss_coef": 0.0}
     for name, value in settings.items():

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..model.blocks import SOURCES as BLOCKS
 from . import onednn
 from .cache_folder import is_trusted, processor, trusted_folder
 from .compiling import PACKABLE, READ, SOURCES, compile_to
@@ -302,7 +303,9 @@ def _code_of(value) -> str:
         return f"{_code_of(value.func)} {[*value.args, *sorted(value.keywords.items())]}"
     if not hasattr(value, "__qualname__"):
         value = type(value)
-    return f"{value.__module__ or 'builtins'}.{value.__qualname__}"
+    name = f"{value.__module__ or 'builtins'}.{value.__qualname__}"
+    own = BLOCKS.get(f"{name.split('.')[2]}.py") if name.startswith("blockformer.model.") else None
+    return name if own is None else f"{name} {hashlib.sha256(own).hexdigest()}"
 
 
 def _unknown_code(module: nn.Module) -> str | None:

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from .blocks import BLOCKS
+from .blocks import BLOCKS, own_fields
 
 
 def is_integer(value) -> bool:
@@ -110,6 +110,11 @@ def axes(config_class) -> dict[str, Axis]:
         }
         _DECLARED[config_class] = dict(sorted(declared.items(), key=lambda item: GROUPS.index(item[1].group)))
     return _DECLARED[config_class]
+
+
+def axes_of(config) -> dict[str, Axis]:
+    """The same for a config, with the fields of the blocks from outside that it names."""
+    return axes(type(config)) | own_fields(vars(config))
 
 
 class Part:

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 
 from .attention import AttentionFields
 from .axes import FLAG, axes, axis, check_choice, did_you_mean, flag, is_integer, parts_of
-from .blocks import ENTRY, check_known, digests, own_fields, write_blocks
+from .blocks import ENTRY, digests, own_fields, write_blocks
 from .compat import generation_field_names, tell_peft
 from .feed_forward import ACT2FN, FeedForwardFields
 from .layer import LayerFields
@@ -119,7 +119,6 @@ class BlockformerConfig(
 
     def _check_fields(self, kwargs: dict) -> None:
         """Refuse what is wrong by itself: unknown names, values of another kind, more than any model has."""
-        check_known(self.blocks)
         for name, each in own_fields(vars(self)).items():
             setattr(self, name, kwargs.pop(name, each.default))
             each.check(name, getattr(self, name))
@@ -137,6 +136,7 @@ class BlockformerConfig(
     def fill_defaults(self):
         """Embeddings as wide as the states."""
         self.embedding_size = self.embedding_size or self.hidden_size
+        self.blocks = digests(self) or None
         if self.logit_scale is None:  # of older repos; vLLM multiplies by it
             self.logit_scale = 1.0
 

@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from ..model.axes import axes
+from ..model.axes import axes_of
 from ..model.experts import ExpertsFields
 from ..model.positions import RELATIVE_BIAS
 from ..pictures.anatomy import Box
@@ -47,7 +47,7 @@ _NORMS_ALONE = ("norm_type", "norm_eps", "norm_weight", "norm_bias")
 
 def fields_of(box: Box, config) -> dict[str, Any]:
     """The fields that steer a box, with their values in a config."""
-    known = axes(type(config))
+    known = axes_of(config)
     attribute = box.role.rpartition(".")[2]
     names = [name for key in (attribute, box.kind) for name in _PLACED.get(key, "").split()]
     if attribute == "embedding_norm":

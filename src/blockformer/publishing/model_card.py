@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from ..model.blocks import digests
 from ..model.configuration_blockformer import ABOUT_THE_FILE
 from ..model.release import VERSION
 from .repo_code import code_files, full_auto_map
@@ -87,9 +88,17 @@ def with_code_of(card: str, config: PretrainedConfig) -> str:
 
 def _code_of(config: PretrainedConfig) -> str:
     files = ", ".join(f"`{path.name}`" for path in code_files(config))
+    own = "".join(
+        f"\n\n**`{name}` is its author's, not Blockformer's**: read it before you load the repo. SHA-256 `{digest}`."
+        for name, digest in digests(config).items()
+    )
     return (
-        f"Blockformer {VERSION}: {files}. `blockformer verify <this repo>` says whether they are the files of that "
-        "release, unmodified, and whether anything else in the repo could run."
+        own.lstrip()
+        + "\n\n" * bool(own)
+        + (
+            f"Blockformer {VERSION}: {files}. `blockformer verify <this repo>` says whether they are the files of that "
+            "release, unmodified, and whether anything else in the repo could run."
+        )
     )
 
 
@@ -138,7 +147,7 @@ def _with_tokenizer(auto_class: str) -> str:
 def _settings(config: PretrainedConfig) -> dict[str, Any]:
     """The fields of a config that say what the model is, long lists cut short."""
     fields = config.to_dict()
-    hidden = {*ABOUT_THE_FILE, "id2label", "label2id"}
+    hidden = {*ABOUT_THE_FILE, "id2label", "label2id", "blocks"}
     kept = {name: value for name, value in sorted(fields.items()) if name not in hidden and value is not None}
     kinds = kept.get("layer_types")
     if kinds:

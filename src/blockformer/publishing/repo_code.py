@@ -9,6 +9,8 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
+from ..model.blocks import write_blocks
+
 MODEL = Path(__file__).parents[1] / "model"
 THIRD_PARTY = frozenset({"torch", "transformers"})
 """What a repo's code may import besides the standard library: it is there wherever the repo can be loaded at all."""
@@ -42,7 +44,8 @@ def topology_files(config_class: type[PretrainedConfig]) -> list[Path]:
 
 
 def copy_code(folder: str | PathLike[str], config: PretrainedConfig) -> list[Path]:
-    """Copy those modules into a repo's folder; return where they are."""
+    """Copy those modules into a repo's folder, and the config's blocks from outside; return where the modules are."""
+    write_blocks(config, Path(folder))
     return [Path(shutil.copyfile(source, Path(folder) / source.name)) for source in code_files(config)]
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..model.axes import axes
+from ..model.axes import axes_of
 from ..model.pretrained_model import BlockformerPreTrainedModel
 
 _WIDTHS = frozenset(
@@ -93,9 +93,9 @@ def matrices_beside(model: nn.Module, base) -> dict[nn.Parameter, _Matrix]:
 def _check(config, base) -> None:
     if type(config) is not type(base):
         raise ValueError(f"the base is a {type(base).__name__}, the model's config a {type(config).__name__}.")
-    fields = {name for name, each in axes(type(config)).items() if each.group not in _OF_NO_WEIGHT}
+    fields = {name for name, each in axes_of(config).items() if each.group not in _OF_NO_WEIGHT}
     names = sorted((fields | {"num_labels"}) - _WIDTHS - set(_SCALES))
-    if others := [name for name in names if getattr(config, name) != getattr(base, name)]:
+    if others := [name for name in names if getattr(config, name) != getattr(base, name, None)]:
         raise ValueError(
             f"a rate is transferred between widths alone, and the base differs in {', '.join(others)}: make both alike."
         )
