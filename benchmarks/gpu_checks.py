@@ -205,3 +205,5 @@ def _waits(model, batch: dict[str, torch.Tensor]) -> int:
         model(**batch)
         torch.cuda.set_sync_debug_mode("default")
     return sum("synchronizing" in str(each.message) for each in seen)
+
+

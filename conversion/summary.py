@@ -11,7 +11,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from blockformer.model.awq_linear import QuantizedLinear
-from blockformer.model.axes import axes, did_you_mean
+from blockformer.model.axes import axes, axes_of, did_you_mean
 from blockformer.model.experts import Experts, ExpertsFields
 
 from .errors import ConversionError

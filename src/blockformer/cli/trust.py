@@ -51,16 +51,13 @@ def _show(found: "Verification", is_signed: bool) -> None:
             continue
         problems = found.problems.get(kind, [])
         said = f"{len(problems)} problems" if len(problems) > 1 else "1 problem"
-        print(
-            f"{kind:10}{said if problems else sentence.format(count=count, release=found.release, others=others or ', and no others')}"
-        )
+        good = sentence.format(count=count, release=found.release, others=others or ", and no others")
+        print(f"{kind:10}{said if problems else good}")
         for problem in problems:
             print(printable(f"    {problem}"))
     for name in found.to_read:
         print(printable(f"to read   {name}, SHA-256 {found.files[name]}"))
-        print(
-            "    a block of the repo's author's, not Blockformer's: loading the repo runs it, and nothing vouches for it."
-        )
-        print("    Once you have read it: blockformer --block FILE verify ..., or blockformer.register(FILE)")
+        print("    a block of the repo's author's, not Blockformer's: loading the repo runs it, and nothing vouches")
+        print("    for what it does. Once you have read it: blockformer --block FILE verify REPO")
     for note in found.notes:
         print(printable(f"note: {note}"))

@@ -206,20 +206,20 @@ def _check_blocks(
     if not (isinstance(blocks, dict) and all(map(BLOCK.fullmatch, blocks)) and not blocks.keys() & manifest.files):
         found.add("code", f"config.json: blocks must name files of its author's, not {shown(json.dumps(blocks))}")
         return set()
-    for name, digest in blocks.items():
+    for name, wanted in blocks.items():
         if name not in names:
             found.add("code", f"{name} is missing")
-        elif found.files[name] != digest:
+            continue
+        found.blocks[name] = found.files[name]
+        if found.files[name] != wanted:
             found.add("code", f"{name} is not the block that config.json was written with, by its SHA-256")
-        else:
-            found.blocks[name] = digest
     modules = sorted({code.partition(".")[0] for code in kind.auto_classes.values()})
     importer, first = f"{ENTRY}.py", f"{modules[0]}.py"
     source = (folder / first).read_text(encoding="utf-8", errors="replace") if first in names else ""
-    wanted = entry(sorted(blocks), modules, source).encode()
+    imports = entry(sorted(blocks), modules, source).encode()
     if importer not in names:
         found.add("code", f"{importer} is missing")
-    elif found.files[importer] != digest_of(wanted):
+    elif found.files[importer] != digest_of(imports):
         found.add("code", f"{importer} is not as Blockformer writes it, which imports the blocks and the model only")
     return {importer, *blocks}
 
