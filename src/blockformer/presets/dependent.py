@@ -9,7 +9,11 @@ from ..model.positions import SCORE_TERMS
 
 
 def _has_experts(settings: Mapping[str, Any]) -> bool:
-    return bool(settings.get("num_experts"))
+    return bool(settings.get("num_experts")) and _has_our_network(settings)
+
+
+def _has_our_network(settings: Mapping[str, Any]) -> bool:
+    return settings["mlp_type"] is None
 
 
 def _has_plain_scores(settings: Mapping[str, Any]) -> bool:
@@ -30,6 +34,7 @@ _FACTORS = {"none": ("layer_norm",), "zero_centered": ("layer_norm", "rms_norm")
 
 STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     **{name: _has_experts for name in axes(ExpertsFields) if name != "num_experts"},
+    **dict.fromkeys(("num_experts", "float32_down_proj", "chunk_size_feed_forward"), _has_our_network),
     "shared_expert_gate": lambda settings: _has_experts(settings) and settings["shared_expert_intermediate_size"] > 0,
     "rope_parameters": lambda settings: settings["position_type"] == "rotary",
     "rope_layers": lambda settings: settings["position_type"] == "rotary",

@@ -110,29 +110,29 @@ def _from_dict(cls, config_dict, **kwargs):
             fix = f"{cls.__name__} and its models are of another topology: use the Auto classes"
         source = kwargs.get("name_or_path") or "config.json"
         raise ValueError(f"{source}: model_type is '{kind}', not '{cls.model_type}': {fix}.")
-    check_blocks(config_dict.get("blocks"), str(kwargs.get("name_or_path") or "config.json"))
+    check_blocks(config_dict.get("blocks"), f"{kwargs.get('name_or_path') or 'config.json'}: ")
     return super(BlockformerConfig, cls).from_dict(config_dict, **kwargs)
 
 
-def check_blocks(blocks: Any, source: str) -> None:
+def check_blocks(blocks: Any, start: str) -> None:
     """Refuse the blocks of a `config.json` that are not registered, or are with another content.
 
     Args:
         blocks: the config's entry `blocks`, whatever it is.
-        source: where the config comes from, for the message.
+        start: of the message, such as where the config comes from.
     """
     if blocks is not None and not (isinstance(blocks, Mapping) and all(map(_is_digest, blocks.values()))):
-        raise ValueError(f"{source}: blocks must be a mapping from file names to their SHA-256, not {blocks!r}.")
+        raise ValueError(f"{start}blocks must be a mapping from file names to their SHA-256, not {blocks!r}.")
     for name, digest in (blocks or {}).items():
         if name not in SOURCES:
             raise ValueError(
-                f"{source}: this model needs {name!r}, a block of its author's (SHA-256 {digest}), and nothing of a "
+                f"{start}this model needs {name!r}, a block of its author's (SHA-256 {digest}), and nothing of a "
                 f"repo is run here. Read that file, then blockformer.register('{name}'); or load the repo with "
                 "trust_remote_code=True in a process that does not import blockformer."
             )
         if hashlib.sha256(SOURCES[name]).hexdigest() != digest:
             raise ValueError(
-                f"{source}: this model was made with another {name!r} (SHA-256 {digest}) than the registered one: "
+                f"{start}this model was made with another {name!r} (SHA-256 {digest}) than the registered one: "
                 "register the file that lies beside its weights, in a new process."
             )
 
