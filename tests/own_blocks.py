@@ -9,7 +9,9 @@ import blockformer
 from blockformer.model.blocks import BLOCKS, SOURCES
 
 NORM, NETWORK = EXAMPLES / "blocks/dynamic_tanh.py", EXAMPLES / "blocks/squared_relu.py"
-BOTH = {"norm_type": "dynamic_tanh", "mlp_type": "squared_relu"}
+ATTENTION = EXAMPLES / "blocks/gated_attention.py"
+FILES = (NORM, ATTENTION, NETWORK)
+ALL = {"norm_type": "dynamic_tanh", "mlp_type": "squared_relu", "attention_type": "gated_attention"}
 SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
@@ -29,10 +31,10 @@ def forgotten_after():
         SOURCES.update(before[1])
 
 
-def register_both():
+def register_all():
     """The blocks of `examples/blocks`."""
-    blockformer.register(NORM)
-    blockformer.register(NETWORK)
+    for file in FILES:
+        blockformer.register(file)
 
 
 def block_file(folder, body="        return hidden_states", name="my_norm", head="", fields=""):

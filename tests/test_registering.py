@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 from fork_server import program
-from own_blocks import BOTH, NETWORK, NORM, SIZES, block_file, forgotten_after, register_both
+from own_blocks import ALL, ATTENTION, FILES, NETWORK, NORM, SIZES, block_file, forgotten_after, register_all
 
 import blockformer
 from blockformer.cli.entry import main
@@ -35,9 +35,9 @@ def forgotten():
 
 
 def model_of(name="gpt2", **settings):
-    register_both()
+    register_all()
     torch.manual_seed(0)
-    config = blockformer.preset(name, **SIZES, **BOTH, **settings)
+    config = blockformer.preset(name, **SIZES, **ALL, **settings)
     model = getattr(blockformer, MODELS[name])(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -54,6 +54,26 @@ def test_a_file_says_what_it_adds_and_may_be_registered_again():
     assert blockformer.register(NORM) == {"norm_type": ["dynamic_tanh"]}
     assert blockformer.register(str(NORM)) == {"norm_type": ["dynamic_tanh"]}
     assert blockformer.register(NETWORK) == {"mlp_type": ["squared_relu"]}
+    assert blockformer.register(ATTENTION) == {"attention_type": ["gated_attention"]}
+
+
+def test_a_gate_multiplies_what_the_output_projection_reads():
+    model = model_of()
+    attention, states, read = model.model.layers[1].self_attn, [], []
+    attention.register_forward_pre_hook(lambda module, args, kwargs: states.append(args[0]), with_kwargs=True)
+    attention.o_proj.register_forward_pre_hook(lambda module, args: read.append(args[0]))
+    ids = torch.randint(3, 97, (2, 7))
+    model(ids)
+    with torch.no_grad():
+        attention.gate_proj.weight.zero_()  # the first layer is as before, so the second one reads the same
+    model(ids)
+    assert torch.equal(states[0], states[1])
+    gate = torch.sigmoid(states[0] @ gate_of(model_of()).T)
+    torch.testing.assert_close(read[0], read[1] * 2 * gate, rtol=1e-5, atol=1e-6)
+
+
+def gate_of(model):
+    return model.model.layers[1].self_attn.gate_proj.weight
 
 
 def test_the_norm_and_the_network_compute_their_formulas():
@@ -63,7 +83,7 @@ def test_the_norm_and_the_network_compute_their_formulas():
     torch.testing.assert_close(norm(states), norm.weight * torch.tanh(norm.alpha * states) + norm.bias)
     inner = torch.relu(states @ network.up_proj.weight.T) ** 2
     torch.testing.assert_close(network(states), inner @ network.down_proj.weight.T)
-    register_both()
+    register_all()
     fresh = blockformer.BlockformerDecoderForCausalLM(model.config)
     assert {module.alpha.item() for module in fresh.modules() if hasattr(module, "alpha")} == {torch.tensor(0.7).item()}
 
@@ -72,10 +92,10 @@ def test_the_norm_and_the_network_compute_their_formulas():
 def test_a_model_comes_back_with_its_blocks(tmp_path, name):
     model = model_of(name)
     model.save_pretrained(tmp_path)
-    for file in (NORM, NETWORK):
+    for file in FILES:
         assert (tmp_path / file.name).read_bytes() == file.read_bytes()
     entries = json.loads((tmp_path / "config.json").read_text())
-    assert entries["blocks"] == {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in (NORM, NETWORK)}
+    assert entries["blocks"] == {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in FILES}
     assert set(entries["auto_map"]) == set(type(model.config).auto_classes)
     assert {code.partition(".")[0] for code in entries["auto_map"].values()} == {"with_blocks"}
     again = type(model).from_pretrained(tmp_path).eval()
@@ -83,15 +103,15 @@ def test_a_model_comes_back_with_its_blocks(tmp_path, name):
     assert torch.equal(again(**inputs).logits, model(**inputs).logits)
     fields = axes_of(model.config)
     assert all(getattr(again.config, name) == getattr(model.config, name) for name in fields)
-    assert {"blocks", "mlp_type", "dynamic_tanh_alpha"} <= fields.keys()
+    assert {"blocks", "mlp_type", "attention_type", "dynamic_tanh_alpha"} <= fields.keys()
 
 
 def test_without_blocks_nothing_is_written_of_them(tmp_path):
-    register_both()
+    register_all()
     blockformer.BlockformerDecoderForCausalLM(blockformer.preset("gpt2", **SIZES)).save_pretrained(tmp_path)
-    assert not {"with_blocks.py", NORM.name, NETWORK.name} & {path.name for path in tmp_path.iterdir()}
+    assert not {"with_blocks.py", *(file.name for file in FILES)} & {path.name for path in tmp_path.iterdir()}
     entries = json.loads((tmp_path / "config.json").read_text())
-    assert not {"blocks", "mlp_type"} & entries.keys()
+    assert not {"blocks", "mlp_type", "attention_type"} & entries.keys()
     assert entries["auto_map"]["AutoModel"] == "modeling_decoder.BlockformerDecoderModel"
 
 
@@ -99,7 +119,9 @@ def test_a_config_that_no_longer_names_a_block_carries_none(tmp_path):
     model_of().config.save_pretrained(tmp_path / "first")
     config = blockformer.BlockformerDecoderConfig.from_pretrained(tmp_path / "first")
     fields = {name: value for name, value in config.to_dict().items() if not name.startswith("dynamic_tanh")}
-    plain = blockformer.BlockformerDecoderConfig(**{**fields, "norm_type": "rms_norm", "mlp_type": None})
+    plain = blockformer.BlockformerDecoderConfig(
+        **{**fields, "norm_type": "rms_norm", "mlp_type": None, "attention_type": None}
+    )
     plain.save_pretrained(tmp_path / "second")
     assert plain.blocks is None
     assert plain.to_dict()["auto_map"] == plain.auto_classes
@@ -107,12 +129,12 @@ def test_a_config_that_no_longer_names_a_block_carries_none(tmp_path):
 
 
 def test_fields_of_a_block_are_checked_shown_and_belong_to_it():
-    register_both()
-    config = blockformer.preset("gpt2", **SIZES, **BOTH)
+    register_all()
+    config = blockformer.preset("gpt2", **SIZES, **ALL)
     assert config.dynamic_tanh_alpha == 0.5
     assert axes_of(config)["dynamic_tanh_alpha"].group == "norm"
     with pytest.raises(ValueError, match="dynamic_tanh_alpha must be a positive number, not -1"):
-        blockformer.preset("gpt2", **BOTH, dynamic_tanh_alpha=-1)
+        blockformer.preset("gpt2", **ALL, dynamic_tanh_alpha=-1)
     with pytest.raises(ValueError, match="has no field 'dynamic_tanh_alpha'"):
         blockformer.preset("gpt2", dynamic_tanh_alpha=0.5)
     with pytest.raises(ValueError, match="has no field 'dynamic_tanh_alpha'"):
@@ -130,18 +152,19 @@ def test_fields_of_a_block_are_checked_shown_and_belong_to_it():
         ({"float32_down_proj": True}, "leave out float32_down_proj"),
         ({"num_experts": 4, "gated_mlp": True}, "leave out num_experts"),
         ({"mlp_type": "dense"}, "mlp_type must be one of squared_relu, not 'dense'"),
+        ({"pruned_heads": {0: [1]}}, "takes no pruned_heads"),
         ({"norm_type": "dynamic_tan"}, "Did you mean 'dynamic_tanh'?"),
     ],
 )
 def test_settings_that_say_nothing_with_a_block_are_refused(settings, message):
-    register_both()
+    register_all()
     with pytest.raises(ValueError, match=re.escape(message)):
-        blockformer.preset("gpt2", **{**SIZES, **BOTH, **settings})
+        blockformer.preset("gpt2", **{**SIZES, **ALL, **settings})
 
 
 @pytest.mark.parametrize("name", ["gemma2", "qwen3", "t5", "bert", "modernbert", "olmo", "gpt2"])
 def test_presets_give_up_what_a_norm_from_outside_has_not(name):
-    register_both()
+    register_all()
     assert blockformer.preset(name, norm_type="dynamic_tanh").blocks.keys() == {NORM.name}
 
 
@@ -168,11 +191,15 @@ HEAD = "from torch import nn\nfrom .blocks import block\n\n"
         ("from .blocks import block\n\nblock('qk_norm', 'x')(int)\n", "importing it fails"),
         (
             f"{HEAD}@block('position_type', 'x')\nclass X(nn.Module): ...\n",
-            "'position_type' takes no blocks from outside; the axes that do: mlp_type, norm_type",
+            "'position_type' takes no blocks from outside; the axes that do: attention_type, mlp_type, norm_type",
         ),
         (
             f"{HEAD}@block('norm_type', 'rms_norm')\nclass X(nn.Module): ...\n",
             "norm_type='rms_norm' is one of Blockformer's: give your block another name",
+        ),
+        (
+            f"{HEAD}@block('attention_type', 'x')\nclass X(nn.Module): ...\n",
+            "X is no Attention: from .attention import",
         ),
         (
             "from .blocks import block\n\n@block('norm_type', 'x')\nclass X: ...\n",
@@ -277,7 +304,7 @@ def test_a_repo_is_refused_until_its_block_is_registered(tmp_path):
         with pytest.raises((ValueError, ConversionError), match=r"needs 'dynamic_tanh\.py', a block of its author's"):
             load(tmp_path)
     assert not planted.exists()
-    register_both()
+    register_all()
     blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path)
     assert not planted.exists()
 
@@ -353,17 +380,22 @@ def test_torch_compile_traces_a_block_whole():
 
 def test_the_plan_for_tensor_parallelism_is_the_block_s():
     plan = model_of().config.base_model_tp_plan
+    assert plan["layers.*.self_attn.gate_proj"] == "colwise"
     assert {name: style for name, style in plan.items() if ".mlp." in name} == {
         "layers.*.mlp.up_proj": "colwise",
         "layers.*.mlp.down_proj": "rowwise",
     }
     del BLOCKS["mlp_type"]["squared_relu"].tensor_parallel_plan
-    assert not [name for name in blockformer.preset("gpt2", **BOTH).base_model_tp_plan if ".mlp." in name]
+    del BLOCKS["attention_type"]["gated_attention"].tensor_parallel_plan
+    assert blockformer.preset("gpt2", **ALL).base_model_tp_plan == {}
 
 
-def test_an_official_layout_has_no_place_for_a_block(tmp_path):
-    model_of().save_pretrained(tmp_path / "repo")
-    with pytest.raises(ConversionError, match="norm_type must be 'layer_norm', not 'dynamic_tanh'"):
+@pytest.mark.parametrize("axis", ALL)
+def test_an_official_layout_has_no_place_for_a_block(tmp_path, axis):
+    register_all()
+    config = blockformer.preset("gpt2", **SIZES, **{axis: ALL[axis]})
+    blockformer.BlockformerDecoderForCausalLM(config).save_pretrained(tmp_path / "repo")
+    with pytest.raises(ConversionError, match=f"{axis} must be .*, not '{ALL[axis]}'"):
         convert(tmp_path / "repo", tmp_path / "official", to_official=True)
 
 
@@ -401,7 +433,7 @@ def test_a_repo_loads_where_neither_the_package_nor_the_block_is(tmp_path, fresh
     for key, value in wanted.items():
         torch.testing.assert_close(torch.tensor(found[key]), value, rtol=1e-5, atol=1e-5)
     code = code_of(tmp_path / "repo")
-    assert {NORM.name, NETWORK.name, "with_blocks.py"} <= code.keys()
+    assert {*(file.name for file in FILES), "with_blocks.py"} <= code.keys()
     for folder in ("again", "again-config"):
         assert code_of(tmp_path / folder) == code
         entries = [json.loads((tmp_path / place / "config.json").read_text()) for place in ("repo", folder)]
@@ -425,7 +457,7 @@ def test_every_way_to_write_a_repo_writes_the_same_code(tmp_path):
     export_folder(tmp_path / "plain", tmp_path / "exported")
     convert_shape(tmp_path / "plain", tmp_path / "reshaped", layers=[0])
     wanted = code_of(tmp_path / "plain")
-    assert {NORM.name, NETWORK.name, "with_blocks.py"} <= wanted.keys()
+    assert {*(file.name for file in FILES), "with_blocks.py"} <= wanted.keys()
     for folder in tmp_path.iterdir():
         assert code_of(folder) == wanted, folder
     card = (tmp_path / "export/README.md").read_text()
@@ -441,11 +473,11 @@ def test_verify_names_the_file_to_read(tmp_path):
         blockformer.export_model(model_of(), tmp_path / "repo")
     found = blockformer.verify(tmp_path / "repo")
     assert found.problems == {}
-    assert found.to_read == [NORM.name, NETWORK.name]
+    assert found.to_read == [file.name for file in FILES]
     assert found.blocks[NORM.name] == digest
     assert not found.is_ok
     assert any("weights are not compared" in note for note in found.notes)
-    register_both()
+    register_all()
     found = blockformer.verify(tmp_path / "repo")
     assert found.is_ok
     assert not found.notes
@@ -500,9 +532,9 @@ def test_the_command_line_registers_blocks_first(tmp_path, capsys):
     said = capsys.readouterr().out
     assert end.value.code == 1
     assert f"to read   {NORM.name}, SHA-256 {hashlib.sha256(NORM.read_bytes()).hexdigest()}" in said
-    assert "all as in release 0.1.0; the others are dynamic_tanh.py, squared_relu.py" in said
+    assert "all as in release 0.1.0; the others are dynamic_tanh.py, gated_attention.py, squared_relu.py" in said
     with pytest.raises(SystemExit) as end:
-        main(["--block", str(NORM), "--block", str(NETWORK), "verify", str(tmp_path / "repo")])
+        main([*(part for file in FILES for part in ("--block", str(file))), "verify", str(tmp_path / "repo")])
     assert end.value.code == 0
     assert "to read" not in capsys.readouterr().out
     with pytest.raises(SystemExit) as end:
@@ -522,5 +554,6 @@ def test_the_page_and_the_summary_call_a_block_by_its_name(tmp_path):
     assert "dynamic_tanh.py · DynamicTanh" in html
     assert "squared_relu.py · SquaredReLU" in html
     assert "squared relu" in html
+    assert "gated attention" in html
     assert "dynamic_tanh_alpha" in html
     assert summarize(tmp_path).settings["norm"]["dynamic_tanh_alpha"] == 0.7

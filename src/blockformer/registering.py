@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .model.attention import Attention
 from .model.axes import axes
 from .model.blocks import BLOCKS, ENTRY, SOURCES
 from .model.configuration_decoder import BlockformerDecoderConfig
@@ -24,7 +25,13 @@ from .publishing.repo_code import MODEL, topology_files
 CONFIGS = (BlockformerDecoderConfig, BlockformerEncoderConfig, BlockformerEncoderDecoderConfig)
 PLAIN_LIBRARY = frozenset("__future__ collections dataclasses enum functools itertools math typing".split())
 """What a block may import of the standard library: nothing that reads, writes or runs something else."""
-_TINY = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+_TINY: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 _LOCK = threading.Lock()
 
 
@@ -33,8 +40,9 @@ def register(file: str | PathLike[str]) -> dict[str, list[str]]:
 
     The file is Python, and imports only torch and its siblings in a repo (`from .blocks import block`). Each class in
     it under `@block(axis, value)` is one more value of that axis: `norm_type` (called with the config and the size of
-    the last dimension) or `mlp_type` (with the config and the inner width). Every repo of a model that uses it carries
-    the file as it is now. Registering the same file again changes nothing.
+    the last dimension), `mlp_type` (with the config and the inner width) or `attention_type` (a self-attention that
+    extends `Attention`). Every repo of a model that uses it carries the file as it is now. Registering the same file
+    again changes nothing.
 
     Args:
         file: its path. Its name is the one that it has in a repo.
@@ -163,6 +171,9 @@ def _check_values(path: Path, before: dict[str, dict[str, type]]) -> None:
         if value in before[axis]:
             there = f"{before[axis][value].__module__.rpartition('.')[2]}.py"
             raise ValueError(f"{path}: {axis}={value!r} is registered from {there}: give your block another name.")
+        if axis == "attention_type" and not issubclass(cls, Attention):
+            fix = "from .attention import Attention, and extend it: caches, masks and backends are its own"
+            raise ValueError(f"{path}: {cls.__name__} is no Attention: {fix}.")
         if not issubclass(cls, torch.nn.Module):
             raise ValueError(f"{path}: {cls.__name__} is no torch.nn.Module.")
         if taken := sorted(cls.fields.keys() & ours.keys()):  # type: ignore[attr-defined]
@@ -176,7 +187,7 @@ def _check_state(path: Path, axis: str, value: str) -> None:
         torch.manual_seed(0)
         ids = torch.randint(_TINY["vocab_size"], (2, 6))
         try:
-            model = BlockformerDecoderForCausalLM(BlockformerDecoderConfig(**_TINY, **{axis: value}))
+            model = BlockformerDecoderForCausalLM(BlockformerDecoderConfig(**{**_TINY, axis: value}))
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(0.01 * torch.randn_like(parameter))

@@ -12,9 +12,10 @@ from transformers import AttentionInterface
 from transformers.cache_utils import EncoderDecoderCache
 
 from .axes import FLAG, SHARED, Part, axis, check_choice, flag
+from .blocks import own_block
 from .compat import CACHE
 from .normalization import make_norm
-from .positions import BIASES, KEY_TERMS, SCORE_TERMS, rotate
+from .positions import ATTENTIONS, BIASES, KEY_TERMS, SCORE_TERMS, rotate
 from .unpadding import attend_unpadded
 
 
@@ -72,6 +73,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 class AttentionFields(Part):
     """The fields of attention."""
 
+    attention_type: str | None = axis(None, (), "attention", "a self-attention from outside; None: the usual one")
     num_attention_heads: int = axis(8, "a positive integer", "attention", "query heads H")
     num_key_value_heads: int | None = axis(None, "a positive integer", "attention", "key/value heads K; None means H")
     head_dim: int | None = axis(None, "a positive integer", "attention", "size D of a head; None: hidden_size / H")
@@ -144,6 +146,9 @@ class AttentionFields(Part):
             if not (left and is_whole and layer < count):
                 some = f"some of {most} heads, those that share a key together, for some of {count} layers"
                 raise ValueError(f"pruned_heads must be {some}, not {pruned} for layer {layer}.")
+        if self.attention_type and (self.pruned_heads or self.position_type in ATTENTIONS):
+            fix = f"pruned_heads nor position_type='{self.position_type}', which has an attention of its own"
+            raise ValueError(f"attention_type={self.attention_type!r} is a block from outside, which takes no {fix}.")
         if self.pruned_heads and (self.qk_norm == "projection" or self.is_encoder_decoder):
             raise ValueError("pruned_heads do not go with qk_norm='projection' nor an encoder-decoder: leave them out.")
 
@@ -153,11 +158,16 @@ class AttentionFields(Part):
         return [head for head in range(self.num_attention_heads) if head not in pruned]
 
     def share_out(self, plan, has_cross_attention):
-        """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
+        """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added.
+
+        So is an attention from outside whose class does not say how its own parts are shared out.
+        """
         # Whole in each process: norms of all heads, sinks, layers of any width, and a key that all heads share.
+        styles = getattr(own_block(self, "attention_type"), "tensor_parallel_plan", {})
         is_whole = self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads
-        if is_whole or self.num_key_value_heads == 1:
+        if is_whole or (self.attention_type and not styles) or self.num_key_value_heads == 1:
             return
+        plan |= {f"layers.*.self_attn.{name}": style for name, style in styles.items()}
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
             plan[f"layers.*.{attention}.o_proj"] = "rowwise"
@@ -273,7 +283,11 @@ class Attention(nn.Module):
         output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
         if probabilities is not None and len(probabilities) != len(hidden_states):
             probabilities = probabilities.unflatten(2, (-1, hidden_states.shape[1])).transpose(1, 2).flatten(0, 1)
-        return self.o_proj(output), probabilities
+        return self.o_proj(self.before_output(output, hidden_states)), probabilities
+
+    def before_output(self, output, hidden_states):
+        """What the output projection reads, of the heads' output [B, T, H * D] and the states [B, T, C], for blocks."""
+        return output
 
     def _own_heads(self, terms, dim: int, heads: int):
         """Of a term for each head, H along `dim`, those of the heads that are left and this process's."""

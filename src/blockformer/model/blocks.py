@@ -6,9 +6,10 @@ In a repo such a file stands among these as it is, and `ENTRY` imports it before
 import hashlib
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-BLOCKS: dict[str, dict[str, type]] = {"norm_type": {}, "mlp_type": {}}  # axis -> value -> class
+BLOCKS: dict[str, dict[str, type]] = {"attention_type": {}, "mlp_type": {}, "norm_type": {}}  # axis -> value -> class
 SOURCES: dict[str, bytes] = {}  # the files that they stand in
 ENTRY = "with_blocks"
 
@@ -32,7 +33,7 @@ def own_block(config, axis: str) -> type | None:
     return _found(vars(config), axis)
 
 
-def own_fields(settings: dict) -> dict:
+def own_fields(settings: Mapping) -> dict:
     """The fields of the blocks that some settings name."""
     return {name: each for cls in _classes(settings) for name, each in cls.fields.items()}
 
@@ -65,12 +66,12 @@ def write_blocks(config, folder: Path) -> None:
         (folder / f"{ENTRY}.py").write_text(entry(files, modules, source), "utf-8")
 
 
-def _found(settings: dict, axis: str) -> type | None:
+def _found(settings: Mapping, axis: str) -> type | None:
     value = settings.get(axis)
     return BLOCKS[axis].get(value) if isinstance(value, str) else None
 
 
-def _classes(settings: dict) -> list:
+def _classes(settings: Mapping) -> list:
     return [cls for axis in BLOCKS if (cls := _found(settings, axis)) is not None]
 
 

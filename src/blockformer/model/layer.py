@@ -112,7 +112,8 @@ class Layer(GradientCheckpointingLayer):
         self.rotates = rotating is None or rotating[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout = config.hidden_dropout
-        self.self_attn = ATTENTIONS.get(config.position_type, Attention)(config, layer_idx, is_causal)
+        attention = own_block(config, "attention_type") or ATTENTIONS.get(config.position_type, Attention)
+        self.self_attn = attention(config, layer_idx, is_causal)
         self.has_cross_attention = has_cross_attention
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)

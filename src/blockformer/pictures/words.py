@@ -71,6 +71,7 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
         size += f", {kinds} key/value head{'s' * (kinds > 1)}"
     chips: list[str] = []
     if not module.is_cross_attention:
+        chips += [own_title(config.attention_type).lower()] if config.attention_type else []
         if config.position_type == "rotary":
             chips.append(_rotary(config, layer.layer_type) if layer.rotates else "no positions")
         elif config.position_type in RELATIVE_BIAS:
