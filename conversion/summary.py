@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from blockformer.declared_fields import axes_of
 from blockformer.model.awq_linear import QuantizedLinear
-from blockformer.model.axes import axes, axes_of, did_you_mean
+from blockformer.model.axes import axes, did_you_mean
 from blockformer.model.experts import Experts, ExpertsFields
 
 from .errors import ConversionError

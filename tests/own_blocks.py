@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from example_files import EXAMPLES
 
 import blockformer
-from blockformer.model.blocks import BLOCKS, SOURCES
+from blockformer.model.axes import BLOCKS
 
 NORM, NETWORK = EXAMPLES / "blocks/dynamic_tanh.py", EXAMPLES / "blocks/squared_relu.py"
 ATTENTION = EXAMPLES / "blocks/gated_attention.py"
@@ -19,16 +19,15 @@ SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 @contextmanager
 def forgotten_after():
     """While it lasts, files may be registered; then they are not."""
-    before = {axis: dict(known) for axis, known in BLOCKS.items()}, dict(SOURCES)
+    before = {axis: dict(known) for axis, known in BLOCKS.items()}
     try:
         yield
     finally:
-        for name in SOURCES.keys() - before[1].keys():
-            sys.modules.pop(f"blockformer.model.{name.removesuffix('.py')}", None)
+        for known in BLOCKS.values():
+            for each in known.values():
+                sys.modules.pop(each.cls.__module__, None)
         BLOCKS.clear()
-        BLOCKS.update(before[0])
-        SOURCES.clear()
-        SOURCES.update(before[1])
+        BLOCKS.update(before)
 
 
 def register_all():

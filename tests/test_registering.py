@@ -17,8 +17,8 @@ from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.exporting import export_folder
 from blockformer.conversion.reshaped import convert_reshaped as convert_shape
 from blockformer.conversion.summary import summarize
-from blockformer.model.axes import axes_of
-from blockformer.model.blocks import BLOCKS, SOURCES
+from blockformer.declared_fields import axes_of
+from blockformer.model.axes import BLOCKS
 from blockformer.page.making import page_of
 
 MODELS = {
@@ -144,15 +144,15 @@ def test_fields_of_a_block_are_checked_shown_and_belong_to_it():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"norm_bias": True}, "norm_bias=True needs norm_type='layer_norm'"),
-        ({"norm_weight": "zero_centered"}, "takes norm_weight='plain', and no qk_norm='per_head'"),
-        ({"norm_weight": "none"}, "norm_weight='none' needs"),
-        ({"qk_norm": "per_head"}, "takes norm_weight='plain', and no qk_norm='per_head'"),
-        ({"chunk_size_feed_forward": 4}, "leave out chunk_size_feed_forward"),
-        ({"float32_down_proj": True}, "leave out float32_down_proj"),
-        ({"num_experts": 4, "gated_mlp": True}, "leave out num_experts"),
+        ({"norm_bias": True}, "does not read norm_bias=True: leave norm_bias out"),
+        ({"norm_weight": "zero_centered"}, "does not read norm_weight='zero_centered'"),
+        ({"norm_weight": "none"}, "does not read norm_weight='none'"),
+        ({"qk_norm": "per_head"}, "does not read qk_norm='per_head'"),
+        ({"chunk_size_feed_forward": 4}, "leave chunk_size_feed_forward out"),
+        ({"float32_down_proj": True}, "leave float32_down_proj out"),
+        ({"num_experts": 4, "gated_mlp": True}, "leave num_experts out"),
         ({"mlp_type": "dense"}, "mlp_type must be one of squared_relu, not 'dense'"),
-        ({"pruned_heads": {0: [1]}}, "takes no pruned_heads"),
+        ({"pruned_heads": {0: [1]}}, "leave pruned_heads out"),
         ({"norm_type": "dynamic_tan"}, "Did you mean 'dynamic_tanh'?"),
     ],
 )
@@ -220,7 +220,6 @@ def test_files_that_are_refused(tmp_path, content, message):
         blockformer.register(path)
     assert str(error.value).startswith(str(path))
     assert before == BLOCKS
-    assert "my_norm.py" not in SOURCES
     block_file(tmp_path)  # mended, it is taken
     assert blockformer.register(path) == {"norm_type": ["my_norm"]}
 
@@ -251,7 +250,7 @@ def test_two_blocks_of_one_name(tmp_path):
     second.write_text(path.read_text())
     with pytest.raises(ValueError, match=r"norm_type='my_norm' is registered from my_norm\.py"):
         blockformer.register(second)
-    assert BLOCKS["norm_type"]["my_norm"].__module__ == "blockformer.model.my_norm"
+    assert BLOCKS["norm_type"]["my_norm"].cls.__module__ == "blockformer.model.my_norm"
 
 
 PROBLEMS = {
@@ -385,8 +384,8 @@ def test_the_plan_for_tensor_parallelism_is_the_block_s():
         "layers.*.mlp.up_proj": "colwise",
         "layers.*.mlp.down_proj": "rowwise",
     }
-    del BLOCKS["mlp_type"]["squared_relu"].tensor_parallel_plan
-    del BLOCKS["attention_type"]["gated_attention"].tensor_parallel_plan
+    BLOCKS["mlp_type"]["squared_relu"].tensor_parallel_plan = {}
+    BLOCKS["attention_type"]["gated_attention"].tensor_parallel_plan = {}
     assert blockformer.preset("gpt2", **ALL).base_model_tp_plan == {}
 
 

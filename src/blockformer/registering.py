@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from .model.attention import Attention
-from .model.axes import axes
-from .model.blocks import BLOCKS, ENTRY, SOURCES
+from .model.axes import BLOCKS, axes
+from .model.blocks import ENTRY, Block
 from .model.configuration_decoder import BlockformerDecoderConfig
 from .model.configuration_encoder import BlockformerEncoderConfig
 from .model.configuration_encoder_decoder import BlockformerEncoderDecoderConfig
@@ -64,27 +64,32 @@ def register(file: str | PathLike[str]) -> dict[str, list[str]]:
         raise FileNotFoundError(f"{path}: no such file; name the Python file that holds the block.")
     source = path.read_bytes()
     with _LOCK:
-        if SOURCES.get(path.name) != source:
-            _check_name(path)
+        there = {block.file: block.source for block in _registered()}
+        if there.get(path.name) != source:
+            _check_name(path, path.name in there)
             _check_source(path, source)
             _load(path)
         return {
             axis: values
             for axis, known in BLOCKS.items()
-            if (values := [value for value, cls in known.items() if cls.__module__ == _module_of(path)])
+            if (values := [value for value, block in known.items() if block.file == path.name])
         }
+
+
+def _registered() -> list[Block]:
+    return [block for known in BLOCKS.values() for block in known.values()]
 
 
 def _module_of(path: Path) -> str:
     return f"{MODEL.parent.name}.{MODEL.name}.{path.stem}"
 
 
-def _check_name(path: Path) -> None:
+def _check_name(path: Path, is_taken: bool) -> None:
     if not re.fullmatch(r"[A-Za-z]\w*\.py", path.name, re.ASCII):
         raise ValueError(f"{path}: a block is imported by its name: call the file by letters, digits and _, .py last.")
-    if (MODEL / path.name).exists() or path.stem == ENTRY:
+    if (MODEL / path.name).exists() or path.name == ENTRY:
         raise ValueError(f"{path}: a repo has a file {path.name} of Blockformer's: give yours another name.")
-    if path.name in SOURCES:
+    if is_taken:
         raise ValueError(
             f"{path}: a file {path.name} with other content is registered: give this one another name, or start a new "
             "process to work with its new content."
@@ -99,7 +104,7 @@ def _check_source(path: Path, source: bytes) -> None:
     except (SyntaxError, ValueError) as error:
         raise ValueError(f"{path}: not Python: {error}") from error
     siblings = set.intersection(*({each.stem for each in topology_files(config)} for config in CONFIGS))
-    siblings -= {"compat", "release"}
+    siblings = siblings - {"compat", "release"} | {"blocks"}
     for node in ast.walk(tree):
         where = f"{path}: line {getattr(node, 'lineno', 0)}"
         if isinstance(node, ast.Import):
@@ -128,7 +133,7 @@ def _check_roots(where: str, names: list[str]) -> None:
 
 def _load(path: Path) -> None:
     """Import a file as one of the model's modules, and undo that if anything about it is wrong."""
-    before = {axis: dict(known) for axis, known in BLOCKS.items()}, dict(SOURCES)
+    before = {axis: dict(known) for axis, known in BLOCKS.items()}
     name = _module_of(path)
     spec: Any = importlib.util.spec_from_file_location(name, path.resolve())
     module = importlib.util.module_from_spec(spec)
@@ -138,45 +143,38 @@ def _load(path: Path) -> None:
             spec.loader.exec_module(module)
         except Exception as error:
             raise ValueError(f"{path}: importing it fails: {type(error).__name__}: {error}") from error
-        _check_values(path, before[0])
+        _check_values(path, before)
         for axis, known in BLOCKS.items():
-            for value in known.keys() - before[0][axis].keys():
+            for value in known.keys() - before[axis].keys():
                 _check_state(path, axis, value)
     except BaseException:
         del sys.modules[name]
         BLOCKS.clear()
-        BLOCKS.update(before[0])
-        SOURCES.clear()
-        SOURCES.update(before[1])
+        BLOCKS.update(before)
         raise
 
 
-def _check_values(path: Path, before: dict[str, dict[str, type]]) -> None:
+def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
     """Refuse axes that take no blocks, names that are taken, fields that are ours, and a file without a block."""
     if strange := BLOCKS.keys() - before.keys():
         known = ", ".join(sorted(before))
         raise ValueError(f"{path}: {min(strange)!r} takes no blocks from outside; the axes that do: {known}.")
-    added = [
-        (axis, value, cls)
-        for axis, known in BLOCKS.items()
-        for value, cls in known.items()
-        if before[axis].get(value) is not cls
-    ]
+    added = [block for block in _registered() if before[block.axis].get(block.value) is not block]
     if not added:
         raise ValueError(f"{path}: there is no block in it: write @block(axis, value) above a class.")
     ours = {name: each for config in CONFIGS for name, each in axes(config).items()}
-    for axis, value, cls in added:
-        if value in ours[axis].values:
-            raise ValueError(f"{path}: {axis}={value!r} is one of Blockformer's: give your block another name.")
-        if value in before[axis]:
-            there = f"{before[axis][value].__module__.rpartition('.')[2]}.py"
-            raise ValueError(f"{path}: {axis}={value!r} is registered from {there}: give your block another name.")
-        if axis == "attention_type" and not issubclass(cls, Attention):
+    for block in added:
+        what, name, earlier = f"{block.axis}={block.value!r}", block.cls.__name__, before[block.axis].get(block.value)
+        if block.value in ours[block.axis].values:
+            raise ValueError(f"{path}: {what} is one of Blockformer's: give your block another name.")
+        if earlier is not None:
+            raise ValueError(f"{path}: {what} is registered from {earlier.file}: give your block another name.")
+        if block.axis == "attention_type" and not issubclass(block.cls, Attention):
             fix = "from .attention import Attention, and extend it: caches, masks and backends are its own"
-            raise ValueError(f"{path}: {cls.__name__} is no Attention: {fix}.")
-        if not issubclass(cls, torch.nn.Module):
-            raise ValueError(f"{path}: {cls.__name__} is no torch.nn.Module.")
-        if taken := sorted(cls.fields.keys() & ours.keys()):  # type: ignore[attr-defined]
+            raise ValueError(f"{path}: {name} is no Attention: {fix}.")
+        if not issubclass(block.cls, torch.nn.Module):
+            raise ValueError(f"{path}: {name} is no torch.nn.Module.")
+        if taken := sorted(block.fields.keys() & ours.keys()):
             raise ValueError(f"{path}: {taken[0]} is a field of Blockformer's: give yours another name.")
 
 

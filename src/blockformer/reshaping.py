@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .declared_fields import axes_of, own_fields
 from .model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
-from .model.axes import axes, axes_of
-from .model.blocks import own_fields
+from .model.axes import axes
 from .model.configuration_blockformer import BlockformerConfig
 
 TOPOLOGIES = {

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..model.blocks import SOURCES as BLOCKS
+from ..model.axes import BLOCKS
 from . import onednn
 from .cache_folder import is_trusted, processor, trusted_folder
 from .compiling import PACKABLE, READ, SOURCES, compile_to
@@ -304,8 +304,9 @@ def _code_of(value) -> str:
     if not hasattr(value, "__qualname__"):
         value = type(value)
     name = f"{value.__module__ or 'builtins'}.{value.__qualname__}"
-    own = BLOCKS.get(f"{name.split('.')[2]}.py") if name.startswith("blockformer.model.") else None
-    return name if own is None else f"{name} {hashlib.sha256(own).hexdigest()}"
+    blocks = {f"blockformer.model.{block.file}": block.digest for each in BLOCKS.values() for block in each.values()}
+    digest = blocks.get(f"{value.__module__}.py")
+    return name if digest is None else f"{name} {digest}"
 
 
 def _unknown_code(module: nn.Module) -> str | None:

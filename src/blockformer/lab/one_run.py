@@ -18,7 +18,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from .. import __version__
 from ..data.corpus import Blocks, Score, model_score
-from ..model.axes import axes_of
+from ..declared_fields import axes_of
 from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..training.budget import Budget, BudgetTrainer
 from ..training.callbacks import StopOnNonFiniteLoss, last_complete_checkpoint

@@ -21,7 +21,7 @@ from accelerate.utils import broadcast_object_list
 
 from blockformer.conversion.files.atomic import write_text
 
-from ..model.blocks import SOURCES
+from ..model.axes import BLOCKS as REGISTERED
 from .experiment import Experiment, LabError, Run
 from .one_run import config_of, train
 from .text import Text
@@ -64,14 +64,15 @@ def _keep_blocks(folder: Path, names: list[str]) -> None:
     Raises:
         LabError: there is another file of this name from earlier runs.
     """
+    sources = {each.file: each.source for values in REGISTERED.values() for each in values.values()}
     for name in names:
-        path, source = folder / BLOCKS / name, SOURCES[name].decode("utf-8")
-        if path.exists() and path.read_bytes() != SOURCES[name]:
+        path = folder / BLOCKS / name
+        if path.exists() and path.read_bytes() != sources[name]:
             fix = "name the new block otherwise, or choose another --output"
             raise LabError(f"{path} is another block of this name, which earlier runs were trained with: {fix}")
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            write_text(path, source)
+            write_text(path, sources[name].decode("utf-8"))
 
 
 def _is_new(folder: Path) -> bool:

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.cache_utils import EncoderDecoderCache
 
-from .axes import FLAG, SHARED, Part, axis, check_choice, flag
-from .blocks import own_block
+from .axes import FLAG, SHARED, Part, axis, block_of, check_choice, flag
 from .compat import CACHE
 from .normalization import make_norm
 from .positions import ATTENTIONS, BIASES, KEY_TERMS, SCORE_TERMS, rotate
@@ -146,9 +145,9 @@ class AttentionFields(Part):
             if not (left and is_whole and layer < count):
                 some = f"some of {most} heads, those that share a key together, for some of {count} layers"
                 raise ValueError(f"pruned_heads must be {some}, not {pruned} for layer {layer}.")
-        if self.attention_type and (self.pruned_heads or self.position_type in ATTENTIONS):
-            fix = f"pruned_heads nor position_type='{self.position_type}', which has an attention of its own"
-            raise ValueError(f"attention_type={self.attention_type!r} is a block from outside, which takes no {fix}.")
+        if self.attention_type and self.position_type in ATTENTIONS:
+            what = f"position_type={self.position_type!r}, which has an attention of its own"
+            raise ValueError(f"attention_type={self.attention_type!r} does not go with {what}: leave one out.")
         if self.pruned_heads and (self.qk_norm == "projection" or self.is_encoder_decoder):
             raise ValueError("pruned_heads do not go with qk_norm='projection' nor an encoder-decoder: leave them out.")
 
@@ -158,12 +157,9 @@ class AttentionFields(Part):
         return [head for head in range(self.num_attention_heads) if head not in pruned]
 
     def share_out(self, plan, has_cross_attention):
-        """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added.
-
-        So is an attention from outside whose class does not say how its own parts are shared out.
-        """
+        """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
         # Whole in each process: norms of all heads, sinks, layers of any width, and a key that all heads share.
-        styles = getattr(own_block(self, "attention_type"), "tensor_parallel_plan", {})
+        styles = getattr(block_of(self, "attention_type"), "tensor_parallel_plan", {})
         is_whole = self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads
         if is_whole or (self.attention_type and not styles) or self.num_key_value_heads == 1:
             return

@@ -11,8 +11,6 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
-from .blocks import BLOCKS, own_fields
-
 
 def is_integer(value) -> bool:
     """Whether a value is an int; True and False are none."""
@@ -49,6 +47,8 @@ FLAG = (True, False)  # of a field that is a flag or a name: (*FLAG, "fixed")
 GROUPS = tuple("size embeddings norm positions attention feed-forward weights head training tokens use".split())
 # In a tensor-parallel plan: whole in each process, gradients added.
 SHARED = "replicated_with_grad_allreduce"
+# Axis -> value -> a block from outside, which `blocks.py` enters. A repo without any does not have that file.
+BLOCKS: dict[str, dict[str, Any]] = {"attention_type": {}, "mlp_type": {}, "norm_type": {}}
 _DECLARED: dict[type, dict] = {}  # what `axes` has found of a config class
 
 
@@ -112,9 +112,20 @@ def axes(config_class) -> dict[str, Axis]:
     return _DECLARED[config_class]
 
 
-def axes_of(config) -> dict[str, Axis]:
-    """The same for a config, with the fields of the blocks from outside that it names."""
-    return axes(type(config)) | own_fields(vars(config))
+def block_of(config, axis: str):
+    """The block from outside that a config names for an axis, or None."""
+    value = getattr(config, axis)
+    return next((each for name, each in BLOCKS[axis].items() if name == value), None)
+
+
+def blocks_of(config) -> list:
+    """All blocks from outside that a config names."""
+    return [each for axis in BLOCKS if (each := block_of(config, axis)) is not None]
+
+
+def digests_of(config) -> dict[str, str] | None:
+    """The files of these blocks and their SHA-256; None without any."""
+    return {each.file: each.digest for each in blocks_of(config)} or None
 
 
 class Part:

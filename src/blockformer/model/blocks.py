@@ -1,83 +1,89 @@
-"""Blocks from outside: classes in a file of their author's, each one more value of an axis.
+"""Blocks from outside: a class in a file of its author's is one more value of an axis.
 
-In a repo such a file stands among these as it is, and `ENTRY` imports it before the model.
+A repo whose config names such blocks has this file and theirs, as they are, and `ENTRY`, which imports them before the
+model. Other repos have none of the three.
 """
 
 import hashlib
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
-BLOCKS: dict[str, dict[str, type]] = {"attention_type": {}, "mlp_type": {}, "norm_type": {}}  # axis -> value -> class
-SOURCES: dict[str, bytes] = {}  # the files that they stand in
-ENTRY = "with_blocks"
+from .axes import BLOCKS, blocks_of
+
+ENTRY = "with_blocks.py"
+# Settings that nothing reads next to a block of an axis, and the values that say nothing.
+_IDLE: dict[str, dict[str, tuple]] = {
+    "attention_type": {"pruned_heads": (None,)},
+    "mlp_type": dict.fromkeys(
+        ("chunk_size_feed_forward", "float32_down_proj", "linear_bits", "num_experts"), (0, None)
+    ),
+    "norm_type": {"norm_bias": (False,), "norm_weight": ("plain",), "qk_norm": (False, True, "projection")},
+}
 
 
 def block(axis: str, value: str, **fields):
     """Enter the class below under a value of an axis, with fields of its own, each declared by `axes.axis`."""
 
     def enter(cls: type) -> type:
-        file = sys.modules[cls.__module__].__file__
-        SOURCES[_file_of(cls)] = Path(file).read_bytes()  # type: ignore[arg-type]
-        declared = {name: field.metadata["axis"] for name, field in fields.items()}
-        cls.fields = {name: each._replace(optional=each.default is None) for name, each in declared.items()}  # type: ignore[attr-defined]
-        BLOCKS.setdefault(axis, {})[value] = cls
+        BLOCKS.setdefault(axis, {})[value] = Block(axis, value, cls, fields)
         return cls
 
     return enter
 
 
-def own_block(config, axis: str) -> type | None:
-    """The class from outside that a config names for an axis, if it does."""
-    return _found(vars(config), axis)
+class Block:
+    """A class from outside, and the file that it stands in.
+
+    Attributes:
+        fields: its fields by name, each an `axes.Axis`.
+        file: the file's name, `source` its content, `digest` the content's SHA-256 in hexadecimal.
+        tensor_parallel_plan: how processes share its modules, by name within it; empty: it is whole in each.
+    """
+
+    def __init__(self, axis: str, value: str, cls: type, fields: dict):
+        self.axis, self.value, self.cls = axis, value, cls
+        declared = {name: field.metadata["axis"] for name, field in fields.items()}
+        self.fields = {name: each._replace(optional=each.default is None) for name, each in declared.items()}
+        self.file = f"{cls.__module__.rpartition('.')[2]}.py"
+        self.source = Path(sys.modules[cls.__module__].__file__).read_bytes()  # type: ignore[arg-type]
+        self.digest = hashlib.sha256(self.source).hexdigest()
+        self.tensor_parallel_plan: dict[str, str] = getattr(cls, "tensor_parallel_plan", {})
+
+    def __call__(self, *arguments):
+        """A module of the class."""
+        return self.cls(*arguments)
+
+    def take_fields(self, config, settings: dict) -> None:
+        """Move the settings of this block into the config that names it, with its defaults, and check them."""
+        for name, each in self.fields.items():
+            each.check(name, value := settings.pop(name, each.default))
+            setattr(config, name, value)
+
+    def check(self, config) -> None:
+        """Refuse settings that nothing would read."""
+        for name, idle in _IDLE[self.axis].items():
+            if (value := getattr(config, name, idle[0])) not in idle:
+                what = f"{self.axis}={self.value!r} is a block from outside, which does not read {name}={value!r}"
+                raise ValueError(f"{what}: leave {name} out.")
+
+    def write(self, config, folder: Path) -> None:
+        """Write what a repo with the config has more than others, this block's file as it is."""
+        (folder / self.file).write_bytes(self.source)
+        (folder / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        files = sorted({each.file for each in blocks_of(config)})
+        source = Path(sys.modules[type(config).__module__].__file__).read_text("utf-8")  # type: ignore[arg-type]
+        (folder / ENTRY).write_bytes(entry(files, config.auto_classes, source).encode())
 
 
-def own_fields(settings: Mapping) -> dict:
-    """The fields of the blocks that some settings name."""
-    return {name: each for cls in _classes(settings) for name, each in cls.fields.items()}
-
-
-def digests(config) -> dict[str, str]:
-    """The files of a config's blocks and their SHA-256."""
-    return {
-        name: hashlib.sha256(SOURCES[name]).hexdigest() for name in sorted({*map(_file_of, _classes(vars(config)))})
-    }
-
-
-def entry(files, modules, source: str) -> str:
-    """The code of `ENTRY`: these blocks, then the model's `modules` and what the first one's `source` imports.
+def entry(files: list[str], auto_classes: dict[str, str], source: str) -> str:
+    """The code of `ENTRY`: it imports files with blocks, the model's modules, and what the config's `source` imports.
 
     All stand there by name: older loaders follow no import of an import.
     """
-    others = sorted({*re.findall(r"^ *from \.(\w+) import", source, re.MULTILINE)} - {*modules})
-    lines = [f"from .{name} import __doc__ as _  # noqa: F401" for name in (*map(_stem, files), *others)]
+    modules = sorted({code.partition(".")[0] for code in auto_classes.values()})
+    others = {"blocks", *re.findall(r"^ *from \.(\w+) import", source, re.MULTILINE)} - {*modules}
+    names = (*(file.removesuffix(".py") for file in files), *sorted(others))
+    lines = [f"from .{name} import __doc__ as _  # noqa: F401" for name in names]
     lines += [f"from .{name} import *  # noqa: F403" for name in modules]
-    return "\n".join(['"""The blocks of this repo and its model. Written by Blockformer."""', "", *lines, ""])
-
-
-def write_blocks(config, folder: Path) -> None:
-    """Write the files of a config's blocks into a repo, as they are, and `ENTRY`."""
-    for name in (files := digests(config)):
-        (folder / name).write_bytes(SOURCES[name])
-    if files:
-        modules = sorted({code.partition(".")[0] for code in config.auto_classes.values()})
-        source = Path(sys.modules[type(config).__module__].__file__).read_text("utf-8")  # type: ignore[arg-type]
-        (folder / f"{ENTRY}.py").write_text(entry(files, modules, source), "utf-8")
-
-
-def _found(settings: Mapping, axis: str) -> type | None:
-    value = settings.get(axis)
-    return BLOCKS[axis].get(value) if isinstance(value, str) else None
-
-
-def _classes(settings: Mapping) -> list:
-    return [cls for axis in BLOCKS if (cls := _found(settings, axis)) is not None]
-
-
-def _file_of(cls: type) -> str:
-    return f"{cls.__module__.rpartition('.')[2]}.py"
-
-
-def _stem(file: str) -> str:
-    return file.removesuffix(".py")
+    return "\n".join(['"""The blocks of this repo, and its model. Written by Blockformer."""', "", *lines, ""])

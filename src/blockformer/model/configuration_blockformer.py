@@ -12,8 +12,7 @@ from typing import ClassVar
 from transformers import PretrainedConfig
 
 from .attention import AttentionFields
-from .axes import FLAG, axes, axis, check_choice, did_you_mean, flag, is_integer, parts_of
-from .blocks import ENTRY, digests, own_fields, write_blocks
+from .axes import FLAG, axes, axis, blocks_of, check_choice, did_you_mean, digests_of, flag, is_integer, parts_of
 from .compat import generation_field_names, tell_peft
 from .feed_forward import ACT2FN, FeedForwardFields
 from .layer import LayerFields
@@ -34,6 +33,7 @@ _INHERITED_ARGUMENTS = frozenset(
 )
 # Entries of config.json that say nothing of the model itself.
 ABOUT_THE_FILE = frozenset({"architectures", "auto_map", "transformers_version", "_name_or_path", *STAMP})
+BY_WAY_OF = "with_blocks."  # the module of the `auto_map` where there are blocks from outside
 _FORMER = {"linear_bits": None, "linear_group_size": 128}  # of older repos, never anything else but in a decoder
 # More is taken for a slip of the keyboard, on every machine alike: several times the largest published models, and
 # what their names and lists still take little memory for.
@@ -119,9 +119,9 @@ class BlockformerConfig(
 
     def _check_fields(self, kwargs: dict) -> None:
         """Refuse what is wrong by itself: unknown names, values of another kind, more than any model has."""
-        for name, each in own_fields(vars(self)).items():
-            setattr(self, name, kwargs.pop(name, each.default))
-            each.check(name, getattr(self, name))
+        for block in blocks_of(self):
+            block.take_fields(self, kwargs)
+        self.blocks = digests_of(self)
         version, number = (kwargs.pop(name, None) for name in STAMP)
         _check_stamp(type(self), version, number, unknown_fields(type(self), kwargs))
         for name, each in axes(type(self)).items():
@@ -136,12 +136,13 @@ class BlockformerConfig(
     def fill_defaults(self):
         """Embeddings as wide as the states."""
         self.embedding_size = self.embedding_size or self.hidden_size
-        self.blocks = digests(self) or None
         if self.logit_scale is None:  # of older repos; vLLM multiplies by it
             self.logit_scale = 1.0
 
     def check(self):
         """What holds of the whole model, after what holds of its parts."""
+        for block in blocks_of(self):
+            block.check(self)
         self._check_sizes()
         tied = self.tie_word_embeddings and not self.lm_head_transform
         if self.embedding_size != self.hidden_size and (tied or self.is_encoder_decoder):
@@ -165,26 +166,21 @@ class BlockformerConfig(
         settings = super().to_dict()
         # An entry with `--` names code on the Hub, which may change; this code lies next to the weights.
         loaded = {name: code for name, code in (settings.get("auto_map") or {}).items() if "--" not in str(code)}
-        classes = {**self.auto_classes, **{name: code for name, code in loaded.items() if ENTRY not in str(code)}}
-        settings["blocks"] = digests(self) or None
-        if settings["blocks"]:
-            classes = {name: f"{ENTRY}.{code.rpartition('.')[2]}" for name, code in classes.items()}
-        return settings | {"auto_map": classes} | STAMP
+        classes = {**self.auto_classes, **{name: code for name, code in loaded.items() if BY_WAY_OF not in str(code)}}
+        if blocks := digests_of(self):
+            classes = {name: BY_WAY_OF + code.rpartition(".")[2] for name, code in classes.items()}
+        return settings | {"auto_map": classes, "blocks": blocks} | STAMP
 
     def to_diff_dict(self):
         """What `config.json` holds: all fields except those that are off, which an earlier release may not know yet."""
-        written, known = super().to_diff_dict(), axes(type(self))
-        off = {
-            name
-            for name in written
-            if name in known and not (default := known[name].default) and written[name] == default
-        }
-        return {name: value for name, value in written.items() if name not in off}
+        written, defaults = super().to_diff_dict(), {name: each.default for name, each in axes(type(self)).items()}
+        return {name: value for name, value in written.items() if defaults.get(name, True) or value != defaults[name]}
 
     def to_json_file(self, json_file_path, use_diff: bool = True):
         """Write `config.json`, and the blocks from outside that it names next to it."""
         super().to_json_file(json_file_path, use_diff)
-        write_blocks(self, Path(json_file_path).parent)
+        for block in blocks_of(self):
+            block.write(self, Path(json_file_path).parent)
 
     @property
     def head_dropout(self) -> float:

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
-    from .blocks import block  # noqa: F401
     from .compat import causal_masks  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
     from .input_checks import cached_length  # noqa: F401

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
     from .beams import SharedBeamsGenerationMixin  # noqa: F401
-    from .blocks import block  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
     from .language_model_head import LanguageModelHead  # noqa: F401

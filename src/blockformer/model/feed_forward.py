@@ -7,8 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from .axes import FLAG, Part, axis, flag
-from .blocks import own_block
+from .axes import FLAG, Part, axis, block_of, flag
 
 
 def make_activation(name: str) -> nn.Module:
@@ -35,18 +34,10 @@ class FeedForwardFields(Part):
         """The networks' inner width in a stack, in an encoder-decoder in one of the two."""
         return self.intermediate_size
 
-    def check(self):
-        """A network from outside is the only kind of a model."""
-        ours = ("float32_down_proj", "chunk_size_feed_forward", "num_experts", "linear_bits")
-        if wrong := [name for name in ours if self.mlp_type and getattr(self, name, None)]:
-            fix = f"leave out {wrong[0]}, which it does not read"
-            raise ValueError(f"mlp_type={self.mlp_type!r} is a block from outside: {fix}.")
-
     def share_out(self, plan, has_cross_attention):
-        """Each process has some of the inner states; of a network from outside as its class says, or all."""
-        if (own := own_block(self, "mlp_type")) is not None:
-            styles = getattr(own, "tensor_parallel_plan", {})
-            plan |= {f"layers.*.mlp.{name}": style for name, style in styles.items()}
+        """Each process has some of the inner states."""
+        if (own := block_of(self, "mlp_type")) is not None:
+            plan |= {f"layers.*.mlp.{name}": style for name, style in own.tensor_parallel_plan.items()}
             return
         if self.gated_mlp:
             plan["layers.*.mlp.gate_proj"] = "colwise"

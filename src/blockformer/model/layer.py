@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import Attention, layer_type_of
-from .axes import Part, axis, flag
-from .blocks import own_block
+from .axes import Part, axis, block_of, flag
 from .feed_forward import FEED_FORWARDS
 from .normalization import make_norm
 from .positions import ATTENTIONS
@@ -112,13 +111,13 @@ class Layer(GradientCheckpointingLayer):
         self.rotates = rotating is None or rotating[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout = config.hidden_dropout
-        attention = own_block(config, "attention_type") or ATTENTIONS.get(config.position_type, Attention)
+        attention = block_of(config, "attention_type") or ATTENTIONS.get(config.position_type, Attention)
         self.self_attn = attention(config, layer_idx, is_causal)
         self.has_cross_attention = has_cross_attention
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
         kinds = getattr(config, "mlp_layer_types", None)
-        network = own_block(config, "mlp_type") or FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"]
+        network = block_of(config, "mlp_type") or FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"]
         self.mlp = network(config, config.inner_width_of(is_causal))
         for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
             has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")

@@ -14,7 +14,6 @@ from .alibi import Alibi  # noqa: F401
 from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import parts_of
-from .blocks import block  # noqa: F401
 from .compat import CACHE, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig

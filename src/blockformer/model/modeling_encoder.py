@@ -13,7 +13,6 @@ from transformers.utils import can_return_tuple
 
 from .attention import Attention  # noqa: F401
 from .axes import axis  # noqa: F401
-from .blocks import block  # noqa: F401
 from .compat import causal_masks  # noqa: F401
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder import BlockformerEncoderConfig

@@ -21,7 +21,6 @@ from transformers.utils import can_return_tuple
 from .attention import Attention  # noqa: F401
 from .axes import axis  # noqa: F401
 from .beams import SharedBeamsGenerationMixin
-from .blocks import block  # noqa: F401
 from .compat import CACHE, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig

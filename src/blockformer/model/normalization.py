@@ -7,8 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from .axes import Part, axis, flag
-from .blocks import own_block
+from .axes import Part, axis, block_of, flag
 
 
 @dataclass(eq=False, repr=False)
@@ -28,14 +27,11 @@ class NormFields(Part):
             self.norm_bias = self.norm_type == "layer_norm" and self.norm_weight != "none"
 
     def check(self):
-        """An RMS norm has a weight and no bias; a norm from outside has what it has."""
-        if self.norm_type != "layer_norm" and self.norm_bias:
+        """An RMS norm has a weight and no bias."""
+        if self.norm_type == "rms_norm" and self.norm_bias:
             raise ValueError("norm_bias=True needs norm_type='layer_norm': an RMS norm has no bias.")
-        if self.norm_weight == "none" and (self.norm_bias or self.norm_type != "layer_norm"):
+        if self.norm_weight == "none" and (self.norm_bias or self.norm_type == "rms_norm"):
             raise ValueError("norm_weight='none' needs norm_type='layer_norm' and norm_bias=False.")
-        if own_block(self, "norm_type") and (self.norm_weight != "plain" or self.qk_norm == "per_head"):
-            fix = "norm_weight='plain', and no qk_norm='per_head'"
-            raise ValueError(f"norm_type={self.norm_type!r} is a block from outside, which takes {fix}.")
 
 
 class RMSNorm(nn.Module):
@@ -86,7 +82,7 @@ class ScaledNorm(nn.Module):
 
 def make_norm(config, *size: int) -> nn.Module:
     """The config's norm over a last dimension; of more dimensions in `size` each has factors of its own."""
-    if (own := own_block(config, "norm_type")) is not None:
+    if (own := block_of(config, "norm_type")) is not None:
         return own(config, *size)
     if config.norm_weight == "zero_centered" or len(size) > 1:
         return ScaledNorm(config, size)

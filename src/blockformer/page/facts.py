@@ -6,7 +6,7 @@ from typing import Any
 from blockformer.conversion.files.sizes import format_size
 from blockformer.conversion.summary import idle_parameters, on_paper
 
-from ..model.axes import axes_of
+from ..declared_fields import axes_of
 from ..pictures.anatomy import Anatomy, Box, StackAnatomy, anatomy
 from ..pictures.canvas import short
 from ..pictures.figure import figure

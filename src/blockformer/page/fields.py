@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from ..model.axes import axes_of
+from ..declared_fields import axes_of
 from ..model.experts import ExpertsFields
 from ..model.positions import RELATIVE_BIAS
 from ..pictures.anatomy import Box

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any, overload
 
 from ..conversion.families import index
+from ..declared_fields import own_fields
 from ..model.axes import axes, did_you_mean
-from ..model.blocks import own_fields
 from ..model.configuration_blockformer import BlockformerConfig, unknown_fields
 from ..model.configuration_decoder import BlockformerDecoderConfig
 from ..model.configuration_encoder import BlockformerEncoderConfig
@@ -86,9 +86,9 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
         raise ValueError(f"there is no preset '{name}'; there are {', '.join(preset())}.{did_you_mean(name, preset())}")
     family, sizes = SIZES.get(name, (name, {}))
     config_class, fields = PRESETS[family]
-    _check_names(config_class, overrides.keys() - own_fields({**fields, **sizes, **overrides}).keys())
     defaults = {field: each.default for field, each in axes(config_class).items()}
     known = {**defaults, **fields, **sizes, **overrides}
+    _check_names(config_class, overrides.keys() - own_fields(known).keys())
     gone = {
         field for field, stays in STAYS.items() if field in defaults and field not in overrides and not stays(known)
     }

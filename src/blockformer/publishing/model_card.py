@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ..model.blocks import digests
+from ..model.axes import digests_of
 from ..model.configuration_blockformer import ABOUT_THE_FILE
 from ..model.release import VERSION
 from .repo_code import code_files, full_auto_map
@@ -90,7 +90,7 @@ def _code_of(config: PretrainedConfig) -> str:
     files = ", ".join(f"`{path.name}`" for path in code_files(config))
     own = "".join(
         f"\n\n**`{name}` is its author's, not Blockformer's**: read it before you load the repo. SHA-256 `{digest}`."
-        for name, digest in digests(config).items()
+        for name, digest in (digests_of(config) or {}).items()
     )
     return (
         own.lstrip()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from ..model.blocks import write_blocks
+from ..model.axes import blocks_of
 
 MODEL = Path(__file__).parents[1] / "model"
 THIRD_PARTY = frozenset({"torch", "transformers"})
@@ -45,7 +45,8 @@ def topology_files(config_class: type[PretrainedConfig]) -> list[Path]:
 
 def copy_code(folder: str | PathLike[str], config: PretrainedConfig) -> list[Path]:
     """Copy those modules into a repo's folder, and the config's blocks from outside; return where the modules are."""
-    write_blocks(config, Path(folder))
+    for block in blocks_of(config):
+        block.write(config, Path(folder))
     return [Path(shutil.copyfile(source, Path(folder) / source.name)) for source in code_files(config)]
 
 

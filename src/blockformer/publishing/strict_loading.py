@@ -4,7 +4,6 @@ A repeated key or NaN in a config file; integers in place of weights, which tran
 of another shape are all listed.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from ..model.awq_linear import QuantizedLinear
-from ..model.blocks import SOURCES
+from ..model.axes import BLOCKS
 from ..model.configuration_blockformer import BlockformerConfig
 from ..model.pretrained_model import BlockformerPreTrainedModel, WeightsError, listed
 from . import earlier_names
@@ -123,14 +122,15 @@ def check_blocks(blocks: Any, start: str) -> None:
     """
     if blocks is not None and not (isinstance(blocks, Mapping) and all(map(_is_digest, blocks.values()))):
         raise ValueError(f"{start}blocks must be a mapping from file names to their SHA-256, not {blocks!r}.")
+    known = {each.file: each.digest for values in BLOCKS.values() for each in values.values()}
     for name, digest in (blocks or {}).items():
-        if name not in SOURCES:
+        if name not in known:
             raise ValueError(
                 f"{start}this model needs {name!r}, a block of its author's (SHA-256 {digest}), and nothing of a "
                 f"repo is run here. Read that file, then blockformer.register('{name}'); or load the repo with "
                 "trust_remote_code=True in a process that does not import blockformer."
             )
-        if hashlib.sha256(SOURCES[name]).hexdigest() != digest:
+        if known[name] != digest:
             raise ValueError(
                 f"{start}this model was made with another {name!r} (SHA-256 {digest}) than the registered one: "
                 "register the file that lies beside its weights, in a new process."

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..model.axes import axes_of
+from ..declared_fields import axes_of
 from ..model.pretrained_model import BlockformerPreTrainedModel
 
 _WIDTHS = frozenset(

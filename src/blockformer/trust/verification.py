@@ -20,7 +20,8 @@ from blockformer.conversion.files.json_files import read_json_value
 from blockformer.conversion.files.side_files import digest
 from blockformer.conversion.files.sources import LISTED, files_in, folder_of
 
-from ..model.blocks import ENTRY, SOURCES, entry
+from ..model.axes import BLOCKS
+from ..model.blocks import ENTRY, entry
 from ..model.release import STAMP, VERSION
 from ..publishing.repo_code import MODEL
 from .manifest import CONFIGS, Manifest, is_later, manifest_of
@@ -37,6 +38,8 @@ ESCAPES = re.compile(r"__|\battr\b|{%[-+]?\s*(import|include|extends|from)\b|\|\
 LONGEST_TEMPLATE = 1 << 20
 BLOCK = re.compile(r"[A-Za-z]\w*\.py", re.ASCII)
 """The name of a block's file."""
+WITH_BLOCKS = "blocks.py"
+"""The file of a release that its repos have only with blocks."""
 
 
 @dataclass
@@ -100,7 +103,7 @@ def verify(
         kind = "no config.json" if config is None else f"model_type {shown(model_type)}"
         raise ConversionError(f"{repo}: {kind}, so this is not a repo of Blockformer; verify checks no others")
     _check_code(folder, names, config, kinds[str(model_type)], found)
-    registered = {(name, digest_of(source)) for name, source in SOURCES.items()}
+    registered = {(each.file, each.digest) for values in BLOCKS.values() for each in values.values()}
     found.to_read = [name for name, digest in found.blocks.items() if (name, digest) not in registered]
     _check_settings(folder, names, kinds[str(model_type)], found)
     _check_weights(folder, config, found)
@@ -110,11 +113,6 @@ def verify(
         for problem in check_signature(folder, key):
             found.add("signature", problem)
     return found
-
-
-def digest_of(source: bytes) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
-    return hashlib.sha256(source).hexdigest()
 
 
 def _download(hub_id: str, revision: str | None) -> Path:
@@ -183,7 +181,8 @@ def _check_code(folder: Path, names: set[str], config: dict[str, Any], kind: typ
     found.release, found.format = manifest.release, manifest.format
     if number != manifest.format:
         found.add("code", f"config.json says format {shown(number)}, release {version} writes {manifest.format}")
-    wanted = manifest.topologies[kind.model_type]  # type: ignore[attr-defined]
+    wanted = list(manifest.topologies[kind.model_type])  # type: ignore[attr-defined]
+    wanted += [WITH_BLOCKS] if config.get("blocks") else []
     for name in wanted:
         if name not in names:
             found.add("code", f"{name} is missing")
@@ -213,15 +212,14 @@ def _check_blocks(
         found.blocks[name] = found.files[name]
         if found.files[name] != wanted:
             found.add("code", f"{name} is not the block that config.json was written with, by its SHA-256")
-    modules = sorted({code.partition(".")[0] for code in kind.auto_classes.values()})
-    importer, first = f"{ENTRY}.py", f"{modules[0]}.py"
+    first = f"{kind.auto_classes['AutoConfig'].partition('.')[0]}.py"
     source = (folder / first).read_text(encoding="utf-8", errors="replace") if first in names else ""
-    imports = entry(sorted(blocks), modules, source).encode()
-    if importer not in names:
-        found.add("code", f"{importer} is missing")
-    elif found.files[importer] != digest_of(imports):
-        found.add("code", f"{importer} is not as Blockformer writes it, which imports the blocks and the model only")
-    return {importer, *blocks}
+    imports = entry(sorted(blocks), kind.auto_classes, source).encode()
+    if ENTRY not in names:
+        found.add("code", f"{ENTRY} is missing")
+    elif found.files[ENTRY] != hashlib.sha256(imports).hexdigest():
+        found.add("code", f"{ENTRY} is not as Blockformer writes it, which imports the blocks and the model only")
+    return {ENTRY, *blocks}
 
 
 def _place(folder: Path, name: str, manifest: Manifest) -> str:
@@ -267,7 +265,7 @@ def _stray(auto_map: Any, kind: type, has_blocks: bool) -> str | None:
     if not isinstance(auto_map, dict):
         return shown(auto_map)
     own = set(kind.auto_classes.values())  # type: ignore[attr-defined]
-    modules = {ENTRY} if has_blocks else {code.partition(".")[0] for code in own}
+    modules = {ENTRY.removesuffix(".py")} if has_blocks else {code.partition(".")[0] for code in own}
     for code in auto_map.values():
         module, _, name = str(code).partition(".")
         if not (isinstance(code, str) and module in modules and name in blockformer.__all__):
