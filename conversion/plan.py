@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, initialization
 
-from blockformer.model.configuration_blockformer import ABOUT_THE_FILE
 from blockformer.on_import import CONFIGS
+from blockformer.publishing.repo_code import ABOUT_THE_FILE
 
 from .arguments import dtype_name
 from .errors import ConversionError, listed, shown

@@ -14,7 +14,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from .axes import FLAG, SHARED, Part, axis, block_of, check_choice, flag
 from .compat import CACHE
 from .normalization import make_norm
-from .positions import ATTENTIONS, BIASES, KEY_TERMS, SCORE_TERMS, rotate
+from .positions import BIASES, KEY_TERMS, SCORE_TERMS, rotate
 from .unpadding import attend_unpadded
 
 
@@ -145,9 +145,6 @@ class AttentionFields(Part):
             if not (left and is_whole and layer < count):
                 some = f"some of {most} heads, those that share a key together, for some of {count} layers"
                 raise ValueError(f"pruned_heads must be {some}, not {pruned} for layer {layer}.")
-        if self.attention_type and self.position_type in ATTENTIONS:
-            what = f"position_type={self.position_type!r}, which has an attention of its own"
-            raise ValueError(f"attention_type={self.attention_type!r} does not go with {what}: leave one out.")
         if self.pruned_heads and (self.qk_norm == "projection" or self.is_encoder_decoder):
             raise ValueError("pruned_heads do not go with qk_norm='projection' nor an encoder-decoder: leave them out.")
 

@@ -80,10 +80,9 @@ class Axis(typing.NamedTuple):
 
     def describe(self) -> str:
         """Values, default and meaning in words, as a docstring has them."""
-        values = (
-            self.values if isinstance(self.values, str) else ", ".join(spelt(self.values)) or "a block from outside"
-        )
-        values = values if len(values) < 150 else "a name"  # there are dozens of activations
+        values = self.values if isinstance(self.values, str) else ", ".join(spelt(self.values))
+        # There are dozens of activations, and none of our own where only blocks from outside have names.
+        values = values if 0 < len(values) < 150 else "a name"
         return f"({values}; default {self.default!r}): {self.meaning}."
 
 
@@ -121,11 +120,6 @@ def block_of(config, axis: str):
 def blocks_of(config) -> list:
     """All blocks from outside that a config names."""
     return [each for axis in BLOCKS if (each := block_of(config, axis)) is not None]
-
-
-def digests_of(config) -> dict[str, str] | None:
-    """The files of these blocks and their SHA-256; None without any."""
-    return {each.file: each.digest for each in blocks_of(config)} or None
 
 
 class Part:

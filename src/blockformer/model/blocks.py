@@ -7,18 +7,20 @@ model. Other repos have none of the three.
 import hashlib
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from .axes import BLOCKS, blocks_of
+from .positions import POSITION_TYPES
 
 ENTRY = "with_blocks.py"
 # Settings that nothing reads next to a block of an axis, and the values that say nothing.
-_IDLE: dict[str, dict[str, tuple]] = {
-    "attention_type": {"pruned_heads": (None,)},
+_IDLE: dict[str, dict[str, Collection]] = {
+    "attention_type": {"pruned_heads": (None, {}), "position_type": {*POSITION_TYPES} - {"disentangled"}},
     "mlp_type": dict.fromkeys(
         ("chunk_size_feed_forward", "float32_down_proj", "linear_bits", "num_experts"), (0, None)
     ),
-    "norm_type": {"norm_bias": (False,), "norm_weight": ("plain",), "qk_norm": (False, True, "projection")},
+    "norm_type": {"norm_bias": (False, None), "norm_weight": ("plain",), "qk_norm": (False, True, "projection")},
 }
 
 
@@ -55,20 +57,18 @@ class Block:
         return self.cls(*arguments)
 
     def take_fields(self, config, settings: dict) -> None:
-        """Move the settings of this block into the config that names it, with its defaults, and check them."""
+        """Move this block's settings into the config that names it, with its defaults; refuse what nothing reads."""
         for name, each in self.fields.items():
             each.check(name, value := settings.pop(name, each.default))
             setattr(config, name, value)
-
-    def check(self, config) -> None:
-        """Refuse settings that nothing would read."""
         for name, idle in _IDLE[self.axis].items():
-            if (value := getattr(config, name, idle[0])) not in idle:
+            if (value := getattr(config, name, None)) not in idle:
                 what = f"{self.axis}={self.value!r} is a block from outside, which does not read {name}={value!r}"
                 raise ValueError(f"{what}: leave {name} out.")
 
-    def write(self, config, folder: Path) -> None:
-        """Write what a repo with the config has more than others, this block's file as it is."""
+    def write(self, config, beside) -> None:
+        """Write what a repo with the config has more than others next to a file, this block's own as it is."""
+        folder = Path(beside).parent
         (folder / self.file).write_bytes(self.source)
         (folder / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
         files = sorted({each.file for each in blocks_of(config)})

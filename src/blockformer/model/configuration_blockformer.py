@@ -6,13 +6,12 @@ of values (see `presets/`).
 """
 
 from dataclasses import fields
-from pathlib import Path
 from typing import ClassVar
 
 from transformers import PretrainedConfig
 
 from .attention import AttentionFields
-from .axes import FLAG, axes, axis, blocks_of, check_choice, did_you_mean, digests_of, flag, is_integer, parts_of
+from .axes import FLAG, axes, axis, blocks_of, check_choice, did_you_mean, flag, is_integer, parts_of
 from .compat import generation_field_names, tell_peft
 from .feed_forward import ACT2FN, FeedForwardFields
 from .layer import LayerFields
@@ -31,8 +30,6 @@ _INHERITED_ARGUMENTS = frozenset(
     "attn_implementation auto_map experts_implementation model_type name_or_path num_labels output_attentions "
     "per_layer_config quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
 )
-# Entries of config.json that say nothing of the model itself.
-ABOUT_THE_FILE = frozenset({"architectures", "auto_map", "transformers_version", "_name_or_path", *STAMP})
 BY_WAY_OF = "with_blocks."  # the module of the `auto_map` where there are blocks from outside
 _FORMER = {"linear_bits": None, "linear_group_size": 128}  # of older repos, never anything else but in a decoder
 # More is taken for a slip of the keyboard, on every machine alike: several times the largest published models, and
@@ -121,7 +118,7 @@ class BlockformerConfig(
         """Refuse what is wrong by itself: unknown names, values of another kind, more than any model has."""
         for block in blocks_of(self):
             block.take_fields(self, kwargs)
-        self.blocks = digests_of(self)
+        self.blocks = {block.file: block.digest for block in blocks_of(self)} or None
         version, number = (kwargs.pop(name, None) for name in STAMP)
         _check_stamp(type(self), version, number, unknown_fields(type(self), kwargs))
         for name, each in axes(type(self)).items():
@@ -141,8 +138,6 @@ class BlockformerConfig(
 
     def check(self):
         """What holds of the whole model, after what holds of its parts."""
-        for block in blocks_of(self):
-            block.check(self)
         self._check_sizes()
         tied = self.tie_word_embeddings and not self.lm_head_transform
         if self.embedding_size != self.hidden_size and (tied or self.is_encoder_decoder):
@@ -167,9 +162,9 @@ class BlockformerConfig(
         # An entry with `--` names code on the Hub, which may change; this code lies next to the weights.
         loaded = {name: code for name, code in (settings.get("auto_map") or {}).items() if "--" not in str(code)}
         classes = {**self.auto_classes, **{name: code for name, code in loaded.items() if BY_WAY_OF not in str(code)}}
-        if blocks := digests_of(self):
+        if self.blocks:
             classes = {name: BY_WAY_OF + code.rpartition(".")[2] for name, code in classes.items()}
-        return settings | {"auto_map": classes, "blocks": blocks} | STAMP
+        return settings | {"auto_map": classes} | STAMP
 
     def to_diff_dict(self):
         """What `config.json` holds: all fields except those that are off, which an earlier release may not know yet."""
@@ -180,7 +175,7 @@ class BlockformerConfig(
         """Write `config.json`, and the blocks from outside that it names next to it."""
         super().to_json_file(json_file_path, use_diff)
         for block in blocks_of(self):
-            block.write(self, Path(json_file_path).parent)
+            block.write(self, json_file_path)
 
     @property
     def head_dropout(self) -> float:

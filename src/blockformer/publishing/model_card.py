@@ -11,10 +11,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ..model.axes import digests_of
-from ..model.configuration_blockformer import ABOUT_THE_FILE
 from ..model.release import VERSION
-from .repo_code import code_files, full_auto_map
+from .repo_code import ABOUT_THE_FILE, code_files, full_auto_map
 
 # What a model class is for: the ending of its name -> the Hub's pipeline tag.
 TASKS = {
@@ -90,7 +88,7 @@ def _code_of(config: PretrainedConfig) -> str:
     files = ", ".join(f"`{path.name}`" for path in code_files(config))
     own = "".join(
         f"\n\n**`{name}` is its author's, not Blockformer's**: read it before you load the repo. SHA-256 `{digest}`."
-        for name, digest in (digests_of(config) or {}).items()
+        for name, digest in (getattr(config, "blocks", None) or {}).items()
     )
     return (
         own.lstrip()
@@ -147,7 +145,7 @@ def _with_tokenizer(auto_class: str) -> str:
 def _settings(config: PretrainedConfig) -> dict[str, Any]:
     """The fields of a config that say what the model is, long lists cut short."""
     fields = config.to_dict()
-    hidden = {*ABOUT_THE_FILE, "id2label", "label2id", "blocks"}
+    hidden = {*ABOUT_THE_FILE, "id2label", "label2id"}
     kept = {name: value for name, value in sorted(fields.items()) if name not in hidden and value is not None}
     kinds = kept.get("layer_types")
     if kinds:
