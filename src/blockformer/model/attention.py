@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.cache_utils import EncoderDecoderCache
 
-from .axes import FLAG, SHARED, Part, axis, block_of, check_choice, flag
+from .axes import FLAG, SHARED, Part, axis, check_choice, flag
 from .compat import CACHE
 from .normalization import make_norm
 from .positions import BIASES, KEY_TERMS, SCORE_TERMS, rotate
@@ -156,11 +156,9 @@ class AttentionFields(Part):
     def share_out(self, plan, has_cross_attention):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
         # Whole in each process: norms of all heads, sinks, layers of any width, and a key that all heads share.
-        styles = getattr(block_of(self, "attention_type"), "tensor_parallel_plan", {})
         is_whole = self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads
-        if is_whole or (self.attention_type and not styles) or self.num_key_value_heads == 1:
+        if is_whole or self.num_key_value_heads == 1:
             return
-        plan |= {f"layers.*.self_attn.{name}": style for name, style in styles.items()}
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
             plan[f"layers.*.{attention}.o_proj"] = "rowwise"

@@ -19,8 +19,7 @@ def is_integer(value) -> bool:
 
 def is_number(value) -> bool:
     """Whether a value is a finite int or float."""
-    finite = isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    return finite and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 # The kinds of values, by what an error calls them. Those that take anything are looked at by `check` of their part.
@@ -45,8 +44,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
 FLAG = (True, False)  # of a field that is a flag or a name: (*FLAG, "fixed")
 # The headings of `blockformer inspect`, in its order.
 GROUPS = tuple("size embeddings norm positions attention feed-forward weights head training tokens use".split())
-# In a tensor-parallel plan: whole in each process, gradients added.
-SHARED = "replicated_with_grad_allreduce"
+SHARED = "replicated_with_grad_allreduce"  # in a tensor-parallel plan: whole in each process, gradients added
 # Axis -> value -> a block from outside, which `blocks.py` enters. A repo without any does not have that file.
 BLOCKS: dict[str, dict[str, Any]] = {"attention_type": {}, "mlp_type": {}, "norm_type": {}}
 _DECLARED: dict[type, dict] = {}  # what `axes` has found of a config class
@@ -81,8 +79,7 @@ class Axis(typing.NamedTuple):
     def describe(self) -> str:
         """Values, default and meaning in words, as a docstring has them."""
         values = self.values if isinstance(self.values, str) else ", ".join(spelt(self.values))
-        # There are dozens of activations, and none of our own where only blocks from outside have names.
-        values = values if 0 < len(values) < 150 else "a name"
+        values = values if 0 < len(values) < 150 else "a name"  # of dozens of activations, or of blocks
         return f"({values}; default {self.default!r}): {self.meaning}."
 
 
@@ -111,15 +108,9 @@ def axes(config_class) -> dict[str, Axis]:
     return _DECLARED[config_class]
 
 
-def block_of(config, axis: str):
-    """The block from outside that a config names for an axis, or None."""
-    value = getattr(config, axis)
-    return next((each for name, each in BLOCKS[axis].items() if name == value), None)
-
-
 def blocks_of(config) -> list:
-    """All blocks from outside that a config names."""
-    return [each for axis in BLOCKS if (each := block_of(config, axis)) is not None]
+    """The blocks from outside that a config names, one for an axis."""
+    return [each for axis, known in BLOCKS.items() for name, each in known.items() if name == getattr(config, axis)]
 
 
 class Part:

@@ -66,6 +66,16 @@ class Block:
                 what = f"{self.axis}={self.value!r} is a block from outside, which does not read {name}={value!r}"
                 raise ValueError(f"{what}: leave {name} out.")
 
+    def share_out(self, plan: dict[str, str]) -> None:
+        """Put this block's plan into that of a stack. Without one it is whole in each process, as a norm always is."""
+        place = {"attention_type": "layers.*.self_attn.", "mlp_type": "layers.*.mlp.", "norm_type": None}[self.axis]
+        own = [name for name in plan if place and name.startswith(place)]
+        if self.axis == "mlp_type" or not self.tensor_parallel_plan:
+            for name in own:
+                del plan[name]
+        if place and (own or self.axis == "mlp_type"):
+            plan |= {f"{place}{name}": style for name, style in self.tensor_parallel_plan.items()}
+
     def write(self, config, beside) -> None:
         """Write what a repo with the config has more than others next to a file, this block's own as it is."""
         folder = Path(beside).parent

@@ -191,6 +191,8 @@ class BlockformerConfig(
         plan: dict[str, str] = {}
         for part in parts_of(type(self), "share_out"):
             part.share_out(self, plan, has_cross_attention)
+        for block in blocks_of(self):
+            block.share_out(plan)
         return plan
 
     def _check_sizes(self) -> None:

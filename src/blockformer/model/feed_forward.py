@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from .axes import FLAG, Part, axis, block_of, flag
+from .axes import FLAG, Part, axis, flag
 
 
 def make_activation(name: str) -> nn.Module:
@@ -36,9 +36,6 @@ class FeedForwardFields(Part):
 
     def share_out(self, plan, has_cross_attention):
         """Each process has some of the inner states."""
-        if (own := block_of(self, "mlp_type")) is not None:
-            plan |= {f"layers.*.mlp.{name}": style for name, style in own.tensor_parallel_plan.items()}
-            return
         if self.gated_mlp:
             plan["layers.*.mlp.gate_proj"] = "colwise"
         plan |= {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..model.axes import block_of
+from ..model.axes import BLOCKS
 from ..model.positions import RELATIVE_BIAS, SINUSOIDAL
 from ..model.rotary import rotary_size
 from .canvas import TIMES
@@ -28,7 +28,7 @@ _HEADS = {
 
 def norm_title(config, place: str = "") -> str:
     """The kind of norm, with its factor where that is not the usual one, after a word for its place."""
-    if block_of(config, "norm_type") is not None:
+    if config.norm_type in BLOCKS["norm_type"]:
         return f"{place}{own_title(config.norm_type)}"
     name = place + ("RMS norm" if config.norm_type == "rms_norm" else "layer norm" if place else "Layer norm")
     return name + {"plain": "", "zero_centered": ", 1 + weight", "none": ", no weight"}[config.norm_weight]
