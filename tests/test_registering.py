@@ -5,11 +5,14 @@ import hashlib
 import json
 import pickle
 import re
+from pathlib import Path
 
 import pytest
+import scale_steps
 import torch
 from fork_server import program
 from own_blocks import ALL, ATTENTION, FILES, NETWORK, NORM, SIZES, block_file, forgotten_after, register_all
+from pairs import assert_close, assert_gradients_close
 
 import blockformer
 from blockformer.cli.entry import main
@@ -37,7 +40,7 @@ def forgotten():
 def model_of(name="gpt2", **settings):
     register_all()
     torch.manual_seed(0)
-    config = blockformer.preset(name, **SIZES, **ALL, **settings)
+    config = blockformer.preset(name, **{**SIZES, **ALL, **settings})
     model = getattr(blockformer, MODELS[name])(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -369,6 +372,15 @@ def test_a_prepared_model_agrees_and_trains_again():
     assert all(gradient is not None for gradient in gradients(model, ids).values())
 
 
+def test_a_model_prepared_with_compile_runs_uncompiled_and_says_so(caplog):
+    model = model_of(initializer_range=0.2)
+    ids = torch.randint(3, 97, (1, 9))
+    wanted = model.generate(ids, max_new_tokens=8, do_sample=False)
+    blockformer.prepare_for_inference(model, compile=True)
+    assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), wanted)
+    assert "blockformer.model.dynamic_tanh.DynamicTanh" in str(blockformer.explain(model)) + caplog.text
+
+
 @pytest.mark.slow
 def test_torch_compile_traces_a_block_whole():
     model = model_of()
@@ -387,6 +399,26 @@ def test_the_plan_for_tensor_parallelism_is_the_block_s():
     BLOCKS["mlp_type"]["squared_relu"].tensor_parallel_plan = {}
     BLOCKS["attention_type"]["gated_attention"].tensor_parallel_plan = {}
     assert blockformer.preset("gpt2", **ALL).base_model_tp_plan == {}
+
+
+@pytest.mark.slow
+def test_two_processes_that_share_blocks_answer_like_one(tmp_path, processes):
+    model = model_of(vocab_size=199, initializer_range=0.2)
+    model.save_pretrained(tmp_path / "model-0")
+    (tmp_path / "models.json").write_text('["blocks"]')
+    one = scale_steps.answers(model)
+    task = "blocks_in_parallel"
+    arguments = (Path(scale_steps.__file__).parent, tmp_path, json.dumps([task]), 2)
+    done = processes.run(program("world"), *arguments, folder=tmp_path, elsewhere=False)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{task}-{rank}.pt")["blocks"]
+        assert_close(found["logits"], one["logits"])
+        assert torch.equal(found["text"], one["text"])
+        assert_gradients_close(found["gradients"], one["gradients"])
+        for name in ("self_attn.gate_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
+            weight = f"model.layers.0.{name}.weight"
+            assert 2 * found["local_sizes"][weight] == one["gradients"][weight].numel()
 
 
 @pytest.mark.parametrize("axis", ALL)

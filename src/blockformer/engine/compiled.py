@@ -303,19 +303,17 @@ def _code_of(value) -> str:
         return f"{_code_of(value.func)} {[*value.args, *sorted(value.keywords.items())]}"
     if not hasattr(value, "__qualname__"):
         value = type(value)
-    name = f"{value.__module__ or 'builtins'}.{value.__qualname__}"
-    blocks = {f"blockformer.model.{block.file}": block.digest for each in BLOCKS.values() for block in each.values()}
-    digest = blocks.get(f"{value.__module__}.py")
-    return name if digest is None else f"{name} {digest}"
+    return f"{value.__module__ or 'builtins'}.{value.__qualname__}"
 
 
 def _unknown_code(module: nn.Module) -> str | None:
     """A class or a function in a module that may be changed without another name or version; None if there is none."""
+    blocks = tuple(f"{block.cls.__module__}." for known in BLOCKS.values() for block in known.values())
     for part in module.modules():
         name, settings = _settings(part)
         functions = [settings[key] for key, value in vars(part).items() if key in settings and callable(value)]
         for each in (name, *functions):
-            if each.partition(".")[0] not in _KNOWN_CODE:
+            if each.partition(".")[0] not in _KNOWN_CODE or each.startswith(blocks):
                 return each
     return None
 
