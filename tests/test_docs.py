@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 import torch
+import yaml
 
 import blockformer
 from blockformer.conversion.arguments import FAMILIES
@@ -573,3 +574,12 @@ def test_a_test_file_with_the_name_of_a_module_stands_where_the_module_does():
     named = [path for path in (ROOT / "tests").rglob("test_*.py") if path.name in homes]
     assert len(named) > 60
     assert [path for path in named if path.parent not in homes[path.name]] == []
+
+
+def test_the_block_on_its_page_is_the_example_s():
+    page = ROOT / "docs" / "own-block.md"
+    assert fences(page, "py") == [(ROOT / "examples/blocks/dynamic_tanh.py").read_text(encoding="utf-8")]
+    experiment = yaml.safe_load((ROOT / "examples/lab/ideas.yaml").read_text(encoding="utf-8"))
+    (shown,) = map(yaml.safe_load, fences(page, "yaml"))
+    assert shown["base"].items() <= experiment["base"].items()
+    assert (shown["blocks"], shown["axes"]) == (experiment["blocks"], experiment["axes"])

@@ -3,7 +3,9 @@
 import hashlib
 
 import pytest
-from own_blocks import NETWORK, NORM, block_file, forgotten_after
+import yaml
+from example_files import EXAMPLES
+from own_blocks import ALL, FILES, NORM, block_file, forgotten_after
 
 from blockformer.cli.entry import main
 from blockformer.lab.experiment import LabError
@@ -20,21 +22,24 @@ def forgotten():
         yield
 
 
-def test_the_lab_compares_blocks_and_keeps_them(tmp_path):
-    for file in (NORM, NETWORK):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    axes = {"norm_type": ["dynamic_tanh"], "mlp_type": ["squared_relu"]}
-    path = write_experiment(tmp_path, axes=axes, seeds=[0], blocks=[NORM.name, NETWORK.name])
+def test_the_example_compares_three_ideas_and_the_folder_keeps_them(tmp_path):
+    """`examples/lab/ideas.yaml`, with a tiny model and one seed."""
+    ideas = yaml.safe_load((EXAMPLES / "lab/ideas.yaml").read_text(encoding="utf-8"))
+    small = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    blocks = [str(EXAMPLES / "lab" / each) for each in ideas["blocks"]]
+    path = write_experiment(tmp_path, base={**ideas["base"], **small}, axes=ideas["axes"], seeds=[0], blocks=blocks)
     with pytest.raises(SystemExit) as end:
         main(["lab", str(path), "--output", str(tmp_path / "out")])
     assert not end.value.code
-    rows = {row["name"]: row for row in read_rows(tmp_path / "out")}
+    rows = {row["variant"]: row for row in read_rows(tmp_path / "out")}
+    assert {"base", *(f"{axis}={value}" for axis, value in ALL.items())} == rows.keys()
     digest = hashlib.sha256(NORM.read_bytes()).hexdigest()
-    row = rows["norm_type=dynamic_tanh-seed0"]
+    row = rows["norm_type=dynamic_tanh"]
     assert (row["config"]["blocks"], row["config"]["dynamic_tanh_alpha"]) == ({NORM.name: digest}, 0.5)
-    assert rows["base-seed0"]["config"]["blocks"] is None
-    assert (tmp_path / "out/blocks" / NORM.name).read_bytes() == NORM.read_bytes()
-    assert len({row["bits_per_byte"] for row in rows.values()}) == 3
+    assert rows["base"]["config"]["blocks"] is None
+    for file in FILES:
+        assert (tmp_path / "out/blocks" / file.name).read_bytes() == file.read_bytes()
+    assert len({row["bits_per_byte"] for row in rows.values()}) == len(rows)
 
 
 def test_the_lab_names_what_is_wrong_with_blocks(tmp_path):

@@ -45,7 +45,7 @@ def _show(found: "Verification", is_signed: bool) -> None:
     release = f"Blockformer {found.release}, format {found.format}" if found.release else "an unknown release"
     print(printable(f"{found.repo}: written by {release}; {len(found.files)} files"))
     count = sum(name.endswith(".py") for name in found.files) - len(found.blocks) - bool(found.blocks)
-    others = f"; the others are {', '.join(found.blocks)}, and the file that imports them" if found.blocks else ""
+    others = f"; {', '.join(found.blocks)}: of the repo's author" if found.blocks else ""
     for kind, sentence in CHECKS.items():
         if kind == "signature" and not is_signed:
             continue
