@@ -4,7 +4,9 @@ import ast
 import builtins
 import dataclasses
 import functools
+import hashlib
 import importlib.util
+import json
 import os
 import re
 from pathlib import Path
@@ -428,6 +430,20 @@ def test_the_table_and_the_pictures_of_the_lab_are_what_its_rows_say(tmp_path):
     ours = tables(ROOT / "docs" / "lab" / "table.md")
     for page in PAIRS["lab"]:
         assert ours[0][1:] in [table[1:] for table in tables(page)]
+
+
+def test_the_table_and_the_picture_of_the_ideas_are_what_their_rows_say(tmp_path):
+    """And the blocks that were trained are those of `examples/blocks`."""
+    folder = ROOT / "docs" / "lab" / "ideas"
+    (tmp_path / "rows.jsonl").write_bytes((folder / "rows.jsonl").read_bytes())
+    write_report(tmp_path, [], "ideas")
+    for name in ("table.md", "differences.svg"):
+        assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    assert tables(folder / "table.md")[0] in tables(ROOT / "docs" / "own-block.md")
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    trained = {each for row in rows for each in (row["config"]["blocks"] or {}).items()}
+    files = sorted((ROOT / "examples" / "blocks").glob("*.py"))
+    assert trained == {(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files}
 
 
 SNIPPETS = [

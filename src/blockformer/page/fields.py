@@ -4,6 +4,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..declared_fields import axes_of
+from ..model.axes import BLOCKS
 from ..model.experts import ExpertsFields
 from ..model.positions import RELATIVE_BIAS
 from ..pictures.anatomy import Box
@@ -69,6 +70,8 @@ def _is_idle(name: str, box: Box, config) -> bool:
         return box.role.endswith(("rotary_emb", "relative_bias"))
     if name in ("sliding_window", "layer_types", "decoder_layer_types"):
         return config.sliding_window is None or box.mask == "cross"
+    if name in BLOCKS:
+        return getattr(config, name) is None
     if name.startswith("linear_"):
         return config.linear_bits is None
     if name == "num_hidden_groups":

@@ -88,7 +88,8 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
     config_class, fields = PRESETS[family]
     defaults = {field: each.default for field, each in axes(config_class).items()}
     known = {**defaults, **fields, **sizes, **overrides}
-    _check_names(config_class, overrides.keys() - own_fields(known).keys())
+    own = own_fields(known)
+    _check_names(config_class, [name for name in overrides if name not in own])
     gone = {
         field for field, stays in STAYS.items() if field in defaults and field not in overrides and not stays(known)
     }
