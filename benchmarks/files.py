@@ -1,4 +1,4 @@
-"""Loading a checkpoint beside transformers, and converting it, both ways, beside a plain copy of the same bytes."""
+"""Loading a checkpoint, compared with transformers, and converting it both ways, compared with a plain copy."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def save_both(pair, folder: Path) -> tuple[Path, Path]:
 
 
 def load(folders: tuple[Path, Path], shape: Shape, rounds: int, read_gbs: float) -> list[Row]:
-    """Seconds of `from_pretrained`, alone and with the logits of one token, the files in the page cache.
+    """Seconds of `from_pretrained`, by itself and with the logits of one token, the files in the page cache.
 
-    Alone it may map the weights without reading them, so that it has no limit; the token reads them all.
+    By itself it may map the weights without reading them, so it has no limit; the token reads them all.
 
     Raises:
         RuntimeError: the models do not compute the same, so that timing them would compare nothing.
@@ -72,7 +72,7 @@ def load(folders: tuple[Path, Path], shape: Shape, rounds: int, read_gbs: float)
 def conversions(folders: tuple[Path, Path], shape: Shape, dtype: torch.dtype, rounds: int, folder: Path) -> list[Row]:
     """Converting in both directions: the command, the function in a process that has it imported, peak memory.
 
-    The peer of the times is `cp` of the source and `fsync`, onto the same disk; that of the memory is a process that
+    The peer of the times is `cp` of the source and `fsync`, onto the same disk; for the memory it is a process that
     loads and saves the source with transformers. The limit of the memory is the largest tensor.
 
     Args:

@@ -1,4 +1,4 @@
-"""ONNX Runtime GenAI beside our compiled steps: decoding with the same random weights, in float32.
+"""ONNX Runtime GenAI compared with our compiled steps: decoding with the same random weights, in float32.
 
 Its own builder makes the ONNX model of an official checkpoint, in a process of its own. It asks for a tokenizer, which
 decoding has no use for; any will do.

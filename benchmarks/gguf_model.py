@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-# Names in an official Qwen3 checkpoint -> names in a GGUF file; those of a layer without their prefix.
+# Names in an official Qwen3 checkpoint -> names in a GGUF file; a layer's names are without their prefix.
 WHOLE = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",

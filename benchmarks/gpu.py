@@ -3,8 +3,8 @@
 Usage: python benchmarks/gpu.py [--output FOLDER] [--minutes N] [--only NAME ...] [--time WORK ...] [--tiny]
 
 It needs torch and transformers, no network and no installation of this project. Every way is compared with float64 on
-the CPU and with transformers' own class on the device, and what waits for the device is counted. Then encoders,
-prompts, training steps and decoding are timed, both libraries taking turns. It writes `gpu.json` and `gpu.md`. Without
+the CPU and with transformers' own class on the device, and how often the host waits is counted. Then encoders, prompts,
+ training steps and decoding are timed, both libraries taking turns. It writes `gpu.json` and `gpu.md`. Without
 a GPU it checks what a CPU can, and times nothing. It ends with status 1 if an answer is wrong.
 """
 
@@ -31,10 +31,10 @@ from gpu_models import official_models
 from gpu_times import WORKS, Time
 from gpu_uses import uses
 
-NAMES = [*official_models(), "uses"]
+NAMES = [*official_models(), "uses", "waits"]
 
 
-def markdown(machine: dict, found: list[Check], sync: dict, times: list[Time], left_out: list[str]) -> str:
+def markdown(machine: dict, found: list[Check], times: list[Time], left_out: list[str]) -> str:
     """Both tables."""
     lines = [
         f"{machine['device']}, torch {machine['torch']}, transformers {machine['transformers']}.", "",
@@ -43,8 +43,6 @@ def markdown(machine: dict, found: list[Check], sync: dict, times: list[Time], l
     for each in found:
         verdict = "right" if each.is_right else f"**wrong** {each.note}"
         lines.append(f"| {each.family} | {each.way} | {each.dtype} | {each.ours:.1e} | {each.theirs:.1e} | {verdict} |")
-    counts = ", ".join(f"{way} {'not counted' if count is None else count}" for way, count in sync.items())
-    lines += ["", f"Waits for the device, with padding: {counts}."]
     if times:
         lines += [
             "",
@@ -85,9 +83,10 @@ def _checked(name: str, file: Path) -> list[Check]:
 
 
 def check_one(name: str, file: Path, device: str) -> None:
-    """Check a family, or the uses, and write a line as soon as each answer is there."""
+    """Check a family, the uses or the waits, and write a line as soon as each answer is there."""
     with file.open("w", encoding="utf-8") as lines:
-        for each in uses(device) if name == "uses" else checks(device, name):
+        others = {"uses": uses, "waits": waits}
+        for each in others[name](device) if name in others else checks(device, name):
             print(json.dumps(asdict(each)), file=lines, flush=True)
 
 
@@ -131,16 +130,15 @@ def main() -> int:
     machine = {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}
     print(", ".join(f"{key} {value}" for key, value in machine.items()), flush=True)
     found = list(checked_apart(options.only))
-    sync = waits(device)
     times, left_out = timed(options.time if device == "cuda" else [], options.tiny, end)
     options.output.mkdir(parents=True, exist_ok=True)
     rows = {
         "checks": [asdict(each) for each in found],
         "times": [{**asdict(each), "ratio": each.ratio} for each in times],
     }
-    report = {"machine": machine, **rows, "waits": sync, "not_measured": left_out}
+    report = {"machine": machine, **rows, "not_measured": left_out}
     (options.output / "gpu.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    table = markdown(machine, found, sync, times, left_out)
+    table = markdown(machine, found, times, left_out)
     (options.output / "gpu.md").write_text(table, encoding="utf-8")
     print(f"\n{table}\nwritten to {options.output}/gpu.json and gpu.md")
     return 0 if all(each.is_right for each in found) else 1

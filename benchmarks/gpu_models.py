@@ -39,7 +39,8 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 def official_models() -> dict[str, Callable[[], transformers.PreTrainedModel]]:
     """Small models of every topology, of transformers' own classes; the weights are random and large.
 
-    Gpt-oss takes all of its experts: which ones are best is a matter of rounding in 16 bits. Gemma 2's attention is eager: in some releases (5.17) its default, "sdpa", leaves the soft caps out.
+    Gpt-oss takes all of its experts: which ones are best is a matter of rounding in 16 bits. Gemma 2's attention is
+    eager: in some releases (5.17) its default, "sdpa", leaves the soft caps out.
     """
     gated = {"num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "initializer_range": 0.2, **TOKENS}
     sides = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in

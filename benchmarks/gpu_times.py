@@ -156,7 +156,7 @@ def decoding(tiny: bool, shapes=((1, 128), (16, 2048), (1, 2048), (16, 128))) ->
         yield Time(f"{name}, compiled, against eager", "bfloat16", "ms", *interleaved(compiled, plain[1], 2))
         yield Time(
             f"{name}, compiled, against their static cache", "bfloat16", "ms",
-            *interleaved(compiled, _writing(static, batch, context), 2),
+            *interleaved(compiled, _writing(static, batch, context), 8),
         )  # fmt: skip
         del compiled
         gc.collect()

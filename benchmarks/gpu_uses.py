@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 from gpu_checks import MOST, Check, check, error_of, logits, skip_all_padding
-from gpu_models import DTYPES, LENGTH, ROWS, converted, inputs_of, official_models, project
+from gpu_models import LENGTH, ROWS, converted, inputs_of, official_models, project
 from safetensors.torch import load_file, save_file
 
 EXACT, ROUNDED = 1e-4, 0.05
@@ -24,7 +24,10 @@ EXACT, ROUNDED = 1e-4, 0.05
 def uses(device: str) -> Iterator[Check]:
     """Every use, in turn."""
     skip_all_padding()
+    has_accelerate = transformers.utils.is_accelerate_available()
     for use, (most, dtype) in USES.items():
+        if use in NEEDS_ACCELERATE and not has_accelerate:
+            continue
         yield check("uses", use.__doc__.splitlines()[0].rstrip("."), dtype, most / MOST, lambda u=use: u(device))
 
 
@@ -263,3 +266,4 @@ USES: dict[Callable[[str], float | tuple[float, float]], tuple[float, str]] = {
     explained: (EXACT, "bfloat16"),
 }
 """How far each may be from the CPU's float32, and in which dtype it runs."""
+NEEDS_ACCELERATE = {loaded_by_a_map, trained_by_the_trainer}

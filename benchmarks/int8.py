@@ -43,7 +43,7 @@ class Result:
 
     Attributes:
         megabytes: of the weights in a file.
-        seconds: best and median, by work: a batch as it comes, one of texts of like length, one text.
+        seconds: best and median, by work: an unsorted batch, a batch of texts of similar length, one text.
         cosine, worst_cosine: between its vectors and the reference's, mean and least.
         neighbours: the share of the nearest texts that are also the reference's.
     """
@@ -68,7 +68,7 @@ def measure(size, console: Console) -> list[Result]:
 
     Args:
         size: a `Size` of run.py.
-        console: told of what is missing.
+        console: where missing tools are reported.
     """
     try:
         folder = encoder_folder()
@@ -250,7 +250,7 @@ def markdown(results: list[Result]) -> str:
     lines = [
         f"Milliseconds, best / median (the reference's median / this one's); {REFERENCE} is the reference.",
         "",
-        f"| way | {BATCH} texts as they come | {BATCH} texts of like length | one text | MB | cosine, mean / worst "
+        f"| way | {BATCH} texts, unsorted | {BATCH} of similar length | one text | MB | cosine, mean / worst "
         f"| same {NEIGHBOURS} nearest |",
         "|---|---|---|---|---|---|---|",
     ]

@@ -65,7 +65,7 @@ def measure(dtypes: list[torch.dtype], size: int = 2048, read_bytes: int = 2**29
     )  # fmt: skip
 
 
-# 10^9 operations a second with which the large product would take seconds, as bfloat16's does with AVX2 alone.
+# 10^9 operations a second with which the large product would take seconds, as bfloat16's does with only AVX2.
 _SLOW = 20
 
 

@@ -1,4 +1,4 @@
-"""What a CPU user exports to, beside ours on the same random weights: llama.cpp, ONNX Runtime (GenAI too), OpenVINO.
+"""What a CPU user exports to, and ours, on the same random weights: llama.cpp, ONNX Runtime (GenAI too), OpenVINO.
 
 Optional: `pip install '.[peers]'`. A runtime that is not installed has no rows.
 """
@@ -124,7 +124,7 @@ def round_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass
 class _Work:
-    """What is timed beside llama.cpp: decoding after each context and prefill of each length."""
+    """What is timed against llama.cpp: decoding after each context and prefill of each length."""
 
     shape: Shape
     contexts: list[int]

@@ -1,4 +1,4 @@
-"""Prompts of several lengths: ours as loaded, prepared and compiled, plain and in 4 bits; transformers' is plain."""
+"""Prompts of several lengths: ours unprepared, prepared and compiled, plain and in 4 bits; transformers' is plain."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def write(folder: Path, machine: Machine, rows: list[Row]) -> None:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Bars of the median ratio; the line at 1 is what is compared with."""
+    """Bars of the median ratio; the line at 1 is the peer."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 0.35 * len(rows) + 1.2), dpi=150, layout="constrained")
@@ -70,7 +70,7 @@ def draw(rows: list[Row], path: Path) -> None:
     axes.set_yticks(range(len(rows)), labels)
     axes.invert_yaxis()
     axes.axvline(1, color="gray", linestyle="--", linewidth=1)
-    axes.set(xlabel="transformers (or what stands beside it) / Blockformer, median", title="Same weights, turn by turn")
+    axes.set(xlabel="transformers (or the tool named) / Blockformer, median", title="Same weights, turn by turn")
     figure.savefig(path)
 
 

@@ -1,4 +1,4 @@
-"""Blockformer beside transformers, on the same random weights, turn by turn in one process.
+"""Blockformer compared with transformers, on the same random weights, turn by turn in one process.
 
 Usage: python benchmarks/run.py [--full] [--only PART ...] [--output FOLDER]
 """
@@ -65,7 +65,7 @@ def main() -> None:
     limits = machine.measure(DTYPES, **size.limits)
     dtypes = [each for each in DTYPES if each is torch.float32 or options.tiny or limits.multiplies(each)]
     if dtypes != DTYPES:
-        console.print("Half precision is too slow here for large models: their rows are in float32 alone.")
+        console.print("Half precision is too slow here for large models: their rows are only in float32.")
     rows: list[workloads.Row] = []
     if "decoder" in options.only:
         rows += decoder_rows(size.decoder, size.decodes, [], dtypes, size, limits, console)
@@ -160,7 +160,7 @@ def decoder_rows(
         if workloads.prepared(pair):
             rows += measure(", prepared")
         else:
-            console.print(f"{shape.name}: no rows of prepared {dtype} models, which are no quicker here.")
+            console.print(f"{shape.name}: no rows of prepared {dtype} models, which are no faster here.")
         if dtype == torch.bfloat16 and shape.family == "qwen3":
             pair = workloads.in_four_bits(pair, shape)
             rows += measure(", 4 bits", pair)
@@ -171,14 +171,14 @@ def decoder_rows(
 def half_row(
     shape: workloads.Shape, length: int, rounds: int, limits: machine.Machine, console: Console
 ) -> workloads.Row:
-    """Prefill in float16; its limit is that of float32, which the processor multiplies in at best."""
+    """Prefill in float16; its limit is float32's, the fastest that the processor multiplies in."""
     speeds = {"float16": limits.gemm_gflops["float32"]}
     with console.status("prefill float16"):
         return workloads.prefill(workloads.make_pair(shape, torch.float16), shape, length, rounds, speeds)
 
 
 def states(pair) -> Iterator[str]:
-    """How ours is: as loaded, then prepared, where the processor gains from that. What the work's name ends in."""
+    """How ours is: unprepared, then prepared, where the processor gains from that. The end of the work's name."""
     yield ""
     if workloads.prepared(pair):
         yield ", prepared"

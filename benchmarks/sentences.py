@@ -40,7 +40,7 @@ def rows(size, console: Console) -> Iterator[Row]:
 
     Args:
         size: a `Size` of run.py.
-        console: told of what is missing.
+        console: where missing tools are reported.
 
     Raises:
         RuntimeError: two encoders give other vectors, so that timing them would compare nothing.

@@ -1,4 +1,4 @@
-"""Encoders by how full a padded batch is, and encoder-decoders, beside transformers on the same random weights."""
+"""Encoders by how full a padded batch is, and encoder-decoders, against transformers on the same weights."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, flo
 
     times = interleaved(lambda: once(ours), lambda: once(peer), rounds)
     config = ours.config
-    layers = getattr(peer, "encoder", peer)  # ours may be packed, where weights are no parameters
+    layers = getattr(peer, "encoder", peer)  # ours may be packed, where weights are not parameters
     weights = sum(parameter.numel() for name, parameter in layers.named_parameters() if "embed" not in name)
     scores = 4 * config.num_hidden_layers * config.hidden_size * (lengths**2).sum().item()
     work = 2 * weights * mask.sum().item() + scores

@@ -77,7 +77,7 @@ def peak_memory(pair, shape: Shape, rows: int, length: int, rounds: int, folder:
     """Peak resident memory of a step: of the whole process, and what the step adds to what was resident before it.
 
     Every measurement is a fresh process that loads the saved weights and does one step. The limit is the weights and
-    their gradients, or the gradients alone.
+    their gradients, or only the gradients.
 
     Args:
         folder: where the weights of both may be saved.

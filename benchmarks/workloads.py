@@ -59,7 +59,7 @@ class Row:
         context, batch: 0 where the work has none.
         limit: what bandwidth, arithmetic or the tensors themselves need at least; 0 where none is known.
         unit: "seconds" or "bytes".
-        peer: what is compared with.
+        peer: the other side of the comparison.
         ratio_min, ratio_median: of the best and of the median measurements.
     """
 
@@ -283,7 +283,7 @@ def in_four_bits(pair, shape: Shape) -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 def weight_bytes(pair) -> int:
-    """Bytes that a token reads of our weights; those of packed ones are the peer's."""
+    """Bytes that a token reads of our weights; packed ones count as the peer's."""
     ours, peer = pair
     low = {name: module for name, module in ours.named_modules() if isinstance(module, QuantizedLinear)}
     plain = (
@@ -295,7 +295,7 @@ def weight_bytes(pair) -> int:
 
 
 def _used(peer: PreTrainedModel, name: str) -> float:
-    """The share of a parameter that one token uses: of experts those that it is sent to."""
+    """The share of a parameter that one token uses: of the experts only the chosen ones."""
     is_expert = ".experts." in name
     return peer.config.num_experts_per_tok / peer.config.num_experts if is_expert else 1.0
 

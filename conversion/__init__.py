@@ -22,7 +22,7 @@ __all__ = [
     "from_official",
 ]
 
-# The modules of names that need torch, imported when one is asked for. No module here bears the name of a function.
+# The modules of names that need torch, imported when one is used. No module here bears the name of a function.
 _MODULES = {
     "Checkpoint": "files.checkpoint",
     "ConversionReport": "report",

@@ -43,7 +43,11 @@ def check_conversion(
     verification(verify)
     dtype_name(dtype if dequantize is None else dequantize)
     if dequantize is not None and (to_official or dtype is not None):
-        raise ConversionError("--dequantize goes neither with --to official nor with --dtype: it names the dtype")
+        other = "to_official=True" if to_official else "dtype (--dtype)"
+        raise ConversionError(
+            f"dequantize (--dequantize) cannot be combined with {other}: it writes plain weights of its own dtype in "
+            "our layout; leave one of the two out"
+        )
     check_source(src, family, config, to_official, revision)
     check_target(dst, force, [path for path in (src, config) if path is not None and os.path.exists(path)])
 
@@ -105,22 +109,25 @@ def check_source(
     if family in ARTICLES:
         if to_official:
             raise ConversionError(
-                f"the family '{family}' is read and not written; leave out to_official=True, or name another family"
+                f"the family '{family}' can be read but not written; leave out to_official=True, or name another family"
             )
         if config is None:
             raise ConversionError(
-                f"the family '{family}' needs --config, a JSON file with its settings; see docs/articles.md"
+                f"the family '{family}' needs config (--config), a JSON file with its settings; see docs/articles.md"
             )
         weight_file(source, config)
         return
     names = ", ".join(ARTICLES)
     if config is not None:
-        raise ConversionError(f"--config is for a weight file, with --family {names}; other sources have a config.json")
+        raise ConversionError(
+            f"config (--config) is only for an article's weight file, with family (--family) {names}; leave it out: "
+            "other sources have a config.json"
+        )
     path = Path(source)
     if family is None and path.suffix in WEIGHT_FILES and path.is_file():
         raise ConversionError(
             f"{path}: not a folder; name the folder that holds config.json too or, for an article's state dict, give "
-            f"--config and --family {names}"
+            f"config (--config) and family (--family), one of {names}"
         )
     folder_of(source, revision)
 

@@ -39,7 +39,7 @@ from .verify import Parity, attention_of, load_model
 from .verify import verify as verify_models
 
 LARGE = 500_000_000
-"""Parameters above which the comparison is quick unless asked for."""
+"""Parameters above which the comparison is quick by default."""
 
 
 def convert(
@@ -77,10 +77,10 @@ def convert(
         verify: run both models on the same input and fail if they differ: "full" (True) on several texts, writing some
             too, "quick" on one text in one dtype, "none" (False) not at all. "auto" is full up to half a billion
             parameters, then quick.
-        force: replace a folder that Blockformer made, if it is as it was.
+        force: replace a folder that Blockformer made, if nobody changed it.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
         revision: of a Hub id, a branch, tag or commit.
-        token: for a Hub id, as `from_pretrained` takes it; None takes that of `hf auth login`.
+        token: for a Hub id, as `from_pretrained` takes it; None takes the one of `hf auth login`.
         cache_dir: where a Hub id is downloaded to, if not to the Hub's own cache.
         progress: receives progress reports.
 
@@ -154,7 +154,7 @@ def _write_rest_of_official(plan: Plan, checkpoint: Checkpoint, place: Source, f
 
 
 def _write_rest_of_ours(plan: Plan, checkpoint: Checkpoint, place: Source, folder: Path) -> SideFiles:
-    """Write what a repo of ours holds next to its weights and config, the card excepted."""
+    """Write the files of a repo of ours next to its weights and config, except for the card."""
     side = carry_side_files(checkpoint, place.names, folder)
     copy_code(folder, plan.target_config)
     for name, path in plan.family.extra_code().items():
@@ -215,9 +215,9 @@ def from_official(
         family: the official family; None reads it from `model_type`. Required for a weight file.
         config: the JSON file with the settings of a weight file.
         revision: of a Hub id, a branch, tag or commit.
-        token: for a Hub id, as `from_pretrained` takes it; None takes that of `hf auth login`.
+        token: for a Hub id, as `from_pretrained` takes it; None takes the one of `hf auth login`.
         cache_dir: where a Hub id is downloaded to, if not to the Hub's own cache.
-        loading: what `from_pretrained` takes besides: `device_map`, `max_memory`, `attn_implementation`,
+        loading: further options of `from_pretrained`: `device_map`, `max_memory`, `attn_implementation`,
             `quantization_config`; `offload_folder`, into which the converted weights are then written, tensor by
             tensor, so that the model need not fit into memory. They must stay there as long as the model is used.
 
@@ -234,7 +234,7 @@ def from_official(
         named = loading.pop("torch_dtype")
         if dtype is not None and parse_dtype(dtype) != parse_dtype(named):
             raise ConversionError(
-                f"dtype={shown(dtype)} and torch_dtype={shown(named)}: two names of one thing; give one"
+                f"dtype={shown(dtype)} and torch_dtype={shown(named)} contradict each other; give only dtype"
             )
         dtype = named
     cast = parse_dtype(None if dtype == "auto" else dtype)
@@ -272,7 +272,7 @@ def from_official(
 def load_ours(
     folder: Path, entries: Mapping[str, Any], dtype: torch.dtype | None = None, **loading: Any
 ) -> PreTrainedModel:
-    """The model of a folder in our layout, in evaluation mode; `loading` is what `from_pretrained` takes besides."""
+    """The model of a folder in our layout, in evaluation mode; `loading` holds further options of `from_pretrained`."""
     import blockformer
 
     with opened(Source(folder)):  # checks all headers, and that nothing leads out of the folder
@@ -338,7 +338,7 @@ def _verify(plan: Plan, source: Path, target: Path, report_progress: Progress, q
         load_target,
         config,
         kind,
-        plan.parameters * (1 + plan.low_bits),  # plain weights are made beside the model
+        plan.parameters * (1 + plan.low_bits),  # plain weights are made in addition to the model
         report_progress,
         (0, shift) if plan.to_official else (shift, 0),
         plan.family.counts_padding,
@@ -365,7 +365,7 @@ def _write_card(folder: Path, plan: Plan, checkpoint: Checkpoint, hub_id: str | 
     lines = [] if report.parity is None else [f"- {line}" for line in str(report.parity).split("; ") if line]
     notes = "; ".join(report.parity.notes) if report.parity is not None else ""
     parity = "\n".join(["Both models were run on the same random, structured and padded input:", "", *lines])
-    nothing = f"{notes[:1].upper()}{notes[1:]}." if notes else "Not compared: the conversion ran with --no-verify."
+    nothing = f"{notes[:1].upper()}{notes[1:]}." if notes else "Not compared: the conversion ran without verification."
     if report.not_verified:
         nothing = f"**Not verified:** {report.not_verified}."
     write_card(
@@ -387,5 +387,7 @@ def _notes_on(official: Mapping[str, Any], family: Family) -> list[str]:
         notes.append("config.json: auto_map names code of the source; it was neither run nor copied")
     notes += family.unused_note(official)
     if isinstance(official.get("pad_token_id"), int) and official["pad_token_id"] < 0:
-        notes.append(f"config.json: pad_token_id {official['pad_token_id']} is no token; there is no padding token")
+        notes.append(
+            f"config.json: pad_token_id {official['pad_token_id']} is not a token; the model has no padding token"
+        )
     return notes

@@ -50,7 +50,7 @@ def export_folder(
         src: a folder or Hub id.
         dst: the repo to create.
         max_shard_size: largest size of one weight file, such as "5GB".
-        force: replace a folder that Blockformer made, if it is as it was.
+        force: replace a folder that Blockformer made, if nobody changed it.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
         revision: of a Hub id, a branch, tag or commit.
         sign: a private key (PEM) to sign the repo with; see `blockformer.publishing.signing.sign`.
@@ -75,7 +75,9 @@ def export_folder(
         config = our_config(checkpoint.config)
         architecture = architecture_of(config)
         if architecture not in {target.rpartition(".")[2] for target in full_auto_map(config).values()}:
-            raise ConversionError(f"{folder}: config.json: architectures names {shown(architecture)}, no class of ours")
+            raise ConversionError(
+                f"{folder}: config.json: architectures names {shown(architecture)}, which is not one of our classes"
+            )
         model_class = getattr(blockformer, architecture)
         shapes, tied, parameters = expected_tensors(model_class, config)
         pooler = unread_pooler(model_class, config)

@@ -36,10 +36,10 @@ def load_any(
 
 
 def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokenizerBase:
-    """The tokenizer that lies beside a model.
+    """The tokenizer in a model's folder.
 
     Args:
-        src: what the user calls the model.
+        src: the user's name for the model.
         folder: the model's.
         needed: what an error adds where there is none, such as who needs it.
 
@@ -47,7 +47,7 @@ def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokeni
         ConversionError: there is none, or it cannot be loaded.
     """
     if not has_tokenizer(folder):
-        raise ConversionError(f"{src}: there is no tokenizer beside the model{needed}")
+        raise ConversionError(f"{src}: the model has no tokenizer{needed}")
     check_readable(folder)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **LOCAL)

@@ -3,14 +3,14 @@
 import sys
 from pathlib import Path
 
-import psutil
-
 CGROUP = Path("/sys/fs/cgroup")
 """Where a container's own limit stands."""
 
 
 def available_memory() -> int:
     """Bytes that this process may still allocate, by free memory and by its own limits."""
+    import psutil  # not for those who only load a model
+
     bounds = [psutil.virtual_memory().available]
     try:
         limit_text = (CGROUP / "memory.max").read_text(encoding="ascii").strip()

@@ -11,7 +11,7 @@ from .files.json_files import json_text, read_json
 from .storage.variant import CheckpointVariant
 
 ORIGIN = "conversion.json"
-"""The file of the record. A repo without it is converted back by its settings alone."""
+"""The file of the record. A repo without it is converted back by its settings only."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Origin:
         family: the official family.
         config: the official `config.json`.
         variant: how the official checkpoint was written; None in repos of early versions.
-        unused: names of tensors that no model uses; they are stored beside the weights.
+        unused: names of tensors that no model uses; they are stored next to the weights.
         files: what became of the files next to the weights (`SideFiles.record`); empty in repos of early versions.
     """
 

@@ -1,4 +1,4 @@
-"""The plan of a conversion in either direction, made from the config and the tensor headers alone."""
+"""The plan of a conversion in either direction, made from only the config and the tensor headers."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ OURS = "blockformer_"
 
 @dataclass
 class Plan:
-    """A planned conversion, worked out from config and headers alone.
+    """A planned conversion, worked out from only the config and the headers.
 
     Attributes:
         family: the official family.
@@ -41,12 +41,12 @@ class Plan:
         tied: pairs of stored target tensors that must be equal.
         parameters: how many the model has.
         variant: how the official checkpoint is written.
-        official_arguments: what the official class takes beside its config.
+        official_arguments: what the official class takes in addition to its config.
         origin: what the repo records of an official checkpoint for the way back.
         files: on the way back, what the record says of the files next to the weights.
         low_bits: whether the official checkpoint has linear maps of 4 bits.
         not_runnable: why the official model cannot be run, or None.
-        notes: what a user must be told of the conversion.
+        notes: what a user must know about the conversion.
     """
 
     family: Family
@@ -104,7 +104,9 @@ def plan_in(
     plain = cast if dequantized else None
     if dequantized:
         if not low_bits or plain is None:
-            raise ConversionError(f"{checkpoint.folder}: has no 4-bit weights; use --dtype to cast plain ones")
+            raise ConversionError(
+                f"{checkpoint.folder}: has no 4-bit weights to dequantize; use dtype (--dtype) to cast plain ones"
+            )
         official = awq.without(official)
         variant = family.variant_of(official, checkpoint.tensors, checkpoint.read)
     to_load = family.dequantized(official, variant)
@@ -201,7 +203,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
 
 
 def _todays(name: str, family: Family) -> str:
-    """The name that the official class of today gives a tensor of the one that is installed."""
+    """The name that today's official class gives a tensor of the installed one."""
     for spelling in family.own_spellings:
         name = spelling.todays(name)
     return name
@@ -354,7 +356,7 @@ def _meaning(config: PretrainedConfig) -> dict[str, Any]:
 def _files_of(origin: Origin, official: Mapping[str, Any]) -> dict[str, Any]:
     """The record of the files, for a config that is written now.
 
-    Generation settings that the source had only in its `config.json` stay a file where that one is written anew.
+    Generation settings that the source had only in its `config.json` stay a file where that one is rewritten.
     """
     hidden = ("dtype", "torch_dtype", *NEVER_FOLLOWED)
     before, after = ({k: v for k, v in each.items() if k not in hidden} for each in (origin.config, official))
@@ -374,7 +376,7 @@ def _set_dtype(official: dict[str, Any], dtype: Any) -> None:
 def expected_tensors(
     model_class: type[PreTrainedModel], config: PretrainedConfig, arguments: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, str], int]:
-    """What a model would hold, without building it: tensor name -> shape, tied name -> source, parameter count."""
+    """The tensors of a model, without building it: tensor name -> shape, tied name -> source, parameter count."""
     config = copy.deepcopy(config)
     try:
         with torch.device("meta"), initialization.no_init_weights():

@@ -1,4 +1,4 @@
-"""How far a conversion is, told while it runs."""
+"""How far a conversion is, reported while it runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What a conversion tells its caller at the end."""
+"""The result of a conversion."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +8,7 @@ from .verify import Parity
 
 @dataclass
 class ConversionReport:
-    """What a conversion did.
+    """The result of a conversion.
 
     Attributes:
         source: the folder or Hub id read.

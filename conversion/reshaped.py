@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from blockformer.publishing import copy_code, write_card
+from blockformer.publishing import write_card
 from blockformer.reshaping import reshape
 
 from .arguments import check_conversion
@@ -85,7 +85,6 @@ def convert_reshaped(
             side = carry_side_files(checkpoint, place.names, temporary)
             report.notes += side.notes
             reshaped.save_pretrained(temporary, max_shard_size=max_shard_size)
-            copy_code(temporary, reshaped.config)
             done = what_was_done(shape)
             write_card(
                 temporary,

@@ -1,4 +1,4 @@
-"""Describe a model from its config alone: settings, layer tree, parameters, memory, cache."""
+"""Describe a model from only its config: settings, layer tree, parameters, memory, cache."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -115,14 +115,14 @@ def on_paper(config: PretrainedConfig) -> PreTrainedModel:
     """The model of a config without memory, that gives probabilities and runs experts without looking at values.
 
     Raises:
-        ConversionError: the config names an architecture that is none of ours.
+        ConversionError: the config names an architecture that is not one of ours.
     """
     import blockformer
 
     architecture = architecture_of(config)
     model_class = getattr(blockformer, architecture, None)
     if model_class is None:
-        raise ConversionError(f"config.json: architectures names {architecture!r}, which is no class of ours")
+        raise ConversionError(f"config.json: architectures names {architecture!r}, which is not one of our classes")
     without_values = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
     with torch.device("meta"):
         return model_class(type(config).from_dict(config.to_dict(), **without_values)).eval()

@@ -4,7 +4,7 @@ Logits are compared (hidden states for a model without a head), and greedy text 
 
 Only one model is in memory at a time. float32 checkpoints are compared in float32. Checkpoints of a smaller dtype run
 briefly in that dtype and, if memory allows, in float32 on the same weights, widened exactly. The second run is the
-sharp one: in bfloat16 alone, rounding could hide a real fault.
+sharp one: with only bfloat16, rounding could hide a real fault.
 
 B batch, T length, S length of an encoder's states, C their width, V vocabulary.
 """
@@ -261,7 +261,7 @@ def _compared(output: Any, probe: Probe) -> tuple[list[Tensor], list[str]]:
         names.append(name)
         if name in PER_TOKEN and values.shape[:2] == mask.shape:
             compared.append(values[mask].float())
-        else:  # a row's summary is that of its first token, which must be a real one
+        else:  # a row's summary is its first token's, which must be a real one
             compared.append(values.reshape(len(mask), -1)[mask[:, 0]].float())
     return compared, names
 
@@ -335,7 +335,7 @@ def verify(
         original: loads the original in a dtype.
         converted: loads the converted model in a dtype.
         config: the config of either model, for the input sizes.
-        dtype: that of the converted checkpoint.
+        dtype: the converted checkpoint's.
         parameters: parameter count of each model.
         report_progress: receives progress reports.
         shifts: added to the position ids of the original and of the converted model; some families do not count from 0.

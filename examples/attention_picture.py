@@ -1,4 +1,4 @@
-"""Draw what a translator looks at: the cross-attention, source against target.
+"""Draw a translator's cross-attention, source against target.
 
     python examples/attention_picture.py translator "March 5th, 2021" "three hundred and five"
 

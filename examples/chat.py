@@ -1,4 +1,4 @@
-"""Talk to a converted decoder: a line in, the answer as it is written; what was said before is remembered.
+"""Talk to a converted decoder: you type a line and see the answer as it is written; the conversation is remembered.
 
     blockformer convert Qwen/Qwen3-0.6B qwen3
     python examples/chat.py qwen3
@@ -16,12 +16,12 @@ import blockformer  # noqa: F401  (the Auto classes take its classes then, not t
 
 
 def answer(model, tokenizer, messages: list[dict[str, str]], **settings) -> str:
-    """What the model says next; it is printed as it is written, too.
+    """The model's next answer, which is also printed as it is written.
 
     Args:
         model: a decoder with a language model head.
         tokenizer: its tokenizer, with a chat template.
-        messages: all that was said, each with its `role` ("system", "user" or "assistant") and `content`.
+        messages: the conversation, each with its `role` ("system", "user" or "assistant") and `content`.
         settings: what `generate` takes.
     """
     inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
@@ -35,7 +35,7 @@ def main(command_line=None) -> None:
     """Load, then answer line after line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("repo", help="a decoder of Blockformer: a folder or a Hub id")
-    parser.add_argument("--system", help="what the model is told first")
+    parser.add_argument("--system", help="the system prompt")
     parser.add_argument("--greedy", action="store_true", help="always the likeliest token, no sampling")
     parser.add_argument("--max-new-tokens", type=int, default=512, help="of an answer (default: 512)")
     arguments = parser.parse_args(command_line)

@@ -4,7 +4,7 @@
     python examples/export_onnx.py my-encoder encoder.onnx      # a repo of ours, or an official checkpoint
 
 What is written gives the hidden states or logits of whole texts. There is no key/value cache in it, so generating means
-calling it anew for each token: it suits encoders, classifiers and scoring.
+calling it again for each token: it suits encoders, classifiers and scoring.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def load(source: str) -> PreTrainedModel:
 
 
 def inputs(model: PreTrainedModel, rows: int, length: int, padding: int = 0) -> dict[str, torch.Tensor]:
-    """Random tokens [rows, length], the last row padded at its end, and tokens for the decoder beside an encoder."""
+    """Random tokens [rows, length], the last row padded at its end, and tokens for a decoder that has an encoder."""
     vocab = model.config.vocab_size
     ids, mask = torch.randint(3, vocab, (rows, length)), torch.ones(rows, length, dtype=torch.long)
     mask[-1, length - padding :] = 0
@@ -65,7 +65,7 @@ def export(model: PreTrainedModel, path: str) -> None:
 
 
 def largest_difference(model: PreTrainedModel, path: str) -> float:
-    """ONNX Runtime's results on batches of other sizes beside PyTorch's: the largest difference of a real token.
+    """ONNX Runtime's results on batches of other sizes compared with PyTorch's: the largest difference of a real token.
 
     It is a share of the largest result.
     """
@@ -78,7 +78,7 @@ def largest_difference(model: PreTrainedModel, path: str) -> float:
         with torch.no_grad():
             wanted = model(**batch)[0]
         difference = (found - wanted).abs()
-        if found.shape[:2] == batch["attention_mask"].shape:  # what is said of padding is nobody's business
+        if found.shape[:2] == batch["attention_mask"].shape:  # outputs at padding do not matter
             difference = difference[batch["attention_mask"].bool()]
         worst = max(worst, (difference.max() / wanted.abs().max()).item())
     return worst

@@ -4,7 +4,7 @@
     python examples/finetune_classifier.py --output classifier-lora --lora
 
 The text is the standard library's own: docstrings and function bodies of some packages, held out file by file. The
-result stands beside two baselines: the most frequent class, and a linear classifier on the encoder's frozen features.
+result is compared with two baselines: the most frequent class, and a linear classifier on frozen features.
 The saved repo is then loaded in a fresh process without this package, and must score the same.
 """
 
@@ -130,7 +130,7 @@ def frozen_features(encoder, tokenizer, train: list[Piece], held_out: list[Piece
 
 
 def accuracy(prediction) -> dict[str, float]:
-    """What `Trainer` reports beside the loss."""
+    """What `Trainer` reports in addition to the loss."""
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 

@@ -130,7 +130,7 @@ def main(command_line=None) -> None:
     if config.is_decoder:
         labels[:, :-1] = tokens[:, 1:]
     elif tokenizer.mask_token_id is None:
-        sys.exit("the tokenizer has no mask token, by which a masked language model is asked.")
+        sys.exit("the tokenizer has no mask token, which a masked language model needs.")
     else:
         labels[:, 1::4] = tokens[:, 1::4]  # every fourth token is to be guessed
         tokens[:, 1::4] = tokenizer.mask_token_id

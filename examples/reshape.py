@@ -4,7 +4,7 @@
 
 A small decoder learns the Python standard library's own sources. It is then made into one with fewer layers, with one
 key/value head, with experts, into an encoder and into an encoder-decoder (`blockformer.reshape`). Each is trained a
-little beside a fresh model of the same settings, on the same rows; the table has the losses on held-out files.
+little, next to a fresh model of the same settings, on the same rows; the table has the losses on held-out files.
 """
 
 import argparse
@@ -38,9 +38,9 @@ def causal(rows: torch.Tensor, _: torch.Generator) -> dict[str, torch.Tensor]:
 
 
 def masked_next_token(rows: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Some tokens are hidden behind token 0, and each is asked for at the token before it.
+    """Some tokens are hidden behind token 0, and each is predicted at the token before it.
 
-    A decoder's states say what comes next, so as an encoder it has less to learn anew (BehnamGhader et al., 2024).
+    A decoder's states say what comes next, so as an encoder it has less to relearn (BehnamGhader et al., 2024).
     """
     hidden = torch.rand(rows.shape, generator=generator) < MASKED
     hidden[:, 0] = False

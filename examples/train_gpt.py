@@ -4,7 +4,7 @@
     python examples/train_gpt.py --output gpt my-novel.txt notes/      # files, and folders of files
     python examples/train_gpt.py --output gpt --preset qwen3 --steps 2000
 
-Some files are held out whole; the model's score on them stands beside that of the plain frequencies of tokens (the
+Some files are held out whole; the model's score on them is compared with the plain frequencies of tokens (the
 unigram baseline). The repo is written only after a fresh process without this package has loaded it and has written the
 same text.
 """
@@ -54,7 +54,7 @@ STEPS = 1500
 
 
 def describe(text: Corpus, left_out: list[str], console: Console) -> None:
-    """Say what is trained on, what is held out and what is left out."""
+    """Print which files are trained on, held out and left out."""
     names = ", ".join(file.name for file in text.held_out[:3]) + (", ..." if len(text.held_out) > 3 else "")
     console.print(
         f"{len(text.train):,} files, {text.train_bytes / 1e6:.2f} MB to train on; "
@@ -189,7 +189,7 @@ def draw(curve, unigram: float, bits_per_nat: float, title: str, path: Path) -> 
         curve: losses in nats per token, by tokens trained on.
         unigram: the baseline's held-out loss, in nats per token.
         bits_per_nat: bits per byte of the held-out text that one nat per token is.
-        title: what was trained on what.
+        title: the model and its text.
         path: the picture's file.
 
     Raises:

@@ -3,7 +3,7 @@
     python examples/train_masked_lm.py --output encoder
 
 It is trained on the Python standard library's own sources with `Trainer` and `DataCollatorForLanguageModeling`. How
-well it guesses masked tokens of held-out files stands beside a baseline that knows only how frequent each token is. The
+well it guesses masked tokens of held-out files is compared with a baseline that knows only token frequencies. The
 saved repo is then loaded in a fresh process without this package, must score the same, and fills in masks.
 """
 
@@ -63,7 +63,7 @@ def make_tokenizer(texts, vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def masked_batches(blocks: Blocks, tokenizer, seed: int = 1) -> list[dict[str, torch.Tensor]]:
-    """Held-out rows with tokens masked once and for all, so that everyone is asked the same."""
+    """Held-out rows with tokens masked once and for all, so that everyone gets the same task."""
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASKED, seed=seed)
     rows = [blocks[index] for index in range(len(blocks))]
     return [dict(collator(rows[start : start + BATCH])) for start in range(0, len(rows), BATCH)]
@@ -155,7 +155,7 @@ print(json.dumps({"accuracy": right / total, "filled": filled}))
 
 
 def reload_elsewhere(repo: Path, batches, texts, folder: Path) -> dict:
-    """What the saved repo says in a fresh process that cannot import this package.
+    """The saved repo's outputs in a fresh process that cannot import this package.
 
     Returns:
         `accuracy` on the batches, and `filled`: for each text three pairs of a token and its probability.

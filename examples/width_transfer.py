@@ -4,7 +4,7 @@
     python examples/width_transfer.py --output sweep --widths 32 64 --rates 0.002 0.008 --steps 50
 
 Trains a small Qwen3-style decoder on the standard library's sources at every width and learning rate, twice: with the
-ordinary parametrization, and with muP, where the rates are those of the narrowest model. Writes sweep/runs.jsonl, a
+ordinary parametrization, and with muP, which uses the narrowest model's rates. Writes sweep/runs.jsonl, a
 line for each run, and sweep/width-transfer.svg. Called again, it does only the runs that are not there yet.
 """
 
@@ -25,7 +25,7 @@ from blockformer.pictures.canvas import GREY, INK, LIGHT, STRONG_ORANGE, Canvas
 VOCABULARY, LAYERS, HEAD, CONTEXT, BATCH = 512, 2, 16, 128, 8
 WIDTHS, STEPS = (32, 64, 128, 256), 150
 RATES = tuple(2.0**power for power in range(-11, -3))
-WAYS = {"ordinary": "the same rate for every weight", "muP": "rates that go with the width"}
+WAYS = {"ordinary": "the same rate for every weight", "muP": "rates scaled with the width"}
 COLORS = ("#9ecae1", "#5a9bd0", "#2f6fad", "#0b3b6f")
 
 
@@ -64,7 +64,7 @@ def train(width: int, rate: float, base, seed: int, steps: int, rows) -> torch.n
 
 
 def sweep(output: Path, widths: list[int], rates: list[float], seeds: list[int], steps: int) -> list[dict]:
-    """All runs, those of an earlier call included."""
+    """All runs, including those of an earlier call."""
     output.mkdir(parents=True, exist_ok=True)
     file = output / "runs.jsonl"
     runs = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

@@ -1,4 +1,4 @@
-"""Environments beside the first one, in .venvs/: they see all of it, and have other or more packages besides."""
+"""Environments in addition to the first one, in .venvs/: they see all of it, and have other or more packages."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ def build(name: str, requirements: list[str], fresh: bool = False) -> Path:
     Args:
         name: of its folder.
         requirements: what pip installs into it, with what these need otherwise.
-        fresh: build it anew even where it stands.
+        fresh: rebuild it even if it exists.
 
     Returns:
         Its python.

@@ -1,7 +1,7 @@
 """Run the tests that need other packages, each in an environment of its own.
 
 They are not in the extra `dev`: some change what transformers does as soon as they are installed (torchao), some are
-large, some are compiled. Their versions are those of constraints.txt, where it has them.
+large, some are compiled. Their versions come from constraints.txt, where it has them.
 
 Usage: python scripts/extra_tests.py [--fresh] [NAME ...] [-- PYTEST_ARGUMENT ...]
 """
@@ -43,6 +43,7 @@ EXTRAS = {
     ),
     "peers": Extra(("gguf", "llama-cpp-python"), ("tests/test_gguf.py", "tests/test_benchmarks.py")),
     "sign": Extra(("model-signing", "pyOpenSSL"), ("tests/publishing/test_signing.py",)),
+    "trl": Extra(("trl==1.16.0",), ("tests/test_hub.py::test_what_trl_saves_keeps_its_code_and_base",)),
     "deepspeed": Extra(("deepspeed",), ("tests/test_scale.py::test_the_configuration_of_deepspeed_is_understood",)),
 }
 
@@ -61,7 +62,7 @@ def main() -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(EXTRAS)}; default: all")
-    parser.add_argument("--fresh", action="store_true", help="build the environments anew")
+    parser.add_argument("--fresh", action="store_true", help="rebuild the environments")
     options = parser.parse_args(arguments[:split])
     if unknown := [name for name in options.names if name not in EXTRAS]:
         parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(EXTRAS)}")

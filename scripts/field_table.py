@@ -75,7 +75,56 @@ def written() -> str:
         if lines:
             table = "| field | takes | default | meaning | set by |\n|---|---|---|---|---|\n" + "\n".join(lines)
             sections.append(f"## {group[0].upper()}{group[1:]}\n\n{table}\n")
-    return "\n".join(sections)
+    return "\n".join([*sections, combinations()])
+
+
+def refused() -> tuple[dict[tuple[str, str], dict[str, str]], int]:
+    """What each topology says to one change of its default config by a field with a closed list of values.
+
+    Returns:
+        Changes that some topology refuses, (field, value) -> topology -> its error, and how many were tried.
+    """
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    tried = 0
+    for kind, config_class in CONFIGS.items():
+        for name, axis in axes(config_class).items():
+            values = (True, False) if axis.values == "true or false" else axis.values
+            if isinstance(values, str) or len(values) > 12:
+                continue
+            for value in values:
+                if value == axis.default:
+                    continue
+                tried += 1
+                try:
+                    config_class(**{name: value})
+                except ValueError as error:
+                    found.setdefault((name, repr(value)), {})[kind] = str(error)
+    return found, tried
+
+
+def combinations() -> str:
+    """The section on what is refused."""
+    found, tried = refused()
+    count = sum(len(errors) for errors in found.values())
+    lines = []
+    for (name, value), errors in found.items():
+        has_field = {kind for kind, config_class in CONFIGS.items() if name in axes(config_class)}
+        for error in dict.fromkeys(errors.values()):
+            kinds = [kind for kind in errors if errors[kind] == error]
+            where = "all" if set(kinds) == has_field else ", ".join(kinds)
+            lines.append(f"| `{name}={value}` | {where} | {error} |")
+    return (
+        f"""## What is refused
+
+Each value of the fields with a closed list was set on the default config of each topology: {tried} changes, of which
+{count} were refused, with these errors.
+
+| change | in | error |
+|---|---|---|
+"""
+        + "\n".join(lines)
+        + "\n"
+    )
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from real_repos import RECORDS, Record, checks  # noqa: E402
 PAGE = ROOT / "docs/real-repos.md"
 COLUMNS = ("converts", *checks.CHECKS)
 LONGEST = 160
-INTRODUCTION = """# Checkpoints as they lie on the Hub
+INTRODUCTION = """# Checkpoints from the Hub
 
 Real repos differ from what `save_pretrained` writes today: old names of tensors, buffers, tied weights stored twice,
 half precision, pickled files, tokenizers in four formats, and many files that no PyTorch class reads. This page shows

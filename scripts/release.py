@@ -67,6 +67,7 @@ def main() -> None:
     if sys.argv[1:] == ["--manifest"]:
         from blockformer.trust.manifest import installed
 
+        manifest(version()).parent.mkdir(exist_ok=True)
         manifest(version()).write_text(installed().text(), encoding="utf-8")
         return
     if len(sys.argv) != 2 or not sys.argv[1].startswith("v"):

@@ -24,6 +24,7 @@ QUICK = (
     "tests/test_hub.py::test_each_revision_has_its_own_weights_elsewhere",
     "tests/test_hub.py::test_nothing_of_a_hub_repo_is_fetched_or_run_without_trust",
     "tests/test_remote_code.py",
+    "tests/test_museum.py",
     "tests/test_generation.py::test_greedy",
     "tests/model/test_modeling_decoder.py",
     "tests/model/test_modeling_encoder_decoder.py",
@@ -31,11 +32,11 @@ QUICK = (
     "tests/model/test_awq_linear.py",
     "tests/conversion/test_families.py",
 )
-"""Some of each kind, for CI: remote code, generation, parity, offload."""
+"""Some of each kind, for CI: remote code, repos of every release, generation, parity, offload."""
 
 
 def run_tests(version: str, python: str | Path, arguments: list[str]) -> dict[str, object]:
-    """Run the marked tests with one environment's python; return what came of them."""
+    """Run the marked tests with one environment's python; return the result."""
     names = ", ".join(COLUMNS)
     code = f"import {names}; print(*(module.__version__ for module in ({names})))"
     found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
@@ -65,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="default: those tested, and the installed one")
     parser.add_argument("--quick", action="store_true", help="a few tests, on the oldest and the newest release")
-    parser.add_argument("--fresh", action="store_true", help="build the environments anew")
+    parser.add_argument("--fresh", action="store_true", help="rebuild the environments")
     options = parser.parse_args(arguments[:split])
     given = arguments[split + 1 :]
     if options.quick:

@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -211,55 +212,79 @@ def test_unequal_losses_and_logits_end_the_run(benchmark):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "names", [["bert"], pytest.param(["qwen3", "gpt2", "gemma2", "t5", "marian"], marks=pytest.mark.exhaustive)]
+    "names",
+    [
+        ["bert"],
+        pytest.param(
+            ["qwen3", "gpt2", "gemma2", "gpt_oss", "mixtral", "t5", "marian", "uses"], marks=pytest.mark.exhaustive
+        ),
+    ],
 )
 def test_what_a_gpu_is_asked_is_right_on_a_cpu(names, processes, tmp_path):
     """In a process of its own: the script finds the project by itself."""
-    script = "import runpy; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    script = "import runpy; sys.path[:0] = ['.']; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
     command = [BENCHMARKS / "gpu.py", "--only", *names, "--output", tmp_path]
-    done = processes.run(script, *command, folder=tmp_path, elsewhere=False, CUDA_VISIBLE_DEVICES="")
+    done = processes.run(script, *command, folder=BENCHMARKS, elsewhere=False, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     report = json.loads((tmp_path / "gpu.json").read_text())
     assert {row["family"] for row in report["checks"]} == set(names)
-    assert {row["dtype"] for row in report["checks"]} == {"float32", "bfloat16"}
+    assert {row["dtype"] for row in report["checks"]} == {"float32", "bfloat16", "float16"}
     assert all(row["is_right"] for row in report["checks"])
     assert not report["times"]
     assert "**wrong**" not in (tmp_path / "gpu.md").read_text()
 
 
 def test_a_wrong_answer_of_a_gpu_is_seen(benchmark, monkeypatch, tmp_path, capsys):
-    gpu = benchmark("gpu")
-    convert = gpu.converted
+    gpu, gpu_checks = benchmark("gpu"), benchmark("gpu_checks")
+    convert = gpu_checks.converted
 
     def wrong(peer):
         model = convert(peer)
-        if (bias := model.get_output_embeddings().bias) is not None:
-            with torch.no_grad():
-                bias.add_(0.01)
+        with torch.no_grad():
+            model.get_output_embeddings().bias.add_(0.01)
         return model
 
-    monkeypatch.setattr(gpu, "converted", wrong)
+    def child(command, **_):
+        *_, name, file = command
+        gpu.check_one(name, Path(file), "cpu")
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(gpu_checks, "converted", wrong)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu.subprocess, "run", child)
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--only", "bert", "--output", str(tmp_path)])
     assert gpu.main() == 1
     assert "WRONG" in capsys.readouterr().out
     assert "**wrong**" in (tmp_path / "gpu.md").read_text()
 
 
-def test_a_way_that_raises_is_a_wrong_answer_with_its_error(benchmark):
+def test_a_family_whose_process_dies_is_wrong(benchmark, monkeypatch, tmp_path):
     gpu = benchmark("gpu")
+
+    def child(command, **_):
+        Path(command[-1]).write_text(json.dumps(dataclasses.asdict(ROW)) + "\n")
+        return SimpleNamespace(returncode=-6, stderr="CUDA error: an illegal memory access")
+
+    ROW = benchmark("gpu_checks").Check("bert", "as loaded", "float32", 0.0, 0.0, True)
+    monkeypatch.setattr(gpu.subprocess, "run", child)
+    first, second = gpu.checked_apart(["bert"])
+    assert first.is_right
+    assert (second.is_right, second.note) == (False, "CUDA error: an illegal memory access")
+
+
+def test_a_way_that_raises_is_a_wrong_answer_with_its_error(benchmark):
+    gpu, gpu_checks, gpu_times = (benchmark(name) for name in ("gpu", "gpu_checks", "gpu_times"))
 
     def broken():
         raise RuntimeError("no such kernel")
 
-    check = gpu._check("bert", "prepared", "bfloat16", 1e-3, broken)
+    check = gpu_checks.check("bert", "prepared", "bfloat16", 1e-3, broken)
     assert not check.is_right
     assert check.note == "RuntimeError: no such kernel"
     table = gpu.markdown(
-        {"device": "D", "torch": "2", "transformers": "5"}, [check], {"as loaded": 0, "prepared": None},
-        [gpu.Time("w", "bfloat16", "ms", (1.0, 2.0), (2.0, 4.0))], ["training, out of time"],
+        {"device": "D", "torch": "2", "transformers": "5"}, [check],
+        [gpu_times.Time("w", "bfloat16", "ms", (1.0, 2.0), (2.0, 4.0))], ["training, out of time"],
     )  # fmt: skip
     assert "**wrong** RuntimeError: no such kernel" in table
-    assert "as loaded 0, prepared not counted" in table
     assert "| w | bfloat16 | ms | 1.00 / 2.00 | 2.00 / 4.00 | 2.00 |" in table
     assert "Not measured: training, out of time." in table

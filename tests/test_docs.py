@@ -48,6 +48,14 @@ PAIRS = {
     "faq": (PAGE.parent / "faq.md", PAGE_ZH.parent / "faq.md"),
     "glossary": (PAGE.parent / "glossary.md", PAGE_ZH.parent / "glossary.md"),
     "versions": (PAGE.parent / "versions.md", PAGE_ZH.parent / "versions.md"),
+    "index": (PAGE.parent / "index.md", PAGE_ZH.parent / "index.md"),
+    "from-transformers": (PAGE.parent / "from-transformers.md", PAGE_ZH.parent / "from-transformers.md"),
+    "comparison": (PAGE.parent / "comparison.md", PAGE_ZH.parent / "comparison.md"),
+    "commands": (PAGE.parent / "commands.md", PAGE_ZH.parent / "commands.md"),
+    "fine-tune": (PAGE.parent / "fine-tune.md", PAGE_ZH.parent / "fine-tune.md"),
+    "publish": (PAGE.parent / "publish.md", PAGE_ZH.parent / "publish.md"),
+    "embedding-server": (PAGE.parent / "embedding-server.md", PAGE_ZH.parent / "embedding-server.md"),
+    "trust": (PAGE.parent / "trust.md", PAGE_ZH.parent / "trust.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
 NOT_OURS = {"build", "dist", "site", "blockformer-demo"}

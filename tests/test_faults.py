@@ -147,7 +147,7 @@ def test_what_would_fail_later_is_refused_when_the_config_is_made(fields, messag
             {"decoder_layer_types": ["sliding_attention"]},
             "decoder_layer_types must list one type for each",
         ),
-        ("decoder", {"relative_bias_per_layer": True}, "set position_type='relative_bias'"),
+        ("decoder", {"relative_bias_per_layer": True}, "needs position_type='relative_bias'"),
     ],
 )
 def test_flags_that_contradict_the_topology_are_refused(kind, fields, message):
@@ -180,9 +180,9 @@ def test_a_bias_that_looks_both_ways_needs_four_buckets(kind):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"hidden_size": 64', '"hidden_size": 32, "hidden_size": 64', "the key 'hidden_size' stands there twice"),
-        ('"norm_eps": 1e-06', '"norm_eps": NaN', "NaN is no JSON value"),
-        ('"id2label": null', '"id2label": {"0": -Infinity}', "-Infinity is no JSON value"),
+        ('"hidden_size": 64', '"hidden_size": 32, "hidden_size": 64', "the key 'hidden_size' appears twice"),
+        ('"norm_eps": 1e-06', '"norm_eps": NaN', "NaN is not a JSON value"),
+        ('"id2label": null', '"id2label": {"0": -Infinity}', "-Infinity is not a JSON value"),
     ],
 )
 def test_auto_classes_read_a_local_config_as_strictly(tmp_path, old, new, message):

@@ -304,3 +304,32 @@ def test_conversion_takes_a_hub_id_and_leaves_its_code_there(published):
     assert "your access to it" in said
     assert not (published.folder / "nothing").exists()
     assert not [path for _, path, _, _ in published.hub.requests[start:] if path.endswith(".py")]
+
+
+def check_fine_tuned(published, fresh, *ways):
+    """What tools save of a commit, after which `main` has become another model, is that model by that code."""
+    path, commit = published.folder / "tuned.pt", published.hub.repos["ann/small"].resolve("v1")
+    adapters = published.clients.run(program("hub_fine_tuned"), ways=ways, commit=commit, save=str(path))
+    assert list(adapters.values()) == [["ann/small", commit]]
+    wanted = torch.load(path, weights_only=True)
+    folder, again = published.folder / "tuned", published.folder / "again.pt"
+    fresh(program("fine_tuned"), folder, json.dumps(list(wanted)), json.dumps(IDS), again, folder=published.folder)
+    found = torch.load(again, weights_only=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+    for name in wanted:
+        for file in code_files(preset("qwen3", **PUBLISHED)):
+            assert (folder / name / file.name).read_bytes() == file.read_bytes()
+        for file in (folder / name).rglob("*.json"):
+            assert "ann/" not in file.read_text(), f"{file} leads to the Hub"
+    return wanted
+
+
+@pytest.mark.versions
+def test_what_is_fine_tuned_keeps_its_code_and_adapters_their_base(published, fresh):
+    wanted = check_fine_tuned(published, fresh, "trainer", "peft", "sentence_transformers")
+    assert wanted.keys() == {"trainer", "run/checkpoint-2", "merged", "sentences"}
+
+
+def test_what_trl_saves_keeps_its_code_and_base(published, fresh):
+    pytest.importorskip("trl")
+    assert check_fine_tuned(published, fresh, "trl").keys() == {"trl"}

@@ -58,7 +58,7 @@ assert inspect.getsource(type(model)).startswith("class")
 try:
     AutoConfig.from_pretrained(sys.argv[1])
 except ValueError as error:
-    print("stands there twice" in str(error))
+    print("appears twice" in str(error))
 """
 
 

@@ -172,7 +172,7 @@ def test_a_classifier_keeps_its_labels_and_is_not_changed():
         ("gpt2", {}, {0: [0, 1, 2, 3]}, "pruned_heads must be some of 4 heads"),
         ("gpt2", {}, {0: [-1]}, "pruned_heads must be some of 4 heads"),
         ("qwen3", {}, {0: [1, 2]}, "those that share a key together"),
-        ("qwen3", {"qk_norm": "projection"}, HEADS, "do not go with qk_norm='projection'"),
+        ("qwen3", {"qk_norm": "projection"}, HEADS, "not supported with qk_norm='projection'"),
     ],
 )
 def test_what_cannot_be_pruned_is_refused(name, changes, heads, message):
@@ -183,10 +183,10 @@ def test_what_cannot_be_pruned_is_refused(name, changes, heads, message):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("t5", {}, "nor an encoder-decoder"),
-        ("albert", {}, "num_hidden_groups needs layers that are alike"),
-        ("deberta-v2", {}, "leave num_key_value_heads and pruned_heads out"),
-        ("llama", {"linear_bits": 4, "linear_group_size": 32}, "pruned_heads need plain weights"),
+        ("t5", {}, "or in an encoder-decoder"),
+        ("albert", {}, r"num_hidden_groups \(1\) needs layers that share all settings"),
+        ("deberta-v2", {}, "leave out num_key_value_heads and pruned_heads"),
+        ("llama", {"linear_bits": 4, "linear_group_size": 32}, "not supported with float32_down_proj or pruned_heads"),
         ("gpt2", {"pruned_heads": [0]}, "pruned_heads must be a dict, layer -> list of heads, not"),
         ("gpt2", {"pruned_heads": {"first": [0]}}, "layer -> list of heads"),
         ("gpt2", {"pruned_heads": {0: 1}}, "layer -> list of heads"),
@@ -205,10 +205,10 @@ def test_others_are_told_what_they_cannot_do_with_it():
         prune_heads(torch.nn.Linear(2, 2), HEADS)
     with pytest.raises(ValueError, match="restore_heads"):
         blockformer.reshape(pruned, kv_heads=1)
-    with pytest.raises(ValueError, match="compile=True goes with pruned_heads in an encoder"):
+    with pytest.raises(ValueError, match="compile=True with pruned_heads needs an encoder"):
         blockformer.prepare_for_inference(pruned, compile=True)
     pruned.config._attn_implementation = "paged|sdpa"
-    with pytest.raises(ValueError, match="takes no layer of fewer heads"):
+    with pytest.raises(ValueError, match="does not support a layer of fewer heads"):
         pruned(IDS)
 
 

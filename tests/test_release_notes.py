@@ -52,6 +52,17 @@ def test_a_release_without_notes_is_refused(release, wanted, problem):
         release.notes(wanted, CHANGELOG)
 
 
+def test_a_first_manifest_is_written_and_holds(release, monkeypatch, tmp_path):
+    monkeypatch.setattr(release, "manifest", lambda wanted: tmp_path / "manifests" / f"{wanted}.json")
+    monkeypatch.setattr(sys, "argv", ["release.py", "--manifest"])
+    release.main()
+    release.check_manifest(release.version())
+    path = tmp_path / "manifests" / f"{release.version()}.json"
+    path.write_text(path.read_text().replace('"stack.py": "', '"stack.py": "0'))
+    with pytest.raises(SystemExit, match=r"stack\.py is not as its manifest says"):
+        release.check_manifest(release.version())
+
+
 def test_another_tag_is_refused(release, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["release.py", "v9.9.9"])
     with pytest.raises(SystemExit, match=rf"the tag is v9\.9\.9, and .* says {re.escape(blockformer.__version__)}"):

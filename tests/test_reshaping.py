@@ -122,12 +122,12 @@ def test_a_bare_stack_stays_bare_and_all_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("name", "shape", "named"),
     [
-        ("llama", {"layers": [4]}, "layers must be some of 0 to 3"),
-        ("llama", {"layers": []}, "layers must be some of"),
-        ("llama", {"kv_heads": 3}, "must divide the 4"),
+        ("llama", {"layers": [4]}, "layers must list numbers from 0 to 3"),
+        ("llama", {"layers": []}, "layers must list numbers from"),
+        ("llama", {"kv_heads": 3}, "must divide the model's 4"),
         ("llama", {"topology": "coder"}, "must be one of decoder, encoder"),
         ("gpt2", {"experts": 2}, "gated feed-forward networks without biases"),
-        ("mixtral", {"experts": 2}, "experts already"),
+        ("mixtral", {"experts": 2}, "already has experts"),
         ("mixtral", {"topology": "encoder"}, "has no num_experts"),
         ("bloom", {"topology": "encoder"}, "alibi"),
     ],
@@ -139,7 +139,10 @@ def test_what_has_no_such_shape_is_refused(name, shape, named):
 
 def test_other_models_are_refused():
     shared = blockformer.BlockformerEncoderModel(preset("albert", **FOUR_LAYERS))
-    for shape, named in (({"layers": [0]}, "where they share"), ({"topology": "decoder"}, "has no num_hidden_groups")):
+    for shape, named in (
+        ({"layers": [0]}, "whose layers share weights"),
+        ({"topology": "decoder"}, "has no num_hidden_groups"),
+    ):
         with pytest.raises(ValueError, match=named):
             reshape(shared, **shape)
     config = preset("llama", **FOUR_LAYERS)
@@ -151,7 +154,7 @@ def test_other_models_are_refused():
     with pytest.raises(ValueError, match="4-bit weights"):
         reshape(blockformer.BlockformerDecoderForCausalLM(low), layers=[0])
     without = decoder("modernbert-decoder")
-    with pytest.raises(ValueError, match="choose other settings"):
+    with pytest.raises(ValueError, match="change the settings given"):
         reshape(without, layers=[1])
 
 
@@ -178,14 +181,15 @@ def test_the_command_line(tmp_path, capsys, tiny_tokenizer):
     assert "modeling_encoder" in json.loads((tmp_path / "repo/config.json").read_text())["auto_map"]["AutoModel"]
     again = run(capsys, "convert", tmp_path / "repo", tmp_path / "again", "--layers", "0")
     assert again[0] == 0, again[1].err
+    assert all(blockformer.verify(tmp_path / name).problems == {} for name in ("repo", "again"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (("--layers", "1-"), "must be a list such as"),
-        (("--layers", "9"), "layers must be some of 0 to 3"),
-        (("--experts", 2, "--to", "official"), "goes with none of --to official"),
+        (("--layers", "9"), "layers must list numbers from 0 to 3"),
+        (("--experts", 2, "--to", "official"), "cannot be combined with --to official"),
         (("--as", "oracle"), "must be one of decoder"),
     ],
 )

@@ -328,7 +328,7 @@ def test_an_attention_of_an_engine_gets_what_it_needs(engine, name):
 def test_relative_positions_are_refused_where_they_would_be_overlooked(engine):
     model = scale_steps.MODELS["encoder, relative keys, tied"]()
     model.config._attn_implementation = engine
-    with pytest.raises(ValueError, match="'vllm' takes no relative position term"):
+    with pytest.raises(ValueError, match="'vllm' does not support a relative position term"):
         model(scale_steps.token_ids(1, 4), attention_instances={})
 
 

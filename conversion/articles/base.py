@@ -52,12 +52,12 @@ PROJECTIONS = (
     ("c_attns.0", "c_attns.1", "c_attns.2"),
 )
 OUTPUTS = ("out_proj", "o_proj", "W_o", "w_o", "proj", "c_proj", "output")
-"""How attentions name what makes queries, keys and values, and what comes after them."""
+"""How attentions name the projections to queries, keys and values, and the one after them."""
 OURS = ("q_proj", "k_proj", "v_proj", "o_proj")
 GUESSED = "norm by its name"
 """The trait of a model whose norms' formula only their names tell."""
 Check = Callable[[Tensor], str | None]
-"""What is wrong with a buffer, or None."""
+"""The fault of a buffer, or None."""
 
 
 class ArticleFamily(Family[Head]):
@@ -105,7 +105,7 @@ class ArticleFamily(Family[Head]):
 
     @abstractmethod
     def our_settings(self, settings: Mapping[str, Any], traits: Collection[str]) -> dict[str, Any]:
-        """Our settings for those of the article."""
+        """Our settings for the article's."""
 
     def settings(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         """The checked entries of the settings file.
@@ -158,7 +158,7 @@ class ArticleFamily(Family[Head]):
         return CheckpointVariant(self.heads[0].official, frozenset(traits))
 
     def _shared(self, settings: Mapping[str, Any], own: Mapping[str, str], read) -> set[str]:
-        """Which tensors are one, by the settings or, where these say nothing, by their bits; and which are left out."""
+        """Which tensors are one, by the settings or, where these are silent, by their bits; and which are left out."""
         traits = set()
         told_pairs = [pair for name, *pair in self.shared if settings.get(name)]
         given = {each for pair in told_pairs if own.keys() & pair for each in pair}
@@ -172,7 +172,9 @@ class ArticleFamily(Family[Head]):
                 same = same_bits(read, own[pair[0]], own[pair[1]])
                 if told and not same:
                     differ = f"{shown(pair[0])} and {shown(pair[1])} differ"
-                    raise ConversionError(f"{differ}, and the settings say {name}: which is the model's?")
+                    raise ConversionError(
+                        f'{differ}, and the settings have "{name}": true; set it to false, or fix one'
+                    )
                 told = same if told is None else told
             traits |= {name} if told else set()
         return traits | {_absent(each) for each in self.embeddings if each not in own}
@@ -240,7 +242,7 @@ class ArticleFamily(Family[Head]):
 
     def config_to(self, config: PretrainedConfig) -> dict[str, Any]:
         """See `Family.config_to`."""
-        raise ConversionError(f"the family '{self.name}' is read and not written; name another one")
+        raise ConversionError(f"the family '{self.name}' can be read but not written; name another one")
 
 
 def _absent(name: str) -> str:
@@ -275,7 +277,7 @@ def one_of(groups: Collection[tuple[str, ...]], found: Collection[str], what: st
         if set(group) == set(found):
             return group
     raise ConversionError(
-        f"{what}: found {', '.join(map(shown, sorted(found)))}; understood is one of:"
+        f"{what}: found {', '.join(map(shown, sorted(found)))}; expected one of:"
         f"{listed(' '.join(group) for group in groups)}"
     )
 
@@ -309,7 +311,7 @@ def projections(modules: Collection[str], what: str) -> set[str]:
             return {f"{ours} {theirs}" for ours, theirs in zip(OURS, (*names, *output), strict=True)}
     ways = [" ".join((*names, "and an output")) for names in PROJECTIONS]
     raise ConversionError(
-        f"{what}: found {', '.join(map(shown, sorted(found)))}; understood is one of these, the output as one of "
+        f"{what}: found {', '.join(map(shown, sorted(found)))}; expected one of these, and the output as one of "
         f"{' '.join(OUTPUTS)}:{listed(ways)}"
     )
 

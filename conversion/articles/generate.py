@@ -17,7 +17,7 @@ def generate(inputs=None, *, model, input_ids=None, max_new_tokens=20, temperatu
         temperature: what logits are divided by.
         top_k: draw from so many of the likeliest tokens; None: from all.
         do_sample: False takes the likeliest token instead.
-        kwargs: other arguments of the library's `generate`, which say nothing here unless they are set.
+        kwargs: other arguments of the library's `generate`, which have no effect here unless they are set.
 
     Raises:
         ValueError: an argument is set that the article's loop does not have.
@@ -27,7 +27,7 @@ def generate(inputs=None, *, model, input_ids=None, max_new_tokens=20, temperatu
     strange = [name for name, value in kwargs.items() if all(value is not one for one in idle)]
     strange = [name for name in strange if name != "attention_mask" or not bool((kwargs[name] == 1).all())]
     if strange:
-        raise ValueError(f"the article's generate knows no {', '.join(sorted(strange))}.")
+        raise ValueError(f"the article's generate does not take {', '.join(sorted(strange))}; leave it out.")
     text = inputs if input_ids is None else input_ids
     for _ in range(max_new_tokens):
         seen = text[:, -model.config.max_position_embeddings :]

@@ -14,7 +14,7 @@ from ..storage.variant import CheckpointVariant
 from .base import GUESSED, Kind, one_of
 
 GAINS, SHIFTS = ("weight", "gamma", "scale", "alpha", "a_2"), ("bias", "beta", "shift", "b_2")
-"""How norms name the factor and what is added."""
+"""How norms name the factor and the bias."""
 BY_DEVIATION = ("alpha", "a_2")
 """The factors of norms that divide by the unbiased deviation plus a number, unless settings say otherwise."""
 NORMS = ("layer_norm", "unbiased_std")
@@ -52,7 +52,7 @@ def norm_rules(theirs: str, ours: str, variant: CheckpointVariant, config: Pretr
 
 
 def norm_settings(settings: Mapping[str, Any], traits: Collection[str]) -> dict[str, Any]:
-    """Our fields of the norms: a small number beside the deviation is its square under the root."""
+    """Our fields of the norms: a small number next to the deviation is its square under the root."""
     eps = settings.get("eps", 1e-6) ** 2 if UNBIASED in traits else settings.get("eps", 1e-5)
     return {"norm_eps": float(eps), "norm_bias": "shift" in _spelled_norm(traits)}
 
@@ -80,7 +80,7 @@ class OfEachFeature:
         return [tensor.reshape(-1).expand(self.width).contiguous() for tensor in tensors]
 
     def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Never asked for."""
+        """Never used."""
         raise ConversionError("an article's norm is read and not written")
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:

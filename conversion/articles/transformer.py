@@ -1,4 +1,4 @@
-"""`article-transformer`: `Transformer` with `wte`, `wpe`, `encoder`, `decoder`, which writes on what it reads."""
+"""`article-transformer`: `Transformer` with `wte`, `wpe`, `encoder`, `decoder`, which continues its input."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ READINGS = {
     "printed": {**BOTH_STACKS, "norm_placement": "input_pre", "decoder_norm_placement": "input"},
     "formula": BOTH_STACKS,
 }
-"""Where the norms stand: as in the article's code, or as in its formula -> the structure of such a model."""
+"""Where the norms are: as in the article's code, or as in its formula -> the structure of such a model."""
 OWN_FRESH = {
     **FRESH,
     "intermediate_size": four_widths,
@@ -53,7 +53,7 @@ SUBLAYERS = {
     "encoder": (("attn", "ln1", "self_attn"), ("mlp", "ln2", "mlp")),
     "decoder": (("m_attn", "ln_1", "self_attn"), ("attn", "ln_2", "cross_attn"), ("mlp", "ln_3", "mlp")),
 }
-"""The sub-layers of a layer in running order: the article's name, that of its norm, ours."""
+"""The sub-layers of a layer in running order: the article's name, its norm's name, ours."""
 MLP = {"c_fc": "up_proj", "c_proj": "down_proj"}
 ATTENTION = {**{f"c_attns.{index}": name for index, name in enumerate(OURS[:3])}, "c_proj": "o_proj"}
 EMBEDDINGS = "transformer.wte.weight"
@@ -96,8 +96,8 @@ class ArticleTransformer(ArticleFamily):
                 raise ConversionError(
                     "the article's code and its formula put the norms in different places, and the tensors are the "
                     'same: add "norms": "printed" to the settings if the model ran the code as the article prints it, '
-                    '"norms": "formula" if it computes x + f(norm(x)), or a "sample" of its training data, '
-                    f"{SAMPLE[0]}, and the loss will tell"
+                    '"norms": "formula" if it computes x + f(norm(x)); or add a "sample" of its training data, '
+                    f"{SAMPLE[0]}, whose loss decides"
                 )
             return readings[told]
         tensors = {self.canonical(name, variant): read(name) for name in names or ()}
@@ -105,7 +105,7 @@ class ArticleTransformer(ArticleFamily):
         said = ", ".join(f"{loss:.4g} with the norms as {name}" for name, loss in losses.items())
         best, other = sorted(losses, key=lambda name: losses[name])
         if told is None and not losses[best] <= CLEAR * losses[other]:
-            raise ConversionError(f'the sample does not tell where the norms stand (loss {said}): set "norms"')
+            raise ConversionError(f'the sample does not show where the norms are (loss {said}): set "norms"')
         chosen = readings[told or best]
         return CheckpointVariant(
             chosen.head, chosen.traits | {f"{SAID}loss of the sample: {said}; taken as {told or best}"}

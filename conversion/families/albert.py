@@ -14,7 +14,9 @@ from .encoder_heads import NSP, LanguageModelNames, standard_heads
 def _read_widths(official):
     config = official.config
     if config.embedding_size == config.hidden_size:
-        raise ConversionError("config.json: embedding_size must differ from hidden_size: ours projects only then")
+        raise ConversionError(
+            "config.json: embedding_size must differ from hidden_size, or the model has no projection"
+        )
     if NSP in official.head.parts and config.num_labels != 2:
         raise ConversionError(f"config.json: num_labels must be 2 with {official.head.official}")
     return {"embedding_size": config.embedding_size}

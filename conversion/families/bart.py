@@ -41,7 +41,7 @@ TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 VERSIONS = ("encoder.version", "decoder.version")
 """Numbers that the first BART checkpoints hold and that no class reads."""
 OWN, ONE_SIZE, LEARNT = "own vocabularies", "own vocabularies of one size", "learnt bias"
-"""Traits, beside those of all encoder-decoders and the name of the stored bias."""
+"""Traits, in addition to those of all encoder-decoders and the name of the stored bias."""
 LAYER = {
     "self_attn.q_proj": "self_attn.q_proj",
     "self_attn.k_proj": "self_attn.k_proj",
@@ -73,7 +73,7 @@ FIELDS = {
     "init_std": "initializer_range",
     **DROPOUTS,
 }
-"""Official field -> ours, also of a decoder alone (`bart_decoder.py`)."""
+"""Official field -> ours, also for only the decoder (`bart_decoder.py`)."""
 STRUCTURE = {**ORIGINAL, "position_type": "learned", "position_offset": 2, "embedding_norm": True}
 FRESH = {
     **ORIGINAL_FRESH,
@@ -289,7 +289,7 @@ def _check_all_stored(head: Head, stored: Collection[str]) -> None:
     if lacking:
         raise ConversionError(
             f"{' and '.join(lacking)} must be stored: tie_word_embeddings is false, and then the official "
-            "classes of today tie no embeddings; store copies of those that were shared, or set it to true"
+            "classes of today tie no embeddings; store a copy of each shared one, or set it to true"
         )
 
 

@@ -1,6 +1,6 @@
-"""The decoder of a BART, mBART or Marian alone, as a causal language model that may look at an encoder's states.
+"""Only the decoder of a BART, mBART or Marian, as a causal language model that may look at an encoder's states.
 
-Its tensor names and `model_type` are those of the whole model (`bart.py`); the class in `architectures` tells them
+Its tensor names and `model_type` are the same as the whole model's (`bart.py`); the class in `architectures` tells them
 apart. It has no bias of the logits. The official class counts padding as positions, ours does not.
 """
 
@@ -18,7 +18,7 @@ ENCODER = {
     "encoder_ffn_dim": "intermediate_size",
     "encoder_layers": "num_hidden_layers",
 }
-"""What the encoder is said to have, which is not there: as the decoder."""
+"""Settings of the missing encoder: the decoder's."""
 
 
 def _check_vocabularies(official):
@@ -26,7 +26,7 @@ def _check_vocabularies(official):
     if getattr(config, "decoder_vocab_size", config.vocab_size) != config.vocab_size:
         raise ConversionError(
             f"config.json: decoder_vocab_size is {config.decoder_vocab_size} and vocab_size is {config.vocab_size}: "
-            f"{official.head.official} takes the one for its embeddings and the other for its head; make them equal"
+            f"{official.head.official} takes the first for its embeddings and the second for its head; make them equal"
         )
     return {}
 

@@ -25,7 +25,7 @@ HeadKind = TypeVar("HeadKind", bound=Head)
 
 
 class Family(ConfigTranslation, Generic[HeadKind]):
-    """One official kind of model, with its heads. The arguments are those of `ConfigTranslation`."""
+    """One official kind of model, with its heads. The arguments are as in `ConfigTranslation`."""
 
     heads: tuple[HeadKind, ...]
     has_low_bits = False
@@ -110,7 +110,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     def storage(
         self, variant: CheckpointVariant, config: PretrainedConfig, plain: torch.dtype | None = None
     ) -> Sequence[Rule]:
-        """The first step: which tensors of a checkpoint are which of the official class of today.
+        """The first step: which tensors of a checkpoint are which of today's official class.
 
         Names are `canonical` ones. Tensors that no rule takes are stored as the class has them.
 
@@ -137,15 +137,15 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         return None
 
     def extra_code(self) -> dict[str, Path]:
-        """Code that a converted repo carries beside the model's: its path in the repo -> ours."""
+        """Code that a converted repo carries in addition to the model's: its path in the repo -> ours."""
         return {}
 
     def notes(self, variant: CheckpointVariant) -> list[str]:
-        """What a user must be told of the conversion of a checkpoint of this variant."""
+        """What a user must know about the conversion of a checkpoint of this variant."""
         return []
 
     def notes_on_writing(self, config: PretrainedConfig) -> list[str]:
-        """What a user must be told of writing a model of this config of ours in the official layout."""
+        """What a user must know about writing a model of this config of ours in the official layout."""
         return []
 
     def layers_beyond(self, variant: CheckpointVariant, config: PretrainedConfig) -> LayersBeyond:
@@ -160,19 +160,19 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         return self.own_spellings
 
     def canonical(self, name: str, variant: CheckpointVariant) -> str:
-        """The name that the official class of today gives a tensor of a checkpoint."""
+        """The name that today's official class gives a tensor of a checkpoint."""
         for spelling in self.spellings(variant):
             name = spelling.todays(name)
         return name
 
     def stored(self, name: str, variant: CheckpointVariant) -> str:
-        """The name in a checkpoint of this variant of what the official class of today calls `name`."""
+        """The name in a checkpoint of this variant for what today's official class calls `name`."""
         for spelling in reversed(self.spellings(variant)):
             name = spelling.stored(name)
         return name
 
     def not_as_in_class(self, variant: CheckpointVariant, config: PretrainedConfig) -> Sequence[str]:
-        """Canonical names (with placeholders) of tensors that a checkpoint has otherwise than the class of today.
+        """Canonical names (with placeholders) of tensors in which a checkpoint differs from today's class.
 
         They are absent, or there though the class lacks them, or of another size; our model says which.
         """
@@ -201,7 +201,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         return 0
 
     def official_arguments(self, variant: CheckpointVariant) -> dict[str, Any]:
-        """What the official class takes beside its config."""
+        """What the official class takes in addition to its config."""
         return {}
 
     def not_runnable(self, config: PretrainedConfig) -> str | None:

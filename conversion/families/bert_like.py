@@ -37,7 +37,7 @@ class BertLikeFamily(Family[EncoderHead]):
     Args:
         name: the official `model_type`.
         config_class: name of the official configuration class.
-        heads: what its models are for; the stack alone stands first.
+        heads: what its models are for; only the stack comes first.
         root: prefix of the encoder's tensors in models with a head.
         embeddings: official module of the embeddings -> ours.
         layer: prefix of a layer's tensors, with `{layer}`.
@@ -169,7 +169,7 @@ class BertLikeFamily(Family[EncoderHead]):
             return chosen[0]
         if not chosen and any(name.startswith(HEADS_OF_ROWS) for name in names):
             raise ConversionError(
-                "config.json: architectures is missing, and the tensors alone do not say what the head is for; "
+                "config.json: architectures is missing, and the tensors do not show what the head is for; "
                 f"set it to one of {', '.join(head.official for head in known)}"
             )
         parts = frozenset(held) | (chosen[0].parts if chosen else frozenset())
@@ -297,9 +297,9 @@ class BertLikeFamily(Family[EncoderHead]):
         """See `Family.check_ignored`."""
         count = torch.arange(tensor.numel()).to(tensor.dtype)
         if name.endswith("embeddings.position_ids") and not torch.equal(tensor.flatten(), count):
-            return "does not count 0, 1, 2, ..., so the positions are not those that the official class computes"
+            return "does not count 0, 1, 2, ..., so the positions differ from the official class's"
         if name.endswith("embeddings.token_type_ids") and tensor.any():
-            return "is not zero everywhere, so the token types are not those that the official class takes by default"
+            return "is not zero everywhere, so the token types differ from the official class's default"
         return None
 
     # The models.

@@ -1,6 +1,6 @@
 """DeBERTa 2 and 3 (He et al., 2021 and 2023): BERT with disentangled attention.
 
-Of its many switches those of the third version are taken: both terms of distances, in buckets, with the layers' own
+It takes the third version's switches: both terms of distances, in buckets, with the layers' own
 projections and a norm, and no positions in the embeddings. Checkpoints of the third version also hold the heads and
 embeddings of their training, which no official class reads.
 """

@@ -1,9 +1,9 @@
-"""Decoders: how their tensors are named, and most of their settings; where a family says nothing, as in Llama.
+"""Decoders: how their tensors are named, and most of their settings; as in Llama unless a family says otherwise.
 
 A family is data: which official module is which of ours. Some keep several of our matrices in one, or the channels of
 a head in another order; an operation says how.
 
-Today's classes write the stack's tensors with a prefix, or without one if the model is the stack alone. Some
+Today's classes write the stack's tensors with a prefix, or without one if the model is only the stack. Some
 checkpoints do the opposite, whatever their head: that is a trait of their `CheckpointVariant`.
 """
 
@@ -26,7 +26,7 @@ from .head import Head
 
 Modules = Mapping[str, str | tuple[str, ...]]
 PREFIX, NO_PREFIX = "prefix", "no prefix"
-"""Traits: names with the prefix where the official class of today has none, and the other way round."""
+"""Traits: names with the prefix where today's official class has none, and the other way round."""
 LAYER = "layers.{layer}."
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 ATTENTION = {name: name for name in (*QKV, "self_attn.o_proj")}

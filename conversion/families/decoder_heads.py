@@ -45,7 +45,7 @@ def decoder_heads(
 
 
 class ClassifierDropout:
-    """Our `classifier_dropout`: the official head of rows has none, that of tokens looks in two places."""
+    """Our `classifier_dropout`: the official head of rows has none, the head of tokens looks in two places."""
 
     def read(self, official):
         """See `Value.read`."""

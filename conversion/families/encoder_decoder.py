@@ -19,7 +19,7 @@ from .head import Head
 SHARED, ENCODER, DECODER = EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 LM_HEAD = "lm_head.weight"
 UNTIED, SEPARATE = "untied", "separate"
-"""Traits, beside the names of the stored embeddings: a head of its own, and embeddings of its own for each stack."""
+"""Traits, after the names of the stored embeddings: a head of its own, and embeddings of its own for each stack."""
 BOTH = "BlockformerEncoderDecoder"
 
 
@@ -29,7 +29,7 @@ def encoder_decoder_heads(classes: str, rows: str, root: str = "") -> list[Head]
     Args:
         classes: names of the official classes, the language model first.
         rows: prefix of the stacks' tensors in the class for rows.
-        root: the same in the other classes, the two stacks alone excepted.
+        root: the same in the other classes, except for single stacks.
     """
     classifier = {"classification_head.dense": "dense", "classification_head.out_proj": "score"}
     kinds: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
@@ -48,7 +48,7 @@ def stacks_of(head: Head) -> tuple[str, ...]:
 
 
 class HeadDropout:
-    """Our `classifier_dropout`, whose None is `hidden_dropout`: the official class always says a number."""
+    """Our `classifier_dropout`, whose None is `hidden_dropout`: the official class always has a number."""
 
     def read(self, official):
         """See `Value.read`."""
@@ -113,7 +113,7 @@ class EncoderDecoderFamily(Family[Head]):
         return RuleTable([*rules, *head.rules, *self.more_rules(variant)], ignored=ignored)
 
     def more_rules(self, variant: CheckpointVariant) -> list[Rule]:
-        """Rules beyond those of the stacks and the head."""
+        """Rules in addition to the ones of the stacks and the head."""
         return []
 
     def ignored(self, variant: CheckpointVariant, config: PretrainedConfig) -> list[str]:

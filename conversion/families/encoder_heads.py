@@ -51,7 +51,7 @@ def standard_heads(classes: str, head_of_rows: Mapping[str, Any]) -> list[Encode
     """The heads that BERT and RoBERTa have.
 
     Args:
-        classes: names of the official classes. Where one is a decoder's language model, the stack alone may be a
+        classes: names of the official classes. Where one is a decoder's language model, only the stack may be a
             decoder, too.
         head_of_rows: arguments of the `EncoderHead` for sequence classification.
     """

@@ -24,7 +24,7 @@ def read_architecture(official):
     norms = (2 if new else 1) if norms is None else norms
     if (new and not parallel) or (norms == 2 and not new):
         raise ConversionError(
-            "config.json: num_ln_in_parallel_attn and parallel_attn are set as no Falcon has them; mend one"
+            "config.json: no Falcon has this combination of num_ln_in_parallel_attn and parallel_attn; change one"
         )
     heads = config.num_kv_heads if new else 1 if config.multi_query else config.num_attention_heads
     shared = "parallel" if norms == 2 else "parallel_shared_norm"

@@ -1,4 +1,4 @@
-"""Settings of fresh models: functions of other settings, in place of a value, and what a few numbers make."""
+"""Settings of fresh models: functions of other settings, in place of a value, and computed ones."""
 
 
 def root_of_width(settings: dict) -> float:

@@ -1,7 +1,7 @@
 """Gemma, Gemma 2 and the text model of Gemma 3 (Gemma team, 2024 and 2025), and VaultGemma (2025).
 
 The factor of a norm is 1 + its weight, and embeddings are scaled by the root of the width. From Gemma 2 on there are
-windows, soft caps and, but for VaultGemma, a norm before and after each sub-layer.
+windows, soft caps and, except in VaultGemma, a norm before and after each sub-layer.
 """
 
 from ..errors import ConversionError

@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al., 2019): a decoder with learned positions and layer norms before each sub-layer.
 
 Its matrices are stored [inputs, outputs], with queries, keys and values in one. The first checkpoints have no prefix
-and contain the causal mask of every layer, which is computed today; it is kept beside the weights for the way back.
+and contain the causal mask of every layer, which is computed today; it is kept next to the weights for the way back.
 
 Two differences only matter for training: ours has a dropout before the classification head if the config asks for
 one, the official class never has; and our fresh weights all have the same deviation. The settings `summary_*` belong
@@ -109,7 +109,7 @@ class GPT2Family(DecoderFamily):
         return stack_rules(config)
 
     def differences(self, config):
-        """See `ConfigTranslation.differences`. A bias that ours does not have is none: it is written as zero."""
+        """See `ConfigTranslation.differences`. A bias that ours lacks is no obstacle: it is written as zero."""
         if config.norm_type == "layer_norm" and config.norm_weight == "plain":
             config = copy.copy(config)
             for name in BIASES:
@@ -135,7 +135,7 @@ class GPT2Family(DecoderFamily):
         if name.endswith(".masked_bias"):
             value = torch.tensor(MASKED, dtype=tensor.dtype) if tensor.dtype.is_floating_point else None
             is_value = value is not None and tensor.numel() == 1 and torch.equal(tensor.reshape(()), value)
-            return None if is_value else f"is not {MASKED:g}, so the official class did not hide with it what it hides"
+            return None if is_value else f"is not {MASKED:g}, so it hides other keys than the official class does"
         size = tensor.shape[-1] if tensor.dim() else 0
         if tuple(tensor.shape) == (1, 1, size, size):
             causal = torch.ones(size, size, dtype=torch.bool).tril().to(tensor.dtype)

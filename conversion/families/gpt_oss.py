@@ -40,7 +40,7 @@ class DeinterleaveGateUp:
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         for shape in shapes:
             if len(shape) < 2 or shape[1] % 2:
-                raise ConversionError(f"shape {list(shape)} has no axis 1 that two share")
+                raise ConversionError(f"axis 1 of shape {list(shape)} cannot be split in two")
         return list(shapes)
 
     inverse_shapes = forward_shapes
@@ -66,7 +66,7 @@ class GptOssFamily(ExpertsFamily):
         entries = official.get(awq.FIELD)
         method = entries.get("quant_method") if isinstance(entries, Mapping) else None
         if method != "mxfp4":
-            raise ConversionError(f"config.json: {awq.FIELD} is {shown(entries)}, and the experts are those of MXFP4")
+            raise ConversionError(f"config.json: {awq.FIELD} is {shown(entries)}, and the experts are in MXFP4")
         return {**official, awq.FIELD: {**entries, "dequantize": True}}
 
     def notes(self, variant):

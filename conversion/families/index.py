@@ -1,7 +1,7 @@
 """Which families there are, and in which file the record of each one is. Imports neither torch nor transformers.
 
 The command line checks names by it, presets and conversion load a family's file by it, and a script writes the first
-column of the README's table from it.
+column of the table in docs/supported.md from it.
 """
 
 import importlib
@@ -34,7 +34,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("plbart", "blenderbot", "pegasus", "m2m_100"),
     ("bart-decoder", "mbart-decoder", "marian-decoder", "plbart-decoder", "blenderbot-decoder", "pegasus-decoder"),
 )
-"""Families, in groups: each is one line of the README.
+"""Families, in groups: each is one row of docs/supported.md.
 
 On the way out the first that can express a config is taken: the more a family demands, the earlier it stands.
 """

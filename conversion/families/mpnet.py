@@ -1,4 +1,4 @@
-"""MPNet (Song et al., 2020): RoBERTa whose layers share a relative bias beside the learned positions.
+"""MPNet (Song et al., 2020): RoBERTa whose layers share a relative bias in addition to the learned positions.
 
 The official class has the padding token 1, 32 buckets and `gelu` in its head, whatever the config says.
 """

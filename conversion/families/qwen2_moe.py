@@ -1,4 +1,4 @@
-"""Qwen2-MoE (Qwen team, 2024): experts beside one for every token, whose output has a learned factor."""
+"""Qwen2-MoE (Qwen team, 2024): experts in addition to one for every token, whose output has a learned factor."""
 
 from ..values import WindowByLayer
 from .decoder import LLAMA

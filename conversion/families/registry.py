@@ -1,7 +1,7 @@
 """All families: chosen by the official `model_type` on the way in and by a config's fields on the way out.
 
 The families of `articles` have no `model_type` and no way out; they are chosen only by name. The file of a family is
-loaded when it is asked for.
+loaded when it is first needed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +100,7 @@ def nearest(official: Mapping[str, Any]) -> str:
 
     with quiet():
         best = sorted(FAMILIES.values(), key=likeness, reverse=True)[:2]
-        return f"; its settings are most like those of {'; and of '.join(map(told, best))}"
+        return f"; its settings are closest to {'; and to '.join(map(told, best))}"
 
 
 def family_for(config: PretrainedConfig) -> Family:
@@ -116,7 +116,7 @@ def family_for(config: PretrainedConfig) -> Family:
         return bool(config.architectures) and config.architectures[0] not in {head.ours for head in family.heads}
 
     def least(family: Family) -> tuple[bool, int]:
-        """What its distance is at least, told by its fixed settings alone."""
+        """The least that its distance can be, by its fixed settings."""
         unequal = sum(getattr(config, name, value) != value for name, value in family.fixed.items())
         return has_no_head(family), unequal if family.head_for(config) is not None else 0
 

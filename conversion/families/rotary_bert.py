@@ -1,6 +1,6 @@
 """BERT with rotary positions: Nomic Embed (Nussbaum et al.), GTE (Zhang et al.), Jina v3 (Sturua et al.), all of 2024.
 
-Checkpoints hold queries, keys and values in one matrix, and have other names than the official classes of today.
+Checkpoints hold queries, keys and values in one matrix, and have other names than today's official classes.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ GATED = {**LAYER, **MLP}
 PLAIN = {**LAYER, "mlp.fc1": "mlp.up_proj", "mlp.fc2": "mlp.down_proj"}
 """Module of a layer in the official classes -> ours."""
 GATED_ACTS = {"swiglu": "silu", "geglu": "gelu"}
-"""Nomic's own names of what a gate goes through -> those of today."""
+"""Nomic's own names of what a gate goes through -> today's."""
 TOKEN_TYPES = Computed(
     lambda official: {"type_vocab_size": official.config.type_vocab_size},
     lambda config, head: {"type_vocab_size": config.type_vocab_size},
@@ -45,7 +45,7 @@ class RotaryBertFamily(BertLikeFamily):
             the other.
         stored_stack: module of the stack in a checkpoint -> in the official class, where they differ.
         stored_head: the same of the head.
-        former_fields: earlier names of official fields -> those of today.
+        former_fields: earlier names of official fields -> today's.
         rest: the arguments of `BertLikeFamily`.
     """
 
@@ -84,7 +84,7 @@ class RotaryBertFamily(BertLikeFamily):
         self.stored_stack, self.stored_head = dict(stored_stack or {}), dict(stored_head or {})
 
     def official_config(self, official):
-        """See `ConfigTranslation.official_config`; an entry under its name of today comes first."""
+        """See `ConfigTranslation.official_config`; an entry under its present name comes first."""
         former = {self.former_fields[name]: value for name, value in official.items() if name in self.former_fields}
         if "hidden_act" in former:
             former["hidden_act"] = GATED_ACTS.get(former["hidden_act"], former["hidden_act"])

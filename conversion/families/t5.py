@@ -1,4 +1,4 @@
-"""T5 (Raffel et al., 2020) in all its versions, mT5 and umT5: encoder-decoders, and the encoder alone.
+"""T5 (Raffel et al., 2020) in all its versions, mT5 and umT5: encoder-decoders, and only the encoder.
 
 The versions differ in settings: the first T5 has plain ReLU layers and uses its scaled embeddings as head; version 1.1,
 Flan-T5 and mT5 have gated layers and a separate head; umT5 has a relative bias in every layer. Today's official classes
@@ -88,7 +88,7 @@ SAME = (
 
 
 def t5_heads(both: str, encoder: str, tokens: str) -> list[Head]:
-    """The heads: official classes of both stacks, of the encoder alone, and of the encoder with a head of tokens."""
+    """The heads: official classes of both stacks, of only the encoder, and of the encoder with a head of tokens."""
     score = {"classifier": "score"}
     return [
         *encoder_decoder_heads(both, rows="transformer."),
@@ -126,7 +126,7 @@ def write_activation(config, head):
 
 
 def read_stacks(official):
-    """The decoder's sizes and tokens, which an encoder alone does not have."""
+    """The decoder's sizes and tokens, which a single encoder does not have."""
     config = official.config
     settings = {"bos_token_id": getattr(config, "bos_token_id", None)}
     if len(stacks_of(official.head)) > 1:

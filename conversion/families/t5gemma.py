@@ -151,7 +151,7 @@ FAMILY = T5GemmaFamily(
     computed=[Computed(_read_stacks, _write_stacks)],
     extra_fields=("is_encoder_decoder", "encoder", "decoder", "decoder_start_token_id", "use_cache"),
     refused={
-        "T5GemmaEncoderModel": "an encoder alone with the config of two stacks; take T5GemmaModel",
+        "T5GemmaEncoderModel": "only an encoder, with the config of two stacks; take T5GemmaModel",
         **dict.fromkeys(("T5GemmaForSequenceClassification", "T5GemmaForTokenClassification"), _OTHER_HEAD),
     },
 )

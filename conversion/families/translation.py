@@ -53,7 +53,7 @@ REMEDIES = {
 WITHOUT_EFFECT = ("pretraining_tp",)
 """Official settings that may be there and change nothing: into how many slices some classes cut their products."""
 ABOUT_THE_FILE = ("_name_or_path", "_commit_hash", "transformers_version")
-"""Entries of a config file that say where it comes from, not what the model is."""
+"""Entries of a config file on its origin, not on the model."""
 NOT_COMPUTED = frozenset(("blocks", "use_cache", "initializer_range", "classifier_dropout"))
 """Our fields that need not come back: nothing that a trained model computes depends on them."""
 OF_LANGUAGE_MODELS = frozenset(("lm_head_transform", "lm_head_bias", "logit_scale", "tie_word_embeddings"))
@@ -94,7 +94,7 @@ class ConfigTranslation(ABC):
             have them, or that it reads although other families do not support them.
         not_none: our fields that the family cannot express as None.
         without_effect: our fields that change nothing in its models, so that they need not come back.
-        former_names: earlier names of official classes -> those of today.
+        former_names: earlier names of official classes -> today's.
         refused: official classes of this `model_type` that no class of ours can be, with the reason.
     """
 

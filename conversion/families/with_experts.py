@@ -21,7 +21,7 @@ from ..values import Computed, NotExpressible
 from .decoder import LAYER, NO_PREFIX, PREFIX, DecoderFamily
 
 STACKED = "stacked experts"
-"""A trait: the experts' tensors are stacked as in the official class of today."""
+"""A trait: the experts' tensors are stacked as in today's official class."""
 ROUTER_FIELDS = {
     name: name for name in ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "norm_topk_prob")
 }
@@ -155,4 +155,4 @@ def _write_layers(config: PretrainedConfig, head: Any) -> dict[str, Any]:
 
 
 SPARSE_STEP = Computed(_read_layers, _write_layers)
-"""Sparse layers as Qwen's configs say them: each so many, but not those of a list."""
+"""Sparse layers as Qwen's configs say them: each so many, but not the ones in a list."""

@@ -1,1 +1,1 @@
-"""Reading and writing checkpoints: safetensors, pickles, sharded and atomic writing, the files beside them."""
+"""Reading and writing checkpoints: safetensors, pickles, sharded and atomic writing, the files next to them."""

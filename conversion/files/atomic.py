@@ -22,7 +22,7 @@ import shutil
 import stat
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -38,7 +38,10 @@ AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2  # linux/fcntl.h, linux
 
 @contextmanager
 def atomic_folder(
-    target: str | PathLike[str], force: bool = False, sources: Iterable[str | PathLike[str]] = ()
+    target: str | PathLike[str],
+    force: bool = False,
+    sources: Iterable[str | PathLike[str]] = (),
+    kept: Collection[str] = (),
 ) -> Iterator[Path]:
     """A temporary sibling folder to fill. It becomes `target` in one step if the block succeeds.
 
@@ -50,6 +53,7 @@ def atomic_folder(
         force: replace an existing folder that is empty, or that was made here and is as it was.
         sources: folders being read. A target that is, contains, lies inside or shares hard-linked files with one of
             them is refused.
+        kept: names of files in it, such as `.git/hooks/pre-push`, whose permissions stay.
 
     Yields:
         The temporary folder.
@@ -73,7 +77,7 @@ def atomic_folder(
             yield temporary
             made_here = _identity(temporary)
             mark(temporary)
-            _seal(temporary)
+            _seal(temporary, kept)
             _publish(temporary, target, force, origins)
         finally:  # this name is gone, or leads to what is not wanted any more: the unfinished folder or the old one
             if temporary.exists() and made_here not in (None, _identity(temporary)):
@@ -91,7 +95,7 @@ def atomic_folder(
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a file beside its place and rename it: a reader, or a kill, sees the old file or the new one."""
+    """Write a file next to its place and rename it: a reader, or a kill, sees the old file or the new one."""
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8", newline="\n")
@@ -184,7 +188,7 @@ def _difference_to_mark(folder: Path) -> str:
 
 
 def _remove_marked(folder: Path) -> None:
-    """Remove an old folder: the files of its mark, as long as they are what it says. What else is there stays."""
+    """Remove an old folder: the files of its mark, as long as they match it. Everything else stays."""
     marked = _marked(folder) or {}
     with suppress(OSError):
         for name, state in _states(folder).items():
@@ -228,13 +232,14 @@ def _files(folder: Path) -> set[tuple[int, int]]:
     return {_identity(path) for path in paths if path.exists()}
 
 
-def _seal(folder: Path) -> None:
-    """Give everything in a folder the permissions of the umask, and sync it to the disk."""
+def _seal(folder: Path, kept: Collection[str]) -> None:
+    """Give everything in a folder but some files the permissions of the umask, and sync it to the disk."""
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o777  # mkdir has just applied the umask to it
     for root, _, names in os.walk(folder, topdown=False):
         for name in names:
             path = Path(root, name)
-            path.chmod(mode & 0o666)
+            if path.relative_to(folder).as_posix() not in kept:
+                path.chmod(mode & 0o666)
             _sync(path)
         os.chmod(root, mode)
         _sync(Path(root))
@@ -263,7 +268,7 @@ def _sync(path: Path) -> None:
 
 
 def _sync_parent(target: Path) -> None:
-    """Make a rename survive a power cut. The rename itself is done, so failing to open the parent is no error."""
+    """Make a rename survive a power cut. The rename itself is done, so failing to open the parent is not an error."""
     with suppress(OSError):
         _sync(target.parent)
 

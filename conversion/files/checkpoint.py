@@ -2,7 +2,7 @@
 
 Which weights are read, first found wins (the order of transformers): `model.safetensors`,
 `model.safetensors.index.json` with its shards, `pytorch_model.bin`, `pytorch_model.bin.index.json` with its shards. A
-single file beside an index of the same kind is read, with a warning.
+single file next to an index of the same kind is read, with a warning.
 
 A checkpoint may also be a single weight file plus a file of settings; nothing else is then read.
 """
@@ -203,7 +203,7 @@ class Checkpoint:
             other = found.setdefault(todays(info.name, placement), info)
             if other is not info:
                 names = f"{shown(other.name)} and {shown(info.name)}"
-                raise CheckpointError(f"{self.folder}: {names} are an earlier and today's name of one weight")
+                raise CheckpointError(f"{self.folder}: {names} are the old and the new name of one weight; remove one")
         self.tensors = found
 
     def member(self, name: str) -> Path:
@@ -344,7 +344,7 @@ def _identity(path: Path) -> Identity:
 
 
 def weight_map(path: Path) -> dict[str, str]:
-    """The `weight_map` of an index: tensor name -> file name beside the index. `metadata` is optional."""
+    """The `weight_map` of an index: tensor name -> file name next to the index. `metadata` is optional."""
     places = read_json(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{path}: weight_map must be an object that maps tensor names to file names")

@@ -1,4 +1,4 @@
-"""The one way to write a repo: built beside its place, checked, synced, and put into place in one step."""
+"""The one way to write a repo: built next to its place, checked, synced, and put into place in one step."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

@@ -6,7 +6,7 @@ weight file that a user names it may be any one of `WRAPPERS`. Two of them in on
 with names like a module's ("head.weight"), are refused, because it would be a guess which is the model. Everything
 else is refused too; there is no fallback.
 
-In the zip files of today torch only says what tensors there are and where their data lies; the data is read like that
+In today's zip files torch only says which tensors there are and where their data lies; the data is read like that
 of a safetensors file, so nothing is mapped into memory and a file cut short meanwhile is an error. Files from before
 torch 1.6 are read whole, and by a torch that does not say where data lies (2.6) all are.
 """
@@ -50,7 +50,7 @@ def headers(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> list[Tensor
 
 
 def load(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> dict[str, Tensor]:
-    """All tensors of a pickled file, its checksums compared; the arguments and errors are those of `headers`."""
+    """All tensors of a pickled file, its checksums compared; the arguments and errors are as in `headers`."""
     with open_regular(path) as file:
         check_sums(file, path)
         if not (_is_zip(file, path) and TELLS_PLACES):

@@ -1,4 +1,4 @@
-"""Regular files, opened for reading without waiting for what is none."""
+"""Regular files, opened for reading without waiting for anything else."""
 
 import os
 import stat

@@ -96,7 +96,7 @@ def read_header(file: BinaryIO, path: Path) -> list[TensorInfo]:
     length = int.from_bytes(start[:8], "little")
     if length > MAX_HEADER or length > size - 8:
         raise CheckpointError(
-            f"{path}: damaged, or no safetensors file: its header claims {length} bytes "
+            f"{path}: damaged, or not a safetensors file: its header claims {length} bytes "
             f"(file: {size}, limit: {MAX_HEADER}); download it again"
         )
     file.seek(8)
@@ -267,7 +267,7 @@ class SafetensorsWriter:
         if (tensor.dtype, tuple(tensor.shape)) != (info.dtype, info.shape):
             raise ConversionError(
                 f"{self.path}: {shown(name)} is {tensor.dtype} {list(tensor.shape)}, "
-                f"planned was {info.dtype} {list(info.shape)}"
+                f"not {info.dtype} {list(info.shape)} as planned"
             )
         self.write_parts(name, [tensor])
 

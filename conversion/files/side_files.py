@@ -237,8 +237,8 @@ def _return_stored(checkpoint: Checkpoint, name: str, names: set[str], target: P
         _copy(checkpoint, f"{STORE}/{name}", target / name)
     else:
         raise ConversionError(
-            f"{checkpoint.folder / STORE / name}: missing, which the official checkpoint held; get the whole repo "
-            "again, or delete conversion.json for a checkpoint without it"
+            f"{checkpoint.folder / STORE / name}: missing, and the official checkpoint had it; download the whole "
+            "repo again, or delete conversion.json for a checkpoint without it"
         )
 
 

@@ -46,7 +46,7 @@ SENTENCE_FILES = (
     "[0-9]*_Dense/pytorch_model.bin",
     "[0-9]*_Dense/model.safetensors",
 )
-"""What `sentence-transformers` reads besides the model, as names and patterns of names."""
+"""The files that `sentence-transformers` reads in addition to the model, as names and patterns of names."""
 LEGAL = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY|USAGE_POLICY|ACCEPTABLE_USE)[\w.-]*", re.IGNORECASE)
 """Licences and what belongs to them; they travel with the weights."""
 GENERATION = re.compile(r"generation_config(_for_\w+)?\.json")
@@ -76,7 +76,7 @@ class Source:
         path: a folder, or one weight file.
         hub_id: its Hub id, if it was fetched.
         config: the JSON file with the settings of a weight file.
-        listing: names of all files of a fetched repo, fetched or not; None where nobody could be asked.
+        listing: names of all files of a fetched repo, fetched or not; None where it could not be fetched.
     """
 
     path: Path
@@ -115,7 +115,7 @@ def folder_of(source: str | PathLike[str], revision: str | None = None) -> Path 
     """The folder a source names, or None if it can only be a Hub id.
 
     Raises:
-        ConversionError: it is neither, or a folder of which a revision is asked for.
+        ConversionError: it is neither, or a folder, with a revision.
     """
     text = os.fspath(source)
     folder = Path(text)

@@ -1,4 +1,4 @@
-"""Bounds on `tokenizer.json`: what it makes of a text may not be thousands of times as long as the text.
+"""Bounds on `tokenizer.json`: its output may not be thousands of times as long as the text.
 
 The tokenizers library does what the file says. A few replacements in a row turn a word into terabytes, and where Python
 would raise MemoryError, Rust ends the process.
@@ -16,7 +16,7 @@ from .sizes import format_size
 from .sources import VOCABULARIES
 
 MOST_BYTES = 1 << 28
-"""The size up to which the files of a tokenizer are read; those of large vocabularies have a tenth of it."""
+"""The size up to which the files of a tokenizer are read; files of large vocabularies have a tenth of it."""
 MOST_GROWTH = 1000
 """How many times as long as a text, or how many tokens longer, each part of a tokenizer may make it."""
 PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "decoder")
@@ -27,7 +27,7 @@ ADDED = ("prepend", "continuing_subword_prefix", "end_of_word_suffix")
 def check_bounds(folder: Path) -> None:
     """Check the size of a tokenizer's files, and what `tokenizer.json` makes of a text.
 
-    A file that cannot be read passes: whoever loads it says what is wrong.
+    A file that cannot be read passes: loading it gives the error.
 
     Raises:
         ConversionError: naming the file and the part.

@@ -1,4 +1,4 @@
-"""The tokenizer next to a model: which class it is, whether it can be read here, whether a copy does what it does."""
+"""The tokenizer next to a model: which class it is, whether it can be read here, whether a copy agrees."""
 
 import importlib.util
 from collections.abc import Callable
@@ -119,11 +119,11 @@ def compare_tokenizers(original: PreTrainedTokenizerBase | None, target: Path) -
         return "tokenizers not compared: the source's cannot be loaded here"
     if original is None or copied is None:
         which = "the copied tokenizer" if copied is None else "the source's tokenizer, unlike its copy,"
-        raise ConversionError(f"{target}: {which} cannot be loaded; mend the source's tokenizer, or remove its files")
+        raise ConversionError(f"{target}: {which} cannot be loaded; fix the source's tokenizer, or remove its files")
     with quiet():
         unlike = differences(original, copied)
     if unlike:
-        kinds = f"AutoTokenizer takes {type(copied).__name__} for it, and {type(original).__name__} for the source"
+        kinds = f"AutoTokenizer loads it as {type(copied).__name__}, and the source as {type(original).__name__}"
         raise ConversionError(
             f"the copied tokenizer differs from the source's in {', '.join(unlike)}: {kinds}; verify=False writes it "
             "all the same, and then name the class when you load it"
@@ -163,7 +163,7 @@ def _outcome(probe: Callable[[Any], Any], tokenizer: Any) -> Any:
 def rewritten(settings: dict[str, Any], original: PreTrainedTokenizerBase | None) -> tuple[dict[str, Any], list[str]]:
     """`tokenizer_config.json` as our repo has it: without code to load, and with the class that really loads.
 
-    `AutoTokenizer` goes by `model_type` before it goes by the entry, and ours is not the source's, so the class must be
+    `AutoTokenizer` looks at `model_type` before the entry, and ours is not the source's, so the class must be
     written down.
 
     Args:

@@ -1,4 +1,4 @@
-"""Official tensors that no model uses, kept beside the weights so that the way back is exact.
+"""Official tensors that no model uses, kept next to the weights so that the way back is exact.
 
 Old checkpoints hold buffers that are computed today (`position_ids`), or weights their own class never reads (a pooler
 under another head). They go into a subfolder, where nothing mistakes them for the model's.
@@ -83,8 +83,8 @@ def unused_groups(checkpoint: Checkpoint, names: list[str], dtype: torch.dtype |
         info = infos.get(name)
         if info is None:
             raise ConversionError(
-                f"{path}: {shown(name)} is missing, which the official checkpoint held; get the whole repo again, or "
-                "delete conversion.json for a checkpoint without it"
+                f"{path}: {shown(name)} is missing, which the official checkpoint had; download the whole repo again, "
+                "or delete conversion.json for a checkpoint without it"
             )
         kind = dtype if dtype is not None and info.dtype.is_floating_point else info.dtype
         groups.append(Group((), (Target(name, kind, tuple(info.shape)),), _Read(info)))

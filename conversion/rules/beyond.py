@@ -31,5 +31,5 @@ class LayersBeyond:
         return bool(separator) and NUMBER.fullmatch(number) is not None and int(number) >= self.layers
 
     def among(self, names: Iterable[str]) -> list[str]:
-        """Those of some tensors that belong to one."""
+        """The tensors, out of some, that belong to one."""
         return [name for name in names if self.holds(name)]

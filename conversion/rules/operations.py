@@ -129,7 +129,7 @@ class Split:
         whole = (*first[: self.dim], sum(self.sizes), *first[self.dim + 1 :])
         if len(first) <= self.dim or self.forward_shapes([whole]) != list(shapes):
             parts = [list(shape) for shape in shapes]
-            raise ConversionError(f"shapes {parts} are no parts of sizes {list(self.sizes)} along axis {self.dim}")
+            raise ConversionError(f"shapes {parts} are not parts of sizes {list(self.sizes)} along axis {self.dim}")
         return [whole]
 
 
@@ -271,7 +271,9 @@ class Copies:
 
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         if len(shapes) != self.count or len({tuple(shape) for shape in shapes}) != 1:
-            raise ConversionError(f"shapes {[list(shape) for shape in shapes]} are not those of {self.count} copies")
+            raise ConversionError(
+                f"shapes {[list(shape) for shape in shapes]} are not {self.count} equal ones, as copies have"
+            )
         return [tuple(shapes[0])]
 
     def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
@@ -288,7 +290,7 @@ class ZeroBias:
     op: Operation
 
     def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Never asked for: what comes in from such a layout has its bias."""
+        """Never used: what comes in from such a layout has its bias."""
         raise ConversionError("a bias is not left out")
 
     def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:

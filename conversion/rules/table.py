@@ -1,4 +1,4 @@
-"""The conversion engine: one table of rules, planned from headers alone, run group by group, reversed by code.
+"""The conversion engine: one table of rules, planned from only the headers, run group by group, reversed by code.
 
 A rule says which tensors of the official layout make which tensors of ours, and through which operation. Names may
 hold numbered placeholders: `model.layers.{layer}.mlp.up_proj.weight` stands for every layer. Names that come from a
@@ -116,7 +116,9 @@ class Group:
         tensors = self.op.forward([read(name) for name in self.sources])
         for target, tensor in zip(self.targets, tensors, strict=True):
             if tuple(tensor.shape) != target.shape:
-                raise ConversionError(f"{shown(target.name)} is {list(tensor.shape)}, planned was {list(target.shape)}")
+                raise ConversionError(
+                    f"{shown(target.name)} is {list(tensor.shape)}, not {list(target.shape)} as planned"
+                )
         return [(target.name, tensor.to(target.dtype)) for target, tensor in zip(self.targets, tensors, strict=True)]
 
 
@@ -173,7 +175,7 @@ def _without(parts: Sequence[str], places: Sequence[int]) -> str:
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
-    """Those of the names that one of the patterns, which may hold placeholders, stands for."""
+    """The names that one of the patterns, which may hold placeholders, stands for."""
     compiled = [_Pattern(pattern) for pattern in patterns]
     return {name for name in names if any(pattern.match(name) is not None for pattern in compiled)}
 
@@ -222,7 +224,7 @@ class RuleTable:
         dtype: torch.dtype | None = None,
         rest: bool = False,
     ) -> list[Group]:
-        """The groups that convert `tensors`, in the order of their first tensor, from the headers alone.
+        """The groups that convert `tensors`, in the order of their first tensor, from only the headers.
 
         Args:
             tensors: name -> header of every tensor of the checkpoint (`Checkpoint.tensors`).

@@ -58,7 +58,7 @@ def group_size(official: Mapping[str, Any]) -> int | None:
     lines += [f"{shown(name)} is not understood" for name in entries if name not in (*_WANTED, *_FREE)]
     size = entries.get("group_size", 128)
     if type(size) is not int or not (size == -1 or size > 0):
-        lines.append(f"group_size is {_told(size)}, no positive integer and not -1")
+        lines.append(f"group_size is {_told(size)}, not a positive integer or -1")
     if lines:
         raise ConversionError(
             f"config.json: {FIELD}: an AWQ checkpoint must have 4 bits and zero points, in the gemm layout, to be "
@@ -111,11 +111,11 @@ class Dequantize:
         words, zeros, scales = shapes
         lines = [f"{name} {list(shape)}" for name, shape in zip(PARTS, shapes, strict=True)]
         if not all(len(shape) == 2 and min(shape) > 0 for shape in shapes):
-            raise ConversionError(f"{', '.join(lines)} are no matrices")
+            raise ConversionError(f"{', '.join(lines)} are not all matrices")
         inputs, outputs = words[0], words[1] * 8
         groups = scales[0]
         if inputs % groups or tuple(zeros) != (groups, words[1]) or scales[1] != outputs:
-            raise ConversionError(f"{', '.join(lines)} do not belong together")
+            raise ConversionError(f"{', '.join(lines)} do not fit together")
         return [(outputs, inputs)]
 
     def inverse_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:

@@ -1,4 +1,4 @@
-"""Experts in files: three matrices for each expert, where the official class has those of all experts in one tensor.
+"""Experts in files: three matrices for each expert, where the official class stacks all experts in one tensor.
 
 E experts, C hidden size, I inner width of an expert.
 """

@@ -36,7 +36,7 @@ class Mxfp4:
     def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
         blocks, scales = shapes
         if len(blocks) != 4 or blocks[3] != 16 or tuple(blocks[:3]) != tuple(scales):
-            raise ConversionError(f"blocks {list(blocks)} and scales {list(scales)} are no MXFP4 weights")
+            raise ConversionError(f"blocks {list(blocks)} and scales {list(scales)} are not MXFP4 weights")
         return [(*blocks[:2], blocks[2] * 32)]
 
     def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:

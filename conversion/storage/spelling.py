@@ -9,7 +9,7 @@ class Spelling(Protocol):
     """A change of names that can be undone."""
 
     def todays(self, name: str) -> str:
-        """The name that the official class of today gives to what a checkpoint calls `name`."""
+        """The name that today's official class gives to what a checkpoint calls `name`."""
 
     def stored(self, name: str) -> str:
         """The way back."""

@@ -47,7 +47,7 @@ def _written_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class RopeByLayerType(Rope):
-    """Rotary parameters of each layer type; those of a type that no layer has say nothing."""
+    """Rotary parameters of each layer type, without types that no layer has."""
 
     def read(self, official):
         """See `Value.read`."""
@@ -70,7 +70,7 @@ class RotaryPart:
         size = official.config.hidden_size // official.config.num_attention_heads
         rotated = official.config.rotary_dim
         if not isinstance(rotated, int):
-            raise ConversionError(f"config.json: rotary_dim is {shown(rotated)}, no number of channels")
+            raise ConversionError(f"config.json: rotary_dim is {shown(rotated)}; it must be a number of channels")
         part = rotated / size
         part = part if int(part * size) == rotated else math.nextafter(part, 2.0)
         return {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": part}}

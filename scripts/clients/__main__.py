@@ -1,6 +1,6 @@
 """Run other people's tools on our models and on transformers' own, and write the table of docs/clients.md.
 
-Each tool has a script beside this one, which runs in an environment of its own where the tool needs packages that the
+Each tool has a script next to this one, which runs in an environment of its own where the tool needs packages that the
 first one lacks. A row that is not the same on both sides must be one of `accepted.py`, within its bound or with its
 error, and what is accepted must happen; otherwise this ends with 1 and names the row.
 
@@ -171,7 +171,7 @@ def main() -> int:
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"default: all of {', '.join(CLIENTS)}")
     parser.add_argument("--quick", action="store_true", help="what every change is tried with; the page stays as it is")
     parser.add_argument("--arguments", help="for the scripts, such as models; the page stays as it is")
-    parser.add_argument("--fresh", action="store_true", help="build the environments anew")
+    parser.add_argument("--fresh", action="store_true", help="rebuild the environments")
     options = parser.parse_args()
     if unknown := set(options.clients) - set(CLIENTS):
         parser.error(f"no such client: {', '.join(sorted(unknown))}")

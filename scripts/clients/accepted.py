@@ -23,7 +23,7 @@ class Accepted:
         ours: how what our side says begins, where it fails. `theirs` likewise.
 
     Raises:
-        ValueError: no reason, no models; a bound that is no number, or one where a side fails, or none where both work.
+        ValueError: no reason or models; a bound that is no number, with a failing side, or missing where both work.
     """
 
     tool: str

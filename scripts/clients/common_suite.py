@@ -69,7 +69,7 @@ def fetch(version: str) -> Path:
 
 
 def put_generation_tests(sources: Path, version: str, left_out: bool) -> None:
-    """Lay the generation tests beside the others, fetched once; an empty stand-in where they are left out.
+    """Put the generation tests next to the others, fetched once; an empty stand-in where they are left out.
 
     Raises:
         SystemExit: they cannot be fetched.

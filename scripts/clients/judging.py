@@ -25,7 +25,7 @@ class Judged:
 def differs(row: dict) -> bool:
     """Whether a row is anything but the same on both sides. What transformers skips, ours may do."""
     fine = row["ours"] == WORKS and (row["theirs"] == WORKS or row["theirs"].startswith("skipped"))
-    return not (fine and row["difference"] <= TOLERANCE)  # no number is no difference that is small
+    return not (fine and row["difference"] <= TOLERANCE)  # NaN is not a small difference
 
 
 def judge(tool: str, rows: list[dict], whole: bool, entries: Iterable[Accepted] = ACCEPTED) -> Judged:

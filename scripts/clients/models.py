@@ -47,7 +47,7 @@ MODELS = {
     "bart": ("bart", "EncoderDecoderForConditionalGeneration", {**PAIR, "max_position_embeddings": 128}),
 }
 MERGED = ("qwen3", "gpt2", "bert-classifier", "t5-v1.1")
-"""Those of which there is a second one, NAME-2, with other weights."""
+"""The models that have a second one, NAME-2, with other weights."""
 
 
 def tokenizer(ends: bool) -> PreTrainedTokenizerFast:

@@ -43,7 +43,7 @@ sys.meta_path.insert(0, _Refuse())
 def report(
     client: str, job: str, model: str, ours: str, theirs: str, difference: float = 0.0, unequal: str = ""
 ) -> None:
-    """Print a row: what came of a job with our model and with transformers' own. `judging.py` says what that is worth.
+    """Print a row: the results of a job with our model and with transformers' own. `judging.py` judges them.
 
     Args:
         client: the name of the client's distribution.

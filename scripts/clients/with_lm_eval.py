@@ -13,7 +13,7 @@ def requests(kind: str, arguments: list[tuple]) -> list[Instance]:
 
 
 def model_of(name: str, folder: str, rows: int) -> HFLM:
-    """A model, which is told nothing of its kind, for batches of so many rows."""
+    """A model, without a hint of its kind, for batches of so many rows."""
     model = HFLM(pretrained=folder, trust_remote_code=True, device="cpu", batch_size=rows)
     if model.backend != BACKENDS[name]:
         raise RuntimeError(f"lm-eval takes it for a {model.backend} model")

@@ -32,7 +32,7 @@ def recipe(method: str, first: str, second: str) -> dict:
 
 
 def run(name: str, method: str, folder: str) -> list:
-    """What the merged model says."""
+    """The merged model's outputs."""
     second = str(MODELS / (f"{name}-2-official" if folder.endswith("-official") else f"{name}-2"))
     plan = MergeConfiguration.model_validate(recipe(method, folder, second))
     with tempfile.TemporaryDirectory() as merged:

@@ -96,7 +96,7 @@ def inputs(task: str | None) -> dict:
 
 
 def run(model: str, method: str, folder: str) -> dict:
-    """Losses of three steps, the logits, those of the saved and loaded adapter, and of the merged model."""
+    """Losses of three steps, the logits, also of the saved and loaded adapter and of the merged model."""
     task, auto = TASKS[model], AUTO[TASKS[model]]
     base = auto.from_pretrained(folder, **TRUST)
     torch.manual_seed(0)

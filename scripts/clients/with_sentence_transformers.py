@@ -43,7 +43,7 @@ def trained(folder: str) -> list:
 
 
 def scores(folder: str) -> list:
-    """What a cross-encoder says of pairs."""
+    """A cross-encoder's scores of pairs."""
     model = CrossEncoder(folder, num_labels=1, device="cpu", **TRUST)
     return [model.predict(list(zip(TEXTS, reversed(TEXTS), strict=True)), convert_to_tensor=True)]
 

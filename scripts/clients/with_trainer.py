@@ -46,7 +46,7 @@ def rows(name: str, tokenizer) -> list[dict]:
 
 
 def run(name: str, way: str, folder: str) -> dict:
-    """Losses of each step, and what the trained model says."""
+    """Losses of each step, and the trained model's outputs."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = AUTO[name].from_pretrained(folder, **TRUST)
     data = rows(name, tokenizer)

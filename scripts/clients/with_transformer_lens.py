@@ -1,6 +1,6 @@
 """TransformerLens: what its hooks see and change, with the adapter of examples/look_inside.py. Usage: ... MODELS
 
-Its own adapters for the official classes stand beside.
+Its own adapters for the official classes are compared.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Blockformer: every classic Transformer, from one small set of blocks, natively Hugging Face.
 
 Once this package is imported, the Auto classes of transformers know its models. It imports neither torch nor
-transformers before something of the model is asked for.
+transformers before something of the model is needed.
 """
 
 import importlib
@@ -14,7 +14,8 @@ from .on_import import watch_imports
 if TYPE_CHECKING:
     from .api import *
     from .conversion import convert, from_official
-    from .training.callbacks import ExpertLoad, StopOnNonFiniteLoss, last_complete_checkpoint
+    from .training.callbacks import ExpertLoad, StopOnNonFiniteLoss
+    from .training.checkpoints import last_complete_checkpoint
     from .trust import upgrade, verify
 
 __all__ = [
@@ -64,13 +65,13 @@ __all__ = [
     "warm_up",
 ]
 
-# The modules of public names that are elsewhere than in `api`, for they bring more libraries along.
+# The modules of public names outside of `api`, because they import more libraries.
 _ELSEWHERE = {
     "ExpertLoad": "training.callbacks",
     "StopOnNonFiniteLoss": "training.callbacks",
     "convert": "conversion",
     "from_official": "conversion",
-    "last_complete_checkpoint": "training.callbacks",
+    "last_complete_checkpoint": "training.checkpoints",
     "upgrade": "trust",
     "verify": "trust",
 }

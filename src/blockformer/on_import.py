@@ -1,4 +1,4 @@
-"""What happens when other modules are imported, so that `import blockformer` itself imports none of them.
+"""Hooks on the import of other modules, so that `import blockformer` itself imports none of them.
 
 - transformers' Auto classes learn of our configs as soon as they exist.
 - The first import of a part of the model, by whatever name, sets the whole package up (`api`).

@@ -1,6 +1,6 @@
 """Heads of self-attention taken out for good, which makes their layers narrower, and put back as zeros.
 
-A model without a head computes what it did with that head masked. Michel et al. (2019) find which ones can go by the
+A model without a head computes what it did with that head masked. Michel et al. (2019) find the removable ones by the
 gradient of `head_mask`.
 
 H heads, K key/value heads, D head size, C hidden size.
@@ -23,23 +23,23 @@ _OF_HEADS = re.compile(r"layers\.(\d+)\.self_attn\.(q_proj|k_proj|v_proj|q_norm|
 
 
 def prune_heads(model: PreTrainedModel, heads: Mapping[int, Sequence[int]]) -> PreTrainedModel:
-    """A new model without some of the heads of self-attention, smaller and quicker by their share.
+    """A new model without some of the heads of self-attention, which is smaller and faster accordingly.
 
-    It computes what the old one does with 0 for these heads in `head_mask`. Heads keep their numbers: a `head_mask` of
-    the new model still has all H columns, and what is pruned later is named as before. Cross-attention is left alone.
+    It computes what the old one does with 0 for these heads in `head_mask`. Heads keep their numbers, also in a
+    `head_mask` of the new model, which still has all H columns, and for later pruning. Cross-attention is unchanged.
 
     Args:
-        model: an encoder or a decoder of Blockformer's, bare or with any head; not changed.
-        heads: layer -> its heads to take out, from 0 to H - 1; those that share a key together, and never all. Heads
-            that are pruned already may be among them.
+        model: an encoder or a decoder of Blockformer, bare or with any head; it is not changed.
+        heads: layer -> its heads to remove, from 0 to H - 1; heads that share a key are removed together, and never
+            all. Heads that are pruned already may be among them.
 
     Returns:
         The new model, in evaluation mode, with the dtype and the device of the old one. Its config has `pruned_heads`.
 
     Raises:
         TypeError: the model is not one of Blockformer's.
-        ValueError: there are no such heads, or the model can have none pruned: an encoder-decoder, 4-bit weights, a
-            norm over all heads, disentangled positions.
+        ValueError: there are no such heads, or the model cannot be pruned: an encoder-decoder, 4-bit weights, a norm
+            over all heads, disentangled positions.
 
     Examples:
         >>> smaller = prune_heads(model, {0: [1, 3], 5: [0]})  # doctest: +SKIP
@@ -54,7 +54,7 @@ def prune_heads(model: PreTrainedModel, heads: Mapping[int, Sequence[int]]) -> P
 def restore_heads(model: PreTrainedModel) -> PreTrainedModel:
     """A new model with all heads again, whose weights are zero where they were pruned: the same function.
 
-    For what knows no `pruned_heads`: most official layouts, `blockformer.reshape`, training all heads anew.
+    For whatever does not know `pruned_heads`: most official layouts, `blockformer.reshape`, retraining all heads.
     """
     _config_of(model)
     return _with_pruned(model, None)

@@ -1,6 +1,6 @@
 """One model made into another: fewer layers, fewer key/value heads, experts, another topology.
 
-A topology is a setting here, so the weights of one are most of the weights of another. What comes out is a start for
+A topology is a setting here, so most weights of one fit another. The result is a starting point for
 training, not a finished model; `reshape` says for each change what it keeps.
 
 B batch, T length, C hidden size, H heads, K key/value heads, D head size, E experts, I inner width.
@@ -45,23 +45,23 @@ def reshape(
 ) -> PreTrainedModel:
     """A new model with the weights of another one, in another shape. It needs training.
 
-    - `layers` keeps some layers, in the order given; one that is named twice stands there twice.
+    - `layers` keeps some layers, in the order given; a layer that is named twice is repeated.
     - `kv_heads` replaces key and value heads by the means of groups of them (Ainslie et al., 2023).
     - `experts` copies each feed-forward network into that many experts with a random router (sparse upcycling,
-      Komatsuzaki et al., 2023). The scores of a token's experts sum to 1, so the model computes what it did before.
+      Komatsuzaki et al., 2023). The scores of a token's experts sum to 1, so the model computes the same as before.
     - `topology="encoder"` lets a decoder's tokens see the whole text (as LLM2Vec does, BehnamGhader et al., 2024); the
       language model head fills in masks. `"decoder"` is the way back.
-    - `topology="encoder-decoder"` makes both stacks of one, and cross-attention of self-attention (T5Gemma, Zhang et
-      al., 2025).
+    - `topology="encoder-decoder"` copies the stack into both, and self-attention into cross-attention (T5Gemma, Zhang
+      et al., 2025).
 
     Args:
-        model: a language model or a bare stack of Blockformer's, an encoder or a decoder; not changed.
+        model: an encoder or decoder of Blockformer, bare or with a language model head; it is not changed.
         topology: a key of `TOPOLOGIES`; None keeps it.
         layers: indices of layers.
-        kv_heads: key/value heads K, a divisor of today's.
+        kv_heads: key/value heads K, a divisor of the present number.
         experts: experts E of each layer.
         seed: for the routers.
-        changes: fields of the config that change besides, such as `decoder_start_token_id` or `sliding_window=None`.
+        changes: further fields of the config to change, such as `decoder_start_token_id` or `sliding_window=None`.
 
     Returns:
         The new model, in evaluation mode, with the dtype and the tied matrices of the old one.
@@ -76,12 +76,14 @@ def reshape(
     kind = config.model_type.removeprefix("blockformer_").replace("_", "-")
     head = type(model).__name__.removeprefix(TOPOLOGIES[kind][1]) if kind in TOPOLOGIES else ""
     if kind == "encoder-decoder" or head not in (*_WRITERS, "Model"):
-        fix = "give an encoder or decoder, bare or with a language model head"
+        fix = "use an encoder or decoder, bare or with a language model head"
         raise ValueError(f"{type(model).__name__} cannot be reshaped: {fix}.")
     if config.pruned_heads and (kv_heads is not None or topology == "encoder-decoder"):
-        raise ValueError("with pruned heads there is no such shape: give blockformer.restore_heads(model).")
+        what = "kv_heads" if kv_heads is not None else "topology='encoder-decoder'"
+        raise ValueError(f"{what} is not supported with pruned heads: reshape blockformer.restore_heads(model).")
     if getattr(config, "linear_bits", None) is not None:
-        raise ValueError("4-bit weights cannot be reshaped: convert the checkpoint with --dequantize first.")
+        fix = "convert the checkpoint with dequantize (--dequantize bfloat16) first"
+        raise ValueError(f"4-bit weights cannot be reshaped: {fix}.")
     if topology is not None and topology not in TOPOLOGIES:
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, not {topology!r}.")
     settings: Settings = {name: getattr(config, name) for name in axes_of(config)}
@@ -100,10 +102,10 @@ def reshape(
     with torch.device("meta"):
         wanted = new_class(new_config).state_dict()
     if lost := sorted(name for name in wanted if name not in weights):
-        raise ValueError(f"the new model has a weight {lost[0]} that the old one does not have: choose other settings.")
+        raise ValueError(f"the new model needs a weight {lost[0]} that the old one lacks: change the settings given.")
     spare = {name for name in weights if name not in wanted}
     if lost := sorted(name for name in spare if topology != "encoder-decoder" or ".cross_attn" not in name):
-        raise ValueError(f"the new model has no place for {lost[0]}: choose other settings.")
+        raise ValueError(f"the new model has no place for {lost[0]} of the old one: change the settings given.")
     weights = {name: tensor.clone() for name, tensor in weights.items() if name not in spare}
     made = new_class.from_pretrained(None, config=new_config, state_dict=weights, dtype=model.dtype)
     if made.can_generate() and model.can_generate():
@@ -114,13 +116,15 @@ def reshape(
 
 
 def _config_of(config_class: type[BlockformerConfig], settings: Settings, changed: set[str]) -> BlockformerConfig:
-    """A config of these settings, but those that its topology does not have and that say nothing."""
+    """A config of these settings, without neutral ones that its topology does not have."""
     known = axes(config_class) | own_fields(settings)
     defaults = {name: axis.default for each in TOPOLOGIES.values() for name, axis in _all_axes(each).items()}
     defaults |= {"router_aux_loss_coef": 0.0}
     for name, value in settings.items():
         if name not in known and (name in changed or value != defaults.get(name)):
-            raise ValueError(f"{config_class.model_type} has no {name}, which is {value!r} here.")
+            raise ValueError(
+                f"{config_class.__name__} has no {name}, and the model has {name}={value!r}: use another topology."
+            )
     return config_class(**{name: value for name, value in settings.items() if name in known})
 
 
@@ -133,9 +137,11 @@ def _keep_layers(settings: Settings, weights: Weights, layers: Sequence[int]) ->
     """Renumber the layers that stay; lists of the config that have an entry for each layer follow."""
     count = settings["num_hidden_layers"]
     if settings.get("num_hidden_groups"):
-        raise ValueError("layers cannot be chosen where they share weights: set num_hidden_layers instead.")
+        raise ValueError(
+            "layers cannot be given for a model whose layers share weights: set num_hidden_layers instead."
+        )
     if not layers or not all(0 <= layer < count for layer in layers):
-        raise ValueError(f"layers must be some of 0 to {count - 1}, not {list(layers)}.")
+        raise ValueError(f"layers must list numbers from 0 to {count - 1}, not {list(layers)}.")
     for name, value in settings.items():
         if isinstance(value, list) and name in ("layer_types", "rope_layers", "mlp_layer_types"):
             settings[name] = [value[layer] for layer in layers]
@@ -160,7 +166,7 @@ def _pool_heads(settings: Settings, weights: Weights, kv_heads: int) -> Weights:
     """Keys and values [K * D, ...] -> [N * D, ...], each head the mean of those whose place it takes."""
     before, size = settings["num_key_value_heads"], settings["head_dim"]
     if kv_heads < 1 or before % kv_heads:
-        raise ValueError(f"kv_heads must divide the {before} key/value heads that there are, not be {kv_heads}.")
+        raise ValueError(f"kv_heads must divide the model's {before} key/value heads, and {kv_heads} does not.")
     settings["num_key_value_heads"] = kv_heads
 
     def pooled(tensor: Tensor) -> Tensor:
@@ -180,9 +186,12 @@ def _pool_heads(settings: Settings, weights: Weights, kv_heads: int) -> Weights:
 def _copy_into_experts(settings: Settings, weights: Weights, experts: int, seed: int) -> Weights:
     """Each gated feed-forward network as E experts: gate and up in one, [E, 2 I, C], down [E, C, I], router [E, C]."""
     if settings.get("num_experts"):
-        raise ValueError("the model has experts already.")
+        raise ValueError(f"the model already has experts ({settings['num_experts']} in a layer): leave experts out.")
     if settings["mlp_bias"] or not settings["gated_mlp"]:
-        raise ValueError("experts are gated feed-forward networks without biases; the model's are not.")
+        raise ValueError(
+            "experts can only be copied from gated feed-forward networks without biases; the model has "
+            f"gated_mlp={settings['gated_mlp']} and mlp_bias={settings['mlp_bias']}."
+        )
     generator = torch.Generator().manual_seed(seed)
     width = settings["hidden_size"]
     std = settings["initializer_range"] or width**-0.5
@@ -205,7 +214,7 @@ def _in_two_stacks(settings: Settings, weights: Weights) -> Weights:
     """The stack as encoder and as decoder, whose cross-attention begins as its self-attention."""
     settings["decoder_layers"] = settings["num_hidden_layers"]
     if settings.pop("add_cross_attention", False):
-        raise ValueError("the model has cross-attention already.")
+        raise ValueError("the decoder already has cross-attention: an encoder-decoder needs one without.")
     if settings["sliding_window"] is None:
         del settings["layer_types"]
     if settings.get("decoder_start_token_id") is None:

@@ -112,7 +112,7 @@ def test_a_weight_file_is_converted_with_its_settings(capsys, tmp_path):
     arguments = ["convert", tmp_path / "weights.pt", tmp_path / "dst", "--family", "article-gpt"]
     call(*arguments, status=1)
     error = capsys.readouterr().err
-    assert error.startswith("error: the family 'article-gpt' needs --config")
+    assert error.startswith("error: the family 'article-gpt' needs config (--config)")
     assert error.count("\n") == 1
     call(*arguments, "--config", tmp_path / "settings.json", status=3)  # converted, with nothing to compare it with
     out = capsys.readouterr().out
@@ -150,8 +150,11 @@ def test_export_makes_a_repo_of_a_saved_model(capsys, tmp_path):
         (["convert", "{source}", "{tmp}/dst", "--family", "qwen4"], "there is no family 'qwen4'"),
         (["convert", "{source}", "{tmp}/dst", "--max-shard-size", "big"], "'big'"),
         (["convert", "{tmp}/nowhere", "{tmp}/dst"], "no such folder"),
-        (["convert", "{source}", "{tmp}/dst", "--config", "{source}/config.json"], "--config is for a weight file"),
-        (["convert", "{source}/model.safetensors", "{tmp}/dst"], "give --config and --family article-gpt"),
+        (
+            ["convert", "{source}", "{tmp}/dst", "--config", "{source}/config.json"],
+            "config (--config) is only for an article's weight file",
+        ),
+        (["convert", "{source}/model.safetensors", "{tmp}/dst"], "give config (--config) and family (--family)"),
         (["export", "{source}", "{tmp}/dst"], "`blockformer convert` makes a repo of it"),
         (["inspect", "{tmp}/nowhere/config.json"], "no such file"),
         (["inspect", "{tmp}/nowhere"], "no such folder"),

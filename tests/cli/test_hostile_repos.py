@@ -68,7 +68,9 @@ TEMPLATES = {
     "{% if %}": "TemplateSyntaxError",
     "{{ raise_exception('" + STEERING + "') }}": "TemplateError",
     "": "it writes nothing",
-    "{% for i in range(99999) %}" + "a" * 99 + "{% endfor %}": "9,899,901 characters, and the model reads 96 tokens",
+    "{% for i in range(99999) %}"
+    + "a" * 99
+    + "{% endfor %}": "9,899,901 characters, too many for the model's 96 tokens",
 }
 
 

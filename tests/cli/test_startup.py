@@ -44,16 +44,20 @@ def test_help_and_wrong_arguments_come_before_torch(tmp_path):
         (["convert", model, new, "--to", "gguf"], 1, "--to must be one of"),
         (["convert", model, new, "--family", "qwen4"], 1, "Did you mean 'qwen3'?"),
         (["convert", model, new, "--dtype", "int3"], 1, "dtype must be one of"),
-        (["convert", model, new, "--dequantize", "bf16", "--dtype", "bf16"], 1, "--dequantize goes"),
+        (
+            ["convert", model, new, "--dequantize", "bf16", "--dtype", "bf16"],
+            1,
+            "(--dequantize) cannot be combined with",
+        ),
         (["convert", model, new, "--max-shard-size", "big"], 1, "'big'"),
-        (["convert", weights, new, "--family", "article-gpt"], 1, "needs --config"),
-        (["convert", weights, new], 1, "give --config and --family article-gpt"),
+        (["convert", weights, new, "--family", "article-gpt"], 1, "needs config (--config)"),
+        (["convert", weights, new], 1, "give config (--config) and family (--family)"),
         (["export", f"{model}/nowhere", new], 1, "no such folder"),
         (["export", model, there], 1, "exists already"),
         (["inspect", f"{model}/nowhere/config.json"], 1, "no such file"),
-        (["demo", "--output", model], 1, "holds what no demo made"),
+        (["demo", "--output", model], 1, "holds files that the demo did not make"),
         (["lab", f"{model}/nowhere.yaml"], 1, "there is no file"),
-        (["lab", f"{model}/config.json", "--shard", "4/3"], 2, "--shard is like 3/8"),
+        (["lab", f"{model}/config.json", "--shard", "4/3"], 2, "--shard must be like 3/8"),
     ]
     command = [sys.executable, "-c", EACH, json.dumps([arguments for arguments, _, _ in cases])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -139,11 +139,11 @@ def test_what_cannot_be_talked_to_or_measured_is_said(official, tmp_path, capsys
     (tmp_path / "one.txt").write_text("a", encoding="utf-8")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
     for arguments, named in (
-        (("chat", tmp_path / "encoder"), "is no causal language model"),
-        (("eval", tmp_path / "encoder", tmp_path / "one.txt"), "is no causal language model"),
+        (("chat", tmp_path / "encoder"), "is not a causal language model"),
+        (("eval", tmp_path / "encoder", tmp_path / "one.txt"), "is not a causal language model"),
         (("eval", folder, tmp_path / "none.txt"), "there is no file"),
-        (("eval", folder, tmp_path / "one.txt"), "two are needed"),
-        (("eval", folder, tmp_path / "bytes.txt"), "no UTF-8 text"),
+        (("eval", folder, tmp_path / "one.txt"), "at least two are needed"),
+        (("eval", folder, tmp_path / "bytes.txt"), "not UTF-8 text"),
     ):
         code, told = run(capsys, *arguments)
         assert code == 1
@@ -152,7 +152,7 @@ def test_what_cannot_be_talked_to_or_measured_is_said(official, tmp_path, capsys
     (folder / "tokenizer_config.json").unlink()
     code, told = run(capsys, "chat", folder)
     assert code == 1
-    assert "there is no tokenizer beside the model" in " ".join(told.err.split())
+    assert "the model has no tokenizer" in " ".join(told.err.split())
 
 
 def test_a_full_context_forgets_the_first_messages_and_the_chat_goes_on(official, monkeypatch, capsys):

@@ -255,9 +255,7 @@ def test_a_sample_that_does_not_tell_is_refused(tmp_path):
     state["lm_head.weight"] = torch.zeros_like(state["lm_head.weight"])
     ids = tokens(61, 21).tolist()
     nothing = {**config, "sample": {"input": ids[:-1], "targets": ids[1:]}}
-    refused(
-        tmp_path / "nothing", "article-transformer", state, nothing, 'does not tell where the norms stand .*"norms"'
-    )
+    refused(tmp_path / "nothing", "article-transformer", state, nothing, 'does not show where the norms are .*"norms"')
     outside = {**config, "sample": {"input": [61], "targets": [1]}}
     refused(tmp_path / "outside", "article-transformer", state, outside, "the sample cannot be run")
     uneven = {**config, "sample": {"input": [1, 2], "targets": [1]}}
@@ -365,7 +363,7 @@ def test_the_fourth_articles_generate_writes_its_text(tmp_path, printed):
         assert torch.equal(alone.generate(ids, max_new_tokens=14, **way), want)
     want = written_by_the_article(module, ids, 14, greedy=True)
     assert torch.equal(alone.generate(input_ids=ids, max_new_tokens=14, do_sample=False), want)
-    with pytest.raises(ValueError, match="knows no num_beams"):
+    with pytest.raises(ValueError, match="does not take num_beams"):
         alone.generate(ids, num_beams=2)
 
 
@@ -598,10 +596,14 @@ def test_options_that_do_not_belong_together(tmp_path):
         assert not dst.exists()
         return str(caught.value)
 
-    assert "'article-gpt' needs --config" in message(path, family="article-gpt")
-    assert "give --config and --family article-gpt, " in message(path)
-    assert "--config is for a weight file, with --family article-gpt" in message(path, config=settings)
-    assert "--config is for a weight file" in message(path.parent, family="gpt2", config=settings)
+    assert "'article-gpt' needs config (--config)" in message(path, family="article-gpt")
+    assert "give config (--config) and family (--family), one of article-gpt, " in message(path)
+    assert "config (--config) is only for an article's weight file, with family (--family) article-gpt" in message(
+        path, config=settings
+    )
+    assert "config (--config) is only for an article's weight file" in message(
+        path.parent, family="gpt2", config=settings
+    )
     assert "not a folder" in message(path, family="gpt2")
     assert "a folder; for this family name the weight file" in message(
         path.parent, family="article-gpt", config=settings
@@ -609,9 +611,9 @@ def test_options_that_do_not_belong_together(tmp_path):
     assert "no such file" in message(tmp_path / "nowhere.pt", family="article-gpt", config=settings)
     assert "must end in .bin, .pt, .pth, .safetensors" in message(settings, family="article-gpt", config=settings)
     assert "cannot be opened: No such file" in message(path, family="article-gpt", config=tmp_path / "no.json")
-    assert "read and not written" in message(path, family="article-gpt", config=settings, to_official=True)
+    assert "read but not written" in message(path, family="article-gpt", config=settings, to_official=True)
     assert "there is no family 'article-gtp'" in message(path, family="article-gtp", config=settings)
-    with pytest.raises(ConversionError, match="needs --config"):
+    with pytest.raises(ConversionError, match=r"needs config \(--config\)"):
         from_official(path, family="article-gpt")
 
 
@@ -646,7 +648,7 @@ def test_articles_are_taken_by_name_alone(tmp_path):
     for name, (make, config) in MODELS.items():
         ours = load(tmp_path / name, name, make(config), config).config
         assert ARTICLES[name].differences(ours)
-        with pytest.raises(ConversionError, match="read and not written"):
+        with pytest.raises(ConversionError, match="read but not written"):
             ARTICLES[name].config_to(ours)
         if name != "article-gpt":  # sinusoids without Marian's order: no official family has them
             with pytest.raises(ConversionError, match=r"the nearest, '(?!article)"):
@@ -967,7 +969,7 @@ def test_one_vocabulary_for_both_sides_of_the_third_article(tmp_path):
 
 def test_the_settings_may_deny_that_equal_weights_are_one_and_must_not_tie_unequal_ones(tmp_path):
     module, tied = GPT(GPT_CONFIG), {**GPT_CONFIG, "tie_word_embeddings": True}
-    refused(tmp_path / "other", "article-gpt", module.state_dict(), tied, "which is the model")
+    refused(tmp_path / "other", "article-gpt", module.state_dict(), tied, "set it to false, or fix one")
     with torch.no_grad():
         module.out_head.weight.copy_(module.token_embedding.weight)
     ours = load(tmp_path / "equal", "article-gpt", module, {**GPT_CONFIG, "tie_word_embeddings": False})

@@ -212,10 +212,10 @@ def damaged(tensors, part, change):
     [
         ("qweight", None, r"up_proj\.qweight"),
         ("scales", None, r"up_proj\.scales"),
-        ("qweight", lambda t: t[:, :-1], "shape|belong together"),
-        ("qweight", lambda t: t[:-1], "shape|belong together"),
-        ("qzeros", lambda t: t[:-1], "shape|belong together"),
-        ("scales", lambda t: t[:, :-8], "shape|belong together"),
+        ("qweight", lambda t: t[:, :-1], "shape|fit together"),
+        ("qweight", lambda t: t[:-1], "shape|fit together"),
+        ("qzeros", lambda t: t[:-1], "shape|fit together"),
+        ("scales", lambda t: t[:, :-8], "shape|fit together"),
         ("scales", lambda t: t[0], "shape|no matrices"),
         ("scales", lambda t: t.float(), "float32, not torch.float16"),
         ("scales", lambda t: t.bfloat16(), "bfloat16, not torch.float16"),
@@ -245,12 +245,12 @@ def test_a_plain_checkpoint_that_calls_itself_one_and_the_reverse(tmp_path):
 
 def test_dequantizing_what_is_plain_and_what_goes_out(tmp_path):
     official_folder(tmp_path / "plain", **SMALL)
-    with pytest.raises(ConversionError, match="has no 4-bit weights; use --dtype"):
+    with pytest.raises(ConversionError, match="has no 4-bit weights to dequantize; use dtype"):
         convert(tmp_path / "plain", tmp_path / "ours", dequantize="bfloat16")
     awq_folder(tmp_path / "low")
     convert(tmp_path / "low", tmp_path / "ours", verify=False)
     for options in ({"to_official": True}, {"dtype": "float32"}):
-        with pytest.raises(ConversionError, match="--dequantize goes neither with"):
+        with pytest.raises(ConversionError, match=r"\(--dequantize\) cannot be combined with"):
             convert(tmp_path / "ours", tmp_path / "back", dequantize="bfloat16", **options)
     with pytest.raises(ConversionError, match="dtype must be one of"):
         convert(tmp_path / "low", tmp_path / "other", dequantize="int8")

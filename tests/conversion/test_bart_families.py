@@ -362,7 +362,7 @@ def test_no_padding_token(tmp_path):
     edit_config(tmp_path / "src", pad_token_id=-1)
     report = convert(tmp_path / "src", tmp_path / "dst")
     assert_verified(report)
-    assert any("there is no padding token" in note for note in report.notes)
+    assert any("the model has no padding token" in note for note in report.notes)
     assert from_official(tmp_path / "src").config.pad_token_id is None
     assert "pad_token_id" not in entries_of(tmp_path / "dst", "generation_config.json")
 

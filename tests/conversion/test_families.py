@@ -238,8 +238,8 @@ def test_a_source_is_told_by_model_type_alone():
 def test_an_unknown_type_names_what_it_is_like_and_what_is_strange():
     entries = {**official("llama"), "model_type": "llambada", "attention_bias": False, "secret_factor": 3.0}
     entries |= {"mlp_bias": False, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "pretraining_tp": 1}
-    said = r"'llambada' is not supported; its settings are most like those of 'llama', which does not know "
-    said += r"'secret_factor'; and of '\w+'.*\. There are albert, "
+    said = r"'llambada' is not supported; its settings are closest to 'llama', which does not know "
+    said += r"'secret_factor'; and to '\w+'.*\. There are albert, "
     with pytest.raises(ConversionError, match=said):
         family_of(entries)
 

@@ -329,7 +329,7 @@ def test_the_former_name_of_dtype_counts(tmp_path):
     official_folder(tmp_path / "src")
     assert from_official(tmp_path / "src", torch_dtype=torch.bfloat16).dtype is torch.bfloat16
     assert from_official(tmp_path / "src", torch_dtype="auto").dtype is torch.float32
-    with pytest.raises(ConversionError, match="two names of one thing"):
+    with pytest.raises(ConversionError, match="contradict each other"):
         from_official(tmp_path / "src", dtype="float16", torch_dtype=torch.bfloat16)
 
 

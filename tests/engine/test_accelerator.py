@@ -16,6 +16,7 @@ from blockformer import preset
 from blockformer.engine import accelerator, attention
 from blockformer.engine.prepare import _prepare_on_accelerator
 from blockformer.engine.runtime import AcceleratorRuntime, LoadedRuntime
+from blockformer.model import stack
 
 FAMILIES = ["bert", "modernbert", "qwen3", "gpt2", "marian", "t5"]
 
@@ -295,6 +296,25 @@ def test_without_the_kernel_only_attention_is_padded(family, monkeypatch):
 
 
 @torch.no_grad()
+def test_a_mask_without_padding_is_read_once(calls, monkeypatch):
+    """The library, which would read it again to make its own masks, gets none."""
+    given, seen = {}, []
+    plain, quick = make("bert")
+    given = {**batch(plain), "attention_mask": torch.ones(3, 9, dtype=torch.long)}
+    expected = plain(**given).last_hidden_state
+    monkeypatch.setattr(stack, "check_inputs", lambda *_: False)  # as on a device whose masks are not read for checks
+    masks = stack.encoder_masks
+    monkeypatch.setattr(
+        stack,
+        "encoder_masks",
+        lambda config, states, mask, *more: seen.append(mask) or masks(config, states, mask, *more),
+    )
+    assert torch.equal(quick(**given).last_hidden_state, expected)
+    assert seen == [None]
+    assert not calls
+
+
+@torch.no_grad()
 def test_small_batches_are_computed_as_they_are(calls, monkeypatch):
     """The host takes longer than the device there."""
     _, quick = make("bert")
@@ -445,7 +465,7 @@ def test_elsewhere_than_on_the_cpu_a_prepared_model_has_that_runtime_and_loses_i
 def test_a_prepared_model_says_where_padding_is_skipped():
     model = on_meta().prepare_for_inference()
     padding = next(part for part in blockformer.explain(model).parts if part.name == "padding")
-    assert padding.way == "skipped on the GPU in half precision"
+    assert padding.way == "skipped on the GPU in large batches"
 
 
 def test_a_batch_of_nothing_is_refused(calls):

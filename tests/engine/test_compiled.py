@@ -310,7 +310,7 @@ def test_the_compiler_s_process_is_started_anew(monkeypatch):
 
 def test_code_is_not_made_of_files_that_were_changed_meanwhile(tmp_path):
     job = compiling._Job(network(), (states(),), VARYING, False, str(tmp_path / "code.pt2"), {}, 2, {}, "others")
-    with pytest.raises(RuntimeError, match="start it anew"):
+    with pytest.raises(RuntimeError, match="restart it"):
         compiling._make(job)
 
 
@@ -340,7 +340,7 @@ def test_code_that_is_not_what_was_written_is_made_anew(elsewhere, monkeypatch, 
     with open(path, "wb") as file:
         file.write(b"evil")
     assert compiled._load(folder, "digest") is None
-    assert "not what was written" in said[-1]
+    assert "its content has changed" in said[-1]
     assert compiled._compile(None, (), (), False, folder, "digest").runner == "code"
     (path,) = folder.glob("digest-*.pt2")
     os.chmod(path, 0o666)

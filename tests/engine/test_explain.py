@@ -175,7 +175,7 @@ def test_what_cannot_be_warmed_up_or_explained_is_refused():
     model = make()
     with pytest.raises(ValueError, match="at least one batch"):
         warm_up(model, [])
-    with pytest.raises(TypeError, match=r"arguments by name, such as input_ids; this one is a Tensor"):
+    with pytest.raises(TypeError, match=r"arguments by name, such as input_ids, not a Tensor"):
         warm_up(model, [token_ids(1, 5, vocab=97)])
     for function in (explain, lambda other: warm_up(other, [{}])):
         with pytest.raises(TypeError, match="BertModel is not a Blockformer model"):

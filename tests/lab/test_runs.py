@@ -273,9 +273,9 @@ def test_a_run_may_have_several_processes_of_which_one_writes(tmp_path):
     ("arguments", "code", "told"),
     [
         (["nowhere.yaml"], 1, "there is no file nowhere.yaml"),
-        (["x.yaml", "--shard", "4/3"], 2, "--shard is like 3/8"),
-        (["x.yaml", "--shard", "half"], 2, "--shard is like 3/8"),
-        (["x.yaml", "--widths", "64"], 2, "--widths is a list of two or more"),
+        (["x.yaml", "--shard", "4/3"], 2, "--shard must be like 3/8"),
+        (["x.yaml", "--shard", "half"], 2, "--shard must be like 3/8"),
+        (["x.yaml", "--widths", "64"], 2, "--widths must list two or more"),
     ],
 )
 def test_wrong_arguments_are_told(arguments, code, told, capsys):

@@ -133,7 +133,7 @@ def test_a_backend_that_knows_nothing_of_a_layer_is_refused_when_it_is_made(fiel
     config = BlockformerDecoderConfig(**SIZES, **fields)
     layer = Attention(config, 0, is_causal=True)
     config._attn_implementation_internal = backend
-    with pytest.raises(ValueError, match=f"takes no {what}; use 'sdpa' or 'eager'"):
+    with pytest.raises(ValueError, match=f"does not support a {what}; use 'sdpa' or 'eager'"):
         Attention(config, 0, is_causal=True)
-    with pytest.raises(ValueError, match=f"takes no {what}; use 'sdpa' or 'eager'"):
+    with pytest.raises(ValueError, match=f"does not support a {what}; use 'sdpa' or 'eager'"):
         layer(torch.zeros(1, 3, config.hidden_size))

@@ -271,7 +271,7 @@ def test_gradient_checkpointing_changes_no_gradient_of_parallel_sublayers(residu
 
 @pytest.mark.parametrize("placement", ["post", "output", "pre_output"])
 def test_parallel_sublayers_have_their_norms_before_them(placement):
-    with pytest.raises(ValueError, match="set norm_placement='pre', or residual='sequential'"):
+    with pytest.raises(ValueError, match="set norm_placement='pre' or residual='sequential'"):
         blockformer.BlockformerDecoderConfig(residual="parallel", norm_placement=placement)
 
 

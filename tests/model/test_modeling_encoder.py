@@ -213,7 +213,7 @@ def test_layers_that_share_weights_are_passed_one_after_the_other(monkeypatch):
 
 def test_what_reads_each_layer_finds_shared_ones_once():
     shared = encoder(name="albert", num_hidden_layers=4, embedding_size=24)
-    with pytest.raises(ValueError, match="head_mask has 4 rows, the model 1 layers of its own"):
+    with pytest.raises(ValueError, match="head_mask must have 1 rows, one for each layer, not 4"):
         shared(ids(1, 5), head_mask=torch.ones(4, 4))
     silenced = shared(ids(1, 5), head_mask=torch.tensor([[1.0, 0.0, 1.0, 1.0]])).last_hidden_state
     prepared, before = copy.deepcopy(shared).to(torch.bfloat16).prepare_for_inference(), shared(ids(2, 9))[0]
@@ -256,8 +256,8 @@ def test_what_an_encoder_config_refuses():
     for settings, message in (
         ({"num_hidden_layers": 4, "num_hidden_groups": 3}, r"num_hidden_layers \(4\) must be a multiple"),
         ({"num_hidden_groups": 0}, "num_hidden_groups must be a positive integer"),
-        ({"num_hidden_groups": 1, "first_attention_norm": False}, "layers that are alike"),
-        ({"num_hidden_groups": 1, "layer_types": MIXED, "sliding_window": 4}, "layers that are alike"),
+        ({"num_hidden_groups": 1, "first_attention_norm": False}, "layers that share all settings"),
+        ({"num_hidden_groups": 1, "layer_types": MIXED, "sliding_window": 4}, "layers that share all settings"),
     ):
         with pytest.raises(ValueError, match=message):
             BlockformerEncoderConfig(**{"num_hidden_layers": 2, **settings})

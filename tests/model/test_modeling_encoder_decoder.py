@@ -567,7 +567,7 @@ def test_calls_that_cannot_be_right_are_refused():
         ({"is_encoder_decoder": False}, "is_encoder_decoder"),
         ({"add_cross_attention": True}, "add_cross_attention"),
         ({"is_decoder": True}, "is_decoder"),
-        ({"decoder_norm_placement": "post"}, "in both stacks or in none"),
+        ({"decoder_norm_placement": "post"}, "must both be 'post', or neither"),
         ({"decoder_layer": 3}, "Did you mean 'decoder_layers'"),
         ({"position_type": "rotary", "relative_bias_per_layer": True}, "relative_bias_per_layer"),
         ({"relative_bias_per_layer": 1}, "relative_bias_per_layer must be true or false"),

@@ -91,7 +91,6 @@ def test_the_padded_form_is_kept_where_the_caller_sees_it(keywords):
 @pytest.mark.parametrize(
     ("mask", "packs"),
     [
-        ([[1, 1, 1], [1, 1, 1]], False),
         ([[0, 0, 0], [0, 0, 0]], False),
         ([[1, 1, 0], [1, 1, 1]], True),
         ([[0, 1, 1], [1, 1, 0]], True),
@@ -103,13 +102,19 @@ def test_when_a_mask_is_packed(mask, packs):
     assert (Unpadding.of_mask(torch.tensor(mask)) is not None) == packs
 
 
+def test_a_mask_without_padding_says_so():
+    unpadding = Unpadding.of_mask(torch.ones(2, 3), least=4)
+    assert unpadding.indices is None
+    assert unpadding.lengths == [3, 3]
+
+
 @settings(max_examples=50, deadline=None)
 @given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5), left=st.booleans())
 def test_unpack_undoes_pack(lengths, left):
     mask = masked(lengths, 7, "left" if left else "right")
     unpadding = Unpadding.of_mask(mask)
-    if unpadding is None:
-        assert set(lengths) in ({0}, {7})
+    if unpadding is None or unpadding.indices is None:
+        assert set(lengths) == ({0} if unpadding is None else {7})
         return
     states = torch.randn(len(lengths), 7, 3)
     packed = unpadding.gather(states)
@@ -345,7 +350,7 @@ def test_cross_attention_takes_no_flattened_batch():
     ours = model("qwen3", cls=BlockformerDecoderModel, add_cross_attention=True)
     _, batch = flattened(return_flash_attn_kwargs=True)
     del batch["labels"]
-    with pytest.raises(ValueError, match="cu_seq_lens_q does not go with cross-attention"):
+    with pytest.raises(ValueError, match="cu_seq_lens_q is not supported with cross-attention"):
         ours(**batch, encoder_hidden_states=torch.randn(1, 4, 64))
 
 
@@ -357,7 +362,7 @@ def test_an_encoder_decoder_takes_no_flattened_batch(settings):
         BlockformerEncoderDecoderConfig(**small, decoder_start_token_id=0)
     )
     _, batch = flattened(**settings)
-    with pytest.raises(ValueError, match=r"does not go with an encoder-decoder, .* give padded rows"):
+    with pytest.raises(ValueError, match=r"is not supported by an encoder-decoder, .* give padded rows"):
         ours(**batch)
 
 

@@ -145,8 +145,8 @@ def test_a_preset_beside_a_language_model_has_a_head_too():
 def test_arguments_are_checked_first_and_a_page_is_whole_or_not_there(tmp_path, folders, capsys):
     target = tmp_path / "page.html"
     for arguments, message in (
-        (["bert", "--text", "x"], "go with --html"),
-        (["bert", "--html", target, "--text", "x"], "--text needs weights"),
+        (["bert", "--text", "x"], "need --html"),
+        (["bert", "--html", target, "--text", "x"], "text (--text) needs weights"),
         (["bert", "--html", target, "--text", " "], "--text is empty"),
         (["bert", "--html", tmp_path], "a folder; name a file"),
         (["bert", "--html", tmp_path / "no" / "page.html"], "no such folder"),

@@ -1,20 +1,26 @@
-"""Repos that earlier states of this package wrote: `tests/museum/make.py` made them, by the code of then."""
+"""Repos that the package wrote before 0.1.0, and a `Trainer` checkpoint of then: `tests/museum/2026-11-20/`."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from museum.make import model_of_run
+from programs.museum_run import train
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, Trainer, TrainingArguments
+from transformers import AutoConfig
 
 import blockformer
 from blockformer.conversion import ConversionError
 from blockformer.conversion.exporting import export_folder
 from blockformer.publishing import earlier_names
 
-REPOS = sorted(path.parent for path in Path(__file__).parents[1].glob("museum/*/*/config.json"))
+pytestmark = pytest.mark.versions
+
+MUSEUM = Path(__file__).parents[1] / "museum" / "2026-11-20"
+REPOS = sorted(path.parent for path in MUSEUM.glob("*/config.json"))
 AUTO_CLASSES = {
     "blockformer_encoder": transformers.AutoModelForMaskedLM,
     "blockformer_decoder": transformers.AutoModelForCausalLM,
@@ -79,20 +85,27 @@ def test_weights_that_are_missing_are_still_refused(tmp_path):
         auto_class(repo).from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
-def test_trainer_does_not_resume_from_a_checkpoint_of_then(name, tmp_path):
-    """GPT-2's losses differed from those of then without a word: biases had the momentum of norms."""
-    (repo,) = (repo for repo in REPOS if repo.name == name)
-    rows = [{"input_ids": [4, 5, 6, 7], "labels": [4, 5, 6, 7]}] * 4
-    settings = {"use_cpu": True, "report_to": [], "save_steps": 1, "disable_tqdm": True}
-    first = TrainingArguments(str(tmp_path / "run"), max_steps=1, **settings)
-    Trainer(auto_class(repo).from_pretrained(repo), first, train_dataset=rows).train()
-    checkpoint = tmp_path / "run" / "checkpoint-1"
-    (checkpoint / "model.safetensors").write_bytes((repo / "model.safetensors").read_bytes())
-    again = TrainingArguments(str(tmp_path / "again"), max_steps=2, **settings)
-    trainer = Trainer(auto_class(repo).from_pretrained(repo), again, train_dataset=rows)
-    with pytest.raises(ValueError, match=r"Trainer cannot resume.*from_pretrained\(CHECKPOINT\)"):
-        trainer.train(resume_from_checkpoint=str(checkpoint))
+def test_trainer_does_not_go_on_from_a_checkpoint_of_then(tmp_path):
+    """Its losses differed from those of then without a word: biases had the momentum of norms."""
+    folder = shutil.copytree(MUSEUM / "trainer", tmp_path / "run")
+    run = json.loads((folder / "run.json").read_text())
+    checkpoint = folder / "checkpoint-2"
+    fix = r"names from before Blockformer 0\.1(.|\n)*Trainer cannot resume.*from_pretrained\(CHECKPOINT\)"
+    with pytest.raises(ValueError, match=fix):
+        train(model_of_run(run), tmp_path / "again", run, checkpoint)
+    with pytest.raises(ValueError, match=rf"checkpoint-2: its weights have {fix}"):
+        blockformer.last_complete_checkpoint(folder)
+    tensors = load_file(checkpoint / "model.safetensors")
+    (checkpoint / "model.safetensors").unlink()
+    torch.save(tensors, checkpoint / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=fix):
+        blockformer.last_complete_checkpoint(folder)
+    with pytest.raises(ValueError, match=fix):
+        train(model_of_run(run), tmp_path / "again", run, checkpoint)
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)  # as the error says
+    assert torch.equal(
+        model.model.layers[0].mlp_pre_norm.weight, tensors["model.layers.0.post_attention_layernorm.weight"]
+    )
 
 
 @pytest.mark.parametrize("repo", REPOS, ids=lambda repo: repo.name)
@@ -120,7 +133,7 @@ def test_both_names_of_a_weight_are_refused(tmp_path):
     (tmp_path / "both").mkdir()
     save_file(tensors, tmp_path / "both" / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "both" / "config.json").write_bytes((repo / "config.json").read_bytes())
-    with pytest.raises(ConversionError, match="an earlier and today's name of one weight"):
+    with pytest.raises(ConversionError, match="the old and the new name of one weight"):
         export_folder(tmp_path / "both", tmp_path / "repo")
 
 

@@ -68,7 +68,7 @@ def test_an_export_is_whole_or_not_there(tmp_path, model, monkeypatch):
 def test_only_models_of_ours_are_exported(tmp_path):
     model = torch.nn.Linear(2, 2)
     model.config = None
-    with pytest.raises(ValueError, match="Linear is no Blockformer model"):
+    with pytest.raises(ValueError, match="Linear is not a Blockformer model"):
         export_model(model, tmp_path / "repo")
     assert list(tmp_path.iterdir()) == []
 

@@ -166,5 +166,5 @@ def test_what_muon_cannot_train_is_refused(monkeypatch):
     if hasattr(torch.optim, "Muon"):
         with pytest.raises(ValueError, match=r"Linear has no matrices in `layers` that Muon could train: use adamw"):
             muon(nn.Linear(2, 2), 1e-3, 0.1)
-        with pytest.raises(ValueError, match="weight_decay is -1"):
+        with pytest.raises(ValueError, match="weight_decay must be 0 or more and finite, not -1"):
             muon(model(), 1e-3, -1)

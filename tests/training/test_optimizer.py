@@ -175,7 +175,7 @@ def test_any_optimizer_takes_the_groups(make, frozen):
 @pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf")])
 def test_a_weight_decay_without_a_meaning_is_refused(wrong):
     for make in (optimizer_groups, functools.partial(adamw, learning_rate=1e-3)):
-        with pytest.raises(ValueError, match=f"weight_decay is {wrong}"):
+        with pytest.raises(ValueError, match=f"weight_decay must be 0 or more and finite, not {wrong}"):
             make(nn.Linear(2, 2), weight_decay=wrong)
 
 

@@ -136,8 +136,8 @@ def test_every_model_has_a_rate_for_each_weight(preset):
 def test_what_a_base_is_not_is_refused():
     base = of_width("qwen3", 16)
     for wrong, text in (
-        (of_width("qwen3", 32, num_hidden_layers=3), "differs in layer_types, num_hidden_layers"),
-        (of_width("qwen3", 32, vocab_size=63), "differs in vocab_size"),
+        (of_width("qwen3", 32, num_hidden_layers=3), "differ in layer_types, num_hidden_layers"),
+        (of_width("qwen3", 32, vocab_size=63), "differ in vocab_size"),
         (of_width("bert", 32), "the base is a BlockformerDecoderConfig"),
     ):
         with pytest.raises(ValueError, match=text):
@@ -149,7 +149,7 @@ def test_what_a_base_is_not_is_refused():
         adamw(model, 1e-3, 0.1, base=tied)
     adapted = get_peft_model(LM(base), LoraConfig(r=2, task_type="CAUSAL_LM"))
     for wrong in (adapted, torch.nn.Linear(2, 2)):
-        with pytest.raises(TypeError, match=f"this is a {type(wrong).__name__}: leave base out"):
+        with pytest.raises(TypeError, match=f"not a {type(wrong).__name__}: leave base out"):
             adamw(wrong, 1e-3, 0.1, base=base)
 
 

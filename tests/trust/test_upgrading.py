@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 
 import blockformer
 from blockformer.conversion import ConversionError
+from blockformer.conversion.exporting import export_folder
 from blockformer.publishing import code_files, earlier_names
 
 MUSEUM = Path(__file__).parents[1] / "museum"
@@ -71,6 +73,49 @@ def test_a_repo_of_the_museum_is_upgraded_with_its_names(name, tmp_path):
     with torch.no_grad():
         found = cls.from_pretrained(home).eval()(**expected).logits
     torch.testing.assert_close(found, logits, rtol=0, atol=1e-6 * logits.abs().max().item())
+
+
+def test_pickles_with_names_of_before_are_not_upgraded(tmp_path):
+    """The repo's new code would not find them; `export` can write them."""
+    old = tmp_path / "old"
+    old.mkdir()
+    shutil.copy(MUSEUM / "2026-11-20/gpt2/config.json", old)
+    torch.save(load_file(MUSEUM / "2026-11-20/gpt2/model.safetensors"), old / "pytorch_model.bin")
+    before = contents(old)
+    with pytest.raises(ConversionError, match=r"one of 8 names of before 0\.1.*`blockformer export`"):
+        blockformer.upgrade(old)
+    assert contents(old) == before
+    export_folder(old, tmp_path / "new")
+    assert blockformer.verify(tmp_path / "new").is_ok
+
+
+def test_a_trainer_checkpoint_of_before_is_not_upgraded(tmp_path):
+    """Under today's names it would be resumed, with the momentum of other weights."""
+    old = shutil.copytree(MUSEUM / "2026-11-20" / "trainer" / "checkpoint-2", tmp_path / "checkpoint-2")
+    before = contents(old)
+    with pytest.raises(
+        ConversionError, match=r"checkpoint-2: a Trainer checkpoint of before 0\.1.*`blockformer export`"
+    ):
+        blockformer.upgrade(old)
+    assert contents(old) == before
+    export_folder(old, tmp_path / "new")
+    assert blockformer.verify(tmp_path / "new").is_ok
+
+
+def test_permissions_stay(repo, tmp_path):
+    """Git does not run a hook that lacks the execute bit, and says so only in a hint."""
+    modes = {".git/hooks/pre-push": 0o755, ".git/objects/0a": 0o444, "model.safetensors": 0o600, "README.md": 0o640}
+    for name in (".git/hooks/pre-push", ".git/objects/0a"):
+        (repo / name).parent.mkdir(parents=True)
+        (repo / name).write_text("#!/bin/sh\n")
+    old = shutil.copytree(MUSEUM / "2026-11-20" / "gpt2", tmp_path / "old")  # its weights are written anew
+    (old / "model.safetensors").chmod(0o600)
+    for name, mode in modes.items():
+        (repo / name).chmod(mode)
+    for folder in (repo, old):
+        blockformer.upgrade(folder)
+    assert {name: stat.S_IMODE((repo / name).stat().st_mode) for name in modes} == modes
+    assert stat.S_IMODE((old / "model.safetensors").stat().st_mode) == 0o600
 
 
 def test_code_of_the_owner_s_is_never_overwritten(repo):

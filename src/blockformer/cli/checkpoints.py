@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blockformer.conversion import ConversionReport
 
 QUIET_SECONDS = 5
-"""How long a log without a terminal says nothing at least."""
+"""The shortest pause between two lines of a log without a terminal."""
 NOT_VERIFIED = 3
 """Exit status where a conversion was written and nothing could be compared."""
 LAYOUTS = ("blockformer", "official")
@@ -29,7 +29,7 @@ LAYOUTS = ("blockformer", "official")
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr that is gone when the work is done; where stderr is no terminal a line now and then."""
+    """A bar on stderr that disappears when the work is done; without a terminal, a line now and then."""
     bar, amount = BarColumn(bar_width=10), TextColumn("{task.fields[amount]}")  # 80 columns have room for all
     columns = (TextColumn("{task.description}"), bar, amount, TimeElapsedColumn())
     console = Console(stderr=True)
@@ -84,7 +84,8 @@ def _run_reshaped(src: str, dst: str, to: str, shape: dict[str, Any], options: d
     known = ("family", "dtype", "max_shard_size", "force", "revision")
     if to == "official" or options.get("dequantize") or options.get("config"):
         flags = ", ".join(f"--{'as' if name == 'topology' else name.replace('_', '-')}" for name in shape)
-        raise ConversionError(f"{flags}: a new shape goes with none of --to official, --dequantize and --config")
+        given = "--to official" if to == "official" else "--dequantize" if options.get("dequantize") else "--config"
+        raise ConversionError(f"{flags}: a new shape cannot be combined with {given}; convert in two steps")
     if "layers" in shape:
         shape["layers"] = layer_list(shape["layers"])
     kept = {name: options[name] for name in known}

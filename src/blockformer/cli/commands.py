@@ -24,13 +24,13 @@ app = typer.Typer(
 
 Source = Annotated[str, typer.Argument(metavar="SRC", help="A folder or a Hub id.", show_default=False)]
 Target = Annotated[str, typer.Argument(metavar="DST", help="The folder to make.", show_default=False)]
-ShardSize = Annotated[str, typer.Option(metavar="SIZE", help="Size after which a new weight file begins.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a folder that Blockformer made and that is as it was.")]
+ShardSize = Annotated[str, typer.Option(metavar="SIZE", help="Largest size of a weight file.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a folder that Blockformer made and nobody changed.")]
 StrictFinite = Annotated[
     bool, typer.Option("--strict-finite", help="Refuse NaN and infinite weights instead of reporting them.")
 ]
 Revision = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of a Hub id: a branch, tag or commit.", show_default=False)
+    str | None, typer.Option(metavar="NAME", help="For a Hub id: a branch, tag or commit.", show_default=False)
 ]
 Dtype = Annotated[
     str | None, typer.Option(help="Load the weights as float32, bfloat16 or float16.", show_default=False)
@@ -99,14 +99,16 @@ def convert(
     family: Annotated[
         str | None,
         typer.Option(
-            help="The official family; it is found out if not given. For a weight file: "
+            help="The official family; detected by default. For a weight file: "
             "article-gpt, article-encoder-decoder or article-transformer.",
             show_default=False,
         ),
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="The settings of a weight file, as JSON; with --family.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="The settings of a weight file, as JSON; needs --family.", show_default=False
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Cast the weights: float32, bfloat16 or float16.", show_default=False)
@@ -115,7 +117,7 @@ def convert(
         str | None,
         typer.Option(
             metavar="DTYPE",
-            help="Write plain weights of this dtype for those of 4 bits, which are kept otherwise.",
+            help="Turn 4-bit weights into plain weights of this dtype; they are kept by default.",
             show_default=False,
         ),
     ] = None,
@@ -137,7 +139,7 @@ def convert(
         typer.Option(
             "--as",
             metavar="TOPOLOGY",
-            help="Make a decoder, an encoder or an encoder-decoder of it, to be trained.",
+            help="Turn it into a decoder, an encoder or an encoder-decoder, which then needs training.",
             show_default=False,
         ),
     ] = None,
@@ -193,20 +195,20 @@ def inspect(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="With --html: a text that the model reads on it.", show_default=False),
+        typer.Option(metavar="TEXT", help="With --html: show this text going through the model.", show_default=False),
     ] = None,
     beside: Annotated[
         str | None,
-        typer.Option(metavar="REF", help="With --html: mark what is not as in this model.", show_default=False),
+        typer.Option(metavar="REF", help="With --html: mark where it differs from this model.", show_default=False),
     ] = None,
     revision: Revision = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a page that is there already.")] = False,
 ) -> None:
-    """Show settings, layers, parameters, memory and cache size of a model. Weights are read for --text alone."""
+    """Show settings, layers, parameters, memory and cache size of a model. Weights are only read for --text."""
     from .inspect import run_inspect, run_page
 
     if html is None and (text is not None or beside is not None or force):
-        raise typer.BadParameter("--text, --beside and --force go with --html")
+        raise typer.BadParameter("--text, --beside and --force need --html: add it, or leave them out")
     if html is None:
         run_inspect(src, revision)
     else:
@@ -243,7 +245,9 @@ def verify(
     revision: Revision = None,
     key: Annotated[
         str | None,
-        typer.Option(metavar="PUB", help="The public key (PEM) that it must be signed with.", show_default=False),
+        typer.Option(
+            metavar="PUB", help="Fail unless the repo is signed with this public key (PEM).", show_default=False
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the sums of all files.")] = False,
 ) -> None:
@@ -272,8 +276,8 @@ def upgrade(
 @interruptible
 def chat(
     src: Source,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="What the model is told first.")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token, no sampling.")] = False,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token, no sampling.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 512,
     dtype: Dtype = None,
     revision: Revision = None,
@@ -297,12 +301,12 @@ def evaluate(
     ] = None,
     tasks: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Tasks of lm-eval, or YAML files of such: arc_easy,hellaswag."),
+        typer.Option(metavar="LIST", help="Tasks of lm-eval, or YAML files that define some: arc_easy,hellaswag."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Questions of each task, at most.")] = None,
     length: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of a window; if not given the model's context.", show_default=False),
+        typer.Option(min=1, help="Tokens of a window; by default the model's context.", show_default=False),
     ] = None,
     dtype: Dtype = None,
     revision: Revision = None,
@@ -333,7 +337,7 @@ def lab(
         typer.Argument(metavar="EXPERIMENT.yaml", help="What to compare, on what, for how long.", show_default=False),
     ],
     output: Annotated[
-        Path | None, typer.Option(help="The folder of the runs; if not given named like the file.", show_default=False)
+        Path | None, typer.Option(help="The folder of the runs; by default named like the file.", show_default=False)
     ] = None,
     shard: Annotated[
         str | None, typer.Option(metavar="K/N", help="Only every N-th run, from the K-th on.", show_default=False)
@@ -342,11 +346,13 @@ def lab(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Each config at each of these hidden sizes, 64,128,256 say, and a power law through them.",
+            help="Train each config at each of these hidden sizes, such as 64,128,256, and fit a power law.",
             show_default=False,
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file, show the runs, train nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the file and show the runs; train nothing.")
+    ] = False,
     report: Annotated[bool, typer.Option("--report", help="Train nothing: report the runs that are finished.")] = False,
 ) -> None:
     """Train configs that differ in one setting or in several, and compare them: equal sizes, several seeds.
@@ -363,7 +369,7 @@ def lab(
 def demo(
     output: Annotated[Path, typer.Option(help="The folder to make.")] = Path("blockformer-demo"),
     minutes: Annotated[float, typer.Option(min=0.01, help="How long to train, at most.")] = 2.0,
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and 40 steps, to see it work.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and 40 steps, to see that it works.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into OUTPUT even if the demo did not make it.")] = False,
     seed: Annotated[int, typer.Option(help="For the weights and the order of the text.")] = 0,
 ) -> None:

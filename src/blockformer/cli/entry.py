@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 @contextmanager
 def printable_logs() -> Iterator[None]:
-    """While it lasts, what the libraries log, which may quote a repo's files, is safe for a terminal."""
+    """Inside it, the libraries' log messages, which may quote a repo's files, are safe for a terminal."""
     make = logging.getLogRecordFactory()
 
     def make_printable(*args: Any, **kwargs: Any) -> logging.LogRecord:
@@ -59,7 +59,7 @@ def printable_logs() -> Iterator[None]:
 
 
 def _sentence(error: BaseException) -> str:
-    """What went wrong, for a person: the message of an expected error, else its kind too."""
+    """What went wrong, for the user: the message of an expected error; of others the type as well."""
     message = str(error).strip()
     if isinstance(error, ValueError) and message:
         for argument, option in OPTIONS.items():

@@ -36,7 +36,7 @@ def run_page(
     if text is not None and not text.strip():
         raise ConversionError("--text is empty: give some words")
     if text is not None and not Path(src).is_dir() and Path(src).suffix == ".json":
-        raise ConversionError(f"--text needs weights, and {src} is a config alone: name the folder of a model")
+        raise ConversionError(f"--text needs weights, and {src} is only a config: name the folder of a model")
     from blockformer.page.making import page_of
 
     write_text(target, page_of(src, text, beside, revision))

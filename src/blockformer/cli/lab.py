@@ -52,7 +52,7 @@ def _shard(text: str | None) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
     part, parts = (int(number) for number in match.groups()) if match else (0, 0)
     if not 1 <= part <= parts:
-        raise typer.BadParameter(f"--shard is like 3/8, the third of eight, not {text!r}")
+        raise typer.BadParameter(f"--shard must be like 3/8 (the third of eight), not {text!r}")
     return part, parts
 
 
@@ -60,7 +60,7 @@ def _widths(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     if not re.fullmatch(r"\d+(,\d+)+", text) or not all(map(int, text.split(","))):
-        raise typer.BadParameter(f"--widths is a list of two or more, like 64,128,256, not {text!r}")
+        raise typer.BadParameter(f"--widths must list two or more sizes, like 64,128,256, not {text!r}")
     return tuple(sorted(set(map(int, text.split(",")))))
 
 

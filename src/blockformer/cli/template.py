@@ -36,7 +36,9 @@ def rendered(src: str, tokenizer: PreTrainedTokenizerBase, messages: list[dict[s
     if not text:
         raise ConversionError(f"{src}: the chat template cannot be used: it writes nothing")
     if len(text) > LONGEST_TOKEN * context:
-        raise ConversionError(f"the chat has {len(text):,} characters, and the model reads {context} tokens")
+        raise ConversionError(
+            f"the chat has {len(text):,} characters, too many for the model's {context} tokens; write a shorter one"
+        )
     return tokenizer(text, add_special_tokens=False, return_tensors="pt")
 
 

@@ -28,7 +28,7 @@ def load_writer(src: str, dtype: str | None, revision: str | None) -> tuple[PreT
     """
     model, folder = load_any(src, dtype, revision)
     if not model.can_generate() or model.config.is_encoder_decoder:
-        raise ConversionError(f"{src}: {type(model).__name__} is no causal language model")
+        raise ConversionError(f"{src}: {type(model).__name__} is not a causal language model")
     return model, load_tokenizer(src, folder)
 
 
@@ -39,10 +39,10 @@ def run_chat(
     model, tokenizer = load_writer(src, dtype, revision)
     has_template = tokenizer.chat_template is not None
     if system is not None and not has_template:
-        raise ConversionError("--system needs a tokenizer with a chat template, and this one has none")
+        raise ConversionError("--system needs a tokenizer with a chat template, and this one has none: leave it out")
     start: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
     history, console = list(start), Console(stderr=True)
-    kind = "a chat" if has_template else "no chat template: each line is a text to go on with"
+    kind = "a chat" if has_template else "no chat template: each line is a text to continue"
     console.print(f"{kind}. {ANEW} forgets, {LEAVE[0]} or Ctrl-D leaves.", highlight=False)
     while True:
         if sys.stdin.isatty():
@@ -76,7 +76,7 @@ class SafeStreamer(TextStreamer):
 def _fitting(
     src: str, model: Any, tokenizer: Any, messages: list[dict[str, str]], line: str, first: int
 ) -> tuple[Any, int]:
-    """What the model reads of a chat, and how many messages from `first` on were left out to have room for an answer.
+    """The part of a chat that the model reads, and how many messages from `first` on were dropped to make room.
 
     None where even the last line leaves no room.
     """
@@ -116,10 +116,12 @@ def run_eval(src: str, files: list[Path], dtype: str | None, revision: str | Non
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ConversionError(f"{path}: no UTF-8 text ({error.reason} at byte {error.start})") from error
+            raise ConversionError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
         ids = tokenizer(text, return_tensors="pt", verbose=False)["input_ids"][0]
         if len(ids) < 2:
-            raise ConversionError(f"{path}: {len(ids)} tokens: two are needed, the first is not predicted")
+            raise ConversionError(
+                f"{path}: {len(ids)} tokens; at least two are needed, since the first is not predicted"
+            )
         count, nbytes = len(ids) - 1, len(text.encode())
         score = model_score(model, ids, nbytes, window)
         nats, tokens, size = nats + score.loss * count, tokens + count, size + nbytes

@@ -17,7 +17,7 @@ END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
 MINIMUM_BYTES = 200_000
 
-# Tests repeat themselves, installed packages differ from machine to machine, and tables of data are no text.
+# Tests repeat themselves, installed packages differ from machine to machine, and tables of data are not text.
 _LEFT_OUT = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
 )
@@ -58,7 +58,7 @@ class Corpus:
 def gather(folder: Path | None = None, max_bytes: int = 8_000_000, held_out_share: float = 0.04) -> Corpus:
     """Read Python sources below a folder and split them by file.
 
-    The order is that of a hash of each file's relative path: the same on every machine, and spread over the whole
+    The files are sorted by a hash of their relative path: the same on every machine, and spread over the whole
     library, so that a cap takes no particular corner of it.
 
     Args:
@@ -187,7 +187,7 @@ def model_score(model: torch.nn.Module, ids: torch.Tensor, num_bytes: int, lengt
         model: takes input ids [B, T] and gives `.logits` [B, T, V].
         ids: the token ids [N].
         num_bytes: bytes of the text behind them.
-        length: predictions in one window; windows share one token, so that none is left out.
+        length: predictions in one window; windows share one token, so no prediction is left out.
         batch: windows in one forward pass.
     """
     was_training = model.training

@@ -20,7 +20,7 @@ def read(path: Path, max_bytes: int) -> str:
     """At most so many bytes of a plain text file.
 
     Raises:
-        TextError: it is no UTF-8 text, or cannot be read.
+        TextError: it is not UTF-8 text, or cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -42,7 +42,7 @@ def read(path: Path, max_bytes: int) -> str:
 def collect(paths: list[Path], max_bytes: int) -> tuple[list[SourceFile], list[str]]:
     """Text files, and why others were left out.
 
-    A file that is named must be text. A folder gives what text lies in it, hidden files apart. What has the same
+    A file that is named must be text. A folder gives the text in it, except for hidden files. What has the same
     content as another file counts once.
 
     Args:
@@ -50,7 +50,7 @@ def collect(paths: list[Path], max_bytes: int) -> tuple[list[SourceFile], list[s
         max_bytes: after which no more is read; the last file is cut there.
 
     Raises:
-        TextError: a path that is no text.
+        TextError: a path is not text.
     """
     entries = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""A picture of what a translator looks at: the cross-attention, source against target.
+"""A picture of a translator's cross-attention, source against target.
 
 Each row is a character that was written, each column a word that was read, and a cell says how much of the attention of
 that character's step went to that word (`softmax(Q K^T / sqrt(D))`, the mean over the heads of a layer). A row sums
@@ -134,7 +134,7 @@ def draw(attentions: list[CrossAttention], path: Path, layer: int | None = None)
 
 @contextmanager
 def _fonts_may_be_missing() -> Iterator[None]:
-    """No complaints about fonts that this machine has not: an SVG is drawn with those of its viewer."""
+    """No warnings about missing fonts: an SVG is drawn with its viewer's fonts."""
     logger = logging.getLogger("matplotlib.font_manager")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -173,7 +173,7 @@ def _panel(axes, attention: CrossAttention, weights: torch.Tensor, turned: bool)
 
 
 def draw_or_say_why_not(model, tokenizer, texts, path: Path, layer: int | None = None) -> str:
-    """Draw the texts' cross-attention; a sentence on what was drawn, or on what is missing for it."""
+    """Draw the texts' cross-attention; returns a sentence on what was drawn, or on what is missing for it."""
     try:
         files = draw([cross_attention(model, tokenizer, text) for text in texts], path, layer)
     except ModuleNotFoundError as error:

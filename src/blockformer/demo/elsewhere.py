@@ -13,7 +13,7 @@ PREAMBLE = f"import sys\n\n{getsource(Refuse)}\nsys.meta_path.insert(0, Refuse('
 
 
 class ReloadError(RuntimeError):
-    """A repo does not do elsewhere what it does here."""
+    """A repo does not behave elsewhere as it does here."""
 
 
 def run_elsewhere(code: str, *arguments: object):

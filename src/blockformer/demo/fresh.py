@@ -3,7 +3,7 @@
 Run by its path in a process of its own: `python fresh.py REPO EXPECTED PROMPT MAX_NEW_TOKENS`. EXPECTED is a
 `torch.save` of `input_ids` [B, T], `logits` [B, T, V] and `generated` [B, T + N], as the model gave them before it was
 published.
-Exits non-zero when anything differs; standard output holds the streamed text alone.
+Exits non-zero when anything differs; standard output only holds the streamed text.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Refuse:
 
 
 def main(repo: str, expected_file: str, prompt: str, max_new_tokens: str) -> None:
-    """Load, compare, stream; the arguments are those of the command."""
+    """Load, compare, stream; the arguments are the command's."""
     sys.meta_path.insert(0, Refuse("blockformer"))
-    # a script's own folder is first on the path; the files beside this one must not be importable either
+    # a script's own folder is first on the path; the files next to this one must not be importable either
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
 
     import torch

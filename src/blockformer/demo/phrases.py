@@ -63,7 +63,7 @@ def ordinal(day: int) -> str:
 
 
 def random_number(random_state: random.Random) -> int:
-    """A number of one to seven digits, of which few, some or most are zero: zeros are what is hard about them."""
+    """A number of one to seven digits, of which few, some or most are zero: zeros are the hard part."""
     share = random_state.choice((0.0, 0.4, 0.7))
     digits = (random_state.random() >= share and random_state.randrange(10) for _ in str(LARGEST))
     number = int("".join(str(int(digit)) for digit in digits))
@@ -83,7 +83,7 @@ def random_pair(random_state: random.Random) -> tuple[str, str]:
 
 
 def pairs(count: int, seed: int = 0, held_out: bool = False) -> list[tuple[str, str]]:
-    """Distinct pairs. What is held out is decided by the answer, so that no answer is on both sides.
+    """Distinct pairs. The answer decides whether a pair is held out, so that no answer is on both sides.
 
     Args:
         count: how many.

@@ -83,7 +83,7 @@ def prepare(output: Path, force: bool) -> None:
     if output.exists() and not output.is_dir():
         raise DemoError(f"{output} is not a folder; choose another --output.")
     if output.is_dir() and any(output.iterdir()) and not (output / MARKER).exists() and not force:
-        raise DemoError(f"{output} holds what no demo made; choose another --output, or add --force.")
+        raise DemoError(f"{output} holds files that the demo did not make; choose another --output, or add --force.")
     output.mkdir(parents=True, exist_ok=True)
     (output / MARKER).touch()
     for name in (MODEL, OFFICIAL, ENCODER):
@@ -185,7 +185,7 @@ def _real_encoder(folder: Path, count: int, console: Console) -> float | None:
         console.print(f"  left out: {missing}", highlight=False)
         return None
     difference, answers = search.convert_and_search(source, folder, count)
-    console.print(f"  sentence embeddings differ from those of transformers' BertModel by at most {difference:.1e}")
+    console.print(f"  sentence embeddings differ from transformers' BertModel by at most {difference:.1e}")
     for question, hit in answers:
         line = search.first_line(hit.docstring.text, 44)
         console.print(f"  {question}\n    -> {hit.docstring.name} ({hit.score:.2f}): {line}", highlight=False)

@@ -62,7 +62,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """What came of a training run."""
+    """The result of a training run."""
 
     steps: int
     tokens: int

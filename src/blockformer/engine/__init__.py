@@ -40,7 +40,7 @@ Then those that only the package uses:
 - `_len_torch_dispatch_stack`, `_get_dispatch_mode`, `_TorchDispatchModeKey` (torch._C): AttributeError.
 - `_has_any_global_hook` (torch.nn.modules.module): ImportError.
 - `_active_collector`, and the name `output_capturing_hook` (output_capturing of transformers): a model that was once
-  asked for hidden states or attentions has no fast paths any more.
+  is asked for hidden states or attentions no longer uses fast paths.
 - `_checkpoint_offset` (torch.UntypedStorage): `pytorch_model.bin` is read whole instead of tensor by tensor.
 - `_is_replica` (set on DataParallel's copies): every copy packs the weights again.
 """

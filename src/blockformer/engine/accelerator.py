@@ -116,8 +116,8 @@ def unpadding_of(stack, hidden_states, attention_mask, position_ids, sequences: 
         return None
     least = 0 if has_kernel else int(_LEAST_SHARE * work)
     unpadding = find_unpadding(stack.config, attention_mask, None, least, DEVICE)
-    if unpadding is None:
-        return None
+    if unpadding is None or unpadding.indices is None:
+        return unpadding
     with torch.no_grad():
         counts = (attention_mask != 0).sum(-1, dtype=torch.int32)
         unpadding.starts = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))

@@ -59,7 +59,7 @@ def attend_in_blocks(query, key, value, attention_mask, scaling: float, is_causa
         query: [B, H, T, D].
         key, value: [B, K, S, D]; of `is_causal` S = T.
         attention_mask: additive or boolean [1 or B, 1 or H, 1 or T, S] that hides no query's every key, or None. It
-            does not go with `is_causal`.
+            cannot be combined with `is_causal`.
 
     Returns:
         [B, H, T, D], of which the memory is in the order B, T, H, D.

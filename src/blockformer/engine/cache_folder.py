@@ -1,4 +1,4 @@
-"""Where the engine keeps what it has made and decided: in the user's cache folder, if nobody else can write there."""
+"""The folder of compiled code and decisions: in the user's cache folder, if nobody else can write there."""
 
 import atexit
 import functools
@@ -30,10 +30,10 @@ def trusted_folder() -> Path:
             folder.chmod(folder.stat().st_mode & 0o755)
         if is_trusted(folder):
             return folder
-        reason = f"{folder} belongs to somebody else, or others can write into it"
+        reason = f"{folder} belongs to another user, or others can write into it"
     except (OSError, RuntimeError) as error:
         reason = str(error)
-    logger.warning_once(f"what is compiled is kept for this process only, since its folder cannot be used: {reason}")
+    logger.warning_once(f"compiled code is kept for this process only, because its folder cannot be used: {reason}")
     return _own_folder()
 
 
@@ -52,7 +52,7 @@ def is_trusted(path: Path) -> bool:
 
 @functools.cache
 def processor() -> tuple[str, str]:
-    """What the processor is called, and what it can do (its flags)."""
+    """The processor's name and its flags."""
     found = {"model name": os.uname().machine, "flags": os.uname().machine}
     path = Path("/proc/cpuinfo")
     for line in path.read_text().splitlines() if path.exists() else ():

@@ -1,6 +1,6 @@
 """Functions that PyTorch's compiler (AOTInductor) makes machine code of, kept on disk for later processes.
 
-A compiled function holds no weights: it reads those of the module, so it is small, and loads in a moment.
+A compiled function holds no weights: it reads the module's, so it is small and loads in a moment.
 """
 
 import functools
@@ -109,7 +109,7 @@ class CompiledFunction:
     Args:
         code: what it runs.
         held: each parameter and buffer of the module by its full name: the dict of its module that holds it, and its
-            name there. What stands there later is read, too.
+            name there. A later value there is read, too.
         copies: packed copies of the weights, which it reads where oneDNN multiplies by them; None for plain ones.
     """
 
@@ -122,7 +122,7 @@ class CompiledFunction:
         weakref.finalize(self, code.release).atexit = False
         output = pytree.treespec_loads(runner.loader.get_call_spec()[1])
         self._output = None if output.is_leaf() else output
-        # The engine's own copies are where they were as long as none is made.
+        # The engine's own copies have not moved as long as none is made.
         self._foreign = [(holder, name) for _, holder, name in self._places if name not in (*ORDERED, *ROUNDED)]
         absent = [place for place in held.values() if place[0].get(place[1]) is None]
         self._absent = [holder for holder, _ in absent], [name for _, name in absent]
@@ -134,7 +134,7 @@ class CompiledFunction:
 
     @classmethod
     def of(cls, module: nn.Module, arguments: tuple, varying: tuple, copies: onednn.PackedCopies | None = None):
-        """Load the compiled module from disk, or compile it and put it there; None if there is no way to.
+        """Load the compiled module from disk, or compile it and put it there; None if that is impossible.
 
         Args:
             module: whose `forward` takes tensors, lists of tensors and None. It has a `config`.
@@ -143,7 +143,7 @@ class CompiledFunction:
             copies: where packed copies of float32 weights are kept; without, it reads the plain ones.
         """
         if (name := _unknown_code(module)) is not None:
-            logger.warning_once(f"the model runs uncompiled, for it has code of other packages in it: {name}")
+            logger.warning_once(f"the model runs uncompiled because it contains code of another package: {name}")
             return None
         held = {
             f"{prefix}.{name}": (holder, name)
@@ -167,7 +167,7 @@ class CompiledFunction:
                 code = _compile(module, arguments, varying, copies is not None, folder, digest)
         except Exception as error:  # the compiler's, or of a disk that is full
             reason = " ".join(str(error).split())[:300]
-            logger.warning_once(f"the model runs uncompiled, for compiling it failed: {reason}")
+            logger.warning_once(f"the model runs uncompiled because compiling it failed: {reason}")
             return None
         if code is None or not _reads(code.runner, tensors):
             logger.warning_once(f"{type(module).__name__} could not be compiled, so the model runs uncompiled.")
@@ -187,7 +187,7 @@ class CompiledFunction:
         with self._lock:
             if not self._is_ready():
                 return None
-            # Calling the runner would look the structure of arguments and results up anew: a third of a millisecond.
+            # Calling the runner would look up the structure of arguments and results again: a third of a millisecond.
             flat = self._code.runner.loader.boxed_run(flat)
         return flat[0] if self._output is None else pytree.tree_unflatten(flat, self._output)
 
@@ -199,7 +199,7 @@ class CompiledFunction:
         if not all(one[0].get(one[1]) is other[0].get(other[1]) for one, other in self._ties):
             return False
         tensors = [holder.get(name) for holder, name in self._foreign]
-        if any(tensor is None for tensor in tensors):  # asked of each, since comparing tensors would compute
+        if any(tensor is None for tensor in tensors):  # checked one by one, since comparing tensors would compute
             return False
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return False
@@ -276,7 +276,7 @@ class Modules:
 
 
 def _kind(tensor) -> tuple:
-    """What the code takes for granted of a tensor."""
+    """What the code assumes of a tensor."""
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
@@ -294,7 +294,7 @@ def _settings(part: nn.Module) -> list:
 
 
 def _code_of(value) -> str:
-    """The name of a class, or of a function with what it was given beforehand, or of an object's class."""
+    """The name of a class, of a function with its bound arguments, or of an object's class."""
     if isinstance(value, functools.partial):
         given = [*value.args, *value.keywords.values()]
         objects = [each for each in given if not isinstance(each, bool | int | float | str | None)]
@@ -361,7 +361,7 @@ def _load(folder: Path, digest: str) -> _Code | None:
             code = _take_unused(file)
             if code is None:
                 if path.stem != code_name(digest, path):
-                    raise ValueError("it is not what was written")
+                    raise ValueError("its content has changed")
                 code = _Code(torch._inductor.aoti_load_package(str(path)))
                 with _loading:
                     _loaded.setdefault(file, []).append(code)
@@ -369,7 +369,7 @@ def _load(folder: Path, digest: str) -> _Code | None:
                 os.utime(path)
             return code
         except Exception as error:  # of a file that somebody cut off: compiled again
-            logger.warning_once(f"{path} cannot be loaded and is made anew: {error}")
+            logger.warning_once(f"{path} cannot be loaded, so it is compiled again: {error}")
     return None
 
 

@@ -64,7 +64,7 @@ class Varying:
 
 @dataclass
 class _Job:
-    """What is compiled, and what of the parent process matters to it."""
+    """What to compile, and the settings of the parent process that matter for it."""
 
     module: nn.Module
     arguments: tuple
@@ -87,7 +87,7 @@ def compile_to(path: Path, module: nn.Module, arguments: tuple, varying: tuple, 
 
     Raises:
         RuntimeError: the compiler failed, or its process did.
-        OSError: there can be no such process.
+        OSError: the process cannot be started.
         pickle.PicklingError, TypeError, AttributeError: the module holds something that cannot go to another process.
     """
     if getattr(sys, "frozen", False):
@@ -146,7 +146,7 @@ class _Process:
         )
 
     def answer(self, job: bytes) -> dict | None:
-        """What came of a job; None if the process is gone."""
+        """The result of a job; None if the process is gone."""
         with suppress(OSError, ValueError):
             self._process.stdin.write(struct.pack("<Q", len(job)) + job)
             self._process.stdin.flush()
@@ -184,7 +184,7 @@ def _ask(job: bytes) -> str | None:
             process = _Process() if is_fresh else _idle.pop()
         try:
             answer = process.answer(job)
-        except BaseException:  # an interruption: an answer that nobody has read must not become that of the next job
+        except BaseException:  # an interruption: an answer that nobody has read must not be taken for the next job's
             process.end()
             raise
         if answer is not None:
@@ -192,7 +192,7 @@ def _ask(job: bytes) -> str | None:
                 _idle.append(process)
             return answer["error"]
         code = process.end()
-        if is_fresh:  # another one has ended because nobody asked it for a while
+        if is_fresh:  # another one has ended after a while without a job
             return f"the compiler's process ended with code {code}"
 
 
@@ -218,7 +218,7 @@ def _progress():
 
 
 def serve() -> None:
-    """Do jobs from the standard input until it ends or none comes for a while: what the compiler's process runs."""
+    """The compiler's process: do jobs from the standard input until it ends or none comes for a while."""
     import blockformer.api  # noqa: F401 - the engine is plugged in
 
     answers = os.fdopen(os.dup(1), "w")
@@ -247,7 +247,7 @@ def _exactly(stream, count: int) -> bytes:
 
 def _make(job: _Job) -> None:
     if job.sources != SOURCES:
-        raise RuntimeError("Blockformer's own files were changed while this process ran: start it anew")
+        raise RuntimeError("Blockformer's own files changed while this process was running: restart it")
     torch.set_num_threads(job.threads)
     measure.adopt_verdicts(job.verdicts)
     with torch.no_grad(), measure.own_trace(job.packed_copies), warnings.catch_warnings():

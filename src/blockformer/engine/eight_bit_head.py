@@ -42,7 +42,7 @@ class EightBitHead(QuickLinear):
         return as_rows(outputs, states, self.bias)
 
     def refresh(self) -> None:
-        """Make the copy, or make it anew if the weight has changed."""
+        """Make the copy, or make it again if the weight has changed."""
         if not self._is_current():
             with _lock, torch.inference_mode(False), torch.no_grad():
                 if not self._is_current():  # a thread that waits for it may find it made
@@ -54,7 +54,7 @@ class EightBitHead(QuickLinear):
     def _make(self) -> None:
         origin = Origin(
             [(self._parameters, "weight")], sampled=True
-        )  # before the copy: a write meanwhile makes it anew
+        )  # before the copy: a write meanwhile makes it again
         copies = zip(*map(_rounded, self.weight.detach().split(_ROWS)), strict=True)
         for name, parts in zip(ROUNDED, copies, strict=True):
             put_copy(self, name, torch.cat(parts))
@@ -65,7 +65,7 @@ class EightBitHead(QuickLinear):
             return super()._apply(fn, recurse)
 
     def forget(self) -> None:
-        """Free the copy, and what a quick layer notes."""
+        """Free the copy, and a quick layer's notes."""
         super().forget()
         vars(self).pop("_origin", None)
         for name in ROUNDED:
@@ -87,9 +87,11 @@ def check_head(model) -> None:
     """
     head = model.get_output_embeddings()
     if type(head) not in (nn.Linear, QuickLinear, EightBitHead, PackedLinear) or not is_bare(head):
-        raise ValueError(f"head_bits=8 is for a plain head; this one is a {type(head).__name__}, or has hooks.")
+        raise ValueError(
+            f"head_bits=8 needs a plain head; this one is a {type(head).__name__}, or has hooks: leave it out."
+        )
     if model.dtype is torch.float64:
-        raise ValueError("head_bits=8 is for float32 and half precision; this model is in float64.")
+        raise ValueError("head_bits=8 needs float32 or half precision; this model is in float64: cast it first.")
 
 
 def put_in(model) -> None:

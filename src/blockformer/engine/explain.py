@@ -83,7 +83,7 @@ class Explanation:
 
 
 def explain(model) -> Explanation:
-    """How a model runs: each part's way and why not a faster one, what was measured, and what is held twice.
+    """How a model runs: how each part is computed and why not faster, what was measured, and what is held twice.
 
     Args:
         model: a Blockformer model of this package.
@@ -108,15 +108,15 @@ def explain(model) -> Explanation:
 
 
 def warm_up(model, batches, **settings):
-    """Run a model on batches like those to come, so that no request waits for the compiler; a bar shows how far it is.
+    """Run a model on example batches, so that no request waits for the compiler; a bar shows the progress.
 
-    A model that writes writes three tokens for each batch, by `generate`; others read it. The compiled code stays on
-    the disk: the next process loads it in a moment.
+    A model that writes text generates three tokens for each batch; others read it. The compiled code stays on disk, and
+    the next process loads it quickly.
 
     Args:
         model: a Blockformer model of this package, in evaluation mode; see `prepare_for_inference`.
-        batches: for each kind of batch to come an example: the arguments of `generate` or of `forward`, by name, such
-            as a tokenizer gives. Code is made for one row, for two to four and for more (a decoder's beams are rows),
+        batches: an example of each kind of batch: the arguments of `generate` or of `forward`, by name, such as a
+            tokenizer returns. Code is made for one row, for two to four and for more (a decoder's beams are rows),
             and in an encoder-decoder for each number of beams.
         settings: of `generate`, such as `num_beams`, for all batches.
 
@@ -134,7 +134,7 @@ def warm_up(model, batches, **settings):
     for batch in batches:
         if not hasattr(batch, "keys"):
             raise TypeError(
-                f"a batch holds arguments by name, such as input_ids; this one is a {type(batch).__name__}."
+                f"a batch must be a dict of arguments by name, such as input_ids, not a {type(batch).__name__}."
             )
     asked = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False, **settings}
     with torch.no_grad():
@@ -218,7 +218,7 @@ def _rest(model) -> list[Part]:
     stacks = [stack for stack in _stacks_of(model) if stack.skips_padding and attention == "sdpa"]
     padding = "skipped on the CPU where that saves time" if stacks else "computed like other tokens"
     if any(isinstance(stack.runtime, AcceleratorRuntime) for stack in stacks):
-        padding = "skipped on the GPU in half precision"
+        padding = "skipped on the GPU in large batches"
     return [
         Part("attention", f"'{attention}'", "" if attention == "sdpa" else "'sdpa' is what compiled code knows"),
         Part("padding", padding),

@@ -1,4 +1,4 @@
-"""Calls of a compiled model that run uncompiled: each reason is said once, and counted for `explain`."""
+"""Calls of a compiled model that run uncompiled: each reason is logged once, and counted for `explain`."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ OTHER_WEIGHTS = "a weight has another dtype, shape or tie than when it was compi
 
 
 class Uncompiled(Exception):
-    """A call is nothing for compiled code. The message says why."""
+    """A call that compiled code cannot serve. The message says why."""
 
 
 class Fallbacks:

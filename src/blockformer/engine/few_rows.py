@@ -28,7 +28,7 @@ def with_products_as_loops(program):
 def without_repeats(program):
     """An exported program in which what would be computed twice is computed once.
 
-    Layers that read the same states get the same rows, and the compiler makes one loop of those that are of a size.
+    Layers that read the same states get the same rows, and the compiler makes one loop of those of equal size.
     """
     graph = program.graph_module.graph
     kept = set(graph.output_node().all_input_nodes)  # the program knows them by name
@@ -78,7 +78,7 @@ def _product(states, weight, bias=None):
 
 
 def computed_once(states):
-    """States of any shape in float32, which the compiler computes once, and not anew for each output of a product."""
+    """States of any shape in float32, which the compiler computes once, not again for each output of a product."""
     states = states.float().contiguous()
     return states.as_strided(states.shape, states.stride())
 

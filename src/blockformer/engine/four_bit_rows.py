@@ -46,7 +46,7 @@ class TracedQuantizedLinear(PreparedQuantizedLinear):
         places = places_of(self)
         if self._origin is not None and self._origin.is_of(places):
             return
-        origin = Origin(places)  # before the copy: a write meanwhile makes it anew
+        origin = Origin(places)  # before the copy: a write meanwhile makes it again
         numbers, zeros = (unpack(words).t().to(torch.uint8) for words in (self.qweight, self.qzeros))
         halves = numbers.reshape(self.out_features, -1, 2, self.group_size // 2)
         bytes_ = halves[:, :, 0] | (halves[:, :, 1] << 4)

@@ -17,7 +17,7 @@ from .origin import Origin
 
 # Up to this many rows are multiplied by the packed weights; with more it is faster to unpack them first.
 MOST_PACKED_ROWS = 32
-# Weights up to which a layer may be held as a plain one besides: reading it is no part of a token's time.
+# Weights up to which a layer may be held as a plain one, too: reading it takes no noticeable part of a token's time.
 _SMALL = 1 << 18
 _NAMES = ("qweight", "qzeros", "scales")
 # What PyTorch's 4-bit product takes.

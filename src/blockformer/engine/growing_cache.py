@@ -92,7 +92,7 @@ class GrowingLayer(_Buffers, DynamicLayer):
         return buffer
 
     def _leave_what_others_hold(self) -> None:
-        """Begin anew in fresh buffers if views of others show the places that are to be written."""
+        """Start again in fresh buffers if views of others show the places to be written."""
         if self.keys.shape[-2] < self._shown and any(map(_is_read_by_others, self._buffers.values())):
             self._buffers.clear()
 
@@ -224,7 +224,7 @@ def grow_in_place(cache, and_windows: bool = False):
     """Swap the plain dynamic layers of a fresh cache for growing ones; other layers and caches stay as they are.
 
     Args:
-        and_windows: swap those that drop what a sliding window has passed, too. The mask alone is the window then.
+        and_windows: swap those that drop what a sliding window has passed, too. Then only the mask makes the window.
     """
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if type(own) is DynamicCache and not own.offloading:

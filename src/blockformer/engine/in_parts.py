@@ -1,6 +1,6 @@
 """The float32 product of few rows as a batch of products, each with a part of the weight.
 
-MKL reads a weight for one row, or for some, by one thread; those of a batch it reads by all of them.
+MKL reads a weight for one row, or for a few, with one thread, and the weights of a batch with all of them.
 
 I inputs and O outputs of a linear layer, R rows.
 """

@@ -141,7 +141,7 @@ class CompiledLayers:
         else:
             lengths = layer_inputs.unpadding.lengths
         if any(each.shape[:3] != (1, 1, shape[0] * shape[1]) for pair in cos_sin.values() for each in pair):
-            raise Uncompiled("position_ids are not those of the tokens")
+            raise Uncompiled("position_ids do not count the tokens")
         self._ordered.refresh()
         if self._functions is None:
             raise Uncompiled(NO_CODE)
@@ -173,7 +173,7 @@ class CompiledLayers:
         return is_enabled() and not (self._stack.is_causal and cache is not None and cache.get_seq_length())
 
     def _check(self, hidden_states, encoder_hidden_states, layer_inputs, others: dict) -> None:
-        """Refuse what the compiled code knows nothing of: see `Uncompiled`."""
+        """Refuse what the compiled code does not support: see `Uncompiled`."""
         stack, dtype, cache = self._stack, self._stack.embed_tokens.weight.dtype, others.get("past_key_values")
         known = ("position_ids", "past_key_values", "use_cache")
         asked = [
@@ -190,13 +190,13 @@ class CompiledLayers:
         if is_transformed():
             raise Uncompiled("torch.func is at work")
         if stack._is_recording(others) or asked:
-            raise Uncompiled(f"{asked[0]} is given" if asked else "states or attentions of each layer are asked for")
+            raise Uncompiled(f"{asked[0]} is given" if asked else "every layer's states or attentions are requested")
         if hidden_states.dtype is not dtype or hidden_states.shape[2] != stack.config.hidden_size:
-            raise Uncompiled("the embeddings are not of the model's dtype and width")
+            raise Uncompiled("the embeddings do not have the model's dtype and width")
         if hidden_states.requires_grad:
             raise Uncompiled("gradients are recorded")
         if stack.config.stack_sizes(stack.is_causal)[0] != len(stack.layers) * stack.passes:
-            raise Uncompiled("the config has another number of layers than the model")
+            raise Uncompiled("the config and the model differ in the number of layers")
         if any(mask is not None for mask in layer_inputs.masks.values()):
             raise Uncompiled("the attention mask hides more than padding, or padding that is not skipped")
         if not is_in_use(stack.config):
@@ -229,13 +229,13 @@ class CompiledLayers:
 
 
 def _in_a_row(each, rows: int):
-    """Cosines or sines of a batch of rows, [1 or B, 1, T, D], as those of one row [1, 1, B * T, D]."""
+    """Cosines or sines of a batch of rows, [1 or B, 1, T, D], as one row [1, 1, B * T, D]."""
     each = each.expand(rows, -1, -1, -1)
     return each.transpose(0, 1).reshape(1, 1, -1, each.shape[3])
 
 
 def can_compile(stack) -> bool:
-    """Whether the stack's layers know nothing that the compiled function is not told of."""
+    """Whether the compiled function gets everything that the stack's layers know."""
     config = stack.config
     is_known = config.position_type in _POSITION_TYPES and not getattr(config, "relative_bias_per_layer", False)
     if not is_known or "sliding_attention" in config.layer_types:
@@ -249,7 +249,7 @@ def can_compile(stack) -> bool:
 
 
 def gains(stack) -> bool:
-    """Whether compiled layers are faster here: some of the engine's products are none that the compiler would call."""
+    """Whether compiled layers are faster here: the compiler would not call some of the engine's products."""
     if stack.dtype in HALVES and is_quicker_widened(stack.dtype):
         return False
     return stack.dtype is torch.bfloat16 or not getattr(stack.config, "linear_bits", None)

@@ -47,7 +47,7 @@ class QuickLinear(nn.Linear):
     """
 
     def forward(self, states):
-        # A token of a small model takes no longer than asking: this is asked first, and nothing else.
+        # A token of a small model takes no longer than this question, so it comes first, and no other.
         if not is_own_trace() and states.numel() < self.__dict__.get("_least_states", 0):
             return F.linear(states, self.weight, self.bias)
         product = self._product(states)
@@ -113,7 +113,7 @@ class QuickLinear(nn.Linear):
 
 
 def kind_of(rows: int) -> int:
-    """The number of rows that stands for such numbers of them: 1, `MOST_ROWS` or `MANY_ROWS`."""
+    """The number of rows that represents such numbers of them: 1, `MOST_ROWS` or `MANY_ROWS`."""
     return 1 if rows == 1 else MOST_ROWS if rows <= MOST_ROWS else MANY_ROWS
 
 

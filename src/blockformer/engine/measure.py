@@ -123,7 +123,7 @@ def decisions_file() -> Path | None:
 
 
 def machine() -> str:
-    """What answers depend on: the processor, what the libraries use of it, threads and PyTorch."""
+    """What answers depend on: the processor, the instructions that the libraries use, threads and PyTorch."""
     name, flags = processor()
     most = os.environ.get("ONEDNN_MAX_CPU_ISA", "all")
     able = f"{torch.backends.cpu.get_cpu_capability()}, oneDNN {most}, {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
@@ -166,7 +166,7 @@ def verdicts() -> dict[Hashable, bool]:
 
 
 def adopt_verdicts(found: dict[Hashable, bool]) -> None:
-    """Take another process's answers for those of this one."""
+    """Take over another process's answers."""
     _verdicts.update(found)
 
 
@@ -187,7 +187,7 @@ def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9)
 # Float32 weights that a product is timed by: more than most caches hold where few rows read them, fewer for many rows.
 _READ, _MULTIPLIED = 1 << 23, 1 << 21
 MANY_ROWS = 64
-"""What stands for all numbers of rows that are not few."""
+"""The number of rows that represents all larger numbers."""
 
 
 def some_weights(rows: int, outputs: int, inputs: int) -> list:

@@ -20,7 +20,7 @@ _TOLERANCES = {torch.bfloat16: (0.02, 0.02), torch.float32: (1e-4, 1e-3)}  # of 
 
 
 Activation = tuple[str, str]
-"""oneDNN's name of an activation, and that of its form."""
+"""oneDNN's name of an activation and of its form."""
 _NO_ACTIVATION = ("none", "")
 
 
@@ -63,7 +63,7 @@ def is_quicker_packed(dtype) -> bool:
 
 
 class PackedCopies:
-    """Weights in oneDNN's layout beside the plain ones, each made when first asked for and again once it has changed.
+    """Weights in oneDNN's layout next to the plain ones, each made at its first use and again once it has changed.
 
     Every weight has one copy, whose contents change: compiled code never lets go of a tensor that it was given.
     """
@@ -104,7 +104,7 @@ def _empty(copies: dict) -> None:
 
 @functools.cache
 def nothing(dtype, is_inference: bool = False, is_packed: bool = False):
-    """What the memory of a tensor is replaced by: plain [0] or packed [1, 1], of inference mode or not.
+    """The replacement for a tensor's memory: plain [0] or packed [1, 1], of inference mode or not.
 
     It is made before it is needed, since a finalizer may be called where no operator gives a real tensor: while this
     thread traces a graph.

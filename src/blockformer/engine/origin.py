@@ -1,4 +1,4 @@
-"""What a copy of weights was made of, and how it is made anew without moving."""
+"""What a copy of weights was made of, and how it is made again without moving."""
 
 from contextlib import contextmanager
 from operator import is_
@@ -12,7 +12,7 @@ class Origin:
     """Some tensors of modules, in the state that they are in now.
 
     They and their memory are held, so that nothing else can come to be in their place. Writes to tensors of inference
-    mode are not counted. A copy of a module has no origins: its tensors' writes are counted anew.
+    mode are not counted. A copy of a module has no origins: its tensors' writes are counted from zero.
 
     Args:
         places: for each tensor the dict of its module that holds it, and its name there.

@@ -54,7 +54,7 @@ class PackedWeight(torch.Tensor):
 
     To all others it is that matrix. An operator that reads it gets plain numbers for as long as it runs. One that
     writes to it, or takes a view by which somebody could, makes its numbers plain, which they stay: its layer is
-    slower then, until it is packed anew.
+    slower then, until it is packed again.
 
     Args:
         numbers: of the weight.
@@ -78,7 +78,9 @@ class PackedWeight(torch.Tensor):
         if func == _SET_DATA and type(args[0]) is cls:
             own, other = args
             if (own.shape, own.dtype) != (other.shape, other.dtype):
-                raise RuntimeError("a packed weight keeps its shape and dtype: call prepare_for_training() before.")
+                raise RuntimeError(
+                    "a packed weight's shape and dtype cannot change: call prepare_for_training() first."
+                )
             own.numbers = other.numbers if type(other) is cls else _Numbers(None, other.detach())
             return None
         with torch._C.DisableTorchFunctionSubclass():
@@ -139,7 +141,7 @@ def pack(parameter: nn.Parameter) -> bool:
 
 
 def unpack(parameter: PackedWeight) -> None:
-    """The way back of `pack`: the parameter is what it was, with the present numbers."""
+    """Undo `pack`: the parameter is plain again, with its present numbers."""
     original, weight = parameter._original, parameter.numbers.plain()
     with torch.inference_mode(original.is_inference()):
         original.data = weight.clone() if original.is_inference() else weight
@@ -151,7 +153,7 @@ def unpack(parameter: PackedWeight) -> None:
         torch.utils.swap_tensors(parameter, original)
     except RuntimeError as error:
         parameter._original = original
-        raise RuntimeError("a weak reference or a graph holds packed weights: let go of it before.") from error
+        raise RuntimeError("a weak reference or a graph holds packed weights: delete it first.") from error
 
 
 class PackedLinear(nn.Linear):
@@ -192,7 +194,7 @@ class PackedLinear(nn.Linear):
     def _packed(self):
         """The packed matrix; None if the weight is plain again, or another one for a call (`functional_call`)."""
         if torch.compiler.is_dynamo_compiling() or is_exported():
-            raise RuntimeError("packed weights cannot be traced: call prepare_for_training() before.")
+            raise RuntimeError("packed weights cannot be traced: call prepare_for_training() first.")
         weight = self.weight
         return weight.numbers.packed if type(weight) is PackedWeight else None
 
@@ -252,7 +254,7 @@ def owners_of_weights(model: nn.Module) -> list[list[Any]]:
     """The modules of each weight."""
     owners: dict[int, list[Any]] = {}
     for module in model.modules():
-        weight = module._parameters.get("weight")  # an adapter's `weight` is that of the layer below it
+        weight = module._parameters.get("weight")  # an adapter's `weight` is the weight of the layer below it
         if weight is not None:
             owners.setdefault(id(weight), []).append(module)
     return list(owners.values())

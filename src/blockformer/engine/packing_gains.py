@@ -1,4 +1,4 @@
-"""Whether a float32 matrix in oneDNN's layout is multiplied faster than plain layers, for what its model does.
+"""Whether a float32 matrix in oneDNN's layout is multiplied faster than plain layers, for its model's work.
 
 O outputs of a layer, I inputs.
 """
@@ -20,7 +20,7 @@ _SOME_ROWS = 16
 def rows_of_layers(model: nn.Module) -> dict[nn.Module, int]:
     """For each layer of a stack the number of rows that its products must not be slower with, see `linear.kind_of`.
 
-    A decoder alone writes a text at a time; that of an encoder-decoder several, or some beams. Keys and values of a
+    A decoder writes one text at a time; the decoder of an encoder-decoder several, or some beams. Keys and values of a
     source are products of all its tokens.
     """
     rows: dict[nn.Module, int] = {}

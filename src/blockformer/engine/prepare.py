@@ -41,7 +41,7 @@ _COMPILED = {
     Attention: PreparedAttention,
     nn.Linear: QuickLinear,
 }
-# What a module must be like besides, for these.
+# What else must hold of a module for these.
 _CONDITIONS = {QuickLinear: can_be_quick, FusedFeedForward: can_be_fused}
 
 
@@ -52,46 +52,46 @@ def prepare_for_inference(
     head_bits: Literal[8] | None = None,
     decisions: str | os.PathLike | None = None,
 ):
-    """Make a model faster at inference, on the device where it is.
+    """Make a model faster at inference, on its present device.
 
-    On a CPU, weights are packed for the processor, a product ends in its activation, few rows are multiplied in parts,
-    half precision is multiplied in float32 and attention cut into blocks: each where it is faster. On a CUDA device
-    padding is skipped, in half precision, by PyTorch's kernel for sequences of any length, and long contexts with soft
-    caps or sinks use flex attention. Results agree within the rounding of the dtype, and saving still writes plain
-    tensors. A packed weight is still the parameter that it was. Whatever writes to it, such as `load_state_dict` or a
-    merged adapter, makes it plain until the model is prepared again, and so does a cast or a move. No weight learns
-    until `prepare_for_training`.
+    On a CPU, weights are packed for the processor, activations are fused into the matmul before them, matmuls of few
+    rows are split, half precision is multiplied in float32, and attention is computed in blocks, each where it is
+    faster. On a CUDA device, the padding of large batches is skipped, in half precision with PyTorch's kernel for
+    sequences of any length, and long contexts with soft caps or sinks use flex attention. Results agree within the
+    rounding of the dtype, and saving still writes plain tensors. A packed weight is still the same parameter. Whatever
+    writes to it, such as `load_state_dict` or a merged adapter, or casts or moves it, makes it plain until the model is
+    prepared again. No weight learns until `prepare_for_training`.
 
     Args:
         model: a Blockformer model of this package.
         compile: compile the step that writes one more token, and the layers of an encoder and of a prompt, with
-            PyTorch's compiler. This needs a C++ compiler and takes some twenty seconds, up to a minute for small
+            PyTorch's compiler. This needs a C++ compiler and takes about twenty seconds, up to a minute for small
             layers, when the model first writes a batch of a new kind (one row, two to four or more, and each number of
             beams); later processes load it from `~/.cache/blockformer`. The compiler runs in a process of its own, so
-            other threads go on meanwhile. Weights stay plain, but those of 4 bits are held once more, and so are
-            float32 weights that an encoder or a step of several rows multiplies faster in another layout. A change of
-            weights is seen, that of a merged adapter too; only a write through `.data` to a few numbers of a weight
-            that is held twice may stay unseen, or one to tensors of inference mode. An encoder that is faster
-            uncompiled on this processor is prepared as without `compile`. Classes and attention functions from outside
-            of Blockformer, PyTorch and transformers run uncompiled. On CUDA and XPU, `generate` gets a static cache,
-            for which transformers compiles the step.
+            other threads are not held up. Weights stay plain, but 4-bit weights are held twice, and so are float32
+            weights that an encoder or a step of several rows multiplies faster in another layout. Changed weights are
+            noticed, also by a merged adapter, except when a few numbers of a weight that is held twice are written
+            through `.data`, or when tensors of inference mode are written to. An encoder that is faster uncompiled on
+            this processor is prepared as without `compile`. Classes and attention functions from outside of
+            Blockformer, PyTorch and transformers run uncompiled. On CUDA and XPU, `generate` gets a static cache, for
+            which transformers compiles the step.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. A decoder's prompt, and so its first token, reads the plain head, which is kept; an
             encoder-decoder's first token is a step like the others.
-        decisions: the JSON file that says what is the fastest on each machine, and to which new measurements are added:
-            from now on for all models of this process. Processes that share it compute in the same bits. By default it
-            is `decisions.json` beside the compiled code.
+        decisions: the JSON file that records what is fastest on each machine, and to which new measurements are added,
+            from now on for all models of this process. Processes that share it give the same results bit for bit. By
+            default it is `decisions.json` next to the compiled code.
 
     Returns:
         The model, in evaluation mode.
 
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
-        ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has weights of
-            4 bits in groups of an odd number or (unless it is an encoder) pruned heads, or is on a device where nothing
-            compiles it; `head_bits` other than 8, without `compile`, or for a model that does not write, is not on the
-            CPU, is in float64 or has another head than a plain one; `decisions` that are not such a file.
+        ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has 4-bit
+            weights in groups of an odd number or (unless it is an encoder) pruned heads, or is on a device without a
+            compiler; `head_bits` other than 8, without `compile`, or for a model that does not write, is not on the
+            CPU, is in float64 or has a head that is not plain; `decisions` that are not such a file.
     """
     check_class(model)
     if compile:
@@ -169,7 +169,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
 
 
 def _make_plain(model) -> None:
-    """Undo all that was done for inference, but for gradients."""
+    """Undo everything that was done for inference, except for gradients."""
     _forget_compiled(model)
     _take_out(model)
     unpack_weights(model)
@@ -207,8 +207,8 @@ def _check_compiles(model) -> None:
         )
     if not step.can_compile(model) and not _readers(model):
         raise ValueError(
-            f"compile=True is for models that write text or have layers that can be compiled; this "
-            f"{type(model).__name__} neither writes nor has such layers."
+            f"compile=True needs a model that writes text, or layers that can be compiled, and this "
+            f"{type(model).__name__} has neither: prepare it without compile=True."
         )
     if not all(can_be_in_order(module) for module in model.modules() if isinstance(module, QuantizedLinear)):
         raise ValueError(
@@ -216,15 +216,21 @@ def _check_compiles(model) -> None:
             f"{model.config.linear_group_size}: prepare the model without it."
         )
     if model.config.pruned_heads and (model.config.is_decoder or model.config.position_type in SCORE_TERMS):
-        raise ValueError("compile=True goes with pruned_heads in an encoder without relative positions alone.")
+        raise ValueError(
+            "compile=True with pruned_heads needs an encoder without relative positions: prepare the model without it, "
+            "or pass it through blockformer.restore_heads."
+        )
 
 
 def _check_head_bits(model, head_bits, compile: bool) -> None:
-    """Refuse another number of bits, and what has no compiled steps to read them."""
+    """Refuse another number of bits, and models without compiled steps to read them."""
     if head_bits != 8:
         raise ValueError(f"head_bits must be 8 or None, not {head_bits!r}.")
     if not compile or not step.can_compile(model) or model.device.type != "cpu":
-        raise ValueError("head_bits=8 needs compile=True, and a model on the CPU that writes text.")
+        raise ValueError(
+            f"head_bits=8 needs compile=True and a model on the CPU that writes text; this is a {type(model).__name__} "
+            f"on '{model.device}', with compile={compile}."
+        )
     eight_bit_head.check_head(model)
 
 
@@ -273,7 +279,7 @@ def _take_out(model: nn.Module) -> None:
 
 
 def _train(self, mode: bool = True):
-    """As PyTorch; a warning names what has to be called before a prepared model can learn."""
+    """As in PyTorch; a warning says what to call before a prepared model can learn."""
     if mode and "_trainable" in vars(self) and not any(each.requires_grad for each in self.parameters()):
         logger.warning_once("the model is prepared for inference, and no weight learns: call prepare_for_training().")
     return super(BlockformerPreTrainedModel, self).train(mode)

@@ -24,9 +24,9 @@ def attend_sequences(
         query: [1, H, N, D].
         key, value: [1, K, N, D].
         lengths: of the sequences, in tokens; together N.
-        position_bias: [1, H, L or more, L or more], added to the scores, or None. It does not go with `is_causal`.
+        position_bias: [1, H, L or more, L or more], added to the scores, or None. Not together with `is_causal`.
         dropout: the share of the probabilities that is dropped.
-        in_blocks: whether `attend_in_blocks` may take it, whose bits are not those of PyTorch's attention.
+        in_blocks: whether `attend_in_blocks` may take it, whose result differs from PyTorch's attention in bits.
 
     Returns:
         [1, N, H, D], contiguous.

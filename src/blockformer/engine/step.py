@@ -36,7 +36,7 @@ from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, position_bias
 _SAYS_NOTHING = {"use_cache": (None, True), "return_dict": (None, True), "logits_to_keep": (0, 1)}
 # Fields of a config that have every call give more.
 _COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
-# Bytes of weights up to which a layer takes no longer than calling it, and how many of such are one function.
+# Bytes of weights up to which a layer takes no longer than calling it, and how many of these form one function.
 _SMALL_LAYER, _SMALL_LAYERS = 1 << 23, 8
 _ROWS = 3  # in an example; other than any size of the model that could be taken for it
 
@@ -95,7 +95,7 @@ class CompiledSteps:
             return None
 
     def _check(self, attention_mask, position_ids, cache, others: dict) -> None:
-        """Refuse what the compiled code knows nothing of: see `Uncompiled`."""
+        """Refuse what the compiled code does not support: see `Uncompiled`."""
         config = self._stack.config
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         is_growing = type(own) is DynamicCache and all(type(layer) is GrowingLayer for layer in own.layers)
@@ -112,7 +112,7 @@ class CompiledSteps:
         if isinstance(cache, EncoderDecoderCache) != self._model.config.is_encoder_decoder or not is_growing:
             raise Uncompiled(f"the cache ({type(own).__name__}) is not the one that grows in place")
         if attention_mask is not None and (not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2):
-            raise Uncompiled("the attention mask is not one of tokens, [batch, length]")
+            raise Uncompiled("the attention mask is not [batch, length]")
         if position_ids is not None and (position_ids.dim() != 2 or position_ids.shape[1] != 1):
             raise Uncompiled("position_ids are not [batch, 1]")
         if not self._parts.are_untouched():
@@ -140,7 +140,7 @@ class CompiledSteps:
         rows, length = input_ids.shape[0], held[2] + 1
         sources = rows if read is None else read[0]
         if held[0] != rows or rows % sources or (position_ids is not None and position_ids.shape[0] not in (1, rows)):
-            raise Uncompiled("the cache or position_ids are of another batch")
+            raise Uncompiled("the cache or position_ids have another batch size")
         if read is not None and source_mask is not None and source_mask.shape != (read[0], read[2]):
             raise Uncompiled("the mask of the source does not fit it")
         functions = self._functions_for(sources, rows // sources)
@@ -186,7 +186,7 @@ class CompiledSteps:
         return shape if fits else None
 
     def _seen(self, attention_mask, position_ids, rows: int, length: int):
-        """What is seen, bool [B, S / BLOCK rounded up, BLOCK], and where the tokens stand, int64 [B, 1]."""
+        """The visible keys, bool [B, S / BLOCK rounded up, BLOCK], and the tokens' positions, int64 [B, 1]."""
         if attention_mask is None:
             mask = torch.ones(rows, 1, 1, length, dtype=torch.bool)
         else:
@@ -374,7 +374,7 @@ def can_compile(model) -> bool:
 
 
 def output_of(steps: CompiledSteps, model, arguments: tuple, named: dict):
-    """What a model answers to these arguments of its `forward` by a compiled step, or None if it is nothing for one."""
+    """A model's output for these arguments of its `forward` by a compiled step, or None if none can compute it."""
     given = dict(zip(_names(model.forward.__func__), arguments, strict=False))
     return (_encoder_decoder_step if model.config.is_encoder_decoder else _decoder_step)(steps, **given, **named)
 

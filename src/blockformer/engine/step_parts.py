@@ -1,4 +1,4 @@
-"""The parts of a decoder's step, as functions of tensors alone, for the compiler: its first, some layers and its last.
+"""The parts of a decoder's step, as functions of tensors only, for the compiler: its first, some layers and its last.
 
 A function of large layers is compiled in seconds, and once for all that are alike.
 
@@ -29,7 +29,7 @@ class _Buffers(Cache):
         self.place, self.length, self.buffers = place, length, buffers
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Write the new token's keys and values [B, K, 1, D]; returns those of all, [B, K, S, D].
+        """Write the new token's keys and values [B, K, 1, D]; returns all tokens' keys and values, [B, K, S, D].
 
         Behind it come zeros, since keys and values are read in whole blocks, and at least two of them.
         """
@@ -61,7 +61,7 @@ class _Caches(EncoderDecoderCache):
 
 
 class FirstPart(nn.Module):
-    """What comes before the layers, and what they all need."""
+    """The part before the layers, and what they all need."""
 
     def __init__(self, stack):
         super().__init__()
@@ -142,12 +142,12 @@ class LayersPart(nn.Module):
 
 
 def _cut(states):
-    """The same states, by an operator that the compiler calls and fuses with nothing: what is alike shares its code."""
+    """The same states, by an operator that the compiler does not fuse, so that equal parts share their code."""
     return states[None].cumsum(0)[0]
 
 
 class LastPart(nn.Module):
-    """What comes after the layers: states [B, 1, C] -> logits [B, 1, V]."""
+    """The part after the layers: states [B, 1, C] -> logits [B, 1, V]."""
 
     def __init__(self, model, norm):
         super().__init__()

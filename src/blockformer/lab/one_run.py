@@ -21,7 +21,8 @@ from ..data.corpus import Blocks, Score, model_score
 from ..declared_fields import axes_of
 from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..training.budget import Budget, BudgetTrainer
-from ..training.callbacks import StopOnNonFiniteLoss, last_complete_checkpoint
+from ..training.callbacks import StopOnNonFiniteLoss
+from ..training.checkpoints import last_complete_checkpoint
 from .experiment import Experiment, Run
 from .text import Text
 

@@ -26,7 +26,7 @@ def sdpa_attention(module, query, key, value, attention_mask, unpadding=None, **
     return attend_unpadded(attend, unpadding, module, query, key, value, attention_mask, **kwargs)
 
 
-# These models' own table: what is registered for all models is in it too.
+# These models' own table, which includes everything that is registered for all models.
 ALL_ATTENTION_FUNCTIONS = AttentionInterface()
 ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
 
@@ -86,20 +86,20 @@ class AttentionFields(Part):
     attention_output_bias: bool = flag(False, "attention", "bias of the output projection")
     attention_scale: float | None = axis(None, "a positive number", "attention", "of scores; None: 1/sqrt(head_dim)")
     attn_logit_softcapping: float | None = axis(None, "a positive number", "attention", "soft cap c of the scores")
-    attention_sinks: bool = flag(False, "attention", "for each head a learned score, a share of the softmax")
+    attention_sinks: bool = flag(False, "attention", "a learned score per head takes part in its softmax")
     clip_qkv: float | None = axis(None, "a positive number", "attention", "bound of queries, keys and values")
     # A window of 1 is full attention in a dynamic cache of the library.
     sliding_window: int | None = axis(
-        None, "an integer above 1", "attention", "tokens that a sliding layer sees, in an encoder to each side"
+        None, "an integer above 1", "attention", "tokens that a sliding layer sees; in an encoder, to each side"
     )
     layer_types: list | None = axis(
         None, "a list", "attention", "full_attention or sliding_attention for each layer; None: sliding with a window"
     )
     pruned_heads: dict | None = axis(
-        None, "a dict, layer -> list of heads", "attention", "query heads that self-attention is without"
+        None, "a dict, layer -> list of heads", "attention", "query heads that self-attention lacks"
     )
     add_cross_attention: bool = flag(False, "attention", "a decoder's layers look at an encoder's states too")
-    attention_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the attention probabilities")
+    attention_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "dropout of attention probabilities")
 
     def fill_defaults(self):
         """Plain multi-head attention whose heads share the width; with a window all layers slide."""
@@ -117,12 +117,12 @@ class AttentionFields(Part):
 
     def check(self):
         """Heads come in whole groups, pruned ones too; a window needs layers that slide, and those a window."""
-        if self.num_attention_heads % self.num_key_value_heads:
-            heads = f"num_attention_heads ({self.num_attention_heads}) is not a multiple of num_key_value_heads"
-            raise ValueError(f"{heads} ({self.num_key_value_heads}): each of these serves the same number of heads.")
+        most, kinds = self.num_attention_heads, self.num_key_value_heads
+        if most % kinds:
+            raise ValueError(f"num_attention_heads ({most}) is not a multiple of num_key_value_heads ({kinds}).")
         if self.add_cross_attention and not self.is_decoder:
             raise ValueError("add_cross_attention=True needs a decoder: use BlockformerDecoderConfig.")
-        types, count = self.layer_types, self.num_hidden_layers
+        types, count, group = self.layer_types, self.num_hidden_layers, most // kinds
         if not isinstance(types, list) or len(types) != count:
             raise ValueError(f"layer_types must list one type for each of the {count} layers, not {types!r}.")
         for layer_type in types:
@@ -131,14 +131,14 @@ class AttentionFields(Part):
         if slides and self.sliding_window is None:
             raise ValueError("layer_types names 'sliding_attention' but sliding_window is None: set it, in tokens.")
         if self.sliding_window is not None and not slides:
-            raise ValueError("sliding_window is set but no layer is of type 'sliding_attention': set layer_types too.")
+            raise ValueError("sliding_window is set but layer_types has no 'sliding_attention': add it, or set None.")
         if slides and self.position_type in SCORE_TERMS:
-            raise ValueError(f"sliding attention is not supported with position_type='{self.position_type}'.")
+            raise ValueError(f"sliding_window is not supported with position_type='{self.position_type}': drop it.")
         alone = self.is_decoder and not self.add_cross_attention and self.position_type not in SCORE_TERMS
         capped = alone or (self.is_encoder_decoder and self.position_type not in SCORE_TERMS)
         if (self.attn_logit_softcapping and not capped) or (self.attention_sinks and not alone):
-            raise ValueError("attn_logit_softcapping and attention_sinks need a decoder alone and no relative terms.")
-        most, group = self.num_attention_heads, self.num_attention_heads // self.num_key_value_heads
+            name = "attention_sinks" if self.attention_sinks and not alone else "attn_logit_softcapping"
+            raise ValueError(f"{name} needs a decoder-only model without relative positions or ALiBi: leave it out.")
         for layer, pruned in (self.pruned_heads or {}).items():
             left = self.heads_of(layer)
             is_whole = len(left) == group * len({head // group for head in left}) == most - len(pruned)
@@ -146,7 +146,7 @@ class AttentionFields(Part):
                 some = f"some of {most} heads, those that share a key together, for some of {count} layers"
                 raise ValueError(f"pruned_heads must be {some}, not {pruned} for layer {layer}.")
         if self.pruned_heads and (self.qk_norm == "projection" or self.is_encoder_decoder):
-            raise ValueError("pruned_heads do not go with qk_norm='projection' nor an encoder-decoder: leave them out.")
+            raise ValueError("pruned_heads is not supported with qk_norm='projection' or in an encoder-decoder.")
 
     def heads_of(self, layer_idx: int) -> list[int]:
         """The query heads of a layer's self-attention: all that are not pruned."""
@@ -167,7 +167,7 @@ class AttentionFields(Part):
 
 
 def layer_type_of(config, layer_idx: int, is_causal: bool) -> str:
-    """A layer's type; those of an encoder-decoder's decoder are in a field of their own."""
+    """A layer's type; the types of an encoder-decoder's decoder are in a field of their own."""
     return (config.decoder_layer_types if is_causal and config.is_encoder_decoder else config.layer_types)[layer_idx]
 
 
@@ -243,7 +243,7 @@ class Attention(nn.Module):
             key_value_states: [B, S, C], the source of keys and values of cross-attention.
             position_bias: [1 or B, H, T, S], added to the scores, or None.
             head_mask: [H] or [B, H], multiplies each head's output, or None.
-            attention_mask, position_embeddings, query_positions, unpadding: those of a `layer.LayerInputs`.
+            attention_mask, position_embeddings, query_positions, unpadding: as in `layer.LayerInputs`.
         """
         self._check_backend()  # it may be another one since
         if self.is_cross_attention:
@@ -281,7 +281,7 @@ class Attention(nn.Module):
         return output
 
     def _own_heads(self, terms, dim: int, heads: int):
-        """Of a term for each head, H along `dim`, those of the heads that are left and this process's."""
+        """Of a term for each head, H along `dim`, the entries of the remaining heads that this process holds."""
         if terms.shape[dim] == heads:
             return terms
         if self.is_pruned:
@@ -378,4 +378,4 @@ class Attention(nn.Module):
 
     def _refuse_backends(self, prefixes, what: str) -> None:
         if (backend := self.config._attn_implementation or "").startswith(prefixes):
-            raise ValueError(f"attn_implementation='{backend}' takes no {what}; use 'sdpa' or 'eager'.")
+            raise ValueError(f"attn_implementation='{backend}' does not support a {what}; use 'sdpa' or 'eager'.")

@@ -50,7 +50,7 @@ class LinearFields(Part):
             if size % 8:
                 raise ValueError(f"{name} ({size}) is not a multiple of 8: linear_bits=4 keeps 8 numbers in a word.")
         if self.float32_down_proj or self.pruned_heads:
-            raise ValueError("float32_down_proj and pruned_heads need plain weights: leave them out, or linear_bits.")
+            raise ValueError("linear_bits=4 is not supported with float32_down_proj or pruned_heads: drop one of them.")
 
     def finish(self, stack):
         """Have every linear map of the layers keep its weights in 4 bits."""

@@ -16,7 +16,7 @@ _MODULES = frozenset("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj no
 try:
     if [int(part) for part in transformers.__version__.split(".")[:2]] < [int(part) for part in OLDEST.split(".")]:
         raise ImportError(f"it needs {OLDEST} at least")
-    # All that the model's code imports from the library, so that what a release lacks is told here, in one sentence.
+    # Everything that the model's code imports from the library, so that one sentence can name what a release lacks.
     from transformers import AttentionInterface, GenerationConfig, PretrainedConfig, PreTrainedModel, initialization
     from transformers.activations import ACT2FN
     from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
@@ -113,7 +113,7 @@ def causal_masks(config, hidden_states, attention_mask, past_key_values, positio
 def encoder_masks(config, hidden_states, attention_mask, sequences=None) -> dict:
     """One mask of an encoder's self-attention for each of the config's layer types.
 
-    `sequences` [B, T] numbers the sequence of its row that a token belongs to and alone sees; None: one a row.
+    `sequences` [B, T] numbers the sequence of its row that a token belongs to, the only one it sees; None: one a row.
     """
     same = None if sequences is None else lambda row, head, query, key: sequences[row, query] == sequences[row, key]
     arguments = {"config": config, "inputs_embeds": hidden_states, "attention_mask": attention_mask}

@@ -1,6 +1,6 @@
 """The configuration: one base for all topologies, each of which has a class in a file of its own.
 
-A field is declared once, by `axis`: the fields of a part of the model beside that part, those of the whole model here.
+A field is declared once, by `axis`: the fields of a part of the model next to the part, of the whole model here.
 All are checked when the config is made, before any memory is taken. No field names a model family: a family is a choice
 of values (see `presets/`).
 """
@@ -65,20 +65,20 @@ class BlockformerConfig(
 
     vocab_size: int = axis(32000, "a positive integer", "size", "tokens of the vocabulary, V")
     hidden_size: int = axis(512, "a positive integer", "size", "width C of the residual stream")
-    num_hidden_layers: int = axis(8, "a positive integer", "size", "layers; of an encoder-decoder the encoder's")
+    num_hidden_layers: int = axis(8, "a positive integer", "size", "layers; in an encoder-decoder, the encoder's")
     type_vocab_size: int = axis(0, "an integer of 0 or more", "embeddings", "token types (segments); 0 means none")
     task_type_vocab_size: int = axis(0, "an integer of 0 or more", "embeddings", "task types; 0 means none")
     embedding_size: int | None = axis(
         None, "a positive integer", "size", "width E of the embeddings, projected to C; None: hidden_size"
     )
     embedding_norm: bool = flag(False, "embeddings", "a norm on the sum of the embeddings")
-    embedding_scale: float | None = axis(None, "a positive number", "embeddings", "factor of the tokens'; None means 1")
+    embedding_scale: float | None = axis(None, "a positive number", "embeddings", "factor of token vectors; None: 1")
     tie_word_embeddings: bool = flag(False, "embeddings", "the language model head is the embedding matrix")
     lm_head_transform: bool = flag(False, "head", "norm(act(dense(x))) before the language model head")
     classifier_transform: bool = flag(False, "head", "norm(act(dense(x))) before a classifier of rows or tokens")
-    head_transform_bias: bool = flag(True, "head", "bias of that dense layer, and of one before a classifier")
+    head_transform_bias: bool = flag(True, "head", "bias of these dense layers")
     lm_head_bias: bool | str = axis(
-        False, (*FLAG, "fixed"), "head", "bias of the language model head; fixed is one that does not learn"
+        False, (*FLAG, "fixed"), "head", "bias of the language model head; a fixed one does not learn"
     )
     logit_scale: float | None = axis(1.0, "a positive number", "head", "factor of the states that enter the head")
     final_logit_softcapping: float | None = axis(None, "a positive number", "head", "soft cap of the logits")
@@ -86,7 +86,7 @@ class BlockformerConfig(
         None, tuple(ACT2FN), "head", "activation of an encoder's pooler on the first token; None means no pooler"
     )
     classifier_dropout: float | None = axis(
-        None, "a probability from 0 to 1", "training", "before a classification head; None means hidden_dropout"
+        None, "a probability from 0 to 1", "training", "dropout before a classifier; None means hidden_dropout"
     )
     initializer_range: float | None = axis(
         0.02, "a positive number", "training", "deviation of fresh weights; None: 1/sqrt(inputs), 1 for embeddings"
@@ -141,14 +141,14 @@ class BlockformerConfig(
         self._check_sizes()
         tied = self.tie_word_embeddings and not self.lm_head_transform
         if self.embedding_size != self.hidden_size and (tied or self.is_encoder_decoder):
-            fix = "needs lm_head_transform=True where the head is tied, and is no encoder-decoder's"
-            raise ValueError(f"embedding_size ({self.embedding_size}) other than hidden_size {fix}.")
+            fix = "make them equal, or untie the head or set lm_head_transform=True (not in an encoder-decoder)"
+            raise ValueError(f"embedding_size ({self.embedding_size}) is not hidden_size ({self.hidden_size}): {fix}.")
         for name in ("is_decoder", "is_encoder_decoder"):
             if getattr(self, name) is not getattr(type(self), name):
                 fix = "an encoder, a decoder and an encoder-decoder each have a config class of their own"
                 raise ValueError(f"{name}={getattr(self, name)} contradicts {type(self).__name__}: {fix}.")
         if self.pooler_act is not None and self.is_decoder:
-            raise ValueError("pooler_act belongs to an encoder: a decoder's first token has seen nothing of the text.")
+            raise ValueError("pooler_act needs an encoder (a decoder's first token sees no other): leave it out.")
 
     def convert_rope_params_to_dict(self, **kwargs):
         """Nothing is left to do for the library, after `fill_rope_parameters`."""
@@ -212,7 +212,7 @@ class BlockformerConfig(
 
 
 def unknown_fields(config_class, names) -> list[str]:
-    """Those of some names that the config has no field for."""
+    """The names, out of some, that the config has no field for."""
     allowed = {field.name for field in fields(config_class)} | _INHERITED_ARGUMENTS | generation_field_names()
     return [name for name in names if name not in allowed and not name.startswith("_")]
 
@@ -233,7 +233,7 @@ def _check_stamp(config_class, version: str | None, number: int | None, unknown:
 
 
 def _check_tokens(config) -> None:
-    """Special tokens are tokens of the vocabulary that they stand in."""
+    """Special tokens are tokens of the vocabulary that they are used in."""
     target_size = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     either_size = max(config.vocab_size, target_size)
     sizes = {"pad_token_id": either_size, "bos_token_id": either_size, "eos_token_id": either_size}

@@ -50,7 +50,7 @@ class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
         "first",
         ("first", "mean", "mean_of_pooled"),
         "head",
-        "what stands for a row: its first token, or the mean of its tokens, before the pooler or after it",
+        "a row's summary: its first token, or the mean of its tokens, before the pooler or after it",
     )
     auto_classes = {
         "AutoConfig": "configuration_encoder.BlockformerEncoderConfig",
@@ -71,8 +71,8 @@ class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
             raise ValueError(f"num_hidden_layers ({layers}) must be a multiple of num_hidden_groups ({groups}).")
         is_mixed = len(set(self.layer_types or ())) > 1 or not self.first_attention_norm or self.pruned_heads
         if groups and is_mixed:
-            alike = "one layer type, first_attention_norm=True, no pruned_heads"
-            raise ValueError(f"num_hidden_groups needs layers that are alike: {alike}.")
+            alike = "use one layer type, first_attention_norm=True and no pruned_heads, or leave it out"
+            raise ValueError(f"num_hidden_groups ({groups}) needs layers that share all settings: {alike}.")
 
     def to_dict(self):
         """As for any config; of two classes for pre-training the `auto_map` has the one that `architectures` name."""

@@ -49,7 +49,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         None,
         "a list",
         "attention",
-        "layer_types of the decoder; None: as in the encoder, from the first layer on again",
+        "layer_types of the decoder; None: the encoder's, repeated from the first layer on",
     )
     decoder_intermediate_size: int | None = axis(
         None, "a positive integer", "size", "inner width of the decoder's feed-forward networks; None: as the encoder's"
@@ -61,9 +61,9 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         None, tuple(NORM_SLOTS), "norm", "norm_placement in the decoder; None: as in the encoder"
     )
     share_embeddings: bool = flag(True, "embeddings", "one embedding matrix for both sides")
-    decoder_start_token_id: int | None = axis(None, "a token", "tokens", "what the decoder reads first")
+    decoder_start_token_id: int | None = axis(None, "a token", "tokens", "the token that the decoder reads first")
     decoder_starts_with_last_label: bool = flag(
-        False, "tokens", "in training the decoder reads a row's last label first, the language code of some translators"
+        False, "tokens", "in training the decoder reads a row's last label first: a language code, in some translators"
     )
 
     auto_classes = {
@@ -76,7 +76,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
     base_model_pp_plan: ClassVar[dict] = {}
 
     def fill_defaults(self):
-        """Both sides are equally deep and wide unless told otherwise."""
+        """Both sides are equally deep and wide by default."""
         if self.decoder_layers is None:
             self.decoder_layers = self.num_hidden_layers
         if self.decoder_intermediate_size is None:
@@ -89,10 +89,10 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
             self.decoder_layer_types = [usual[index % len(usual)] for index in range(self.decoder_layers or 0)]
         types = self.decoder_layer_types
         if not isinstance(types, list) or len(types) != self.decoder_layers or not {*types} <= {*usual}:
-            known = f"each of the {self.decoder_layers} layers, of those in layer_types"
+            known = f"each of the {self.decoder_layers} decoder layers, each type one that layer_types has"
             raise ValueError(f"decoder_layer_types must list one type for {known}, not {types!r}.")
         if "post" in {self.norm_placement, self.placement_of(True)} != {"post"}:
-            raise ValueError("'post' is the placement of norms in both stacks or in none: change one of the two.")
+            raise ValueError("norm_placement and decoder_norm_placement must both be 'post', or neither: change one.")
         if self.decoder_vocab_size is not None and self.share_embeddings:
             fix = "set share_embeddings=False, or drop decoder_vocab_size"
             raise ValueError(f"decoder_vocab_size is set but share_embeddings is True: {fix}.")
@@ -121,7 +121,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         return self.decoder_layers or self.num_hidden_layers, self.decoder_vocab_size or self.vocab_size
 
     def get_text_config(self, decoder=None, encoder=None):
-        """The config itself; for the decoder alone, which the library sizes a cache by, a copy with its sizes."""
+        """The config itself; for only the decoder, by which the library sizes a cache, a copy with its sizes."""
         if not decoder or encoder:
             return self
         side = copy.copy(self)

@@ -17,21 +17,21 @@ from .relative_bias import RelativeBiasFields
 
 @dataclass(eq=False, repr=False)
 class DisentangledFields(RelativeBiasFields):
-    """What holds of a config with this attention; its fields are those of a relative bias."""
+    """What holds of a config with this attention; its fields are the same as for a relative bias."""
 
     def check(self):
         """Queries and keys of distances come from the layers' own projections, one key for each head."""
         if self.position_type != "disentangled":
             return
         if self.qk_norm or self.pruned_heads or self.num_key_value_heads != self.num_attention_heads:
-            fix = "set qk_norm=False and leave num_key_value_heads and pruned_heads out"
-            raise ValueError(f"position_type='disentangled' needs a plain key for each head: {fix}.")
+            fix = "set qk_norm=False and leave out num_key_value_heads and pruned_heads"
+            raise ValueError(f"position_type='disentangled' needs one key per query head, without a norm: {fix}.")
         buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         if buckets < 4 or distance <= buckets // 2 + 1:
-            fix = (
-                "relative_attention_num_buckets must be 4 or more, relative_attention_max_distance above half of it + 1"
-            )
-            raise ValueError(f"position_type='disentangled': {fix}.")
+            if buckets < 4:
+                raise ValueError(f"relative_attention_num_buckets must be 4 or more, not {buckets}.")
+            fix = f"above {buckets // 2 + 1} (half of relative_attention_num_buckets, and 1), not {distance}"
+            raise ValueError(f"relative_attention_max_distance must be {fix}.")
 
 
 class Distances(nn.Module):

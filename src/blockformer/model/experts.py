@@ -17,7 +17,7 @@ from .compat import OutputRecorder
 from .feed_forward import FEED_FORWARDS, OUTPUTS_WITH_LOSS, FeedForward, make_activation
 from .losses import divisor_of
 
-# What goes with no experts: nothing tests it.
+# Not supported with experts: no family has both.
 _EXCLUDED = ("activation_dropout", "chunk_size_feed_forward", "float32_down_proj", "linear_bits", "add_cross_attention")
 
 
@@ -41,12 +41,12 @@ class ExpertsFields(Part):
     expert_gate_limit: float | None = axis(
         None, "a positive number", "feed-forward", "experts compute act(gate) * (up + 1), both clamped to this first"
     )
-    router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "what makes scores of router logits")
-    router_selection_bias: bool = flag(False, "feed-forward", "a term of each expert's score in the choice alone")
+    router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "how router logits become scores")
+    router_selection_bias: bool = flag(False, "feed-forward", "a bias that only affects which experts are chosen")
     norm_topk_prob: bool = flag(True, "feed-forward", "the scores of a token's experts are divided by their sum")
     routed_scaling_factor: float = axis(1.0, "a positive number", "feed-forward", "factor of the experts' output")
     router_aux_loss_coef: float | None = axis(None, "a number of 0 or more", "training", "of the load-balancing loss")
-    output_router_logits: bool = flag(False, "training", "give router logits, and add the load-balancing loss")
+    output_router_logits: bool = flag(False, "training", "return router logits, and add the load-balancing loss")
 
     def fill_defaults(self):
         """Every layer is sparse, and its experts are as wide as a dense layer."""
@@ -64,12 +64,12 @@ class ExpertsFields(Part):
                 raise ValueError(f"{idle[0]} is set but num_experts is 0: set both or neither.")
             return
         if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(f"num_experts_per_tok ({self.num_experts_per_tok}) is above num_experts.")
+            raise ValueError(f"num_experts_per_tok must be at most {self.num_experts}, not {self.num_experts_per_tok}.")
         types: list = self.mlp_layer_types  # type: ignore[assignment]  # filled by now
         if len(types) != self.num_hidden_layers or not all(each in ("dense", "sparse") for each in types):
-            raise ValueError(f"mlp_layer_types must list dense or sparse for each layer, not {types!r}.")
+            raise ValueError(f"mlp_layer_types must list 'dense' or 'sparse' for each layer, not {types!r}.")
         if self.shared_expert_gate and not self.shared_expert_intermediate_size:
-            raise ValueError("shared_expert_gate=True needs shared_expert_intermediate_size.")
+            raise ValueError("shared_expert_gate=True needs shared_expert_intermediate_size: set it, in features.")
         if wrong := [name for name in _EXCLUDED if getattr(self, name, None)] + ["gated_mlp"] * (not self.gated_mlp):
             raise ValueError(f"{wrong[0]}={getattr(self, wrong[0])} is not supported with experts: leave it out.")
 
@@ -102,7 +102,7 @@ class DrawnModule(nn.Module):
 class Router(DrawnModule):
     """Picks experts: tokens [N, C] -> logits [N, E], weights [N, k], experts int64 [N, k].
 
-    `e_score_correction_bias` moves the choice alone: it balances the load without a loss (DeepSeek-AI, 2024).
+    `e_score_correction_bias` only moves the choice: it balances the load without a loss (DeepSeek-AI, 2024).
     """
 
     def __init__(self, config):

@@ -19,7 +19,7 @@ def cached_length(past_key_values):
 
 
 def check_inputs(config, vocab_size: int, input_ids, inputs_embeds, attention_mask, past_key_values, types: dict):
-    """Refuse inputs of a stack that cannot be right; shapes are those of `Stack.forward`.
+    """Refuse inputs of a stack that cannot be right; shapes are as in `Stack.forward`.
 
     `types` are token types and task types [B, T] by name, or None. A mask that is not [B, S] (a ready 4D one, a dict of
     masks, a block mask) is left to the attention backend. Returns whether the mask was read and hides nothing.
@@ -60,9 +60,9 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
     None or a ready 4D mask is not looked at. `cu_seq_lens` says where the sequences of the input begin, or is None.
     """
     if not stack.has_cross_attention:
-        raise ValueError("encoder_hidden_states are given without a cross-attention: set add_cross_attention=True.")
+        raise ValueError("encoder_hidden_states needs cross-attention: set add_cross_attention=True in the config.")
     if cu_seq_lens is not None:
-        raise ValueError("cu_seq_lens_q does not go with cross-attention: give padded rows, one source for each.")
+        raise ValueError("cu_seq_lens_q is not supported with cross-attention: give padded rows, each with a source.")
     shape, width = list(encoder_hidden_states.shape), stack.config.hidden_size
     if len(shape) != 3 or shape[-1] != width:
         raise ValueError(f"encoder_hidden_states must be [batch, length, {width}], not {shape}.")
@@ -79,7 +79,7 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
 def check_positions(config, position_ids, shape, longest: int | None) -> None:
     """Refuse positions [1 or B, T] outside a learned table; warn once past the training length of rotary positions.
 
-    `longest` are the tokens of the longest text where shapes alone tell; None reads the positions, on the CPU.
+    `longest` are the tokens of the longest text where shapes show it; None reads the positions, on the CPU.
     """
     batch, length = shape
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
@@ -101,7 +101,7 @@ def check_positions(config, position_ids, shape, longest: int | None) -> None:
 
 
 def _bounds(numbers) -> tuple[int, int]:
-    """The smallest and the largest; Python finds those of a few before an operator has begun."""
+    """The smallest and the largest; for a few numbers Python is done before an operator has begun."""
     numbers = numbers.flatten() if numbers.numel() <= 64 else torch.stack(numbers.aminmax())
     listed = numbers.tolist()
     return min(listed), max(listed)

@@ -76,7 +76,7 @@ class LanguageModelHead(BlockformerPreTrainedModel):
         return (None if return_logits is False else logits), loss
 
     def before_head(self, hidden_states):
-        """What the matrix of the head multiplies: [..., C] -> [..., C]."""
+        """The input of the head's matrix: [..., C] -> [..., C]."""
         if self.lm_head_transform is not None:
             hidden_states = self.lm_head_transform(hidden_states)
         if self.config.logit_scale != 1:

@@ -28,7 +28,7 @@ class LayerFields(Part):
 
     norm_placement: str = axis("pre", tuple(NORM_SLOTS), "norm", _ORDERS)
     final_norm: bool | None = flag(None, "norm", "a norm after the last layer; None: unless norm_placement is post")
-    first_attention_norm: bool = flag(True, "norm", "a norm before the first attention too, where norms stand before")
+    first_attention_norm: bool = flag(True, "norm", "a norm before the first attention too, where norms come first")
     residual: str = axis(
         "sequential",
         ("sequential", "parallel", "parallel_shared_norm"),
@@ -36,8 +36,8 @@ class LayerFields(Part):
         "feed-forward reads what attention wrote, or both read the same: x + attention(norm(x)) + mlp(norm2(x))",
     )
     residual_multiplier: float | None = axis(None, "a positive number", "norm", "factor of what a sub-layer adds")
-    hidden_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "after embeddings and each sub-layer")
-    final_dropout: bool = flag(False, "training", "hidden_dropout after the final norm too")
+    hidden_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "of embeddings and sub-layer outputs")
+    final_dropout: bool = flag(False, "training", "hidden_dropout also after the final norm")
 
     def fill_defaults(self):
         """A layer that ends in a norm needs no final one."""
@@ -49,20 +49,20 @@ class LayerFields(Part):
         return self.norm_placement
 
     def check(self):
-        """A norm never follows a norm, and what is parallel are two sub-layers with a norm before them."""
+        """A norm never follows a norm, and parallel sub-layers have a norm before them."""
         if self.norm_placement == "post" and self.final_norm:
-            raise ValueError("final_norm=True with norm_placement='post' is a norm too many: set final_norm=False.")
+            raise ValueError("final_norm=True with norm_placement='post' would norm twice: set final_norm=False.")
         if not self.first_attention_norm and (self.norm_placement, self.residual) != ("pre", "sequential"):
             raise ValueError("first_attention_norm=False needs norm_placement='pre' and residual='sequential'.")
         if self.residual == "sequential":
             return
         if self.norm_placement != "pre":
-            fix = "parallel sub-layers have norms before them; set norm_placement='pre', or residual='sequential'"
+            fix = "parallel sub-layers are normed before; set norm_placement='pre' or residual='sequential'"
             what = f"residual='{self.residual}' with norm_placement='{self.norm_placement}'"
             raise ValueError(f"{what} is not supported: {fix}.")
         if self.add_cross_attention or self.is_encoder_decoder:
-            fix = "which reads what self-attention wrote: set residual='sequential'"
-            raise ValueError(f"residual='{self.residual}' is not supported with cross-attention, {fix}.")
+            fix = "cross-attention must read self-attention's output: set residual='sequential'"
+            raise ValueError(f"residual='{self.residual}' is not supported with cross-attention: {fix}.")
 
 
 def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
 
 
 class LayerInputs(NamedTuple):
-    """What every layer reads besides the states; the stack makes it once for all of them.
+    """What every layer reads in addition to the states; the stack makes it once for all of them.
 
     A tuple, since hooks that move or cast a module's inputs look into tuples and dicts, and into no other object.
 
@@ -147,15 +147,13 @@ class Layer(GradientCheckpointingLayer):
             return self._residual("mlp", self._residual("self_attn", hidden_states, change), self.mlp(states))
         hidden_states = self._residual("self_attn", hidden_states, change)
         if self.has_cross_attention and encoder_hidden_states is not None:
-            hidden_states = self._norm("cross_attn", "input", hidden_states)
+            hidden_states, mask = self._norm("cross_attn", "input", hidden_states), layer_inputs.cross_head_mask
             change = self.cross_attn(
                 self._norm("cross_attn", "pre", hidden_states),
                 attention_mask=layer_inputs.encoder_mask,
                 key_value_states=encoder_hidden_states,
                 past_key_values=past_key_values,
-                head_mask=None
-                if layer_inputs.cross_head_mask is None
-                else layer_inputs.cross_head_mask[self.layer_idx],
+                head_mask=None if mask is None else mask[self.layer_idx],
                 **kwargs,
             )[0]
             hidden_states = self._residual("cross_attn", hidden_states, change)

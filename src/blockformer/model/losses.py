@@ -31,7 +31,7 @@ def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing
 
 
 def divisor_of(labels, num_items_in_batch, device):
-    """What a sum of losses is divided by: `num_items_in_batch` or this call's own count of labels, at least 1."""
+    """The divisor of a sum of losses: `num_items_in_batch` or this call's own count of labels, at least 1."""
     if num_items_in_batch is None:
         return (labels != IGNORED).sum().clamp(min=1)
     if torch.is_tensor(num_items_in_batch):

@@ -93,12 +93,12 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         task_type_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> CausalLMOutputWithCrossAttentions | MoeCausalLMOutputWithPast:
-        """Run the decoder and its head; the arguments not listed are those of `Stack.forward`.
+        """Run the decoder and its head; the other arguments are as in `Stack.forward`.
 
         Args:
             labels: int [B, T], the inputs themselves (the shift is done here), -100 where there is no loss; padding
                 never counts.
-            logits_to_keep: compute logits for the last so many positions only (0: all), or for those of a tensor.
+            logits_to_keep: compute logits only for this many last positions (0: all), or for the positions in a tensor.
             num_items_in_batch: the count of labels over an optimizer step, as `Trainer` gives it.
             return_logits: with labels, whether to give logits too; see `LanguageModelHead.logits_and_loss`.
             output_router_logits: give `router_logits` of the experts' routers, [B * T, E] of each sparse layer, and

@@ -37,7 +37,7 @@ from .unpadding import Unpadding  # noqa: F401
 
 
 class Pooler(nn.Module):
-    """act(dense(x)) of what stands for a row, its first token (BERT, Devlin et al., 2019) or the mean of its tokens.
+    """act(dense(x)) of a row's summary, its first token (BERT, Devlin et al., 2019) or the mean of its tokens.
 
     States [B, T, C], mask [B, T] of 0 and 1 or None -> [B, C].
     """
@@ -154,7 +154,7 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
     ) -> modeling_outputs.MaskedLMOutput:
         """Tokens [B, T] to `logits` [B, T, V]; with labels int [B, T] (-100: not masked) also `loss`.
 
-        `return_logits` and `label_smoothing` are those of `LanguageModelHead.logits_and_loss`.
+        `return_logits` and `label_smoothing` are as in `LanguageModelHead.logits_and_loss`.
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         others = (token_type_ids, position_ids, inputs_embeds, task_type_ids)
@@ -188,7 +188,7 @@ class BlockformerEncoderForNextSentencePrediction(Classification, BlockformerEnc
 
 
 def _share_of_items(labels, num_items_in_batch):
-    """The share of an optimizer step's labels that this call has; 1 where the step is this call alone.
+    """The share of an optimizer step's labels that this call has; 1 where the step is only this call.
 
     A loss that is averaged over something `num_items_in_batch` does not count is weighted by it.
     """
@@ -252,7 +252,7 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
 
 
 class BlockformerEncoderForReplacedTokenDetection(Classification, BlockformerEncoderPreTrainedModel):
-    """Tells tokens that were replaced from those of the text (ELECTRA's discriminator, Clark et al., 2020).
+    """Tells replaced tokens from the text's own (ELECTRA's discriminator, Clark et al., 2020).
 
     `logits` [B, T], above 0 where it finds a replaced one; labels int [B, T] of 0 and 1 (-100: none).
     """

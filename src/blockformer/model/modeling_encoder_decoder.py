@@ -56,7 +56,7 @@ class TwoStacks(BlockformerPreTrainedModel):
         return getattr(self, "model", self).decoder
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
-        """On both sides, or the source's alone where the target has its own vocabulary; gives the encoder's."""
+        """On both sides, or only the source's where the target has its own vocabulary; returns the encoder's."""
         if self.config.decoder_vocab_size is not None:
             return self.get_encoder().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
@@ -133,7 +133,7 @@ class BlockformerEncoderDecoderModel(TwoStacks):
             decoder_input_ids: target tokens, int [B, T], already shifted; or else `decoder_inputs_embeds` [B, T, C].
                 For several beams of one source [B * n, T], with `encoder_outputs` and `attention_mask` of B rows.
             decoder_attention_mask: [B, T] of 0 and 1 over the target.
-            encoder_outputs: what the encoder gave in an earlier call.
+            encoder_outputs: the encoder's outputs of an earlier call.
             past_key_values: an `EncoderDecoderCache`; None makes a growing one if `use_cache`.
             head_mask: [layers, H] for the encoder; `decoder_head_mask` for the decoder's self-attention,
                 `cross_attn_head_mask` for its look at the encoder.
@@ -165,7 +165,7 @@ def _check_target(decoder_input_ids, decoder_inputs_embeds, kwargs) -> None:
     for name in ("position_ids", "cu_seq_lens_q"):
         if kwargs.get(name) is not None:
             fix = "give padded rows (DataCollatorForSeq2Seq), and decoder_position_ids for the target"
-            raise ValueError(f"{name} does not go with an encoder-decoder, whose rows hold one sequence: {fix}.")
+            raise ValueError(f"{name} is not supported by an encoder-decoder, whose rows hold one sequence: {fix}.")
     if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
         raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds, or labels instead.")
 
@@ -197,7 +197,7 @@ class BlockformerEncoderDecoderPreTrainedModel(TwoStacks):
         return shifted.masked_fill(shifted == IGNORED, pad)
 
     def _same_text(self, input_ids, decoder_input_ids, decoder_inputs_embeds):
-        """What the decoder of a classifier reads: what it is given or, without that, the source shifted right."""
+        """The input of a classifier's decoder: the given one or, by default, the source shifted right."""
         if decoder_input_ids is not None or decoder_inputs_embeds is not None:
             return decoder_input_ids
         if input_ids is None:
@@ -263,11 +263,11 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         return_logits: bool | None = None,
         **kwargs,
     ) -> Seq2SeqLMOutput:
-        """Run the model and its head; the arguments not listed are those of `BlockformerEncoderDecoderModel.forward`.
+        """Run the model and its head; the other arguments are as in `BlockformerEncoderDecoderModel.forward`.
 
         Args:
             labels: int [B, T], -100 where there is no loss; without decoder inputs they are shifted to make them.
-            logits_to_keep: compute logits for the last so many positions only (0: all), or for those of a tensor.
+            logits_to_keep: compute logits only for this many last positions (0: all), or for the positions in a tensor.
             num_items_in_batch: the count of labels over an optimizer step, as `Trainer` gives it.
             return_logits: with labels, whether to give logits too; see `LanguageModelHead.logits_and_loss`.
             label_smoothing: share of the probability that is spread over the vocabulary.

@@ -1,4 +1,4 @@
-"""How a model learns of order: learned positions here, sinusoidal ones and those of attention in their own files.
+"""How a model learns of order: learned positions here, sinusoidal ones and attention's in their own files.
 
 B batch, T query length, H heads, D head size, C hidden size.
 """
@@ -30,24 +30,24 @@ class PositionFields(Part):
         2048, "a positive integer", "size", "tokens of context: rows of a learned table, or length in training"
     )
     position_offset: int = axis(
-        0, "an integer of 0 or more", "positions", "rows of a learned table before that of position 0, for padding"
+        0, "an integer of 0 or more", "positions", "rows of a learned table before position 0, for padding"
     )
 
     def fill_rope_parameters(self, given: dict | None, rope_theta: float | None) -> None:
-        """Refuse rotary parameters, under any of their names: those of rotary positions are taken in `rotary.py`."""
+        """Refuse rotary parameters, under any of their names; for rotary positions `rotary.py` takes them."""
         if given or rope_theta is not None:
             name, kind = "rope_parameters" if given else "rope_theta", self.position_type
-            raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'")
+            raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'.")
 
     def check(self):
         """The position type is one of this topology."""
         kind = self.position_type
         kinds = {"alibi": self.is_decoder, "disentangled": not (self.is_decoder or self.is_encoder_decoder)}
         if not kinds.get(kind, True):
-            raise ValueError(f"position_type='{kind}' is not supported: a decoder has alibi, an encoder disentangled.")
+            raise ValueError(f"position_type='{kind}' needs {'a decoder' if kind == 'alibi' else 'an encoder'}.")
 
 
-# What a position type brings into a model, by its name; sinusoidal.py, rotary.py and the like add theirs.
+# The modules of each position type, by its name; sinusoidal.py, rotary.py and the like add theirs.
 ROTATIONS: dict = {}  # cosines and sines that rotate queries and keys, of a config
 BIASES: dict = {}  # biases of the scores that layers share, of a config and whether both sides are seen
 ATTENTIONS: dict = {}  # the self-attention that reads them, where it is not the usual one
@@ -72,7 +72,7 @@ class LearnedPositions(nn.Embedding):
 class ComputedPositions(nn.Module):
     """Positions from frequencies that are computed, not trained, and stay in float32 whatever the model's dtype.
 
-    Rounding a frequency to bfloat16 would move far positions by whole tokens, so the buffer is computed anew whenever
+    Rounding a frequency to bfloat16 would move far positions by whole tokens, so the buffer is computed again whenever
     the module is cast or moved.
     """
 

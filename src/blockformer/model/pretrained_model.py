@@ -50,7 +50,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        # The library greps the class's own module for the call; here it stands in attention.py.
+        # The library greps the class's own module for the call; here it is in attention.py.
         return True
 
     @classmethod
@@ -69,7 +69,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
         return (model, info) if wants_info else model
 
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):
-        """As the library counts them, and the weights of 4 bits, which are none of torch's parameters."""
+        """As the library counts them, and the 4-bit weights, which are not parameters in torch's sense."""
         number = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)
         low = (module for module in self.modules() if hasattr(module, "qweight") and not only_trainable)
         return number + sum(module.in_features * module.out_features for module in low)

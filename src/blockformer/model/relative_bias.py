@@ -1,4 +1,4 @@
-"""Trained biases of the attention scores that say how far apart two tokens are, in buckets.
+"""Trained biases of the attention scores for how far apart two tokens are, in buckets.
 
 T query length, S key length, H heads.
 """
@@ -26,7 +26,7 @@ class RelativeBiasFields(Part):
     def check(self):
         """A bias has buckets enough, and no field is set that the position type does not read."""
         if self.relative_bias_per_layer and self.position_type not in RELATIVE_BIAS:
-            raise ValueError("relative_bias_per_layer=True needs a relative bias: set position_type='relative_bias'.")
+            raise ValueError("relative_bias_per_layer=True needs position_type='relative_bias': set both or neither.")
         if self.position_type not in RELATIVE_BIAS:
             return
         # A bidirectional bias halves the buckets, and half of the rest hold one distance each; some must be left.

@@ -66,10 +66,10 @@ class RotaryFields(PositionFields):
         return rope
 
     def check(self):
-        """What rotates is a decoder's layer."""
+        """Only layers of a decoder may go without rotation."""
         layers, own = self.rope_layers, self.is_decoder and self.position_type == "rotary"
         if layers is not None and not (own and [type(one) for one in layers] == [bool] * self.num_hidden_layers):
-            raise ValueError(f"rope_layers must be true or false for each layer of a rotary decoder, not {layers!r}.")
+            raise ValueError(f"rope_layers must list a bool for each layer of a rotary decoder, not {layers!r}.")
 
 
 def check_rope(rope: dict, head_dim: int) -> None:
@@ -78,7 +78,7 @@ def check_rope(rope: dict, head_dim: int) -> None:
     check_choice("rope_type", rope_type, ROPE_TYPES)
     for name in ROPE_TYPES[rope_type]:
         if rope.get(name) is None:
-            raise ValueError(f"rope_parameters of type '{rope_type}' need '{name}'.")
+            raise ValueError(f"rope_parameters of type '{rope_type}' need '{name}': add it.")
     for name, value in rope.items():
         if name in _ROPE_NUMBERS and value is not None and not (is_number(value) and value > 0):
             raise ValueError(f"{name} must be a positive number, not {value!r}.")
@@ -92,12 +92,11 @@ def check_rope(rope: dict, head_dim: int) -> None:
     if not 2 <= size <= head_dim or size % 2:
         part = "" if size == head_dim else f" times partial_rotary_factor, {size},"
         raise ValueError(f"head_dim ({head_dim}){part} must be even with rotary positions: they rotate pairs.")
-    for name in ("short_factor", "long_factor"):
-        if rope_type == "longrope":
-            factors = rope[name] if isinstance(rope[name], list | tuple) else []
-            if len(factors) != size // 2 or not all(is_number(factor) and factor > 0 for factor in factors):
-                wanted = f"{size // 2} numbers above 0 (one for each pair of a head)"
-                raise ValueError(f"{name} must list {wanted}, not {repr(rope[name])[:80]}.")
+    for name in ("short_factor", "long_factor") if rope_type == "longrope" else ():
+        factors = rope[name] if isinstance(rope[name], list | tuple) else []
+        if len(factors) != size // 2 or not all(is_number(factor) and factor > 0 for factor in factors):
+            wanted = f"{size // 2} numbers above 0 (one for each pair of a head)"
+            raise ValueError(f"{name} must list {wanted}, not {repr(rope[name])[:80]}.")
 
 
 def rotary_size(rope: dict, head_dim: int) -> int:
@@ -118,15 +117,14 @@ class RotaryPositions(ComputedPositions):
 
     def __init__(self, config, layer_type: str | None = None):
         super().__init__()
-        self.config = config
-        self.layer_type = layer_type
+        self.config, self.layer_type = config, layer_type
         self.rope = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
         self.rope_type = self.rope["rope_type"]
         self.attention_scaling = 1.0
         self._set_frequencies(torch.get_default_device())
 
     def compute_frequencies(self):
-        """[D/2]; of "longrope" those of a text as long as in training and those of a longer one, [2, D/2]."""
+        """[D/2]; of "longrope" for texts as long as in training and for longer ones, [2, D/2]."""
         if self.rope_type == "default":
             return self._frequencies_of(self.rope["rope_theta"], "cpu")
         compute = functools.partial(ROPE_INIT_FUNCTIONS[self.rope_type], self.config, torch.device("cpu"))

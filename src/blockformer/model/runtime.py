@@ -36,7 +36,7 @@ class Runtime:
 
         Args:
             attention_mask: [B, T] or None; `position_ids` [B, T] as the caller gave them, or None.
-            sequences: what the caller says of sequences in a row, such as `cu_seq_lens_q`, by name.
+            sequences: the caller's arguments on sequences in a row, such as `cu_seq_lens_q`, by name.
         """
         least = max(self.least_saving, self.least_saving_of_row * hidden_states.shape[0])
         return find_unpadding(stack.config, attention_mask, position_ids, least)
@@ -58,7 +58,7 @@ class Runtime:
 
 
 def by_runtime(forward):
-    """A `forward` of a model that writes: its runtime is asked first."""
+    """A `forward` of a model that writes: its runtime comes first."""
 
     @functools.wraps(forward)
     def forward_by_runtime(self, *args, **kwargs):

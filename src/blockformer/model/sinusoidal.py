@@ -14,7 +14,7 @@ class SinusoidalPositions(ComputedPositions):
     """PE(pos, 2i) = sin(pos / 10000^(2i/C)), PE(pos, 2i+1) = cos(the same) (Vaswani et al., 2017, section 3.5).
 
     "sinusoidal" has sine and cosine of a frequency side by side, as in the paper; others all sines, then all cosines.
-    "sinusoidal_inclusive" ends at the frequency 1/10000 itself. Computed for any position, past those of training too.
+    "sinusoidal_inclusive" ends at the frequency 1/10000 itself. Any position can be computed, however far.
     position_ids [B, T] -> [B, T, C].
 
     An angle of many radians rounds coarsely in float32. It is counted in turns, of which whole ones are dropped, and a

@@ -27,7 +27,7 @@ class Stack(BlockformerPreTrainedModel):
     """Token and position embeddings, layers, final norm.
 
     Args:
-        is_causal: whether a token sees only itself and what stands before it.
+        is_causal: whether a token sees only itself and earlier tokens.
         has_cross_attention: whether each layer also looks at an encoder's states.
     """
 
@@ -93,11 +93,11 @@ class Stack(BlockformerPreTrainedModel):
             token_type_ids: int [B, T], each token's segment; None is segment 0 for all. `task_type_ids` likewise.
             encoder_hidden_states: [B, S, C] for cross-attention, `encoder_attention_mask` [B, S] of 0 and 1 over them.
             head_mask: [len(self.layers), H], multiplies each head's output; in cross-attention `cross_attn_head_mask`,
-                without which a decoder alone takes `head_mask` there too.
+                without which a decoder takes `head_mask` there too.
             use_cache: whether to return keys and values; None is the config's in evaluation, no in training.
 
         Returns:
-            `last_hidden_state` [B, T, C], the cache, and what was asked for by `output_hidden_states` (each
+            `last_hidden_state` [B, T, C], the cache, and what was requested by `output_hidden_states` (each
             layer's input and the final state) and `output_attentions` (needs the eager backend).
         """
         _, vocab_size = self.config.stack_sizes(self.is_causal)
@@ -109,7 +109,7 @@ class Stack(BlockformerPreTrainedModel):
             rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
             check_source(self, encoder_hidden_states, encoder_attention_mask, rows, kwargs.get("cu_seq_lens_q"))
         if head_mask is not None and len(head_mask) != len(self.layers):
-            raise ValueError(f"head_mask has {len(head_mask)} rows, the model {len(self.layers)} layers of its own.")
+            raise ValueError(f"head_mask must have {len(self.layers)} rows, one for each layer, not {len(head_mask)}.")
         use_cache = self._uses_cache(use_cache)
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
         sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
@@ -119,6 +119,8 @@ class Stack(BlockformerPreTrainedModel):
         unpadding, needs_padding = None, mask_is_all_ones or encoder_hidden_states is not None
         if not needs_padding and self._may_unpad(use_cache, past_key_values, kwargs):
             unpadding = self.runtime.unpadding(self, hidden_states, attention_mask, given_positions, sequences)
+            if attention_mask is not None and unpadding is not None and unpadding.indices is None:
+                attention_mask, unpadding = None, None  # there is no padding
         if unpadding is None:
             packed = None if mask_is_all_ones else given_positions
             masks = self._masks(hidden_states, attention_mask, past_key_values, packed)
@@ -164,7 +166,7 @@ class Stack(BlockformerPreTrainedModel):
     def _resolve_positions(self, hidden_states, attention_mask, position_ids, past_key_values, cu_seq_lens):
         """Positions [1 or B, T]; the same if they were given, or None; the queries' places among the keys, int [T].
 
-        The attention backend is not told of counted positions: given ones may mean several sequences in a row.
+        The attention backend does not get counted positions: given ones may mean several sequences in a row.
         """
         shape, past, longest = hidden_states.shape[:2], cached_length(past_key_values), None
         query_positions = torch.arange(shape[1], device=hidden_states.device) + past
@@ -187,12 +189,12 @@ class Stack(BlockformerPreTrainedModel):
         if not self.is_causal:
             return False
         if use_cache and self.gradient_checkpointing and self.training:
-            logger.warning_once("use_cache=True does not go with gradient checkpointing: no cache is made.")
+            logger.warning_once("use_cache=True is ignored with gradient checkpointing: no cache is made.")
             return False
         return self.config.use_cache and not self.training if use_cache is None else use_cache
 
     def _is_recording(self, kwargs) -> bool:
-        """Whether something of each layer is asked for, in the padded form that the caller knows."""
+        """Whether something of each layer is requested, in the padded form that the caller knows."""
         names = ("output_hidden_states", "output_attentions", "output_router_logits")
         return any(kwargs.get(name, getattr(self.config, name, False)) for name in names)
 
@@ -271,7 +273,7 @@ def positions_from_mask(attention_mask):
 def last_token_states(config, states, input_ids, attention_mask):
     """Each row's state at its last real token, whichever side is padded: [B, T, C] -> [B, C].
 
-    Without a mask [B, T] of 0 and 1 the end is told by `config.pad_token_id` in `input_ids` [B, T].
+    Without a mask [B, T] of 0 and 1 `config.pad_token_id` in `input_ids` [B, T] marks the end.
     """
     batch, length = states.shape[:2]
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
@@ -281,6 +283,6 @@ def last_token_states(config, states, input_ids, attention_mask):
     elif batch == 1:
         return states[:, -1]
     else:
-        raise ValueError("several rows, and nothing tells where each ends: give attention_mask or set pad_token_id.")
+        raise ValueError("cannot find the last token of each of several rows: give attention_mask or set pad_token_id.")
     last = (torch.arange(length, device=states.device) * real).argmax(-1)
     return states[torch.arange(batch, device=states.device), last]

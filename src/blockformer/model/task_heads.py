@@ -23,7 +23,7 @@ class Classifier(BlockformerPreTrainedModel):
         self.classifier_transform = HeadTransform(config, config.hidden_size) if config.classifier_transform else None
 
     def before_classifier(self, states):
-        """What the last linear layer reads: [..., C] -> [..., C]."""
+        """The input of the last linear layer: [..., C] -> [..., C]."""
         return states if self.classifier_transform is None else self.classifier_transform(states)
 
 
@@ -51,7 +51,7 @@ class Classification(Classifier):
     ) -> modeling_outputs.SequenceClassifierOutputWithPast | modeling_outputs.TokenClassifierOutput:
         """Tokens [B, T] to `logits`; with labels also `loss`. The class says the shapes of both.
 
-        The arguments not listed are those of `Stack.forward`.
+        The other arguments are as in `Stack.forward`.
         """
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
@@ -132,13 +132,12 @@ class QuestionAnswering(Classifier):
     ) -> modeling_outputs.QuestionAnsweringModelOutput:
         """Tokens [B, T] to `start_logits` and `end_logits` [B, T]; with both positions int [B] also `loss`.
 
-        The arguments not listed are those of `Stack.forward`.
+        The other arguments are as in `Stack.forward`.
         """
         kwargs.pop("num_items_in_batch", None)  # counts labels, of which there are none here
         if position_ids is None:
-            position_ids = _with_padding(
-                self.config, input_ids if inputs_embeds is None else inputs_embeds, attention_mask
-            )
+            given = input_ids if inputs_embeds is None else inputs_embeds
+            position_ids = _with_padding(self.config, given, attention_mask)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
@@ -151,7 +150,7 @@ class QuestionAnswering(Classifier):
 
 
 def _with_padding(config, inputs, attention_mask):
-    """The positions [B, T] of inputs [B, T, ...] whose padding has those of the official models; None without a mask.
+    """The positions [B, T] of inputs [B, T, ...], with padding as in the official models; None without a mask.
 
     It has the last of the `position_offset` rows before the first token's (RoBERTa) or, without any, its index (BERT).
     """

@@ -1,7 +1,7 @@
 """Real tokens of a padded batch, packed into one row and unpacked again, so that no layer works on padding.
 
 Norms, projections and the feed-forward network treat each token by itself: they run on the packed row. Attention runs
-once for each sequence. The result is that of the padded run, with zeros where the padding was.
+once for each sequence. The result equals the padded run's, with zeros where the padding was.
 
 B batch, T padded length, N real tokens, C hidden size.
 """
@@ -18,26 +18,29 @@ class Unpadding:
     """Which tokens of [B, T] are real, and where each sequence lies in the packed row.
 
     Args:
-        indices: int64 [N], the real tokens' places in the flattened batch, sequence after sequence.
+        indices: int64 [N], the real tokens' places in the flattened batch, sequence after sequence; None: all of them.
         lengths: the sequences' lengths in tokens, together N.
     """
 
     def __init__(self, shape, indices, lengths: list):
-        self.shape = tuple(shape)
-        self.indices = indices
-        self.lengths = lengths
+        self.shape, self.indices, self.lengths = tuple(shape), indices, lengths
 
     @classmethod
     def of_mask(cls, attention_mask, least: int = 1):
-        """The unpadding of a mask [B, T] of 0 and 1; None for holes in a row or under `least` tokens of padding."""
+        """The unpadding of a mask [B, T] of 0 and 1; None for holes in a row or under `least` tokens of padding.
+
+        Without any padding, its `indices` are None: then the mask says nothing.
+        """
         real = attention_mask != 0
-        lengths = real.sum(-1)
         # A row is solid when all its changes between real and padding are one start and one end.
         is_solid = (real.diff(dim=-1).sum(-1) + real[:, 0].int() + real[:, -1].int()).max() <= 2
-        *lengths, is_solid = torch.cat((lengths, is_solid[None])).tolist()
-        if real.numel() - sum(lengths) < max(least, 1) or not is_solid or not any(lengths):
+        *lengths, is_solid = torch.cat((real.sum(-1), is_solid[None])).tolist()
+        padding = real.numel() - sum(lengths)
+        if not padding:
+            return cls(real.shape, None, lengths)
+        if padding < least or not is_solid or not any(lengths):
             return None
-        # Their number is known, so that an accelerator need not be asked again.
+        # Their number is known, so that an accelerator need not be queried again.
         return cls(real.shape, torch.nonzero_static(real.flatten(), size=sum(lengths)).flatten(), lengths)
 
     @classmethod
@@ -66,7 +69,7 @@ class Unpadding:
 
 
 def attend_unpadded(attend, unpadding, module, query, key, value, masks, **kwargs):
-    """Each sequence of an unpadded row attends to itself alone, by one call of `attend` with its own mask.
+    """Each sequence of an unpadded row attends only to itself, by one call of `attend` with its own mask.
 
     Queries [1, H, N, D], keys and values [1, K, N, D] -> the weighted values [1, N, H, D], None for the probabilities.
     """

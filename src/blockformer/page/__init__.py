@@ -1,1 +1,1 @@
-"""A page that shows a model: its figure with every box explained, beside a reference, with a text through it."""
+"""A page that shows a model: its figure with every box explained, compared with a reference, with a text through it."""

@@ -24,7 +24,7 @@ def page(
     """The page of a model.
 
     Args:
-        name: what the model is called.
+        name: the model's name.
         notes: findings that the reader should know of.
         reference: the name and the facts of a model to compare with.
         text: what `reading.read` gave, or None.

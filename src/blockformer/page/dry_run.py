@@ -23,7 +23,7 @@ class Record:
     Attributes:
         shapes: a module's name -> the shapes of what it read and wrote when it was first called, None for no tensor.
         scores: an attention's name -> the shape of its probabilities, [B, H, T, S].
-        flops: a module's name -> its own operations, those of the modules in it not counted; 2 for a product and sum.
+        flops: a module's name -> its own operations, without the modules inside it; 2 for a product and sum.
     """
 
     def __init__(self, model: nn.Module):

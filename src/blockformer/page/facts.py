@@ -1,4 +1,4 @@
-"""What a page says of each box: parameters, memory, shapes, operations, the fields that steer it, its code."""
+"""A page's facts on each box: parameters, memory, shapes, operations, the fields that steer it, its code."""
 
 import copy
 from typing import Any
@@ -20,7 +20,7 @@ MAX_KINDS = 24
 
 
 class Facts:
-    """A model on paper, and what a text of a length does to it.
+    """A model on paper, and a text of a given length going through it.
 
     Attributes:
         parts: its boxes.
@@ -34,7 +34,7 @@ class Facts:
         self.model: Any = on_paper(config)
         self.parts: Anatomy = anatomy(self.model)
         self.dtype, self.size = element_size(config)
-        # Weights of 4 bits ask for the device's autocast, which "meta" has not: their products are those of plain ones.
+        # 4-bit weights query the device's autocast, which "meta" lacks: their products count as those of plain ones.
         runs = self.model if getattr(config, "linear_bits", None) is None else on_paper(_with_plain_weights(config))
         self.text, self.step = dry_run(runs, self.length, self.target)
 
@@ -90,7 +90,7 @@ class Facts:
         return rows
 
     def boxes(self) -> list[dict[str, Any]]:
-        """Every box of the figure; of layers that differ those of each kind."""
+        """Every box of the figure; where layers differ, the boxes of each kind."""
         placed: dict[str, tuple[StackAnatomy, tuple[int, ...]]] = {}
         hidden: set[str] = set()
         for stack in self.parts.stacks:
@@ -130,13 +130,13 @@ class Facts:
         return rows
 
     def sentence(self) -> str:
-        """What the model is, in a sentence."""
+        """The model, described in a sentence."""
         width, stacks = f"{self.config.hidden_size:,}", self.parts.stacks
         words = [f"{'an' if stack.name == 'encoder' else 'a'} {stack.name} of {stack.count} layers" for stack in stacks]
         return f"{' and '.join(words)}, {width} wide.".capitalize()
 
     def figures(self, marks: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
-        """The figure with each kind of layers opened, and what the kind is called."""
+        """The figure with each kind of layers opened, and the kind's name."""
         made = []
         for opened in range(min(MAX_KINDS, max(len(stack.kinds) for stack in self.parts.stacks))):
             words = []

@@ -9,7 +9,7 @@ from ..model.experts import ExpertsFields
 from ..model.positions import RELATIVE_BIAS
 from ..pictures.anatomy import Box
 
-# Fields that are numbers of something rather than a way to build: a box that differs in them alone is not another box.
+# Fields that are numbers of something rather than a way to build: a box that differs only in them is not another box.
 SIZES = frozenset(
     "vocab_size decoder_vocab_size hidden_size embedding_size num_hidden_layers decoder_layers intermediate_size "
     "decoder_intermediate_size max_position_embeddings num_attention_heads head_dim type_vocab_size "

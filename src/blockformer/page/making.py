@@ -21,14 +21,14 @@ def page_of(src: str, text: str | None = None, beside: str | None = None, revisi
 
     Args:
         src: a folder, a Hub id (a `revision` of it), a `config.json` or a preset.
-        text: what the model reads on it; needs weights and a tokenizer.
+        text: the text that the model reads on the page; needs weights and a tokenizer.
         beside: a source to compare it with.
 
     Raises:
         ConversionError: a source cannot be used, or has no weights or no tokenizer for the text.
     """
     if text is not None and src in preset() and not Path(src).exists():
-        raise ConversionError(f"--text needs weights, and the preset {src} has none: name the folder of a model")
+        raise ConversionError(f"text (--text) needs weights, and the preset {src} has none: name the folder of a model")
     other = None if beside is None else summarize(beside)
     summary = summarize(src, revision)
     facts = Facts(summary.config)
@@ -38,8 +38,8 @@ def page_of(src: str, text: str | None = None, beside: str | None = None, revisi
     try:
         model, folder = load_any(src, None, revision)
     except (ConversionError, OSError) as error:
-        raise ConversionError(f"--text needs weights: {error}") from error
-    tokenizer = load_tokenizer(src, folder, ", which --text needs")
+        raise ConversionError(f"text (--text) needs weights: {error}") from error
+    tokenizer = load_tokenizer(src, folder, ", which text (--text) needs")
     max_tokens = min(MAX_TOKENS, model.config.max_position_embeddings)
     while True:
         told = read(model, tokenizer, text, max_tokens)

@@ -1,4 +1,4 @@
-"""What a text does in a model: its tokens, attention, the words that each layer would say, norms of the states.
+"""A text in a model: its tokens, attention, each layer's predictions, norms of the states.
 
 B batch, T query length, S key length, H heads, C hidden size, V vocabulary.
 """
@@ -28,7 +28,7 @@ def read(model: Any, tokenizer: Any, text: str, max_tokens: int) -> dict[str, An
     whole = len(tokenizer(text, verbose=False)["input_ids"])
     ids = tokenizer(text, truncation=True, max_length=max_tokens, return_tensors="pt", verbose=False)["input_ids"]
     if not ids.numel():
-        raise ValueError("the tokenizer makes no token of --text: give some words")
+        raise ValueError("the tokenizer finds no token in the text (--text): give some words")
     model.set_attn_implementation("eager")
     body = getattr(model, model.base_model_prefix, model)
     stacks = [body] if isinstance(body, Stack) else [body.encoder, body.decoder]
@@ -70,7 +70,7 @@ def read(model: Any, tokenizer: Any, text: str, max_tokens: int) -> dict[str, An
 def model_words(model: Any) -> str:
     """Whether there are words to be said, and which."""
     if not (hasattr(model, "logits_of") and hasattr(model, "lm_head")):
-        return "This model has no language model head, so there are no words that its layers would say."
+        return "This model has no language model head, so its layers predict no words."
     if model.config.is_decoder or model.config.is_encoder_decoder:
         return "The next token, as the final norm and the head read it off the residual stream after each layer."
     return "The token at this place, as the head reads it off the residual stream after each layer."
@@ -82,7 +82,7 @@ def _note(whole: int, kept: int, both: bool) -> str:
         if kept >= whole
         else f"The first {kept:,} of {whole:,} tokens: a page has 3 MB at most."
     )
-    return f"{words} What the decoder reads it wrote itself, always the likeliest token." if both else words
+    return f"{words} The decoder reads its own output, always the likeliest token." if both else words
 
 
 def _written(model: Any, ids: torch.Tensor, max_tokens: int) -> torch.Tensor:
@@ -94,7 +94,7 @@ def _written(model: Any, ids: torch.Tensor, max_tokens: int) -> torch.Tensor:
 
 
 def shown(tokenizer: Any, token: int) -> str:
-    """A token as a person reads it, with signs for blanks; the tokenizer's own name where it is no text by itself."""
+    """A token as a person reads it, with signs for blanks; the tokenizer's own name where it is not text by itself."""
     raw = tokenizer.convert_ids_to_tokens(token) if token < len(tokenizer) else None
     words = "" if raw is None else tokenizer.decode([token])
     if raw is not None and (not words or "\N{REPLACEMENT CHARACTER}" in words):

@@ -1,4 +1,4 @@
-"""Pictures as SVG, from the model's own code: those of the docs, and the figure of any model."""
+"""Pictures as SVG, from the model's own code: for the docs, and the figure of any model."""
 
 from collections.abc import Callable
 
@@ -19,4 +19,4 @@ PICTURES: dict[str, Callable[[], str]] = {
     "cache": cache,
     "relative-buckets": relative_buckets,
 }
-"""Those of the docs, by the name of the file in docs/pictures."""
+"""The pictures of the docs, by the name of the file in docs/pictures."""

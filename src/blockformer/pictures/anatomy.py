@@ -1,4 +1,4 @@
-"""What a model is made of, box by box, as its modules and its config say: what a figure draws and a page explains."""
+"""The parts of a model, box by box, from its modules and its config, for a figure to draw and a page to explain."""
 
 import functools
 import inspect
@@ -87,10 +87,10 @@ class StackAnatomy:
     Attributes:
         name: "encoder" or "decoder".
         path: its module's name.
-        embeddings: the tables whose rows are added up, that of the tokens first.
+        embeddings: the tables whose rows are added up, the token table first.
         added: positions that are added to the embeddings, or None.
         attended: positions that enter each layer's self-attention, or None.
-        after: what the sum passes before the first layer.
+        after: the boxes between the sum and the first layer.
         sharing: how many layers share one set of weights.
         above: what stands on the layers.
     """
@@ -116,7 +116,7 @@ class Anatomy:
     has_language_model_head: bool
 
     def boxes(self) -> Iterator[Box]:
-        """Every box, from the tokens up; of layers that differ those of each kind."""
+        """Every box, from the tokens up; where layers differ, the boxes of each kind."""
         for stack in self.stacks:
             yield from (*stack.embeddings, *(box for box in (stack.added, stack.attended) if box), *stack.after)
             for kind in stack.kinds:

@@ -55,7 +55,7 @@ class Canvas:
 
     Args:
         width, height: pixels.
-        title: what a screen reader says.
+        title: for screen readers.
     """
 
     def __init__(self, width: int, height: int, title: str):
@@ -91,7 +91,7 @@ class Canvas:
         )
 
     def box(self, x, y, width, height, fill, name, code="", size=14.0):
-        """A box of the figure: what the paper calls it and, below, what the code calls it."""
+        """A box of the figure: the paper's name and, below, the code's."""
         self.rect(x, y, width, height, fill)
         middle = x + width / 2
         if not code:
@@ -142,7 +142,7 @@ class Canvas:
         self.parts.append("</g>")
 
     def open_group(self, **attributes: str):
-        """What is drawn until `close_group` belongs together; a page finds it by its attributes."""
+        """Everything drawn until `close_group` belongs together; a page finds it by its attributes."""
         words = "".join(
             f' {name.strip("_").replace("_", "-")}="{escape(text, QUOTES)}"' for name, text in attributes.items()
         )

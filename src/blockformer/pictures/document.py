@@ -23,7 +23,7 @@ def document(title: str, style: str, body: str, script: str = "") -> str:
 
     Args:
         title: plain text.
-        style: CSS beside the common one; the colors of the palette are there as variables.
+        style: CSS in addition to the common one; the colors of the palette are there as variables.
         body: HTML.
         script: JavaScript that runs at the end.
     """
@@ -53,7 +53,7 @@ def _hash(code: str) -> str:
 
 
 def themed(svg: str) -> str:
-    """A picture in the colors of a document, which are those of the reader's choice of light or dark."""
+    """A picture in the colors of a document, which follow the reader's choice of light or dark."""
     for name, (light, _) in PALETTE.items():
         svg = svg.replace(f'"{light}"', f'"var(--{name})"')
     return svg

@@ -35,7 +35,7 @@ def figure(anatomy: Anatomy, opened: int = 0, title: str = "", marks=()) -> str:
 
     Args:
         opened: which kind of layers is opened in each stack, the last one where there are fewer.
-        title: what a screen reader says.
+        title: for screen readers.
         marks: paths of boxes to mark as different from a reference.
     """
     reads = ("source tokens", "target tokens") if len(anatomy.stacks) > 1 else ("tokens",)
@@ -162,7 +162,7 @@ class Column:
             canvas.text(x + 5, self.attention - 9, label, SMALL, "start", fill=GREY)
 
     def layers(self, canvas: Canvas, y: float) -> float:
-        """The opened layer on its panel, and the strip of all layers beside it."""
+        """The opened layer on its panel, and the strip of all layers next to it."""
         middle = self.x + BOX / 2
         draft = Canvas(10, 10, "")
         bottom = y - 20
@@ -230,7 +230,7 @@ class Column:
         return y
 
     def multiply(self, canvas: Canvas, kind: LayerKind, y: float) -> float:
-        """The factor of what a sub-layer adds, beside its line."""
+        """The factor of what a sub-layer adds, next to its line."""
         if kind.multiplier is None:
             return y
         canvas.line([(self.x + BOX / 2, y), (self.x + BOX / 2, y - 16)])
@@ -364,7 +364,7 @@ def _heads(canvas: Canvas, x: float, y: float, width: float, count: int, kinds: 
 
 
 def _experts(canvas: Canvas, x: float, y: float, width: float, count: int, each: int) -> None:
-    """A cell for each expert, those of a token filled."""
+    """A cell for each expert, a token's experts filled."""
     columns = min(count, 32)
     step = min(width / columns, 14.0)
     x += (width - step * columns) / 2

@@ -106,7 +106,7 @@ def transformer() -> str:
     canvas.text(30, 60, "names as in src/blockformer/model.", 13, "start", fill=GREY)
     canvas.text(30, 100, "Drawn with the norm after the sum,", 13, "start", fill=GREY)
     canvas.text(30, 120, 'norm_placement="post".', 12, "start", mono=True, fill=GREY)
-    canvas.text(30, 160, "BERT is the left half alone,", 13, "start", fill=GREY)
+    canvas.text(30, 160, "BERT is only the left half,", 13, "start", fill=GREY)
     canvas.text(30, 180, "GPT-2 and Qwen3 the right half", 13, "start", fill=GREY)
     canvas.text(30, 200, "without the middle attention.", 13, "start", fill=GREY)
     return canvas.finish()
@@ -114,7 +114,7 @@ def transformer() -> str:
 
 def add_and_norm() -> str:
     """One encoder layer with the norm after and before the sum."""
-    canvas = Canvas(920, 570, "Add and norm: post order and pre order beside each other")
+    canvas = Canvas(920, 570, "Add and norm: post order and pre order side by side")
     for x, name, formula, note in (
         (70, "post", "norm(x + f(x))", "the orange line meets a norm after every sum"),
         (530, "pre", "x + f(norm(x))", "the orange line meets no norm inside the layers"),
@@ -157,7 +157,7 @@ def add_and_norm() -> str:
 
 
 def models() -> str:
-    """BERT and Qwen3 beside each other, each drawn from its own modules."""
+    """BERT and Qwen3 side by side, each drawn from its own modules."""
     with torch.device("meta"):
         bert = BlockformerEncoderForMaskedLM(preset("bert-base"))
         qwen3 = BlockformerDecoderForCausalLM(preset("qwen3-0.6b"))

@@ -1,4 +1,4 @@
-"""The words of a figure: what stands in a box about the settings of a model."""
+"""The words of a figure: the text in a box about a model's settings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,12 +40,12 @@ def own_title(value: str) -> str:
 
 
 def added_title(config) -> str:
-    """What is called what is added to the embeddings to tell order."""
+    """The name of what is added to the embeddings for their order."""
     return "Sinusoids" if config.position_type in SINUSOIDAL else "Learned positions"
 
 
 def attended_title(config) -> str:
-    """What is called what tells each attention of order."""
+    """The name of the positions in each attention."""
     return _POSITIONS[config.position_type]
 
 

@@ -37,7 +37,7 @@ def _load(name: str) -> tuple[type[BlockformerConfig], dict]:
 
 
 class _Presets(Mapping[str, tuple[type[BlockformerConfig], dict]]):
-    """Preset -> config class and settings, loaded with the family's file when they are asked for."""
+    """Preset -> config class and settings, loaded with the family's file when first needed."""
 
     def __getitem__(self, name: str) -> tuple[type[BlockformerConfig], dict]:
         if name not in index.PRESETS:
@@ -64,7 +64,7 @@ def preset(name: str, **overrides: Any) -> BlockformerConfig: ...
 def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | list[str]:
     """The config of a family, or of one of its published sizes, with your own settings.
 
-    Settings of the preset that make no sense beside yours go: the rotary parameters with the rotary positions, say.
+    Settings of the preset that do not fit yours are dropped: the rotary parameters with the rotary positions, say.
 
     Args:
         name: a key of `PRESETS` (a family with small sizes) or of `SIZES` (a checkpoint's own); None lists both.
@@ -99,7 +99,7 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
 
 
 def _check_names(config_class: type[BlockformerConfig], names: Iterable[str]) -> None:
-    """Refuse fields that a config does not have, all at once; a name in an official config is told ours."""
+    """Refuse fields that a config does not have, all at once; for an official name the error gives ours."""
     unknown = unknown_fields(config_class, names)
     if not unknown:
         return

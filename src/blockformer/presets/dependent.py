@@ -1,4 +1,4 @@
-"""Which settings of a preset make sense only beside others: when those are replaced, they go with them."""
+"""Which settings of a preset only make sense with others: when those are replaced, they are dropped."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -54,4 +54,4 @@ STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "norm_weight": lambda settings: settings["norm_type"] in _FACTORS.get(settings["norm_weight"], ()),
     "norm_bias": lambda settings: settings["norm_type"] == "layer_norm",
 }
-"""Field -> whether a preset's value of it stays beside the other settings."""
+"""Field -> whether a preset's value of it stays with the other settings."""

@@ -1,4 +1,4 @@
-"""The sizes of published checkpoints: what their `config.json` says beside the preset of their family."""
+"""The sizes of published checkpoints: what their `config.json` says beyond the preset of their family."""
 
 _QWEN3 = {
     "vocab_size": 151936,

@@ -1,4 +1,4 @@
-"""Names that weights had in repos and checkpoints of earlier states of this package, read under today's."""
+"""Names that weights had in repos and checkpoints from before 0.1, read under the present ones."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -9,12 +9,16 @@ _NORMS = {
     "cross_attn_layernorm": "cross_attn_{placement}_norm",
     "post_attention_layernorm": "mlp_{placement}_norm",
 }
-ARE_READ = "weights have names of an earlier state of Blockformer; save_pretrained writes those of today."
+ARE_READ = "weights have names from before Blockformer 0.1; save_pretrained writes the present names."
+NOT_RESUMED = (
+    "Trainer cannot resume from such a checkpoint: its optimizer has the weights in another order. Load the model with "
+    "from_pretrained(CHECKPOINT) and train it without resume_from_checkpoint, in a new folder"
+)
 _ANY = re.compile(rf"(?<=\.)({'|'.join(_NORMS)})(?=\.)")
 
 
 def are_earlier(names: Collection[str]) -> bool:
-    """Whether some of these weights have names of before."""
+    """Whether some of these weights have names from before 0.1."""
     return any(map(_ANY.search, names))
 
 

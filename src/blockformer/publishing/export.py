@@ -55,9 +55,9 @@ def export_model(
         model: a Blockformer model.
         folder: the repo to make.
         tokenizer: the tokenizer that belongs to it, or its folder or Hub id.
-        max_shard_size: bytes ("5GB") after which a new weight file begins.
+        max_shard_size: largest size of one weight file, such as "5GB".
         card: the text of `README.md`; None writes the template's.
-        force: replace a folder that Blockformer made, if it is as it was.
+        force: replace a folder that Blockformer made, if nobody changed it.
         sign: a private key (PEM) to sign the repo with; see `blockformer.publishing.signing.sign`.
 
     Returns:
@@ -70,7 +70,7 @@ def export_model(
     from blockformer.conversion.files.new_repo import new_repo  # conversion stands above this module
 
     if not str(getattr(model.config, "model_type", "")).startswith("blockformer_"):
-        raise ValueError(f"{type(model).__name__} is no Blockformer model: convert its checkpoint instead.")
+        raise ValueError(f"{type(model).__name__} is not a Blockformer model: convert its checkpoint instead.")
     if sign is not None:
         signing.check_key(sign)
     if tokenizer is not None:

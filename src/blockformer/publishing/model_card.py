@@ -80,7 +80,7 @@ def write_card(
 
 
 def with_code_of(card: str, config: PretrainedConfig) -> str:
-    """A card of ours whose section on the code is that of this release; a card without such a section as it is."""
+    """A card of ours with this release's section on the code; a card without such a section is unchanged."""
     return re.sub(r"(?<=^## Code\n\n).*?(?=\n*(^#|\Z))", lambda _: _code_of(config), card, count=1, flags=re.M | re.S)
 
 

@@ -46,7 +46,7 @@ def sign(folder: str | PathLike[str], key: str | PathLike[str]) -> Path:
         signer = library.signing.Config().set_hashing_config(_hashing(library))
         signer = signer.use_elliptic_key_signer(private_key=Path(key))
     except (ValueError, TypeError) as error:
-        what = "not a private key in PEM of an elliptic curve, or with a password"
+        what = "not a private key of an elliptic curve in PEM, without a password"
         raise SigningError(f"{key}: {what}: {error}") from None
     path.unlink(missing_ok=True)
     signer.sign(Path(folder), path)
@@ -54,7 +54,7 @@ def sign(folder: str | PathLike[str], key: str | PathLike[str]) -> Path:
 
 
 def check_signature(folder: Path, key: str | PathLike[str]) -> list[str]:
-    """What is wrong with a repo's signature, one sentence each.
+    """The faults of a repo's signature, one sentence each.
 
     Args:
         folder: the repo.

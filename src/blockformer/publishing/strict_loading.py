@@ -33,7 +33,7 @@ def plug_in() -> None:
         """Load a model as transformers does, and refuse weights that are not the model's.
 
         transformers warns about missing weights and draws them at random, and casts integers to floats. Arguments and
-        result are those of `PreTrainedModel.from_pretrained`.
+        result are as in `PreTrainedModel.from_pretrained`.
 
         Raises:
             WeightsError: weights are missing, of another shape (unless `ignore_mismatched_sizes`), or integers.
@@ -70,15 +70,13 @@ def _load_state_dict(self, state_dict, strict: bool = True, assign: bool = False
 
     Raises:
         WeightsError: not strict, as `Trainer` resumes. Its optimizer numbers the weights in the order in which they
-            stood then, where norms came before what follows them: momentum would be that of other weights.
+            stood then, where norms came before what follows them: momentum would belong to other weights.
     """
     if earlier_names.are_earlier(state_dict):
         if not strict:
             raise WeightsError(
-                "these weights have names of an earlier state of Blockformer. Trainer cannot resume from such a "
-                "checkpoint: its optimizer has the weights in another order. Load the model with "
-                "from_pretrained(CHECKPOINT) and train it without resume_from_checkpoint; a state dict is read with "
-                "strict=True."
+                f"these weights have names from before Blockformer 0.1. {earlier_names.NOT_RESUMED}; "
+                "a state dict is read with strict=True."
             )
         state_dict = earlier_names.renamed(state_dict, self.config)
     return super(BlockformerPreTrainedModel, self).load_state_dict(state_dict, strict=strict, assign=assign)
@@ -145,24 +143,24 @@ def parse_config_json(text: str, source: str) -> dict:
     """Parse a config file strictly.
 
     Raises:
-        ValueError: `source` is no JSON object, has a key twice, or holds NaN or Infinity.
+        ValueError: `source` is not a JSON object, has a key twice, or holds NaN or Infinity.
     """
 
     def refuse_constant(name):
-        raise ValueError(f"{source}: {name} is no JSON value; use a number or null.")
+        raise ValueError(f"{source}: {name} is not a JSON value; use a number or null.")
 
     def refuse_duplicates(pairs):
         fields = dict(pairs)
         if len(fields) != len(pairs):
             keys = [key for key, _ in pairs]
             twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"{source}: the key {twice!r} stands there twice; keep one.")
+            raise ValueError(f"{source}: the key {twice!r} appears twice; keep one.")
         return fields
 
     try:
         fields = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_duplicates)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{source} is no valid JSON: {error}") from None
+        raise ValueError(f"{source} is not valid JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{source} must hold a JSON object, not {type(fields).__name__}.")
     return fields
@@ -173,7 +171,7 @@ def _check_shapes(source, mismatched) -> None:
     if lines:
         raise WeightsError(
             f"{source}: wrong shapes; does config.json belong to these weights? (ignore_mismatched_sizes=True "
-            f"draws them anew, a head of other labels, say):{listed(lines)}"
+            f"draws them again, for example for other labels):{listed(lines)}"
         )
 
 

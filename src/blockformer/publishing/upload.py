@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from .model_card import write_card
 
 EMPTY_CARD = "This model card has been automatically generated."
-"""What the library's template of a card says, in which nothing is filled in."""
+"""A sentence of the library's template of a card, in which nothing is filled in."""
 
 WEIGHT_FILES = re.compile(r"(model|pytorch_model)(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
 """The names that the library gives to weights. Of two checkpoints in one folder it reads the unsharded one."""
@@ -52,7 +52,7 @@ def push_to_hub(
         revision: the branch, made if it is not there; None is `main`.
         create_pr: propose the commit, instead of making it.
         max_shard_size: bytes ("50GB") after which a new weight file begins.
-        tags: of the card, beside the model's own.
+        tags: of the card, in addition to the model's own.
 
     Raises:
         HfHubHTTPError: the Hub refuses, also when somebody else pushed meanwhile. The repo is as it was.

@@ -1,4 +1,4 @@
-"""Training for so much time or so many steps, with a learning rate that follows what is used of it."""
+"""Training for so much time or so many steps, with a learning rate that follows the used share."""
 
 from __future__ import annotations
 

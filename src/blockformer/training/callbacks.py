@@ -1,34 +1,24 @@
-"""Callbacks for `Trainer`: stop at a loss that is not finite, watch the experts' load, resume from what is complete."""
+"""Callbacks for `Trainer`: stop at a loss that is not finite, watch the experts' load."""
 
-import json
 import math
-import os
-import re
-import zipfile
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback
-from transformers.utils import logging
 
 from ..model.experts import Router
-
-logger = logging.get_logger(__name__)
 
 
 class StopOnNonFiniteLoss(TrainerCallback):
     """Ends training with an error that names the first step whose loss is NaN or infinite.
 
     Each process watches the losses of its own batches, as the model gives them, where they are: nothing waits for a
-    device. On a CPU they are read before the optimizer steps, so the weights stay those of the step before. Elsewhere
+    device. On a CPU they are read before the optimizer steps, so the weights stay as they were. Elsewhere
     they are read where `Trainer` waits anyway: before it logs, evaluates or saves, and after an epoch. The error then
     comes up to `logging_steps` later, still names the step at which it happened, and no checkpoint is written before.
 
     A loss that `Trainer` takes itself, outside the model (`label_smoothing_factor`, `compute_loss_func`), and that of
-    an evaluation are seen in the logs, and the error names the steps since the last log. `logging_nan_inf_filter`,
+    an evaluation are read from the logs, and the error names the steps since the last log. `logging_nan_inf_filter`,
     which logs a mean of earlier losses in place of such a loss, is turned off.
 
     Raises:
@@ -65,7 +55,7 @@ class StopOnNonFiniteLoss(TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         self._note(state.global_step + 1)
         if self._can_read_now():
-            self._read(state, "the weights are those of the step before")
+            self._read(state, "the weights are from the step before")
 
     def _can_read_now(self) -> bool:
         """Whether reading waits for no device."""
@@ -117,8 +107,8 @@ class ExpertLoad(TrainerCallback):
     tokens have the same k of E experts. `expert_load_entropy` is the entropy of the experts' shares over log E: 1 where
     the load is even. Padding does not count.
 
-    The figures are in `state.log_history` and in what is printed. A reporter (TensorBoard and the like) has them if the
-    callback stands before it: `trainer.callback_handler.callbacks.insert(0, blockformer.ExpertLoad())`.
+    The figures are in `state.log_history` and in the printed log. A reporter (TensorBoard and the like) has them if the
+    callback comes before it: `trainer.callback_handler.callbacks.insert(0, blockformer.ExpertLoad())`.
 
     Examples:
         >>> trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[ExpertLoad()])
@@ -133,7 +123,7 @@ class ExpertLoad(TrainerCallback):
         self.on_train_end(args, state, control)
         routers = [module for module in model.modules() if isinstance(module, Router)]
         if not routers:
-            raise ValueError("ExpertLoad is for models with experts: num_experts is 0.")
+            raise ValueError("ExpertLoad needs a model with experts, and num_experts is 0: remove the callback.")
         self._hooks = [router.register_forward_hook(self._count) for router in routers]
         self._hooks.append(model.register_forward_pre_hook(self._note_mask, with_kwargs=True))
 
@@ -168,107 +158,3 @@ class ExpertLoad(TrainerCallback):
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._counts, self._mask = [], {}, None
-
-
-def last_complete_checkpoint(folder: str | os.PathLike) -> str | None:
-    """The checkpoint to go on from: the one with the highest number of which nothing is missing.
-
-    `Trainer` writes a checkpoint file by file, its `trainer_state.json` last, and by itself resumes from the highest
-    number, whole or not. Here a checkpoint counts if the weights, the optimizer, the schedule, the random states and
-    the `Trainer`'s own state are there, and each file is whole: its header or directory fits its length. Those of FSDP
-    and DeepSpeed and of adapters count too. No sum over the bytes is checked: that would read all of them.
-
-    Args:
-        folder: the `output_dir` of one run, there or not.
-
-    Returns:
-        For `Trainer.train(resume_from_checkpoint=...)`: a path, or None, with which training starts anew. Each
-        checkpoint that is passed over is named in a warning.
-    """
-    numbered = [
-        (int(match[1]), path)
-        for path in (Path(folder).iterdir() if Path(folder).is_dir() else ())
-        if (match := re.fullmatch(r"checkpoint-(\d+)", path.name)) and path.is_dir()
-    ]
-    chosen, passed_over = None, []
-    for step, path in sorted(numbered, reverse=True):
-        problem = _problem_of_state(path, step) or _problem_of_parts(path) or _problem_of_files(path)
-        if problem is None:
-            chosen = str(path)
-            break
-        passed_over.append(f"{path} is not complete: {problem}.")
-    if passed_over:
-        way_on = f"Training goes on from {chosen}." if chosen else "No checkpoint is: training starts anew."
-        logger.warning(" ".join([*passed_over, way_on]))
-    return chosen
-
-
-def _problem_of_state(folder: Path, step: int) -> str | None:
-    """Written last: where it is right, the others have been written."""
-    try:
-        state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return "trainer_state.json is missing"
-    except (OSError, ValueError):
-        return "trainer_state.json is damaged"
-    return None if isinstance(state, dict) and state.get("global_step") == step else "trainer_state.json is of another"
-
-
-# What each part of a checkpoint may be called: one process, FSDP, DeepSpeed (which names its folder in "latest").
-_PARTS = {
-    "weights": (
-        "model.safetensors model.safetensors.index.json pytorch_model.bin pytorch_model.bin.index.json "
-        "adapter_model.safetensors adapter_model.bin */adapter_model.safetensors */adapter_model.bin "
-        "pytorch_model_fsdp.bin pytorch_model_fsdp_*/.metadata latest"
-    ),
-    "an optimizer": "optimizer.pt optimizer.bin optimizer_*/.metadata latest",
-    "a schedule": "scheduler.pt latest",
-    "random states": "rng_state.pth rng_state_0.pth",
-}
-
-
-def _problem_of_parts(folder: Path) -> str | None:
-    missing = [part for part, names in _PARTS.items() if not any(any(folder.glob(name)) for name in names.split())]
-    if missing:
-        return f"without {', '.join(missing)}"
-    of_processes = len(list(folder.glob("rng_state_*.pth")))
-    if of_processes == 1 or any(not (folder / f"rng_state_{rank}.pth").exists() for rank in range(of_processes)):
-        return "without the random states of some processes"
-    if (folder / "latest").exists():
-        named = folder / (folder / "latest").read_text(encoding="utf-8", errors="replace").strip()
-        return None if named.is_dir() and any(named.iterdir()) else "latest names a folder that is missing"
-    return None
-
-
-def _check_json(path: Path) -> None:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if path.name.endswith(".index.json"):
-        for shard in set(content["weight_map"].values()):
-            (path.parent / shard).stat()
-
-
-def _check_safetensors(path: Path) -> None:
-    with safe_open(path, framework="pt"):
-        pass
-
-
-def _check_zip(path: Path) -> None:
-    with zipfile.ZipFile(path):
-        pass
-
-
-_CHECKS: dict[str, Callable[[Path], None]] = {
-    ".json": _check_json,
-    ".safetensors": _check_safetensors,
-    **dict.fromkeys((".pt", ".pth", ".bin"), _check_zip),
-}
-
-
-def _problem_of_files(folder: Path) -> str | None:
-    for path in sorted(folder.rglob("*")):
-        try:
-            _CHECKS.get(path.suffix, lambda _: None)(path)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, zipfile.BadZipFile) as error:
-            missing = isinstance(error, FileNotFoundError)
-            return f"{path.relative_to(folder)} {'lacks a shard' if missing else 'is damaged'}"
-    return None

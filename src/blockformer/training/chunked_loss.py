@@ -64,7 +64,7 @@ def chunked_cross_entropy(
         states: [N, C].
         labels: int [N], each 0 to V - 1 or -100, on the device of the states.
         num_items_in_batch, label_smoothing: see `token_cross_entropy`.
-        logits_bias: [V], a buffer beside a head without a bias, or None.
+        logits_bias: [V], a buffer next to a head without a bias, or None.
         cap: soft cap of the logits, or None.
     """
     check_labels(labels, head.out_features)

@@ -80,7 +80,7 @@ for _base in (*_OF_DECODERS, MaskedLMOutput, Seq2SeqLMOutput, PreTrainingOutput)
 def make_output(output_class, **fields):
     """An output of this class; where one of its fields is a `DeferredLogits`, of the class that computes it when read.
 
-    The compiler traces the library's own classes alone, and under it no logits are deferred.
+    The compiler only traces the library's own classes, and under it no logits are deferred.
     """
     is_late = any(isinstance(value, DeferredLogits) for value in fields.values())
     return (_LATE[output_class] if is_late else output_class)(**fields)

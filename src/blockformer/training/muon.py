@@ -47,7 +47,7 @@ def muon(
 
     Muon's steps are as large as AdamW's, element by element (Liu et al., 2025: `adjust_lr_fn="match_rms_adamw"`), so
     that one learning rate and one weight decay, found with AdamW, serve both. AdamW has the embeddings, heads, poolers,
-    norms and biases. It also has the stacked weights of experts: Muon takes matrices alone, and would have to see each
+    norms and biases. It also has the stacked weights of experts: Muon only takes matrices, and would have to see each
     expert's by itself.
 
     Args:
@@ -94,7 +94,7 @@ def _matrices_of_layers(model: nn.Module) -> dict[torch.Tensor, None]:
 
 
 def _by_rate(model: nn.Module, hidden, base) -> dict[float, list[torch.Tensor]]:
-    """The matrices by the share of the learning rate that goes with the base."""
+    """The matrices by the share of the learning rate that the base gives them."""
     beside = {} if base is None else matrices_beside(model, base)
     groups: dict[float, list[torch.Tensor]] = {}
     for weight in hidden:

@@ -16,8 +16,8 @@ def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
     A parameter decays if it has two or more dimensions and neither its module's class nor its name says bias or norm.
     T5's relative bias is a matrix and still a bias. For models of this package these are the groups that `Trainer`
-    makes, in its order, so that its optimizer states fit. They differ in one point: `Trainer` goes by names and lets a
-    vector decay that has an unusual one, which here attention sinks alone have.
+    makes, in its order, so that its optimizer states fit. They differ in one point: `Trainer` looks at names and lets a
+    vector with an unusual one decay, which here only attention sinks have.
 
     Args:
         model: any module, wrapped by PEFT or not. Frozen parameters are left out, tied ones counted once.
@@ -31,7 +31,7 @@ def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict]:
         ValueError: the weight decay is negative or not finite, or the model has no trainable parameters.
     """
     if not 0.0 <= weight_decay < math.inf:
-        raise ValueError(f"weight_decay is {weight_decay}: it must be 0 or more, and finite.")
+        raise ValueError(f"weight_decay must be 0 or more and finite, not {weight_decay}.")
     norms = [module for module in model.modules() if isinstance(module, (nn.LayerNorm, nn.RMSNorm))]
     of_norms = {parameter for norm in norms for parameter in norm.parameters()}
     decaying: list[nn.Parameter] = []
@@ -47,7 +47,7 @@ def optimizer_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def mup_groups(model: nn.Module, base, learning_rate: float, weight_decay: float) -> list[dict]:
-    """The groups of `optimizer_groups` with a learning rate each that goes with the model's width.
+    """The groups of `optimizer_groups`, each with a learning rate that fits the model's width.
 
     A matrix with m times the inputs that it has at the base learns at 1/m of the rate (`width_transfer`). Its weight
     decay is m times the base's: the share of it that a step takes away is then the same at every width.
@@ -64,7 +64,7 @@ def mup_groups(model: nn.Module, base, learning_rate: float, weight_decay: float
 
     Raises:
         TypeError: the model is not of this package, or is wrapped.
-        ValueError: the weight decay is no such number, or the model is not one that goes with the base.
+        ValueError: the weight decay is not such a number, or the model was not made for this base.
     """
     decaying, others = optimizer_groups(model, weight_decay)
     matrices = matrices_beside(model, base)
@@ -99,13 +99,13 @@ def adamw(
 ) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter, 2019) over `optimizer_groups`, fused where the device has a fused kernel.
 
-    Its defaults are those of `Trainer`. Make it once the model is on its device.
+    Its defaults are `Trainer`'s. Make it once the model is on its device.
 
     Args:
         model: what to train.
         learning_rate: its peak, if a scheduler follows.
-        weight_decay: of the matrices. As AdamW has it: the share of a weight that a step of learning rate 1 takes away.
-        betas: how slowly the running means of the gradient and of its square forget.
+        weight_decay: of the matrices, as AdamW defines it: the share of a weight removed at learning rate 1.
+        betas: decay rates of the running means of the gradient and of its square.
         eps: added to the root of the latter.
         base: the config of another width at which the learning rate and the weight decay were found; then the groups
             are those of `mup_groups`.

@@ -6,7 +6,7 @@ for each group of weights. What the model at its base width has is left as it is
 - hidden matrices begin 1/sqrt(m) and heads and routers 1/m as large, and both learn at 1/m of the rate;
 - embeddings, biases and norms, and matrices whose inputs do not grow, stay as they are.
 
-Two things are no matter of single weights and stand in the config, once. A tied head is an embedding too, so
+Two things do not belong to single weights and are in the config, once. A tied head is an embedding too, so
 `logit_scale` is 1/m of the base's (table 8). Where heads become wider rather than more, `attention_scale` falls as
 1/head_dim.
 """
@@ -30,7 +30,7 @@ _SCALES = ("embedding_scale", "attention_scale", "logit_scale")
 
 
 class _Matrix(NamedTuple):
-    """What a weight is at the base.
+    """A weight's role at the base.
 
     Attributes:
         growth: inputs of the weight over those at the base.
@@ -46,8 +46,8 @@ class _Matrix(NamedTuple):
 def mup_model(model_class: type, config, base):
     """A fresh model of any width to which the learning rates of the base's width apply.
 
-    Draw at the base's width and it is `model_class(base)`, weight for weight. Train it with an optimizer that knows the
-    same base: `adamw(model, learning_rate, weight_decay, base=base)`.
+    At the base's width it is `model_class(base)`, weight for weight. Train it with an optimizer that gets the same
+    base: `adamw(model, learning_rate, weight_decay, base=base)`.
 
     Args:
         model_class: one of this package's models.
@@ -78,10 +78,10 @@ def matrices_beside(model: nn.Module, base) -> dict[nn.Parameter, _Matrix]:
 
     Raises:
         TypeError: the model is not of this package, or is wrapped.
-        ValueError: the configs differ in more than widths, or the model's scales are not those that go with the base.
+        ValueError: the configs differ in more than widths, or the model's scales do not match the base.
     """
     if not isinstance(model, BlockformerPreTrainedModel):
-        raise TypeError(f"a base is for what mup_model makes, and this is a {type(model).__name__}: leave base out.")
+        raise TypeError(f"base needs a model made by mup_model, not a {type(model).__name__}: leave base out.")
     _check(model.config, base)
     for name, value in _scales(model.config, base).items():
         if getattr(model.config, name) != value:
@@ -92,17 +92,19 @@ def matrices_beside(model: nn.Module, base) -> dict[nn.Parameter, _Matrix]:
 
 def _check(config, base) -> None:
     if type(config) is not type(base):
-        raise ValueError(f"the base is a {type(base).__name__}, the model's config a {type(config).__name__}.")
+        raise ValueError(
+            f"the base is a {type(base).__name__}, the model's config a {type(config).__name__}: use the same class."
+        )
     fields = {name for name, each in axes_of(config).items() if each.group not in _OF_NO_WEIGHT}
     names = sorted((fields | {"num_labels"}) - _WIDTHS - set(_SCALES))
     if others := [name for name in names if getattr(config, name) != getattr(base, name, None)]:
         raise ValueError(
-            f"a rate is transferred between widths alone, and the base differs in {', '.join(others)}: make both alike."
+            f"config and base may only differ in widths, and they differ in {', '.join(others)}: make these equal."
         )
 
 
 def _scales(config, base) -> dict[str, float | None]:
-    """The multipliers that go with a base; as at the base where nothing that they depend on is another."""
+    """The multipliers for a base; unchanged where nothing that they depend on differs."""
     scores, logits = base.attention_scale, base.logit_scale
     if config.head_dim != base.head_dim:
         scores = (base.head_dim**-0.5 if scores is None else scores) * base.head_dim / config.head_dim
@@ -126,7 +128,7 @@ def _matrices(model: nn.Module, base) -> dict[nn.Parameter, _Matrix]:
                 found[weight] = _Matrix(1.0, factor, (outputs, inputs))
                 continue
             growth = weight.shape[-1] / inputs
-            # Keys and values that more and more heads share are as hidden as those of a head each.
+            # Keys and values that several heads share are hidden matrices just like separate ones.
             is_hidden = weight.shape[-2] != outputs or path.endswith((".k_proj", ".v_proj"))
             factor /= math.sqrt(growth) if is_hidden else growth
             found.setdefault(weight, _Matrix(growth, factor, (outputs, inputs)))

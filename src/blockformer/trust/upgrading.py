@@ -35,7 +35,7 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
     """Rewrite a repo's code, config and card as the installed release writes them. The folder changes at once or not.
 
     The weights stay the files that they are; only those with names from before 0.1.0 are written under today's names,
-    every tensor as it was. A signature is removed, since it would not hold. Everything else stays.
+    every tensor as it was. A signature is removed, since it would not hold. Everything else stays, permissions too.
 
     Args:
         repo: a folder, such as a copy of a Hub repo (`hf download ID --local-dir FOLDER`).
@@ -57,12 +57,12 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
     if others := sorted(kept & {path.name for path in code_files(config)}):
         what = f"{', '.join(others)}: code that auto_map does not lead to, under names of this release's files"
         raise ConversionError(f"{repo}: {what}; move it away first")
-    with _marked(folder), atomic_folder(folder, force=True) as temporary:
+    with _marked(folder), atomic_folder(folder, force=True, kept=kept) as temporary:
         for name in folders:
             (temporary / name).mkdir(parents=True, exist_ok=True)
         for name in kept:
             _link(folder / name, temporary / name)
-        _rename_weights(temporary, config)
+        _rename_weights(temporary, config, repo)
         _write(temporary / "config.json", config.to_json_string())
         copy_code(temporary, config)
         for name in EXTRA_CODE.keys() & kept:
@@ -146,21 +146,29 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that may be a second name of another."""
+    """Write a file that may be a second name of another; one that is replaced keeps its permissions."""
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
     path.unlink(missing_ok=True)
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    if mode is not None:
+        path.chmod(mode)
 
 
-def _rename_weights(folder: Path, config: BlockformerConfig) -> None:
-    """Write weights that have names of before 0.1.0 under today's."""
+def _rename_weights(folder: Path, config: BlockformerConfig, repo: str | PathLike[str]) -> None:
+    """Write weights that have names of before 0.1.0 under today's; `repo` is the folder that an error names."""
     placement = config.norm_placement
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             names, metadata = list(file.keys()), file.metadata()
         if are_earlier(names):
+            if any(folder.glob("optimizer*")):
+                what = "a Trainer checkpoint of before 0.1, whose optimizer numbers the weights in another order"
+                raise ConversionError(f"{repo}: {what}: `blockformer export` makes a repo of its weights")
             tensors = {todays(name, placement): tensor for name, tensor in load_file(path).items()}
+            mode = stat.S_IMODE(path.stat().st_mode)
             path.unlink()
             save_file(tensors, path, metadata)
+            path.chmod(mode)
     for path in folder.glob("*.safetensors.index.json"):
         index = read_json(path)
         places = index.get("weight_map", {})

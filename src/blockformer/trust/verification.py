@@ -310,6 +310,9 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
     for keys in groups.values():
         if not any(key in tensors for key in keys):
             found.add("weights", f"{keys[0]} is missing")
+    if earlier := [info.name for key, info in tensors.items() if info.name != key]:
+        fix = "`blockformer upgrade` writes today's to safetensors files, `blockformer export` makes those of pickles"
+        found.add("weights", f"{shown(earlier[0])} is one of {len(earlier)} names of before 0.1, for which {fix}")
     for key, info in sorted(tensors.items()):
         if key not in expected:
             found.add("unused", f"{shown(key)} is not a weight of {name}")
