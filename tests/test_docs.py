@@ -55,6 +55,7 @@ PAIRS = {
     "fine-tune": (PAGE.parent / "fine-tune.md", PAGE_ZH.parent / "fine-tune.md"),
     "publish": (PAGE.parent / "publish.md", PAGE_ZH.parent / "publish.md"),
     "embedding-server": (PAGE.parent / "embedding-server.md", PAGE_ZH.parent / "embedding-server.md"),
+    "own-block": (PAGE.parent / "own-block.md", PAGE_ZH.parent / "own-block.md"),
     "trust": (PAGE.parent / "trust.md", PAGE_ZH.parent / "trust.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
@@ -447,7 +448,7 @@ def test_the_table_and_the_picture_of_the_ideas_are_what_their_rows_say(tmp_path
     write_report(tmp_path, [], "ideas")
     for name in ("table.md", "differences.svg"):
         assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
-    assert tables(folder / "table.md")[0] in tables(ROOT / "docs" / "own-block.md")
+    assert all(tables(folder / "table.md")[0] in tables(page) for page in PAIRS["own-block"])
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     trained = {each for row in rows for each in (row["config"]["blocks"] or {}).items()}
     files = sorted((ROOT / "examples" / "blocks").glob("*.py"))
@@ -602,8 +603,9 @@ def test_a_test_file_with_the_name_of_a_module_stands_where_the_module_does():
 
 def test_the_block_on_its_page_is_the_example_s():
     page = ROOT / "docs" / "own-block.md"
-    assert fences(page, "py") == [(ROOT / "examples/blocks/dynamic_tanh.py").read_text(encoding="utf-8")]
+    assert fences(page, "py") == fences(PAGE_ZH.parent / "own-block.md", "py") == [(ROOT / "examples/blocks/dynamic_tanh.py").read_text(encoding="utf-8")]
     experiment = yaml.safe_load((ROOT / "examples/lab/ideas.yaml").read_text(encoding="utf-8"))
     (shown,) = map(yaml.safe_load, fences(page, "yaml"))
+    assert fences(page, "yaml") == fences(PAGE_ZH.parent / "own-block.md", "yaml")
     assert shown["base"].items() <= experiment["base"].items()
     assert (shown["blocks"], shown["axes"]) == (experiment["blocks"], experiment["axes"])
