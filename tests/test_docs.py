@@ -602,10 +602,11 @@ def test_a_test_file_with_the_name_of_a_module_stands_where_the_module_does():
 
 
 def test_the_block_on_its_page_is_the_example_s():
-    page = ROOT / "docs" / "own-block.md"
-    assert fences(page, "py") == fences(PAGE_ZH.parent / "own-block.md", "py") == [(ROOT / "examples/blocks/dynamic_tanh.py").read_text(encoding="utf-8")]
+    page, page_zh = PAIRS["own-block"]
+    file = (ROOT / "examples/blocks/dynamic_tanh.py").read_text(encoding="utf-8")
+    assert fences(page, "py") == fences(page_zh, "py") == [file]
     experiment = yaml.safe_load((ROOT / "examples/lab/ideas.yaml").read_text(encoding="utf-8"))
     (shown,) = map(yaml.safe_load, fences(page, "yaml"))
-    assert fences(page, "yaml") == fences(PAGE_ZH.parent / "own-block.md", "yaml")
+    assert fences(page, "yaml") == fences(page_zh, "yaml")
     assert shown["base"].items() <= experiment["base"].items()
     assert (shown["blocks"], shown["axes"]) == (experiment["blocks"], experiment["axes"])
