@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, initialization
 
-from blockformer.model.configuration_blockformer import ABOUT_THE_FILE
 from blockformer.on_import import CONFIGS
+from blockformer.publishing.repo_code import ABOUT_THE_FILE
 
 from .arguments import dtype_name
 from .errors import ConversionError, listed, shown
@@ -292,12 +292,14 @@ def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
         ConversionError: it is not in our layout, or its settings are refused.
     """
     import blockformer
+    from blockformer.publishing.strict_loading import check_blocks
 
     model_type = entries.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIGS:
         raise ConversionError(f"config.json: model_type {shown(model_type)} is not one of ours")
     kept = {name: value for name, value in entries.items() if name not in NEVER_FOLLOWED}
     try:
+        check_blocks(entries.get("blocks"), "")
         return getattr(blockformer, CONFIGS[model_type])(**copy.deepcopy(kept))
     except (ValueError, TypeError) as error:
         raise ConversionError(f"config.json: {error}") from error

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from blockformer.declared_fields import axes_of
 from blockformer.model.awq_linear import QuantizedLinear
-from blockformer.model.axes import axes, did_you_mean
+from blockformer.model.axes import BLOCKS, axes, did_you_mean
 from blockformer.model.experts import Experts, ExpertsFields
 
 from .errors import ConversionError
@@ -133,9 +134,10 @@ def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
     idle = set() if config.position_type == "relative_bias" else relative
     idle |= {"linear_bits", "linear_group_size"} if getattr(config, "linear_bits", None) is None else set()
     idle |= {field.name for field in fields(ExpertsFields)} if not getattr(config, "num_experts", 0) else set()
+    idle |= {name for name in BLOCKS if getattr(config, name) is None}
     idle |= {"layer_types", "sliding_window"} if config.sliding_window is None else set()
     settings: dict[str, dict[str, Any]] = {}
-    for name, axis in axes(type(config)).items():
+    for name, axis in axes_of(config).items():
         if axis.group in SHOWN and name not in idle:
             settings.setdefault(axis.group, {})[name] = getattr(config, name)
     if config.sliding_window is not None:

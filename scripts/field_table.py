@@ -53,7 +53,8 @@ def values_of(axis) -> str:
         return axis.values + (", or None" if axis.optional and "None" not in axis.values else "")
     if len(axis.values) > 12:
         return "a name in transformers' `ACT2FN`" + (", or None" if axis.optional else "")
-    return ", ".join(f"`{value}`" for value in spelt(axis.values)) + (", or None" if axis.optional else "")
+    names = ", ".join(f"`{value}`" for value in spelt(axis.values)) or "[a block of your own](own-block.md)"
+    return names + (", or None" if axis.optional else "")
 
 
 def written() -> str:

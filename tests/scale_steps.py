@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from own_blocks import register_all
 from pairs import config, token_ids
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
@@ -265,3 +266,8 @@ def tensor_parallel(rank, size, folder):
         local = {name: getattr(weight, "_local_tensor", weight) for name, weight in model.named_parameters()}
         found[name]["local_sizes"] = {name: weight.numel() for name, weight in local.items()}
     return found
+
+
+def blocks_in_parallel(rank, size, folder):
+    register_all()
+    return tensor_parallel(rank, size, folder)

@@ -4,7 +4,9 @@ import ast
 import builtins
 import dataclasses
 import functools
+import hashlib
 import importlib.util
+import json
 import os
 import re
 from pathlib import Path
@@ -12,6 +14,7 @@ from urllib.parse import unquote
 
 import pytest
 import torch
+import yaml
 
 import blockformer
 from blockformer.conversion.arguments import FAMILIES
@@ -52,6 +55,7 @@ PAIRS = {
     "fine-tune": (PAGE.parent / "fine-tune.md", PAGE_ZH.parent / "fine-tune.md"),
     "publish": (PAGE.parent / "publish.md", PAGE_ZH.parent / "publish.md"),
     "embedding-server": (PAGE.parent / "embedding-server.md", PAGE_ZH.parent / "embedding-server.md"),
+    "own-block": (PAGE.parent / "own-block.md", PAGE_ZH.parent / "own-block.md"),
     "trust": (PAGE.parent / "trust.md", PAGE_ZH.parent / "trust.md"),
     "readme": (ROOT / "README.md", ROOT / "README.zh-CN.md"),
 }
@@ -437,6 +441,20 @@ def test_the_table_and_the_pictures_of_the_lab_are_what_its_rows_say(tmp_path):
         assert ours[0][1:] in [table[1:] for table in tables(page)]
 
 
+def test_the_table_and_the_picture_of_the_ideas_are_what_their_rows_say(tmp_path):
+    """And the blocks that were trained are those of `examples/blocks`."""
+    folder = ROOT / "docs" / "lab" / "ideas"
+    (tmp_path / "rows.jsonl").write_bytes((folder / "rows.jsonl").read_bytes())
+    write_report(tmp_path, [], "ideas")
+    for name in ("table.md", "differences.svg"):
+        assert (folder / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    assert all(tables(folder / "table.md")[0] in tables(page) for page in PAIRS["own-block"])
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    trained = {each for row in rows for each in (row["config"]["blocks"] or {}).items()}
+    files = sorted((ROOT / "examples" / "blocks").glob("*.py"))
+    assert trained == {(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files}
+
+
 SNIPPETS = [
     pytest.param(path, body, id=f"{path.relative_to(ROOT)}-{number}")
     for path in markdown_files()
@@ -581,3 +599,14 @@ def test_a_test_file_with_the_name_of_a_module_stands_where_the_module_does():
     named = [path for path in (ROOT / "tests").rglob("test_*.py") if path.name in homes]
     assert len(named) > 60
     assert [path for path in named if path.parent not in homes[path.name]] == []
+
+
+def test_the_block_on_its_page_is_the_example_s():
+    page, page_zh = PAIRS["own-block"]
+    file = (ROOT / "examples/blocks/dynamic_tanh.py").read_text(encoding="utf-8")
+    assert fences(page, "py") == fences(page_zh, "py") == [file]
+    experiment = yaml.safe_load((ROOT / "examples/lab/ideas.yaml").read_text(encoding="utf-8"))
+    (shown,) = map(yaml.safe_load, fences(page, "yaml"))
+    assert fences(page, "yaml") == fences(page_zh, "yaml")
+    assert shown["base"].items() <= experiment["base"].items()
+    assert (shown["blocks"], shown["axes"]) == (experiment["blocks"], experiment["axes"])

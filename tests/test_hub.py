@@ -10,6 +10,7 @@ import pytest
 import torch
 from fork_server import ForkServer, program
 from hub_server import Hub
+from own_blocks import NORM
 from pairs import assert_close
 from sizes import PUBLISHED
 
@@ -271,6 +272,17 @@ def test_a_model_from_a_repo_is_published_anew_with_its_code(published):
     old, new = files_of(published, "ann/small", "v1"), files_of(published, "ann/again", "main")
     for path in code_files(preset("qwen3", **PUBLISHED)):
         assert new[path.name].data == old[path.name].data
+
+
+@pytest.mark.versions
+def test_blocks_from_outside_arrive_and_load_elsewhere(published):
+    published.clients.run(program("hub_blocks"), elsewhere=False, token=ANN, block=str(NORM))
+    found, _ = published.clients.load("ann/blocks", None)
+    assert torch.equal(found["None"], torch.load(published.folder / "blocks.pt"))
+    for repo in ("ann/blocks", "ann/blocks-config"):
+        files = files_of(published, repo, "main")
+        assert files[NORM.name].data == NORM.read_bytes()
+        assert {"blocks.py", "with_blocks.py", "modeling_decoder.py"} <= files.keys()
 
 
 def test_saving_with_a_push_keeps_the_owners_card_and_sends_only_what_it_wrote(published):

@@ -57,6 +57,7 @@ __all__ = [
     "prepare_for_training",
     "preset",
     "prune_heads",
+    "register",
     "reshape",
     "restore_heads",
     "upgrade",

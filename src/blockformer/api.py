@@ -42,6 +42,7 @@ from .pruning import prune_heads, restore_heads
 from .publishing import export_model
 from .publishing.strict_loading import plug_in as _plug_in_strict_loading
 from .publishing.upload import push_to_hub, save_pretrained
+from .registering import register
 from .reshaping import reshape
 from .training.muon import muon
 from .training.optimizer import adamw, mup_groups, optimizer_groups

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .declared_fields import axes_of, own_fields
 from .model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
 from .model.axes import axes
 from .model.configuration_blockformer import BlockformerConfig
@@ -85,7 +86,7 @@ def reshape(
         raise ValueError(f"4-bit weights cannot be reshaped: {fix}.")
     if topology is not None and topology not in TOPOLOGIES:
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, not {topology!r}.")
-    settings: Settings = {name: getattr(config, name) for name in axes(type(config))}
+    settings: Settings = {name: getattr(config, name) for name in axes_of(config)}
     weights: Weights = dict(model.state_dict())
     if layers is not None:
         weights = _keep_layers(settings, weights, layers)
@@ -116,7 +117,7 @@ def reshape(
 
 def _config_of(config_class: type[BlockformerConfig], settings: Settings, changed: set[str]) -> BlockformerConfig:
     """A config of these settings, without neutral ones that its topology does not have."""
-    known = axes(config_class)
+    known = axes(config_class) | own_fields(settings)
     defaults = {name: axis.default for each in TOPOLOGIES.values() for name, axis in _all_axes(each).items()}
     defaults |= {"router_aux_loss_coef": 0.0}
     for name, value in settings.items():

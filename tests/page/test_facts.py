@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from own_blocks import ALL, forgotten_after, register_all
 from sizes import TINY
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -96,6 +97,14 @@ def test_parameters_and_cache_are_those_of_the_summary(name):
     assert own == summary.parameters + tied
 
 
+@pytest.fixture
+def blocks():
+    with forgotten_after():
+        register_all()
+        yield
+
+
+@pytest.mark.usefixtures("blocks")
 def test_every_field_that_describes_a_model_steers_a_box():
     """A new field is placed in `page/fields.py` or belongs to a group that is."""
     settings = [
@@ -105,6 +114,7 @@ def test_every_field_that_describes_a_model_steers_a_box():
         ("qwen3", {"linear_bits": 4}),
         ("gpt_oss", {}),
         ("t5gemma", {}),
+        ("gpt2", ALL),
     ]
     named = set()
     for name, overrides in settings:
@@ -117,6 +127,7 @@ def test_every_field_that_describes_a_model_steers_a_box():
             named |= {field for box in facts.parts.boxes() for field in fields_of(box, config)}
     classes = {type(blockformer.preset(name)) for name, _ in settings}
     described = {field for cls in classes for field, axis in axes(cls).items() if axis.group in SHOWN}
+    described.add("dynamic_tanh_alpha")
     assert described <= named, sorted(described - named)
 
 

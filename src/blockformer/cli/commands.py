@@ -69,8 +69,17 @@ def common(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
+    block: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Register blocks of yours first; may be repeated.", show_default=False),
+    ] = None,
 ) -> None:
     """Every classic Transformer, from one small set of blocks: convert, inspect and publish."""
+    if block:
+        import blockformer
+
+        for file in block:
+            blockformer.register(file)
 
 
 @app.command(

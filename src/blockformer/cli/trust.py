@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 CHECKS = {
     "files": "no pickles, and no links that leave the repo",
-    "code": "{count} code files, all as in release {release}, and no others",
+    "code": "{count} code files, all as in release {release}{others}",
     "settings": "no JSON file names code to load, no chat template leaves its sandbox",
     "weights": "names and shapes match the config",
     "unused": "no weights that the model does not use",
@@ -20,7 +20,7 @@ CHECKS = {
 
 
 def run_verify(repo: str, revision: str | None, key: str | None, as_json: bool) -> None:
-    """Verify and report; ends with status 1 if anything is wrong."""
+    """Verify and report; ends with status 1 if anything is wrong or a block is left to read."""
     from blockformer.trust import verify
 
     found = verify(repo, revision, key)
@@ -44,14 +44,20 @@ def run_upgrade(repo: str) -> None:
 def _show(found: "Verification", is_signed: bool) -> None:
     release = f"Blockformer {found.release}, format {found.format}" if found.release else "an unknown release"
     print(printable(f"{found.repo}: written by {release}; {len(found.files)} files"))
-    count = sum(name.endswith(".py") for name in found.files)
+    count = sum(name.endswith(".py") for name in found.files) - len(found.blocks) - bool(found.blocks)
+    others = f"; {', '.join(found.blocks)}: of the repo's author" if found.blocks else ""
     for kind, sentence in CHECKS.items():
         if kind == "signature" and not is_signed:
             continue
         problems = found.problems.get(kind, [])
         said = f"{len(problems)} problems" if len(problems) > 1 else "1 problem"
-        print(f"{kind:10}{said if problems else sentence.format(count=count, release=found.release)}")
+        good = sentence.format(count=count, release=found.release, others=others or ", and no others")
+        print(f"{kind:10}{said if problems else good}")
         for problem in problems:
             print(printable(f"    {problem}"))
+    for name in found.to_read:
+        print(printable(f"to read   {name}, SHA-256 {found.files[name]}"))
+        print("    a block of the repo's author's, not Blockformer's: loading the repo runs it, and nothing vouches")
+        print("    for what it does. Once you have read it: blockformer --block FILE verify REPO")
     for note in found.notes:
         print(printable(f"note: {note}"))

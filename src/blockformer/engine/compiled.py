@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ..model.axes import BLOCKS
 from . import onednn
 from .cache_folder import is_trusted, processor, trusted_folder
 from .compiling import PACKABLE, READ, SOURCES, compile_to
@@ -307,11 +308,12 @@ def _code_of(value) -> str:
 
 def _unknown_code(module: nn.Module) -> str | None:
     """A class or a function in a module that may be changed without another name or version; None if there is none."""
+    blocks = tuple(f"{block.cls.__module__}." for known in BLOCKS.values() for block in known.values())
     for part in module.modules():
         name, settings = _settings(part)
         functions = [settings[key] for key, value in vars(part).items() if key in settings and callable(value)]
         for each in (name, *functions):
-            if each.partition(".")[0] not in _KNOWN_CODE:
+            if each.partition(".")[0] not in _KNOWN_CODE or each.startswith(blocks):
                 return each
     return None
 

@@ -83,6 +83,7 @@ class Experiment:
         budget: one of `experiment_file.BUDGETS`, and how much of it a run has.
         training: arguments of `TrainingArguments`.
         evaluations: points of a curve.
+        blocks: the files of blocks of one's own, registered.
     """
 
     base: dict[str, Any]
@@ -93,6 +94,7 @@ class Experiment:
     training: dict[str, Any]
     seeds: tuple[int, ...]
     evaluations: int
+    blocks: tuple[str, ...] = ()
     tokens: dict[str, Any] = field(default_factory=lambda: {"eos_token_id": 0, "pad_token_id": 1})
 
     def config(self, settings: dict[str, Any], width: int | None = None) -> BlockformerDecoderConfig:

@@ -14,6 +14,7 @@ import yaml
 from transformers import TrainingArguments
 
 from ..model.axes import did_you_mean
+from ..registering import register
 from .experiment import BASE, Data, Experiment, LabError, Variant, listed
 from .sizes import EQUAL
 from .text import load_tokenizer
@@ -86,9 +87,9 @@ class _Reader:
         self.problems: list[str] = []
 
     def experiment(self) -> Experiment:
-        known = "base axes configs equal data budget training seeds evaluations".split()
+        known = "base axes configs equal data budget training seeds evaluations blocks".split()
         self._check_names("the experiment", self.content, known)
-        data = self._data()
+        blocks, data = self._blocks(), self._data()
         training = {**_TRAINING, **self._mapping("training")}
         self._check_training(training)
         equal = self.content.get("equal", "parameters")
@@ -104,6 +105,7 @@ class _Reader:
             training=training,
             seeds=self._seeds(),
             evaluations=int(evaluations),
+            blocks=blocks,
         )
         plain = self._with_tokenizer(plain)
         return dataclasses.replace(plain, variants=(BASE, *self._variants(plain)))
@@ -138,6 +140,22 @@ class _Reader:
         below = "" if largest == float("inf") else f" up to {largest:g}"
         self.problems.append(f"{name} must be a positive {'integer' if whole else 'number'}{below}, not {value!r}")
         return 1
+
+    def _blocks(self) -> tuple[str, ...]:
+        """The files of blocks, by paths from the experiment's folder on, registered."""
+        found = self.content.get("blocks") or []
+        found = found if isinstance(found, list) else [found]
+        paths = []
+        for each in found:
+            if not isinstance(each, str):
+                self.problems.append(f"blocks must be paths of Python files, not {each!r}")
+                continue
+            paths.append(str(self.folder / each))
+            try:
+                register(paths[-1])
+            except (OSError, ValueError) as error:
+                self.problems.append(f"blocks: {error}")
+        return tuple(paths)
 
     def _data(self) -> Data:
         found = self._mapping("data")

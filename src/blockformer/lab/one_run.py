@@ -18,7 +18,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from .. import __version__
 from ..data.corpus import Blocks, Score, model_score
-from ..model.axes import axes
+from ..declared_fields import axes_of
 from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..training.budget import Budget, BudgetTrainer
 from ..training.callbacks import StopOnNonFiniteLoss
@@ -69,7 +69,7 @@ class _Watch(TrainerCallback):
 def config_of(run: Run) -> dict[str, Any]:
     """The fields of a run's config as plain data."""
     settings = run.config.to_dict()
-    return {name: settings[name] for name in axes(type(run.config))}
+    return {name: settings[name] for name in axes_of(run.config)}
 
 
 def train(

@@ -1,6 +1,7 @@
 """The runs of an experiment, trained one after another; their folder is all that processes share.
 
 FOLDER/experiment.json      what all rows have in common
+FOLDER/blocks/NAME.py       blocks of one's own that the experiment names, as they were registered
 FOLDER/runs/NAME.json       the row of a finished run
 FOLDER/runs/NAME/           checkpoints of an unfinished run, and the lock of the process that trains it
 """
@@ -20,6 +21,7 @@ from accelerate.utils import broadcast_object_list
 
 from blockformer.conversion.files.atomic import write_text
 
+from ..model.axes import BLOCKS as REGISTERED
 from .experiment import Experiment, LabError, Run
 from .one_run import config_of, train
 from .text import Text
@@ -29,7 +31,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-EXPERIMENT, RUNS, ROWS = "experiment.json", "runs", "rows.jsonl"
+EXPERIMENT, RUNS, ROWS, BLOCKS = "experiment.json", "runs", "rows.jsonl", "blocks"
 
 
 def open_folder(folder: Path, experiment: Experiment, text: Text) -> None:
@@ -46,13 +48,31 @@ def open_folder(folder: Path, experiment: Experiment, text: Text) -> None:
             raise LabError(f"{folder} holds what is no experiment: choose another --output") from None
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
         write_text(folder / EXPERIMENT, json.dumps(common, indent=1) + "\n")
-        return
+        there = common
     except (OSError, ValueError) as error:
         raise LabError(f"{folder / EXPERIMENT} cannot be read: {error}") from error
     if there != common:
         differing = [name for name in common if there.get(name) != common[name]]
         told = "; ".join(f"{name} is {there.get(name)} there and {common[name]} here" for name in differing)
         raise LabError(f"{folder} is the folder of another experiment: {told}. Choose another --output")
+    _keep_blocks(folder, [Path(path).name for path in experiment.blocks])
+
+
+def _keep_blocks(folder: Path, names: list[str]) -> None:
+    """Copies of the blocks, so that the runs can be repeated from the folder.
+
+    Raises:
+        LabError: there is another file of this name from earlier runs.
+    """
+    sources = {each.file: each.source for values in REGISTERED.values() for each in values.values()}
+    for name in names:
+        path = folder / BLOCKS / name
+        if path.exists() and path.read_bytes() != sources[name]:
+            fix = "name the new block otherwise, or choose another --output"
+            raise LabError(f"{path} is another block of this name, which earlier runs were trained with: {fix}")
+        if not path.exists():
+            path.parent.mkdir(exist_ok=True)
+            write_text(path, sources[name].decode("utf-8"))
 
 
 def _is_new(folder: Path) -> bool:

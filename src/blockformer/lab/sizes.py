@@ -80,6 +80,8 @@ def solve(
     wanted = getattr(target, equal)
     small, large = size(64), size(128)
     slope = (large - small) / 64
+    if not slope:
+        raise ValueError(f"its {equal} do not depend on {name}, so nothing makes them equal: set equal: nothing.")
     exact = (wanted - small) / slope + 64
     for step in _STEPS:
         width = max(1, round(exact / step) * step)

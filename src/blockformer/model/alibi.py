@@ -10,9 +10,7 @@ from .positions import BIASES
 
 
 class Alibi(nn.Module):
-    """ALiBi, a fixed bias that falls with the distance, steeper in each head (Press et al., 2022).
-
-    slope_h * (key - query) for each head.
+    """ALiBi, a fixed bias slope_h * (key - query) that falls with the distance, for each head (Press et al., 2022).
 
     Of H heads, a power of two, the slopes are 2^(-8/H), 2^(-16/H) and so on. Of another number, those of the next
     lower power of two, and then every second one of twice as many heads.

@@ -72,6 +72,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 class AttentionFields(Part):
     """The fields of attention."""
 
+    attention_type: str | None = axis(None, (), "attention", "a self-attention from outside; None: the usual one")
     num_attention_heads: int = axis(8, "a positive integer", "attention", "query heads H")
     num_key_value_heads: int | None = axis(None, "a positive integer", "attention", "key/value heads K; None means H")
     head_dim: int | None = axis(None, "a positive integer", "attention", "size D of a head; None: hidden_size / H")
@@ -273,7 +274,11 @@ class Attention(nn.Module):
         output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
         if probabilities is not None and len(probabilities) != len(hidden_states):
             probabilities = probabilities.unflatten(2, (-1, hidden_states.shape[1])).transpose(1, 2).flatten(0, 1)
-        return self.o_proj(output), probabilities
+        return self.o_proj(self.before_output(output, hidden_states)), probabilities
+
+    def before_output(self, output, hidden_states):
+        """What the output projection reads, of the heads' output [B, T, H * D] and the states [B, T, C], for blocks."""
+        return output
 
     def _own_heads(self, terms, dim: int, heads: int):
         """Of a term for each head, H along `dim`, the entries of the remaining heads that this process holds."""

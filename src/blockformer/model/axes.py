@@ -19,8 +19,7 @@ def is_integer(value) -> bool:
 
 def is_number(value) -> bool:
     """Whether a value is a finite int or float."""
-    finite = isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    return finite and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 # The kinds of values, by what an error calls them. Those that take anything are looked at by `check` of their part.
@@ -45,8 +44,9 @@ KINDS: dict[str, Callable[[Any], bool]] = {
 FLAG = (True, False)  # of a field that is a flag or a name: (*FLAG, "fixed")
 # The headings of `blockformer inspect`, in its order.
 GROUPS = tuple("size embeddings norm positions attention feed-forward weights head training tokens use".split())
-# In a tensor-parallel plan: whole in each process, gradients added.
-SHARED = "replicated_with_grad_allreduce"
+SHARED = "replicated_with_grad_allreduce"  # in a tensor-parallel plan: whole in each process, gradients added
+# Axis -> value -> a block from outside, which `blocks.py` enters. A repo without any does not have that file.
+BLOCKS: dict[str, dict[str, Any]] = {"attention_type": {}, "mlp_type": {}, "norm_type": {}}
 _DECLARED: dict[type, dict] = {}  # what `axes` has found of a config class
 
 
@@ -72,14 +72,14 @@ class Axis(typing.NamedTuple):
         if value is None and self.optional:
             return
         if isinstance(self.values, tuple):
-            check_choice(name, value, self.values)
+            check_choice(name, value, (*self.values, *BLOCKS.get(name, ())))
         elif not KINDS[self.values](value):
             raise ValueError(f"{name} must be {self.values}, not {value!r}.")
 
     def describe(self) -> str:
         """Values, default and meaning in words, as a docstring has them."""
         values = self.values if isinstance(self.values, str) else ", ".join(spelt(self.values))
-        values = values if len(values) < 150 else "a name"  # there are dozens of activations
+        values = values if 0 < len(values) < 150 else "a name"  # of dozens of activations, or of blocks
         return f"({values}; default {self.default!r}): {self.meaning}."
 
 
@@ -106,6 +106,11 @@ def axes(config_class) -> dict[str, Axis]:
         }
         _DECLARED[config_class] = dict(sorted(declared.items(), key=lambda item: GROUPS.index(item[1].group)))
     return _DECLARED[config_class]
+
+
+def blocks_of(config) -> list:
+    """The blocks from outside that a config names, one for an axis."""
+    return [each for axis, known in BLOCKS.items() for name, each in known.items() if name == getattr(config, axis)]
 
 
 class Part:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from transformers import PretrainedConfig
 
 from .attention import AttentionFields
-from .axes import FLAG, axes, axis, check_choice, did_you_mean, flag, is_integer, parts_of
+from .axes import FLAG, axes, axis, blocks_of, check_choice, did_you_mean, flag, is_integer, parts_of
 from .compat import generation_field_names, tell_peft
 from .feed_forward import ACT2FN, FeedForwardFields
 from .layer import LayerFields
@@ -30,8 +30,7 @@ _INHERITED_ARGUMENTS = frozenset(
     "attn_implementation auto_map experts_implementation model_type name_or_path num_labels output_attentions "
     "per_layer_config quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
 )
-# Entries of config.json that do not describe the model itself.
-ABOUT_THE_FILE = frozenset({"architectures", "auto_map", "transformers_version", "_name_or_path", *STAMP})
+BY_WAY_OF = "with_blocks."  # the module of the `auto_map` where there are blocks from outside
 _FORMER = {"linear_bits": None, "linear_group_size": 128}  # of older repos, never anything else but in a decoder
 # More is taken for a slip of the keyboard, on every machine alike: several times the largest published models, and
 # what their names and lists still take little memory for.
@@ -92,6 +91,7 @@ class BlockformerConfig(
     initializer_range: float | None = axis(
         0.02, "a positive number", "training", "deviation of fresh weights; None: 1/sqrt(inputs), 1 for embeddings"
     )
+    blocks: dict | None = axis(None, "a dict", "use", "files of blocks from outside, with their SHA-256; filled in")
     use_cache: bool = flag(True, "use", "a decoder returns its keys and values")
     pad_token_id: int | None = axis(None, "a token", "tokens", "padding")
     bos_token_id: int | None = axis(None, "a token", "tokens", "start of a text")
@@ -116,6 +116,9 @@ class BlockformerConfig(
 
     def _check_fields(self, kwargs: dict) -> None:
         """Refuse what is wrong by itself: unknown names, values of another kind, more than any model has."""
+        for block in blocks_of(self):
+            block.take_fields(self, kwargs)
+        self.blocks = {block.file: block.digest for block in blocks_of(self)} or None
         version, number = (kwargs.pop(name, None) for name in STAMP)
         _check_stamp(type(self), version, number, unknown_fields(type(self), kwargs))
         for name, each in axes(type(self)).items():
@@ -158,15 +161,21 @@ class BlockformerConfig(
         settings = super().to_dict()
         # An entry with `--` names code on the Hub, which may change; this code lies next to the weights.
         loaded = {name: code for name, code in (settings.get("auto_map") or {}).items() if "--" not in str(code)}
-        settings["auto_map"] = {**self.auto_classes, **loaded}
-        return settings | STAMP
+        classes = {**self.auto_classes, **{name: code for name, code in loaded.items() if BY_WAY_OF not in str(code)}}
+        if self.blocks:
+            classes = {name: BY_WAY_OF + code.rpartition(".")[2] for name, code in classes.items()}
+        return settings | {"auto_map": classes} | STAMP
 
     def to_diff_dict(self):
         """What `config.json` holds: all fields except those that are off, which an earlier release may not know yet."""
-        off = {
-            name for name, each in axes(type(self)).items() if not each.default and getattr(self, name) == each.default
-        }
-        return {name: value for name, value in super().to_diff_dict().items() if name not in off}
+        written, defaults = super().to_diff_dict(), {name: each.default for name, each in axes(type(self)).items()}
+        return {name: value for name, value in written.items() if defaults.get(name, True) or value != defaults[name]}
+
+    def to_json_file(self, json_file_path, use_diff: bool = True):
+        """Write `config.json`, and the blocks from outside that it names next to it."""
+        super().to_json_file(json_file_path, use_diff)
+        for block in blocks_of(self):
+            block.write(self, json_file_path)
 
     @property
     def head_dropout(self) -> float:
@@ -182,6 +191,8 @@ class BlockformerConfig(
         plan: dict[str, str] = {}
         for part in parts_of(type(self), "share_out"):
             part.share_out(self, plan, has_cross_attention)
+        for block in blocks_of(self):
+            block.share_out(plan)
         return plan
 
     def _check_sizes(self) -> None:

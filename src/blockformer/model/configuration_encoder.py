@@ -78,5 +78,6 @@ class BlockformerEncoderConfig(DisentangledFields, BlockformerConfig):
         """As for any config; of two classes for pre-training the `auto_map` has the one that `architectures` name."""
         settings = super().to_dict()
         if self.architectures == [DETECTOR]:
-            settings["auto_map"]["AutoModelForPreTraining"] = f"modeling_encoder.{DETECTOR}"
+            module = settings["auto_map"]["AutoModelForPreTraining"].partition(".")[0]
+            settings["auto_map"]["AutoModelForPreTraining"] = f"{module}.{DETECTOR}"
         return settings

@@ -5,7 +5,6 @@ being traced. Each check raises ValueError, which names the argument and the fix
 """
 
 import torch
-from transformers.cache_utils import EncoderDecoderCache
 from transformers.utils import logging
 
 from .compat import is_mapped, is_readable
@@ -158,9 +157,8 @@ def _check_mask_values(mask) -> bool:
 
 def own_layers(past_key_values) -> list:
     """The layers of the cache for self-attention."""
-    if isinstance(past_key_values, EncoderDecoderCache):
-        past_key_values = past_key_values.self_attention_cache
-    return getattr(past_key_values, "layers", None) or []
+    own = getattr(past_key_values, "self_attention_cache", past_key_values)
+    return getattr(own, "layers", None) or []
 
 
 def _check_cache(past_key_values, batch: int, length: int, past) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import Attention, layer_type_of
-from .axes import Part, axis, flag
+from .axes import BLOCKS, Part, axis, flag
 from .feed_forward import FEED_FORWARDS
 from .normalization import make_norm
 from .positions import ATTENTIONS
@@ -111,12 +111,14 @@ class Layer(GradientCheckpointingLayer):
         self.rotates = rotating is None or rotating[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout = config.hidden_dropout
-        self.self_attn = ATTENTIONS.get(config.position_type, Attention)(config, layer_idx, is_causal)
+        usual = ATTENTIONS.get(config.position_type, Attention)
+        self.self_attn = BLOCKS["attention_type"].get(config.attention_type, usual)(config, layer_idx, is_causal)
         self.has_cross_attention = has_cross_attention
         if has_cross_attention:
             self.cross_attn = Attention(config, layer_idx, is_causal, is_cross_attention=True)
         kinds = getattr(config, "mlp_layer_types", None)
-        self.mlp = FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"](config, config.inner_width_of(is_causal))
+        usual = FEED_FORWARDS[kinds[layer_idx] if kinds else "dense"]
+        self.mlp = BLOCKS["mlp_type"].get(config.mlp_type, usual)(config, config.inner_width_of(is_causal))
         for sublayer in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
             has_norms = config.first_attention_norm or (layer_idx, sublayer) != (0, "self_attn")
             for slot in norm_slots(config, config.placement_of(is_causal), sublayer) if has_norms else ():
@@ -145,15 +147,13 @@ class Layer(GradientCheckpointingLayer):
             return self._residual("mlp", self._residual("self_attn", hidden_states, change), self.mlp(states))
         hidden_states = self._residual("self_attn", hidden_states, change)
         if self.has_cross_attention and encoder_hidden_states is not None:
-            hidden_states = self._norm("cross_attn", "input", hidden_states)
+            hidden_states, mask = self._norm("cross_attn", "input", hidden_states), layer_inputs.cross_head_mask
             change = self.cross_attn(
                 self._norm("cross_attn", "pre", hidden_states),
                 attention_mask=layer_inputs.encoder_mask,
                 key_value_states=encoder_hidden_states,
                 past_key_values=past_key_values,
-                head_mask=None
-                if layer_inputs.cross_head_mask is None
-                else layer_inputs.cross_head_mask[self.layer_idx],
+                head_mask=None if mask is None else mask[self.layer_idx],
                 **kwargs,
             )[0]
             hidden_states = self._residual("cross_attn", hidden_states, change)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 
-from .axes import Part, axis, flag
+from .axes import BLOCKS, Part, axis, flag
 
 
 @dataclass(eq=False, repr=False)
@@ -82,6 +82,8 @@ class ScaledNorm(nn.Module):
 
 def make_norm(config, *size: int) -> nn.Module:
     """The config's norm over a last dimension; of more dimensions in `size` each has factors of its own."""
+    if (own := BLOCKS["norm_type"].get(config.norm_type)) is not None:
+        return own(config, *size)
     if config.norm_weight == "zero_centered" or len(size) > 1:
         return ScaledNorm(config, size)
     if config.norm_type == "rms_norm":

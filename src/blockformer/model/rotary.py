@@ -92,12 +92,11 @@ def check_rope(rope: dict, head_dim: int) -> None:
     if not 2 <= size <= head_dim or size % 2:
         part = "" if size == head_dim else f" times partial_rotary_factor, {size},"
         raise ValueError(f"head_dim ({head_dim}){part} must be even with rotary positions: they rotate pairs.")
-    for name in ("short_factor", "long_factor"):
-        if rope_type == "longrope":
-            factors = rope[name] if isinstance(rope[name], list | tuple) else []
-            if len(factors) != size // 2 or not all(is_number(factor) and factor > 0 for factor in factors):
-                wanted = f"{size // 2} numbers above 0 (one for each pair of a head)"
-                raise ValueError(f"{name} must list {wanted}, not {repr(rope[name])[:80]}.")
+    for name in ("short_factor", "long_factor") if rope_type == "longrope" else ():
+        factors = rope[name] if isinstance(rope[name], list | tuple) else []
+        if len(factors) != size // 2 or not all(is_number(factor) and factor > 0 for factor in factors):
+            wanted = f"{size // 2} numbers above 0 (one for each pair of a head)"
+            raise ValueError(f"{name} must list {wanted}, not {repr(rope[name])[:80]}.")
 
 
 def rotary_size(rope: dict, head_dim: int) -> int:
@@ -118,8 +117,7 @@ class RotaryPositions(ComputedPositions):
 
     def __init__(self, config, layer_type: str | None = None):
         super().__init__()
-        self.config = config
-        self.layer_type = layer_type
+        self.config, self.layer_type = config, layer_type
         self.rope = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
         self.rope_type = self.rope["rope_type"]
         self.attention_scaling = 1.0

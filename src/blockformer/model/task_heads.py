@@ -136,9 +136,8 @@ class QuestionAnswering(Classifier):
         """
         kwargs.pop("num_items_in_batch", None)  # counts labels, of which there are none here
         if position_ids is None:
-            position_ids = _with_padding(
-                self.config, input_ids if inputs_embeds is None else inputs_embeds, attention_mask
-            )
+            given = input_ids if inputs_embeds is None else inputs_embeds
+            position_ids = _with_padding(self.config, given, attention_mask)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)

@@ -23,9 +23,7 @@ class Unpadding:
     """
 
     def __init__(self, shape, indices, lengths: list):
-        self.shape = tuple(shape)
-        self.indices = indices
-        self.lengths = lengths
+        self.shape, self.indices, self.lengths = tuple(shape), indices, lengths
 
     @classmethod
     def of_mask(cls, attention_mask, least: int = 1):
@@ -34,10 +32,9 @@ class Unpadding:
         Without any padding, its `indices` are None: then the mask says nothing.
         """
         real = attention_mask != 0
-        lengths = real.sum(-1)
         # A row is solid when all its changes between real and padding are one start and one end.
         is_solid = (real.diff(dim=-1).sum(-1) + real[:, 0].int() + real[:, -1].int()).max() <= 2
-        *lengths, is_solid = torch.cat((lengths, is_solid[None])).tolist()
+        *lengths, is_solid = torch.cat((real.sum(-1), is_solid[None])).tolist()
         padding = real.numel() - sum(lengths)
         if not padding:
             return cls(real.shape, None, lengths)

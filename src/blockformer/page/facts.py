@@ -6,7 +6,7 @@ from typing import Any
 from blockformer.conversion.files.sizes import format_size
 from blockformer.conversion.summary import idle_parameters, on_paper
 
-from ..model.axes import axes
+from ..declared_fields import axes_of
 from ..pictures.anatomy import Anatomy, Box, StackAnatomy, anatomy
 from ..pictures.canvas import short
 from ..pictures.figure import figure
@@ -50,7 +50,7 @@ class Facts:
         module = self.model.get_submodule(box.path)
         passes = 1 if stack is None else stack.sharing
         parameters, nbytes = weights_of(module, self.size)
-        known = axes(type(self.config))
+        known = axes_of(self.config)
         steering = [[name, plain(value), known[name].meaning] for name, value in fields_of(box, self.config).items()]
         about: dict[str, Any] = {
             "path": box.path,

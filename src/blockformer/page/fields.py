@@ -3,7 +3,8 @@
 from dataclasses import fields
 from typing import Any
 
-from ..model.axes import axes
+from ..declared_fields import axes_of
+from ..model.axes import BLOCKS
 from ..model.experts import ExpertsFields
 from ..model.positions import RELATIVE_BIAS
 from ..pictures.anatomy import Box
@@ -47,7 +48,7 @@ _NORMS_ALONE = ("norm_type", "norm_eps", "norm_weight", "norm_bias")
 
 def fields_of(box: Box, config) -> dict[str, Any]:
     """The fields that steer a box, with their values in a config."""
-    known = axes(type(config))
+    known = axes_of(config)
     attribute = box.role.rpartition(".")[2]
     names = [name for key in (attribute, box.kind) for name in _PLACED.get(key, "").split()]
     if attribute == "embedding_norm":
@@ -69,6 +70,8 @@ def _is_idle(name: str, box: Box, config) -> bool:
         return box.role.endswith(("rotary_emb", "relative_bias"))
     if name in ("sliding_window", "layer_types", "decoder_layer_types"):
         return config.sliding_window is None or box.mask == "cross"
+    if name in BLOCKS:
+        return getattr(config, name) is None
     if name.startswith("linear_"):
         return config.linear_bits is None
     if name == "num_hidden_groups":

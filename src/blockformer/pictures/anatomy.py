@@ -241,7 +241,7 @@ def _head(owner: nn.Module, name: str, module: nn.Module, names: dict[int, str],
 def code_of(owner: nn.Module, attribute: str) -> str:
     """File and name of a module's code; of torch's own modules, the place that makes them."""
     module = getattr(owner, attribute)
-    if isinstance(module, nn.LayerNorm):
+    if type(module) is nn.LayerNorm:
         return "normalization.py · make_norm"
     made = type(module)
     if made.__module__.startswith("blockformer."):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ..model.axes import BLOCKS
 from ..model.positions import RELATIVE_BIAS, SINUSOIDAL
 from ..model.rotary import rotary_size
 from .canvas import TIMES
@@ -27,8 +28,15 @@ _HEADS = {
 
 def norm_title(config, place: str = "") -> str:
     """The kind of norm, with its factor where that is not the usual one, after a word for its place."""
+    if config.norm_type in BLOCKS["norm_type"]:
+        return f"{place}{own_title(config.norm_type)}"
     name = place + ("RMS norm" if config.norm_type == "rms_norm" else "layer norm" if place else "Layer norm")
     return name + {"plain": "", "zero_centered": ", 1 + weight", "none": ", no weight"}[config.norm_weight]
+
+
+def own_title(value: str) -> str:
+    """What a block from outside is called, by its value."""
+    return value.replace("_", " ").capitalize()
 
 
 def added_title(config) -> str:
@@ -63,6 +71,7 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
         size += f", {kinds} key/value head{'s' * (kinds > 1)}"
     chips: list[str] = []
     if not module.is_cross_attention:
+        chips += [own_title(config.attention_type).lower()] if config.attention_type else []
         if config.position_type == "rotary":
             chips.append(_rotary(config, layer.layer_type) if layer.rotates else "no positions")
         elif config.position_type in RELATIVE_BIAS:
@@ -115,6 +124,8 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
         chips += ["sigmoid scores"] * (config.router_score == "sigmoid")
         chips += ["choice bias"] * config.router_selection_bias + ["biases"] * config.expert_bias
         return size, tuple(chips), (count, each)
+    if config.mlp_type:
+        return f"{config.hidden_size:,} → {config.hidden_size:,}", (own_title(config.mlp_type).lower(),), None
     width, inner = config.hidden_size, module.up_proj.out_features
     chips = [f"{'gated ' * bool(config.gated_mlp)}{config.hidden_act}"]
     if config.mlp_bias:

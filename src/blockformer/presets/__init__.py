@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, overload
 
 from ..conversion.families import index
+from ..declared_fields import own_fields
 from ..model.axes import axes, did_you_mean
 from ..model.configuration_blockformer import BlockformerConfig, unknown_fields
 from ..model.configuration_decoder import BlockformerDecoderConfig
@@ -85,9 +86,10 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
         raise ValueError(f"there is no preset '{name}'; there are {', '.join(preset())}.{did_you_mean(name, preset())}")
     family, sizes = SIZES.get(name, (name, {}))
     config_class, fields = PRESETS[family]
-    _check_names(config_class, overrides)
     defaults = {field: each.default for field, each in axes(config_class).items()}
     known = {**defaults, **fields, **sizes, **overrides}
+    own = own_fields(known)
+    _check_names(config_class, [name for name in overrides if name not in own])
     gone = {
         field for field, stays in STAYS.items() if field in defaults and field not in overrides and not stays(known)
     }

@@ -9,7 +9,11 @@ from ..model.positions import SCORE_TERMS
 
 
 def _has_experts(settings: Mapping[str, Any]) -> bool:
-    return bool(settings.get("num_experts"))
+    return bool(settings.get("num_experts")) and _has_our_network(settings)
+
+
+def _has_our_network(settings: Mapping[str, Any]) -> bool:
+    return settings["mlp_type"] is None
 
 
 def _has_plain_scores(settings: Mapping[str, Any]) -> bool:
@@ -24,8 +28,13 @@ def _have_one_kind(settings: Mapping[str, Any]) -> bool:
     return (settings["norm_placement"] == "post") == (settings.get("decoder_norm_placement") == "post")
 
 
+# The norms that have each factor.
+_FACTORS = {"none": ("layer_norm",), "zero_centered": ("layer_norm", "rms_norm")}
+
+
 STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     **{name: _has_experts for name in axes(ExpertsFields) if name != "num_experts"},
+    **dict.fromkeys(("num_experts", "float32_down_proj", "chunk_size_feed_forward"), _has_our_network),
     "shared_expert_gate": lambda settings: _has_experts(settings) and settings["shared_expert_intermediate_size"] > 0,
     "rope_parameters": lambda settings: settings["position_type"] == "rotary",
     "rope_layers": lambda settings: settings["position_type"] == "rotary",
@@ -42,7 +51,7 @@ STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
         (settings["norm_placement"], settings["residual"]) == ("pre", "sequential")
     ),
     "final_norm": lambda settings: settings["norm_placement"] != "post",
-    "norm_weight": lambda settings: settings["norm_weight"] != "none" or settings["norm_type"] == "layer_norm",
+    "norm_weight": lambda settings: settings["norm_type"] in _FACTORS.get(settings["norm_weight"], ()),
     "norm_bias": lambda settings: settings["norm_type"] == "layer_norm",
 }
 """Field -> whether a preset's value of it stays with the other settings."""

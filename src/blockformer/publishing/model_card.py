@@ -11,9 +11,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ..model.configuration_blockformer import ABOUT_THE_FILE
 from ..model.release import VERSION
-from .repo_code import code_files, full_auto_map
+from .repo_code import ABOUT_THE_FILE, code_files, full_auto_map
 
 # What a model class is for: the ending of its name -> the Hub's pipeline tag.
 TASKS = {
@@ -87,9 +86,17 @@ def with_code_of(card: str, config: PretrainedConfig) -> str:
 
 def _code_of(config: PretrainedConfig) -> str:
     files = ", ".join(f"`{path.name}`" for path in code_files(config))
+    own = "".join(
+        f"\n\n**`{name}` is its author's, not Blockformer's**: read it before you load the repo. SHA-256 `{digest}`."
+        for name, digest in (getattr(config, "blocks", None) or {}).items()
+    )
     return (
-        f"Blockformer {VERSION}: {files}. `blockformer verify <this repo>` says whether they are the files of that "
-        "release, unmodified, and whether anything else in the repo could run."
+        own.lstrip()
+        + "\n\n" * bool(own)
+        + (
+            f"Blockformer {VERSION}: {files}. `blockformer verify <this repo>` says whether they are the files of that "
+            "release, unmodified, and whether anything else in the repo could run."
+        )
     )
 
 

@@ -9,9 +9,15 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
+from ..model.axes import blocks_of
+from ..model.release import STAMP
+
 MODEL = Path(__file__).parents[1] / "model"
 THIRD_PARTY = frozenset({"torch", "transformers"})
 """What a repo's code may import besides the standard library: it is there wherever the repo can be loaded at all."""
+
+ABOUT_THE_FILE = frozenset({"architectures", "auto_map", "transformers_version", "_name_or_path", "blocks", *STAMP})
+"""Entries of `config.json` that say nothing of the model itself."""
 
 
 def full_auto_map(config: PretrainedConfig) -> dict[str, str]:
@@ -42,7 +48,9 @@ def topology_files(config_class: type[PretrainedConfig]) -> list[Path]:
 
 
 def copy_code(folder: str | PathLike[str], config: PretrainedConfig) -> list[Path]:
-    """Copy those modules into a repo's folder; return where they are."""
+    """Copy those modules into a repo's folder, and the config's blocks from outside; return where the modules are."""
+    for block in blocks_of(config):
+        block.write(config, Path(folder) / "config.json")
     return [Path(shutil.copyfile(source, Path(folder) / source.name)) for source in code_files(config)]
 
 

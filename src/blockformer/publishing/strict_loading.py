@@ -6,6 +6,9 @@ of another shape are all listed.
 
 import json
 import os
+import re
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -14,6 +17,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from ..model.awq_linear import QuantizedLinear
+from ..model.axes import BLOCKS
 from ..model.configuration_blockformer import BlockformerConfig
 from ..model.pretrained_model import BlockformerPreTrainedModel, WeightsError, listed
 from . import earlier_names
@@ -103,7 +107,36 @@ def _from_dict(cls, config_dict, **kwargs):
             fix = f"{cls.__name__} and its models are of another topology: use the Auto classes"
         source = kwargs.get("name_or_path") or "config.json"
         raise ValueError(f"{source}: model_type is '{kind}', not '{cls.model_type}': {fix}.")
+    check_blocks(config_dict.get("blocks"), f"{kwargs.get('name_or_path') or 'config.json'}: ")
     return super(BlockformerConfig, cls).from_dict(config_dict, **kwargs)
+
+
+def check_blocks(blocks: Any, start: str) -> None:
+    """Refuse the blocks of a `config.json` that are not registered, or are with another content.
+
+    Args:
+        blocks: the config's entry `blocks`, whatever it is.
+        start: of the message, such as where the config comes from.
+    """
+    if blocks is not None and not (isinstance(blocks, Mapping) and all(map(_is_digest, blocks.values()))):
+        raise ValueError(f"{start}blocks must be a mapping from file names to their SHA-256, not {blocks!r}.")
+    known = {each.file: each.digest for values in BLOCKS.values() for each in values.values()}
+    for name, digest in (blocks or {}).items():
+        if name not in known:
+            raise ValueError(
+                f"{start}this model needs {name!r}, a block of its author's (SHA-256 {digest}), and nothing of a "
+                f"repo is run here. Read that file, then blockformer.register('{name}'); or load the repo with "
+                "trust_remote_code=True in a process that does not import blockformer."
+            )
+        if known[name] != digest:
+            raise ValueError(
+                f"{start}this model was made with another {name!r} (SHA-256 {digest}) than the registered one: "
+                "register the file that lies beside its weights, in a new process."
+            )
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def parse_config_json(text: str, source: str) -> dict:

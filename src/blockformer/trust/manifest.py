@@ -40,7 +40,8 @@ def installed() -> Manifest:
     from blockformer.conversion.articles.transformer import EXTRA_CODE
 
     topologies = {each.model_type: [path.name for path in topology_files(each)] for each in CONFIGS}
-    paths = {name: MODEL / name for names in topologies.values() for name in names} | EXTRA_CODE
+    names = {name for each in topologies.values() for name in each} | {"blocks.py"}  # which repos with blocks have
+    paths = {name: MODEL / name for name in names} | EXTRA_CODE
     sums = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(paths.items())}
     return Manifest(VERSION, FORMAT, sums, topologies)
 

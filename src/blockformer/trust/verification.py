@@ -1,5 +1,6 @@
 """Checks a published repo without running anything of it: `blockformer verify`."""
 
+import hashlib
 import json
 import os
 import re
@@ -19,6 +20,8 @@ from blockformer.conversion.files.json_files import read_json_value
 from blockformer.conversion.files.side_files import digest
 from blockformer.conversion.files.sources import LISTED, files_in, folder_of
 
+from ..model.axes import BLOCKS
+from ..model.blocks import ENTRY, entry
 from ..model.release import STAMP, VERSION
 from ..publishing.repo_code import MODEL
 from .manifest import CONFIGS, Manifest, is_later, manifest_of
@@ -33,6 +36,10 @@ PICKLE = re.compile(rb"\x80[\x02-\x05]")
 ESCAPES = re.compile(r"__|\battr\b|{%[-+]?\s*(import|include|extends|from)\b|\|\s*attr\s*\(")
 """What no chat template needs: ways out of the sandbox that templates run in, and other files."""
 LONGEST_TEMPLATE = 1 << 20
+BLOCK = re.compile(r"[A-Za-z]\w*\.py", re.ASCII)
+"""The name of a block's file."""
+WITH_BLOCKS = "blocks.py"
+"""The file of a release that its repos have only with blocks."""
 
 
 @dataclass
@@ -46,6 +53,8 @@ class Verification:
         files: name -> SHA-256, in hexadecimal, of every file.
         problems: kind of check -> what is wrong, one sentence each. The kinds: "files", "code", "settings", "weights",
             "unused" (weights that the model does not have), "signature".
+        blocks: name -> SHA-256 of each block from outside: code of the repo's author's that the config names.
+        to_read: those of them that are not registered in this process: nothing vouches for what they do.
         notes: what was not checked, and why.
     """
 
@@ -54,12 +63,14 @@ class Verification:
     format: int | None = None
     files: dict[str, str] = field(default_factory=dict)
     problems: dict[str, list[str]] = field(default_factory=dict)
+    blocks: dict[str, str] = field(default_factory=dict)
+    to_read: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
     def is_ok(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
+        """Whether nothing is wrong, and no code is left to read."""
+        return not self.problems and not self.to_read
 
     def add(self, kind: str, problem: str) -> None:
         """Note a problem."""
@@ -70,6 +81,9 @@ def verify(
     repo: str | PathLike[str], revision: str | None = None, key: str | PathLike[str] | None = None
 ) -> Verification:
     """Check a repo of Blockformer: its code, its other files, its weights' names and shapes. Nothing of it is run.
+
+    A block from outside, a file of the repo's author's that the config names, is reported as a file to read, unless it
+    is registered in this process.
 
     Args:
         repo: a folder, which is read offline, or a Hub id, of which everything is downloaded.
@@ -89,6 +103,8 @@ def verify(
         kind = "no config.json" if config is None else f"model_type {shown(model_type)}"
         raise ConversionError(f"{repo}: {kind}, so this is not a repo of Blockformer; verify checks no others")
     _check_code(folder, names, config, kinds[str(model_type)], found)
+    registered = {(each.file, each.digest) for values in BLOCKS.values() for each in values.values()}
+    found.to_read = [name for name, digest in found.blocks.items() if (name, digest) not in registered]
     _check_settings(folder, names, kinds[str(model_type)], found)
     _check_weights(folder, config, found)
     if key is not None:
@@ -165,15 +181,45 @@ def _check_code(folder: Path, names: set[str], config: dict[str, Any], kind: typ
     found.release, found.format = manifest.release, manifest.format
     if number != manifest.format:
         found.add("code", f"config.json says format {shown(number)}, release {version} writes {manifest.format}")
-    wanted = manifest.topologies[kind.model_type]  # type: ignore[attr-defined]
+    wanted = list(manifest.topologies[kind.model_type])  # type: ignore[attr-defined]
+    wanted += [WITH_BLOCKS] if config.get("blocks") else []
     for name in wanted:
         if name not in names:
             found.add("code", f"{name} is missing")
+    own = _check_blocks(folder, names, config.get("blocks"), manifest, kind, found)
     for name in code:
+        if name in own:
+            continue
         if name not in wanted and not ("/" in name and name in manifest.files):
             found.add("code", f"{shown(name)} is not code of Blockformer: read it, or do not load the repo")
         elif found.files[name] != manifest.files[name]:
             found.add("code", f"{name} is not that of release {version}{_place(folder, name, manifest)}")
+
+
+def _check_blocks(
+    folder: Path, names: set[str], blocks: Any, manifest: Manifest, kind: Any, found: Verification
+) -> set[str]:
+    """The code of a repo with blocks from outside that is not the release's: theirs, and what imports them."""
+    if not blocks:
+        return set()
+    if not (isinstance(blocks, dict) and all(map(BLOCK.fullmatch, blocks)) and not blocks.keys() & manifest.files):
+        found.add("code", f"config.json: blocks must name files of its author's, not {shown(json.dumps(blocks))}")
+        return set()
+    for name, wanted in blocks.items():
+        if name not in names:
+            found.add("code", f"{name} is missing")
+            continue
+        found.blocks[name] = found.files[name]
+        if found.files[name] != wanted:
+            found.add("code", f"{name} is not the block that config.json was written with, by its SHA-256")
+    first = f"{kind.auto_classes['AutoConfig'].partition('.')[0]}.py"
+    source = (folder / first).read_text(encoding="utf-8", errors="replace") if first in names else ""
+    imports = entry(sorted(blocks), kind.auto_classes, source).encode()
+    if ENTRY not in names:
+        found.add("code", f"{ENTRY} is missing")
+    elif found.files[ENTRY] != hashlib.sha256(imports).hexdigest():
+        found.add("code", f"{ENTRY} is not as Blockformer writes it, which imports the blocks and the model only")
+    return {ENTRY, *blocks}
 
 
 def _place(folder: Path, name: str, manifest: Manifest) -> str:
@@ -201,7 +247,7 @@ def _check_settings(folder: Path, names: set[str], kind: type, found: Verificati
             continue
         for key, value in _entries(content):
             if name == "config.json" and key == "auto_map" and value is content.get("auto_map"):
-                if (stray := _stray(value, kind)) is not None:
+                if (stray := _stray(value, kind, bool(content.get("blocks")))) is not None:
                     found.add("settings", f"config.json: auto_map names {stray}, which is not this repo's code")
             elif key in NEVER_FOLLOWED and value:
                 if not isinstance(value, str) or "/" in value or key == "custom_generate":
@@ -214,12 +260,12 @@ def _check_settings(folder: Path, names: set[str], kind: type, found: Verificati
             found.notes.append(f"{name}: the model that the adapter is for is another repo, which is not looked at")
 
 
-def _stray(auto_map: Any, kind: type) -> str | None:
-    """What an `auto_map` names besides the topology's own classes."""
+def _stray(auto_map: Any, kind: type, has_blocks: bool) -> str | None:
+    """What an `auto_map` names besides the topology's own classes; with blocks from outside by way of `ENTRY`."""
     if not isinstance(auto_map, dict):
         return shown(auto_map)
     own = set(kind.auto_classes.values())  # type: ignore[attr-defined]
-    modules = {code.partition(".")[0] for code in own}
+    modules = {ENTRY.removesuffix(".py")} if has_blocks else {code.partition(".")[0] for code in own}
     for code in auto_map.values():
         module, _, name = str(code).partition(".")
         if not (isinstance(code, str) and module in modules and name in blockformer.__all__):
@@ -244,6 +290,9 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
         return
     if config.get("quantization_config"):
         found.notes.append("weights quantized by another library: names and shapes are not compared")
+        return
+    if found.to_read:
+        found.notes.append("names and shapes of weights are not compared: blocks that are not registered have some")
         return
     try:
         with Checkpoint(folder) as checkpoint:

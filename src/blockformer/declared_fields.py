@@ -1,0 +1,18 @@
+"""The fields that a config has, those of its blocks from outside included."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from .model.axes import BLOCKS, Axis, axes, blocks_of
+
+
+def own_fields(settings: Mapping[str, Any]) -> dict[str, Axis]:
+    """The fields of the blocks from outside that some settings name."""
+    named = SimpleNamespace(**{axis: settings.get(axis) for axis in BLOCKS})
+    return {name: each for block in blocks_of(named) for name, each in block.fields.items()}
+
+
+def axes_of(config) -> dict[str, Axis]:
+    """Every declared field of a config, by name: those of its class and those of its blocks."""
+    return axes(type(config)) | own_fields(vars(config))

@@ -1,0 +1,99 @@
+"""Blocks from outside: a class in a file of its author's is one more value of an axis.
+
+A repo whose config names such blocks has this file and theirs, as they are, and `ENTRY`, which imports them before the
+model. Other repos have none of the three.
+"""
+
+import hashlib
+import re
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+from .axes import BLOCKS, blocks_of
+from .positions import POSITION_TYPES
+
+ENTRY = "with_blocks.py"
+# Settings that nothing reads next to a block of an axis, and the values that say nothing.
+_IDLE: dict[str, dict[str, Collection]] = {
+    "attention_type": {"pruned_heads": (None, {}), "position_type": {*POSITION_TYPES} - {"disentangled"}},
+    "mlp_type": dict.fromkeys(
+        ("chunk_size_feed_forward", "float32_down_proj", "linear_bits", "num_experts"), (0, None)
+    ),
+    "norm_type": {"norm_bias": (False, None), "norm_weight": ("plain",), "qk_norm": (False, True, "projection")},
+}
+
+
+def block(axis: str, value: str, **fields):
+    """Enter the class below under a value of an axis, with fields of its own, each declared by `axes.axis`."""
+
+    def enter(cls: type) -> type:
+        BLOCKS.setdefault(axis, {})[value] = Block(axis, value, cls, fields)
+        return cls
+
+    return enter
+
+
+class Block:
+    """A class from outside, and the file that it stands in.
+
+    Attributes:
+        fields: its fields by name, each an `axes.Axis`.
+        file: the file's name, `source` its content, `digest` the content's SHA-256 in hexadecimal.
+        tensor_parallel_plan: how processes share its modules, by name within it; empty: it is whole in each.
+    """
+
+    def __init__(self, axis: str, value: str, cls: type, fields: dict):
+        self.axis, self.value, self.cls = axis, value, cls
+        declared = {name: field.metadata["axis"] for name, field in fields.items()}
+        self.fields = {name: each._replace(optional=each.default is None) for name, each in declared.items()}
+        self.file = f"{cls.__module__.rpartition('.')[2]}.py"
+        self.source = Path(sys.modules[cls.__module__].__file__).read_bytes()  # type: ignore[arg-type]
+        self.digest = hashlib.sha256(self.source).hexdigest()
+        self.tensor_parallel_plan: dict[str, str] = getattr(cls, "tensor_parallel_plan", {})
+
+    def __call__(self, *arguments):
+        """A module of the class."""
+        return self.cls(*arguments)
+
+    def take_fields(self, config, settings: dict) -> None:
+        """Move this block's settings into the config that names it, with its defaults; refuse what nothing reads."""
+        for name, each in self.fields.items():
+            each.check(name, value := settings.pop(name, each.default))
+            setattr(config, name, value)
+        for name, idle in _IDLE[self.axis].items():
+            if (value := getattr(config, name, None)) not in idle:
+                what = f"{self.axis}={self.value!r} is a block from outside, which does not read {name}={value!r}"
+                raise ValueError(f"{what}: leave {name} out.")
+
+    def share_out(self, plan: dict[str, str]) -> None:
+        """Put this block's plan into that of a stack. Without one it is whole in each process, as a norm always is."""
+        place = {"attention_type": "layers.*.self_attn.", "mlp_type": "layers.*.mlp.", "norm_type": None}[self.axis]
+        own = [name for name in plan if place and name.startswith(place)]
+        if self.axis == "mlp_type" or not self.tensor_parallel_plan:
+            for name in own:
+                del plan[name]
+        if place and (own or self.axis == "mlp_type"):
+            plan |= {f"{place}{name}": style for name, style in self.tensor_parallel_plan.items()}
+
+    def write(self, config, beside) -> None:
+        """Write what a repo with the config has more than others next to a file, this block's own as it is."""
+        folder = Path(beside).parent
+        (folder / self.file).write_bytes(self.source)
+        (folder / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
+        files = sorted({each.file for each in blocks_of(config)})
+        source = Path(sys.modules[type(config).__module__].__file__).read_text("utf-8")  # type: ignore[arg-type]
+        (folder / ENTRY).write_bytes(entry(files, config.auto_classes, source).encode())
+
+
+def entry(files: list[str], auto_classes: dict[str, str], source: str) -> str:
+    """The code of `ENTRY`: it imports files with blocks, the model's modules, and what the config's `source` imports.
+
+    All stand there by name: older loaders follow no import of an import.
+    """
+    modules = sorted({code.partition(".")[0] for code in auto_classes.values()})
+    others = {"blocks", *re.findall(r"^ *from \.(\w+) import", source, re.MULTILINE)} - {*modules}
+    names = (*(file.removesuffix(".py") for file in files), *sorted(others))
+    lines = [f"from .{name} import __doc__ as _  # noqa: F401" for name in names]
+    lines += [f"from .{name} import *  # noqa: F403" for name in modules]
+    return "\n".join(['"""The blocks of this repo, and its model. Written by Blockformer."""', "", *lines, ""])

@@ -1,0 +1,232 @@
+"""`register`: blocks of your own from a file of yours, as values of an axis."""
+
+import ast
+import contextlib
+import importlib.util
+import re
+import sys
+import threading
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+
+from .model.attention import Attention
+from .model.axes import BLOCKS, axes
+from .model.blocks import ENTRY, Block
+from .model.configuration_decoder import BlockformerDecoderConfig
+from .model.configuration_encoder import BlockformerEncoderConfig
+from .model.configuration_encoder_decoder import BlockformerEncoderDecoderConfig
+from .model.modeling_decoder import BlockformerDecoderForCausalLM
+from .publishing.repo_code import MODEL, topology_files
+
+CONFIGS = (BlockformerDecoderConfig, BlockformerEncoderConfig, BlockformerEncoderDecoderConfig)
+PLAIN_LIBRARY = frozenset("__future__ collections dataclasses enum functools itertools math typing".split())
+"""What a block may import of the standard library: nothing that reads, writes or runs something else."""
+_TINY: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+_LOCK = threading.Lock()
+
+
+def register(file: str | PathLike[str]) -> dict[str, list[str]]:
+    """Make the blocks in a file of yours values of their axes.
+
+    The file is Python, and imports only torch and its siblings in a repo (`from .blocks import block`). Each class in
+    it under `@block(axis, value)` is one more value of that axis: `norm_type` (called with the config and the size of
+    the last dimension), `mlp_type` (with the config and the inner width) or `attention_type` (a self-attention that
+    extends `Attention`). Every repo of a model that uses it carries the file as it is now. Registering the same file
+    again changes nothing.
+
+    Args:
+        file: its path. Its name is the one that it has in a repo.
+
+    Returns:
+        axis -> the values that the file adds.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not Python or not UTF-8, imports more than a repo has, declares no block, one of another
+            axis or one whose name is taken; or the state of a model with the block does not come back from a file.
+
+    Examples:
+        >>> register("my_norm.py")  # doctest: +SKIP
+        {'norm_type': ['my_norm']}
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; name the Python file that holds the block.")
+    source = path.read_bytes()
+    with _LOCK:
+        there = {block.file: block.source for block in _registered()}
+        if there.get(path.name) != source:
+            _check_name(path, path.name in there)
+            _check_source(path, source)
+            _load(path)
+        return {
+            axis: values
+            for axis, known in BLOCKS.items()
+            if (values := [value for value, block in known.items() if block.file == path.name])
+        }
+
+
+def _registered() -> list[Block]:
+    return [block for known in BLOCKS.values() for block in known.values()]
+
+
+def _module_of(path: Path) -> str:
+    return f"{MODEL.parent.name}.{MODEL.name}.{path.stem}"
+
+
+def _check_name(path: Path, is_taken: bool) -> None:
+    if not re.fullmatch(r"[A-Za-z]\w*\.py", path.name, re.ASCII):
+        raise ValueError(f"{path}: a block is imported by its name: call the file by letters, digits and _, .py last.")
+    if (MODEL / path.name).exists() or path.name == ENTRY:
+        raise ValueError(f"{path}: a repo has a file {path.name} of Blockformer's: give yours another name.")
+    if is_taken:
+        raise ValueError(
+            f"{path}: a file {path.name} with other content is registered: give this one another name, or start a new "
+            "process to work with its new content."
+        )
+
+
+def _check_source(path: Path, source: bytes) -> None:
+    """Refuse what is not Python, and imports that a repo could not follow."""
+    try:
+        text = source.decode("utf-8")
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{path}: not Python: {error}") from error
+    siblings = set.intersection(*({each.stem for each in topology_files(config)} for config in CONFIGS))
+    siblings = siblings - {"compat", "release"} | {"blocks"}
+    for node in ast.walk(tree):
+        where = f"{path}: line {getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Import):
+            _check_roots(where, [alias.name for alias in node.names])
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            _check_roots(where, [node.module or ""])
+        elif isinstance(node, ast.ImportFrom) and (node.level > 1 or node.module not in siblings):
+            fix = "write `from .name import x` with one of " + ", ".join(sorted(siblings))
+            raise ValueError(f"{where}: '{'.' * node.level}{node.module or ''}' is no file beside it in a repo: {fix}.")
+    # The loader of remote code finds imports by this pattern, in texts too.
+    for name in re.findall(r"^\s*(?:from|import)\s+\.(\S+)", text, re.MULTILINE):
+        if name not in siblings:
+            raise ValueError(f"{path}: a line of text looks like an import of '.{name}' to transformers: reword it.")
+
+
+def _check_roots(where: str, names: list[str]) -> None:
+    for name in names:
+        root = name.partition(".")[0]
+        if root == "blockformer":
+            fix = "write `from .blocks import block`, which works here and in a repo"
+            raise ValueError(f"{where}: a repo has no package '{name}': {fix}.")
+        if root != "torch" and root not in PLAIN_LIBRARY:
+            allowed = f"torch, files beside it in a repo and {', '.join(sorted(PLAIN_LIBRARY - {'__future__'}))}"
+            raise ValueError(f"{where}: a block may not import '{name}': it may import {allowed}.")
+
+
+def _load(path: Path) -> None:
+    """Import a file as one of the model's modules, and undo that if anything about it is wrong."""
+    before = {axis: dict(known) for axis, known in BLOCKS.items()}
+    name = _module_of(path)
+    spec: Any = importlib.util.spec_from_file_location(name, path.resolve())
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise ValueError(f"{path}: importing it fails: {type(error).__name__}: {error}") from error
+        _check_values(path, before)
+        for axis, known in BLOCKS.items():
+            for value in known.keys() - before[axis].keys():
+                _check_state(path, axis, value)
+    except BaseException:
+        del sys.modules[name]
+        BLOCKS.clear()
+        BLOCKS.update(before)
+        raise
+
+
+def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
+    """Refuse axes that take no blocks, names that are taken, fields that are ours, and a file without a block."""
+    if strange := BLOCKS.keys() - before.keys():
+        known = ", ".join(sorted(before))
+        raise ValueError(f"{path}: {min(strange)!r} takes no blocks from outside; the axes that do: {known}.")
+    added = [block for block in _registered() if before[block.axis].get(block.value) is not block]
+    if not added:
+        raise ValueError(f"{path}: there is no block in it: write @block(axis, value) above a class.")
+    ours = {name: each for config in CONFIGS for name, each in axes(config).items()}
+    for block in added:
+        what, name, earlier = f"{block.axis}={block.value!r}", block.cls.__name__, before[block.axis].get(block.value)
+        if block.value in ours[block.axis].values:
+            raise ValueError(f"{path}: {what} is one of Blockformer's: give your block another name.")
+        if earlier is not None:
+            raise ValueError(f"{path}: {what} is registered from {earlier.file}: give your block another name.")
+        if block.axis == "attention_type" and not issubclass(block.cls, Attention):
+            fix = "from .attention import Attention, and extend it: caches, masks and backends are its own"
+            raise ValueError(f"{path}: {name} is no Attention: {fix}.")
+        if not issubclass(block.cls, torch.nn.Module):
+            raise ValueError(f"{path}: {name} is no torch.nn.Module.")
+        if taken := sorted(block.fields.keys() & ours.keys()):
+            raise ValueError(f"{path}: {taken[0]} is a field of Blockformer's: give yours another name.")
+
+
+def _check_state(path: Path, axis: str, value: str) -> None:
+    """Train, save and load a tiny model with a block: refused unless the same model comes back."""
+    what = f"{path}: a model with {axis}={value!r}"
+    with torch.random.fork_rng(devices=[]), _quiet():
+        torch.manual_seed(0)
+        ids = torch.randint(_TINY["vocab_size"], (2, 6))
+        try:
+            model = BlockformerDecoderForCausalLM(BlockformerDecoderConfig(**{**_TINY, axis: value}))
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(0.01 * torch.randn_like(parameter))
+            model.train()(ids, labels=ids).loss.backward()
+            wanted = model.eval()(ids).logits
+            start = model(ids[:, :4], use_cache=True)
+            rest = model(ids[:, 4:], past_key_values=start.past_key_values).logits
+        except Exception as error:
+            raise ValueError(f"{what} does not run: {type(error).__name__}: {error}") from error
+        if not torch.isfinite(wanted).all():
+            raise ValueError(f"{what} gives NaN or infinity.")
+        if not torch.allclose(torch.cat((start.logits, rest), dim=1), wanted, rtol=1e-3, atol=1e-4):
+            fix = "a block computes each token's state from this state only"
+            raise ValueError(f"{what} writes other text with a cache than without: {fix}.")
+        fix = "make every tensor an nn.Parameter or a persistent buffer (self.register_buffer(name, tensor))"
+        try:
+            # As `from_pretrained` loads a file; files themselves are the first process's alone where there are several.
+            saved = load(save(model.state_dict()))
+            again = BlockformerDecoderForCausalLM.from_pretrained(None, config=model.config, state_dict=saved).eval()
+            found = again(ids).logits
+        except Exception as error:
+            raise ValueError(f"{what} cannot be saved and loaded ({type(error).__name__}: {error}): {fix}.") from error
+        lost = [
+            name
+            for name, tensor in dict(model.named_buffers()).items()
+            if not torch.equal(tensor, dict(again.named_buffers())[name])
+        ]
+        if lost or not torch.equal(found, wanted):
+            where = f": {', '.join(lost)} differ" if lost else ", though all that was saved is the same"
+            raise ValueError(f"{what} does not come back from its files{where}: {fix}.")
+
+
+@contextlib.contextmanager
+def _quiet():
+    """Without transformers' progress bars."""
+    from transformers.utils import logging
+
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()

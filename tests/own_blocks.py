@@ -1,0 +1,48 @@
+"""Blocks from outside for the tests, and how they are forgotten again."""
+
+import sys
+from contextlib import contextmanager
+
+from example_files import EXAMPLES
+
+import blockformer
+from blockformer.model.axes import BLOCKS
+
+NORM, NETWORK = EXAMPLES / "blocks/dynamic_tanh.py", EXAMPLES / "blocks/squared_relu.py"
+ATTENTION = EXAMPLES / "blocks/gated_attention.py"
+FILES = (NORM, ATTENTION, NETWORK)
+ALL = {"norm_type": "dynamic_tanh", "mlp_type": "squared_relu", "attention_type": "gated_attention"}
+SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+
+
+@contextmanager
+def forgotten_after():
+    """While it lasts, files may be registered; then they are not."""
+    before = {axis: dict(known) for axis, known in BLOCKS.items()}
+    try:
+        yield
+    finally:
+        for known in BLOCKS.values():
+            for each in known.values():
+                sys.modules.pop(each.cls.__module__, None)
+        BLOCKS.clear()
+        BLOCKS.update(before)
+
+
+def register_all():
+    """The blocks of `examples/blocks`."""
+    for file in FILES:
+        blockformer.register(file)
+
+
+def block_file(folder, body="        return hidden_states", name="my_norm", head="", fields=""):
+    """A file with one norm."""
+    path = folder / f"{name}.py"
+    path.write_text(
+        f"{head}from torch import nn\n\nfrom .blocks import block\n\n\n"
+        f'@block("norm_type", "{name}"{fields})\nclass MyNorm(nn.Module):\n'
+        "    def __init__(self, config, size):\n        super().__init__()\n\n"
+        f"    def forward(self, hidden_states):\n{body}\n"
+    )
+    return path
