@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 class BlockformerDecoderConfig(LinearFields, ExpertsFields, BlockformerConfig):
     """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
 
-    The defaults are a small Llama-style model. With `bidirectional` it reads a text whole, as an encoder does, for
-    embeddings (BehnamGhader et al., 2024): it has no cache and does not generate.
+    The defaults are a small Llama-style model. A `bidirectional` one is for embeddings (BehnamGhader et al., 2024).
     """
 
     model_type = "blockformer_decoder"
