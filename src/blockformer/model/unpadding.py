@@ -27,7 +27,7 @@ class Unpadding:
 
     @classmethod
     def of_mask(cls, attention_mask, least: int = 1):
-        """The unpadding of a mask [B, T] of 0 and 1; None for holes in a row, or some padding but under `least` tokens."""
+        """The unpadding of a mask [B, T] of 0 and 1; None for holes in a row or too little padding."""
         real = attention_mask != 0
         # A row is solid when all its changes between real and padding are one start and one end.
         is_solid = (real.diff(dim=-1).sum(-1) + real[:, 0].int() + real[:, -1].int()).max() <= 2
