@@ -47,7 +47,7 @@ PROMPTS = [8, 64]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="the whole 0.6B shape, longer contexts, batch 8")
-    parser.add_argument("--tiny", action="store_true", help="shapes of no interest, to try the code")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, to try the code")
     parser.add_argument(
         "--only",
         nargs="+",

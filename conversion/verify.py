@@ -186,8 +186,10 @@ def _as_source(probe: Probe, end: Any, pad: Any) -> Probe:
 
 
 def writes_from(model: PreTrainedModel, probe: Probe) -> bool:
-    """Whether a model is to write a text from an input."""
-    return model.can_generate() and probe.encoder_hidden_states is None and probe.name != "random"
+    """Whether a model is to write a text from an input, which one that sees all of a text at once cannot."""
+    reads_only = getattr(model.config, "bidirectional", False) or getattr(model.config, "is_causal", True) is False
+    is_asked = model.can_generate() and not reads_only
+    return is_asked and probe.encoder_hidden_states is None and probe.name != "random"
 
 
 @torch.no_grad()

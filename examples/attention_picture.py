@@ -20,9 +20,9 @@ def main(command_line=None) -> None:
     """Load a translator, translate, draw."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("repo", help="folder or Hub id of an encoder-decoder of Blockformer")
-    parser.add_argument("texts", nargs="+", metavar="TEXT", help="what to translate; one panel each")
+    parser.add_argument("texts", nargs="+", metavar="TEXT", help="texts to translate; one panel each")
     parser.add_argument("--output", type=Path, default=Path("cross-attention.svg"), help="an SVG file to write")
-    parser.add_argument("--layer", type=int, help="of the decoder, from 0 (default: the most decided one)")
+    parser.add_argument("--layer", type=int, help="layer of the decoder, from 0 (default: the most decided one)")
     arguments = parser.parse_args(command_line)
 
     model = AutoModelForSeq2SeqLM.from_pretrained(arguments.repo).eval()

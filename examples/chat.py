@@ -36,8 +36,8 @@ def main(command_line=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("repo", help="a decoder of Blockformer: a folder or a Hub id")
     parser.add_argument("--system", help="the system prompt")
-    parser.add_argument("--greedy", action="store_true", help="always the likeliest token, no sampling")
-    parser.add_argument("--max-new-tokens", type=int, default=512, help="of an answer (default: 512)")
+    parser.add_argument("--greedy", action="store_true", help="always take the likeliest token, no sampling")
+    parser.add_argument("--max-new-tokens", type=int, default=512, help="length of an answer (default: 512)")
     arguments = parser.parse_args(command_line)
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.repo)

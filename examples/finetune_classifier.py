@@ -218,8 +218,10 @@ def main() -> None:
     parser.add_argument(
         "--lora", action="store_true", help="train low-rank adapters instead of all weights (needs peft)"
     )
-    parser.add_argument("--learning-rate", type=float, help="its peak (default: 0.0001, with --lora 0.001)")
-    parser.add_argument("--pieces", type=int, default=PER_CLASS, help=f"of each package at most (default: {PER_CLASS})")
+    parser.add_argument("--learning-rate", type=float, help="peak (default: 0.0001, with --lora 0.001)")
+    parser.add_argument(
+        "--pieces", type=int, default=PER_CLASS, help=f"largest number per package (default: {PER_CLASS})"
+    )
     parser.add_argument("--force", action="store_true", help="replace the folder")
     arguments = parser.parse_args()
 

@@ -88,9 +88,9 @@ def loss_of(model, data) -> float:
 def main(command_line=None) -> None:
     """Train one, reshape it, train the others, show."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=800, help=f"of {BATCH} rows, for the decoder (default: 800)")
+    parser.add_argument("--steps", type=int, default=800, help=f"steps of {BATCH} rows for the decoder (default: 800)")
     parser.add_argument("--more", type=int, default=100, help="steps for each model after it (default: 100)")
-    parser.add_argument("--bytes", type=int, default=2_000_000, help="of text, held-out part included")
+    parser.add_argument("--bytes", type=int, default=2_000_000, help="bytes of text, including the held-out part")
     arguments = parser.parse_args(command_line)
 
     console, start = Console(), time.perf_counter()

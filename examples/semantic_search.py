@@ -24,9 +24,9 @@ from blockformer.demo.search import QUESTIONS, EncoderMissing, docstrings, embed
 def main() -> None:
     """Embed the docstrings, then answer questions."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--query", action="append", help="what to look for; may be given several times")
+    parser.add_argument("--query", action="append", help="text to search for; may be repeated")
     parser.add_argument("--count", type=int, default=3, help="hits for each question (default: 3)")
-    parser.add_argument("--limit", type=int, help="embed only so many docstrings, for a quick look")
+    parser.add_argument("--limit", type=int, help="embed only this many docstrings, for a quick look")
     arguments = parser.parse_args()
 
     console = Console()

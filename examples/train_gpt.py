@@ -341,17 +341,17 @@ def main(command_line=None) -> None:
     parser.add_argument("texts", nargs="*", type=Path, help="text files, or folders of them (default: Python's own)")
     parser.add_argument("--output", type=Path, required=True, help="folder of the repo to make")
     parser.add_argument("--preset", default="gpt2", choices=DECODERS, help="a decoder preset (default: gpt2)")
-    parser.add_argument("--minutes", type=positive, help="how long to train, at most")
+    parser.add_argument("--minutes", type=positive, help="train at most this long")
     parser.add_argument(
         "--steps", type=_whole, help=f"steps of {BATCH * CONTEXT} tokens (default without --minutes: {STEPS})"
     )
-    parser.add_argument("--learning-rate", type=positive, default=3e-3, help="its peak (default: 3e-3)")
+    parser.add_argument("--learning-rate", type=positive, default=3e-3, help="peak (default: 3e-3)")
     parser.add_argument(
         "--weight-decay", type=_number(lambda value: 0 <= value < math.inf, "0 or more"), default=0.1,
-        help="of the matrices (default: 0.1)",
+        help="weight decay of the matrices (default: 0.1)",
     )  # fmt: skip
-    parser.add_argument("--megabytes", type=positive, default=8.0, help="text to read at most (default: 8)")
-    parser.add_argument("--prompt", help="what the samples go on from (default: how a held-out text begins)")
+    parser.add_argument("--megabytes", type=positive, default=8.0, help="read at most this much text (default: 8)")
+    parser.add_argument("--prompt", help="start of the samples (default: the beginning of a held-out text)")
     parser.add_argument("--temperatures", type=positive, nargs="*", default=[0.5, 0.8, 1.1], metavar="T")
     parser.add_argument("--top-k", type=_whole, default=50, help="likeliest tokens to draw from (default: 50)")
     parser.add_argument("--new-tokens", type=_whole, default=120, help="length of a sample (default: 120)")

@@ -170,8 +170,8 @@ def main(command_line=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="folder of the repo to make")
     parser.add_argument("--steps", type=int, default=700, help=f"optimizer steps of {BATCH} rows (default: 700)")
-    parser.add_argument("--learning-rate", type=float, default=3e-3, help="its peak (default: 0.003)")
-    parser.add_argument("--bytes", type=int, default=4_000_000, help="of text, held-out part included")
+    parser.add_argument("--learning-rate", type=float, default=3e-3, help="peak (default: 0.003)")
+    parser.add_argument("--bytes", type=int, default=4_000_000, help="bytes of text, including the held-out part")
     parser.add_argument("--force", action="store_true", help="replace the folder")
     arguments = parser.parse_args(command_line)
 

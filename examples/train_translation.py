@@ -200,7 +200,7 @@ def main(command_line=None) -> None:
     """Train, judge, save, reload elsewhere, show, draw."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, help="folder of the repo to make")
-    parser.add_argument("--preset", default="transformer-base", choices=ENCODER_DECODERS, help="whose settings")
+    parser.add_argument("--preset", default="transformer-base", choices=ENCODER_DECODERS, help="preset to train")
     parser.add_argument(
         "--set",
         type=field_and_value,
@@ -211,11 +211,11 @@ def main(command_line=None) -> None:
         help="fields of the config to change; a value is JSON or a plain word",
     )
     parser.add_argument("--steps", type=int, default=2000, help=f"optimizer steps of {BATCH} pairs (default: 2000)")
-    parser.add_argument("--learning-rate", type=float, default=2e-3, help="its peak (default: 0.002)")
-    parser.add_argument("--warm-up", type=int, default=200, help="steps up to the peak (default: 200)")
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="peak (default: 0.002)")
+    parser.add_argument("--warm-up", type=int, default=200, help="warm-up steps (default: 200)")
     parser.add_argument("--pairs", type=int, default=100_000, help="training pairs (default: 100000)")
     parser.add_argument("--held-out", type=int, default=1000, help="held-out pairs (default: 1000)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and order (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the order (default: 0)")
     parser.add_argument("--force", action="store_true", help="replace the folder")
     arguments = parser.parse_args(command_line)
 

@@ -270,7 +270,7 @@ def test_a_source_that_does_not_fit_is_refused():
     ("settings", "arguments", "message"),
     [
         ({"type_vocab_size": 2}, {"token_type_ids": torch.zeros(1, 3)}, "token_type_ids must be integers"),
-        ({"type_vocab_size": 2}, {"token_type_ids": 2 * ones(1, 3)}, "token_type_ids holds 2, the model has 2"),
+        ({"type_vocab_size": 2}, {"token_type_ids": 2 * ones(1, 3)}, "holds 2, and type_vocab_size is 2"),
         ({"position_type": "learned"}, {"position_ids": torch.tensor([[-1, 0, 1]])}, "position_ids holds -1"),
         ({"position_type": "learned"}, {"position_ids": torch.tensor([[0, 1, 64]])}, "is 65 tokens long"),
         ({}, {"position_ids": torch.tensor([[0, 1]])}, r"must be \[batch=1, length=3\], not \[1, 2\]"),

@@ -86,6 +86,18 @@ class LowBits:
         return {} if config.linear_bits is None else {awq.FIELD: awq.entries_for(config)}
 
 
+class Direction:
+    """Whether tokens see later ones too, as those of an encoder of texts that was a decoder do."""
+
+    def read(self, official):
+        """See `Value.read`."""
+        return {"bidirectional": not official.entries.get("is_causal", True)}
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        return {"is_causal": False} if config.bidirectional else {}
+
+
 class DecoderFamily(Family[Head]):
     """A decoder with the heads that Auto classes have.
 
@@ -114,6 +126,7 @@ class DecoderFamily(Family[Head]):
         more_rules: a config of ours -> rules of a layer that are more than a module's name, without the layer's prefix.
         spellings: see `Family.own_spellings`.
         ignored: official names of the stack that are computed, not trained.
+        reads_whole: whether the official class follows an `is_causal` of false.
         settings: further arguments of `ConfigTranslation`.
     """
 
@@ -146,6 +159,7 @@ class DecoderFamily(Family[Head]):
         more_rules: Callable[[PretrainedConfig], list[Rule]] | None = None,
         spellings: Sequence[Spelling] = (),
         ignored: Collection[str] = (),
+        reads_whole: bool = True,
         **settings,
     ):
         known = {theirs: ours for theirs, ours in {**FIELDS, **(fields or {})}.items() if ours is not None}
@@ -167,6 +181,7 @@ class DecoderFamily(Family[Head]):
                 *([] if head_dim is None else [head_dim]),
                 *([] if rope is None else [rope]),
                 *(window, ClassifierDropout()),
+                *([Direction()] if reads_whole else []),
                 *([LowBits()] if self.has_low_bits else []),
                 *computed,
             ],
@@ -175,6 +190,7 @@ class DecoderFamily(Family[Head]):
             former_names=old | settings.pop("former_names", {}),
             **settings,
         )
+        self.directions = (True, False) if reads_whole else (True,)
         self.root, self.layer, self.outer, self.layers = root, layer, outer, layers
         self.split, self.pairs = split, pairs
         self.more_layer, self.more_rules, self.own_spellings = more_layer, more_rules, tuple(spellings)

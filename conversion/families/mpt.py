@@ -40,6 +40,7 @@ FAMILY = DecoderFamily(
         "position_type": "alibi",
         "hidden_act": "gelu",
     },
+    reads_whole=False,
     fresh={"intermediate_size": four_widths, "norm_eps": 1e-5, "tie_word_embeddings": True},
     layer={
         "norm_1": "self_attn_pre_norm",

@@ -11,6 +11,7 @@ FAMILY = DecoderFamily(
     "NemotronForTokenClassification NemotronForQuestionAnswering",
     structure={**ROTARY_GPT, "norm_weight": "zero_centered"},
     fresh={**rotary(10_000.0, 0.5), **dict.fromkeys(ALL_BIASES, False), "hidden_act": "relu2", "norm_eps": 1e-5},
+    reads_whole=False,
     qa_root="transformer.",
     layer={**ATTENTION, **PLAIN_MLP, **NORMS},
     fields={

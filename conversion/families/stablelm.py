@@ -24,6 +24,7 @@ FAMILY = DecoderFamily(
     "StableLmConfig",
     "StableLmForCausalLM StableLmModel StableLmForSequenceClassification StableLmForTokenClassification",
     structure={**LLAMA, "norm_type": "layer_norm"},
+    reads_whole=False,
     fresh={**rotary(10_000.0, 0.25), "norm_eps": 1e-5},
     fields={**LAYER_NORM, "use_qkv_bias": "attention_bias", "hidden_dropout": "hidden_dropout"},
     more_rules=norms_of_heads,

@@ -100,6 +100,8 @@ class ConfigTranslation(ABC):
 
     topology = ""
     """What its presets are."""
+    directions: tuple[bool, ...] = (True,)
+    """What a decoder's `is_causal` may be."""
 
     def __init__(
         self,
@@ -315,7 +317,7 @@ class ConfigTranslation(ABC):
         stacks = {head.ours.partition("For")[0].removesuffix("Model") for head in self.heads}
         both = "BlockformerEncoderDecoder" in stacks
         is_encoder = not both and "BlockformerEncoder" in stacks and official.get("is_decoder") is not True
-        directions = () if both else (None, False) if is_encoder else (True,)
+        directions = () if both else (None, False) if is_encoder else self.directions
         has_window = is_encoder or "sliding_window" in self.defaults.to_dict()
         window = {} if has_window else {"sliding_window": (None,)}
         return {"is_causal": directions, "attention_chunk_size": (None,), **window}

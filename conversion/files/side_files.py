@@ -215,7 +215,7 @@ def return_side_files(
     check_readable(target)
     if left := record.get("left_out"):
         count = sum(len(each) for each in left.values())
-        result.notes.append(f"{count} files of the first source were not carried (conversion.json names them)")
+        result.notes.append(f"not carried from the first source: {count} file{'s' * (count > 1)} (see conversion.json)")
     return result
 
 

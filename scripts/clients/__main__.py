@@ -169,8 +169,8 @@ def put(page: str, name: str, text: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"default: all of {', '.join(CLIENTS)}")
-    parser.add_argument("--quick", action="store_true", help="what every change is tried with; the page stays as it is")
-    parser.add_argument("--arguments", help="for the scripts, such as models; the page stays as it is")
+    parser.add_argument("--quick", action="store_true", help="a quick selection, as in CI; the page is not changed")
+    parser.add_argument("--arguments", help="arguments for the scripts, such as models; the page is not changed")
     parser.add_argument("--fresh", action="store_true", help="rebuild the environments")
     options = parser.parse_args()
     if unknown := set(options.clients) - set(CLIENTS):

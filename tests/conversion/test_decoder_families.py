@@ -13,6 +13,7 @@ from pairs import assert_close
 from sizes import OFFICIAL_DECODER
 
 import blockformer
+from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.families.registry import FAMILIES
 
 from .outputs import assert_same_outputs
@@ -270,3 +271,26 @@ def test_the_other_heads(tmp_path, row, head):
     ours = blockformer.from_official(tmp_path)
     assert type(ours).__name__ == head.ours
     assert_same_outputs(ours, theirs, batch(theirs), spread=0.1)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("row", parameters(ROWS))
+def test_decoders_that_read_texts_whole(tmp_path, row):
+    """Official checkpoints whose `is_causal` is false, such as text encoders that were decoders."""
+    theirs = model_of(row, SIZES, is_causal=False)
+    if False not in FAMILIES[row.family].directions:  # the official class does not follow it
+        theirs.save_pretrained(tmp_path / "src")
+        with pytest.raises(ConversionError, match="is_causal is 'False'"):
+            convert(tmp_path / "src", tmp_path / "dst")
+        return
+    dst = assert_there_and_back(tmp_path, row, theirs)
+    ours = blockformer.BlockformerDecoderForCausalLM.from_pretrained(dst)
+    assert ours.config.bidirectional
+    given = batch(theirs)
+    real = given["attention_mask"].bool()
+    changed = {**given, "input_ids": given["input_ids"].clone()}
+    changed["input_ids"][:, -1] += 1
+    with torch.no_grad():
+        logits = ours(**given).logits
+        assert_close(logits[real], theirs(**given).logits[real])
+        assert not torch.equal(ours(**changed).logits[:, 7], logits[:, 7])

@@ -1,10 +1,13 @@
 """What checkpoints of the Hub hold and say beyond what today's official classes write."""
 
+import json
+
 import pytest
 import torch
 import transformers
 from sizes import TINY
 
+from blockformer import BlockformerDecoderConfig
 from blockformer.conversion import ConversionError, convert
 
 from .oracles import edit_config, edit_tensors, entries_of, official_folder, there_and_back
@@ -133,8 +136,6 @@ def logits_of(folder, name, cached=False):
 @pytest.mark.parametrize(
     ("name", "value", "settings"),
     [
-        ("LlamaForCausalLM", False, {}),
-        ("GPT2LMHeadModel", False, {}),
         ("BertLMHeadModel", False, {"is_decoder": True}),
         ("BertForMaskedLM", True, {}),
         ("BartForConditionalGeneration", True, BART),
@@ -152,6 +153,16 @@ def test_a_model_that_looks_the_other_way_is_refused(tmp_path, name, value, sett
         convert(src, tmp_path / "dst")
     edit_config(src, is_causal=...)
     there_and_back(tmp_path, verify_back=True)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPT2LMHeadModel"])
+def test_a_decoder_that_sees_all_of_a_text_stays_one(tmp_path, name):
+    src = tmp_path / "src"
+    save_official(src, name, pad_token_id=0)
+    edit_config(src, is_causal=False)
+    there_and_back(tmp_path, verify="full", verify_back=True)
+    assert BlockformerDecoderConfig.from_pretrained(tmp_path / "dst").bidirectional
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["is_causal"] is False
 
 
 @pytest.mark.parametrize(("name", "value"), [("LlamaForCausalLM", True), ("BertForMaskedLM", False)])

@@ -238,13 +238,13 @@ def test_token_types_choose_their_vector():
     base = ours(tokens).last_hidden_state
     assert torch.equal(ours(tokens, token_type_ids=torch.zeros_like(types)).last_hidden_state, base)
     assert not torch.allclose(ours(tokens, token_type_ids=types).last_hidden_state, base)
-    with pytest.raises(ValueError, match="token_type_ids holds 2, the model has 2"):
+    with pytest.raises(ValueError, match="holds 2, and type_vocab_size is 2"):
         ours(tokens, token_type_ids=types * 2)
     with pytest.raises(ValueError, match=r"token_type_ids must be \[batch=1, length=6\]"):
         ours(tokens, token_type_ids=types[:, :4])
     without = encoder(name="distilbert")
     without(tokens, token_type_ids=torch.zeros_like(types))
-    with pytest.raises(ValueError, match="the model has 0"):
+    with pytest.raises(ValueError, match="and type_vocab_size is 0"):
         without(tokens, token_type_ids=types)
 
 

@@ -93,7 +93,7 @@ def convert(
         str, typer.Argument(metavar="SRC", help="A folder, a Hub id, or an article's weight file.", show_default=False)
     ],
     dst: Target,
-    to: Annotated[str, typer.Option(metavar="LAYOUT", help="'blockformer', or 'official': the way back.")] = (
+    to: Annotated[str, typer.Option(metavar="LAYOUT", help="'blockformer', or 'official' for the way back.")] = (
         "blockformer"
     ),
     family: Annotated[
@@ -126,8 +126,8 @@ def convert(
         str,
         typer.Option(
             metavar="HOW",
-            help="Run both models on the same input and compare: full, quick (one text), or none. auto is full, and "
-            "quick above half a billion parameters. Exit status 3: nothing could be compared.",
+            help="Run both models on the same input and compare: full, quick (one text), or none. auto is full up to "
+            "half a billion parameters, then quick. Exit status 3: nothing could be compared.",
         ),
     ] = "auto",
     no_verify: Annotated[bool, typer.Option("--no-verify", help="The same as --verify none.")] = False,
@@ -156,7 +156,7 @@ def convert(
 ) -> None:
     """Convert an official checkpoint into a self-contained repo, or such a repo back.
 
-    The target appears whole or not at all. Nothing of the source is ever run.
+    The target appears complete or not at all. No code of the source is ever run.
     """
     from .checkpoints import run_convert
 
@@ -202,7 +202,7 @@ def inspect(
         typer.Option(metavar="REF", help="With --html: mark where it differs from this model.", show_default=False),
     ] = None,
     revision: Revision = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a page that is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
 ) -> None:
     """Show settings, layers, parameters, memory and cache size of a model. Weights are only read for --text."""
     from .inspect import run_inspect, run_page
@@ -230,7 +230,7 @@ def export(
 ) -> None:
     """Make a self-contained repo of a saved Blockformer model, such as a Trainer checkpoint.
 
-    Anyone loads it with trust_remote_code=True and nothing but transformers installed.
+    Anyone can load it with trust_remote_code=True and only transformers installed.
     """
     from .checkpoints import run_export
 
@@ -249,12 +249,12 @@ def verify(
             metavar="PUB", help="Fail unless the repo is signed with this public key (PEM).", show_default=False
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the sums of all files.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the SHA-256 of each file.")] = False,
 ) -> None:
-    """Check a repo of Blockformer without running anything of it.
+    """Check a Blockformer repo without running any of its code.
 
-    Its code is a release's, unmodified; there is no other code and no pickle; its settings name no code to load; its
-    weights have the names and shapes that its config says. Exit status 1 if anything is wrong.
+    Its code must be an unmodified release's, with no other code and no pickles; no setting may name code to load; the
+    weights must have the names and shapes of the config. Exit status 1 if anything is wrong.
     """
     from .trust import run_verify
 
@@ -278,11 +278,11 @@ def chat(
     src: Source,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system prompt.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always take the likeliest token, no sampling.")] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 512,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens in an answer.")] = 512,
     dtype: Dtype = None,
     revision: Revision = None,
 ) -> None:
-    """Talk to a model, official or ours: a line in, the answer as it is written, by its chat template if it has one."""
+    """Talk to a model, official or ours: type a line and watch the answer, by its chat template if it has one."""
     from .text import run_chat
 
     run_chat(src, dtype, revision, system, greedy, max_new_tokens)
@@ -303,7 +303,7 @@ def evaluate(
         str | None,
         typer.Option(metavar="LIST", help="Tasks of lm-eval, or YAML files that define some: arc_easy,hellaswag."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Questions of each task, at most.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Largest number of questions per task.")] = None,
     length: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of a window; by default the model's context.", show_default=False),
@@ -357,7 +357,7 @@ def lab(
 ) -> None:
     """Train configs that differ in one setting or in several, and compare them: equal sizes, several seeds.
 
-    Finished runs are never repeated: start it again after a kill, or with more seeds or configs in the file.
+    Finished runs are never repeated: run it again after a kill, or with more seeds or configs in the file.
     """
     from .lab import run_lab
 
@@ -368,10 +368,10 @@ def lab(
 @interruptible
 def demo(
     output: Annotated[Path, typer.Option(help="The folder to make.")] = Path("blockformer-demo"),
-    minutes: Annotated[float, typer.Option(min=0.01, help="How long to train, at most.")] = 2.0,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Train at most this long.")] = 2.0,
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model and 40 steps, to see that it works.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into OUTPUT even if the demo did not make it.")] = False,
-    seed: Annotated[int, typer.Option(help="For the weights and the order of the text.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the text's order.")] = 0,
 ) -> None:
     """Train, publish, reload and convert a small model on real text, offline."""
     from rich.console import Console

@@ -29,6 +29,8 @@ def load_writer(src: str, dtype: str | None, revision: str | None) -> tuple[PreT
     model, folder = load_any(src, dtype, revision)
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise ConversionError(f"{src}: {type(model).__name__} is not a causal language model")
+    if model.config.bidirectional:
+        raise ConversionError(f"{src}: this decoder is bidirectional: it reads texts, and writes none")
     return model, load_tokenizer(src, folder)
 
 

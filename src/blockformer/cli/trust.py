@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 CHECKS = {
     "files": "no pickles, and no links that leave the repo",
-    "code": "{count} files of code, all as in release {release}{others}",
-    "settings": "no entry of a JSON file names code to load, no template leaves its sandbox",
-    "weights": "names and shapes are those of the config",
-    "unused": "no weights that the model does not have",
-    "signature": "all files are as they were signed with this key",
+    "code": "{count} code files, all as in release {release}{others}",
+    "settings": "no JSON file names code to load, no chat template leaves its sandbox",
+    "weights": "names and shapes match the config",
+    "unused": "no weights that the model does not use",
+    "signature": "every file is as it was signed with this key",
 }
 """Kind of check -> the sentence where nothing is wrong."""
 
@@ -37,7 +37,7 @@ def run_upgrade(repo: str) -> None:
     from blockformer.trust import upgrade
 
     found = upgrade(repo)
-    print(printable(f"{repo}: code, config and card are those of Blockformer {found.release} now"))
+    print(printable(f"{repo}: code, config and card are now as Blockformer {found.release} writes them"))
     _show(found, is_signed=False)
 
 

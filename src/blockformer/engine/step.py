@@ -370,7 +370,8 @@ def _says_nothing(name: str, value) -> bool:
 
 def can_compile(model) -> bool:
     """Whether the model writes text, so that it has a step."""
-    return isinstance(model, BlockformerDecoderForCausalLM | BlockformerEncoderDecoderForConditionalGeneration)
+    is_writer = isinstance(model, BlockformerDecoderForCausalLM | BlockformerEncoderDecoderForConditionalGeneration)
+    return is_writer and not getattr(model.config, "bidirectional", False)
 
 
 def output_of(steps: CompiledSteps, model, arguments: tuple, named: dict):

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from .alibi import Alibi  # noqa: F401 - which enters its position type
 from .awq_linear import LinearFields
+from .axes import flag
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
 from .experts import ExpertsFields
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
-    from .axes import axis  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
     from .language_model_head import LanguageModelHead  # noqa: F401
@@ -36,12 +36,14 @@ if TYPE_CHECKING:
 class BlockformerDecoderConfig(LinearFields, ExpertsFields, BlockformerConfig):
     """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
 
-    The defaults are a small Llama-style model.
+    The defaults are a small Llama-style model. With `bidirectional` it reads a text whole, as an encoder does, for
+    embeddings (BehnamGhader et al., 2024): it has no cache and does not generate.
     """
 
     model_type = "blockformer_decoder"
     keys_to_ignore_at_inference = ["past_key_values", "cache", "aux_loss", "router_logits"]
     is_decoder: bool = True
+    bidirectional: bool = flag(False, "attention", "a token sees later ones too; then the decoder writes no text")
     auto_classes = {
         "AutoConfig": "configuration_decoder.BlockformerDecoderConfig",
         "AutoModel": "modeling_decoder.BlockformerDecoderModel",

@@ -50,7 +50,7 @@ def check_inputs(config, vocab_size: int, input_ids, inputs_embeds, attention_ma
     # Without token types zeros are taken, which say nothing: some tokenizers give them always.
     for (name, ids), field in zip(types.items(), ("type_vocab_size", "task_type_vocab_size"), strict=False):
         if ids is not None and (wrong := _outside(ids, max(getattr(config, field), 1))) is not None:
-            raise ValueError(f"{name} holds {wrong}, the model has {getattr(config, field)} ({field}).")
+            raise ValueError(f"{name} holds {wrong}, and {field} is {getattr(config, field)}: use smaller ones.")
     return hides_nothing
 
 
@@ -190,4 +190,4 @@ def check_early_exit(generation_config, depth: int) -> None:
     count = generation_config.assistant_early_exit
     if count is not None and (type(count) is not int or not 0 < count <= depth):
         use = f"an integer from 1 to {depth}" if depth else "None, since only decoders draft with their first layers"
-        raise ValueError(f"assistant_early_exit must be {use}; it is {count!r}.")
+        raise ValueError(f"assistant_early_exit must be {use}, not {count!r}.")

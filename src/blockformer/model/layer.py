@@ -61,8 +61,8 @@ class LayerFields(Part):
             what = f"residual='{self.residual}' with norm_placement='{self.norm_placement}'"
             raise ValueError(f"{what} is not supported: {fix}.")
         if self.add_cross_attention or self.is_encoder_decoder:
-            fix = "cross-attention must read self-attention's output: set residual='sequential'"
-            raise ValueError(f"residual='{self.residual}' is not supported with cross-attention: {fix}.")
+            fix = "which reads self-attention's output: set residual='sequential'"
+            raise ValueError(f"residual='{self.residual}' is not supported with cross-attention, {fix}.")
 
 
 def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:

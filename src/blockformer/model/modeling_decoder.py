@@ -44,7 +44,7 @@ class BlockformerDecoderModel(Stack):
     _can_record_outputs = Stack._can_record_outputs | {name: first for name, (first, _) in OUTPUTS_WITH_LOSS.items()}
 
     def __init__(self, config):
-        super().__init__(config, is_causal=True, has_cross_attention=config.add_cross_attention)
+        super().__init__(config, is_causal=not config.bidirectional, has_cross_attention=config.add_cross_attention)
         for part in parts_of(type(config), "finish"):
             part.finish(config, self)
         self.post_init()
@@ -133,6 +133,8 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):
+        if self.config.bidirectional:
+            raise ValueError("generate needs bidirectional=False: this decoder reads texts and writes none.")
         depth = self.config.num_hidden_layers
         try:
             return super().generate(*args, **kwargs)

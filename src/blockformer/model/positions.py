@@ -41,10 +41,10 @@ class PositionFields(Part):
 
     def check(self):
         """The position type is one of this topology."""
-        kind = self.position_type
-        kinds = {"alibi": self.is_decoder, "disentangled": not (self.is_decoder or self.is_encoder_decoder)}
-        if not kinds.get(kind, True):
-            raise ValueError(f"position_type='{kind}' needs {'a decoder' if kind == 'alibi' else 'an encoder'}.")
+        kind, alone = self.position_type, not (self.is_decoder or self.is_encoder_decoder)
+        if not {"alibi": self.is_decoder, "disentangled": alone}.get(kind, True):
+            need = "a decoder" if kind == "alibi" else "an encoder"
+            raise ValueError(f"position_type='{kind}' needs {need}: choose another position type.")
 
 
 # The modules of each position type, by its name; sinusoidal.py, rotary.py and the like add theirs.

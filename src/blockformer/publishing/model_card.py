@@ -66,7 +66,7 @@ def write_card(
         architecture=architecture,
         auto_class=auto_class,
         imports=f"from transformers import {auto_class}, AutoTokenizer" if reads else f"{WITHOUT}{auto_class}",
-        use=_usage(auto_class, reads),
+        use=_usage("AutoModel" if getattr(config, "bidirectional", False) else auto_class, reads),
         origin=(origin or "The weights were trained with Blockformer.") + _left_out(left_out or {}),
         parity=parity or "Not compared with another implementation.",
         parameters=f"{parameters:,}" if parameters else "see the weights",
