@@ -430,6 +430,20 @@ def test_an_official_layout_has_no_place_for_a_block(tmp_path, axis):
         convert(tmp_path / "repo", tmp_path / "official", to_official=True)
 
 
+def test_shapes_that_a_block_does_not_have_are_refused():
+    model = model_of()
+    with pytest.raises(ValueError, match=r"does not read pruned_heads=.*: leave pruned_heads out"):
+        blockformer.prune_heads(model, {0: [1]})
+    with pytest.raises(ValueError, match=r"a block from outside \(mlp_type='squared_relu'\): leave experts out"):
+        blockformer.reshape(model, experts=2)
+    assert blockformer.reshape(model, topology="encoder").config.blocks == model.config.blocks
+
+
+def test_a_block_is_asked_for_before_any_is_registered():
+    with pytest.raises(ValueError, match=r"mlp_type must be one of the blocks that are registered \(there are none\)"):
+        blockformer.preset("gpt2", mlp_type="squared_relu")
+
+
 def test_a_model_keeps_its_blocks_when_it_is_reshaped():
     model = model_of(dynamic_tanh_alpha=0.7)
     small = blockformer.reshape(model, layers=[1])

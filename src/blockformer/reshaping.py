@@ -187,6 +187,9 @@ def _copy_into_experts(settings: Settings, weights: Weights, experts: int, seed:
     """Each gated feed-forward network as E experts: gate and up in one, [E, 2 I, C], down [E, C, I], router [E, C]."""
     if settings.get("num_experts"):
         raise ValueError(f"the model already has experts ({settings['num_experts']} in a layer): leave experts out.")
+    if settings["mlp_type"]:
+        what = f"the model's are a block from outside (mlp_type={settings['mlp_type']!r})"
+        raise ValueError(f"experts can only be copied from the usual feed-forward networks; {what}: leave experts out.")
     if settings["mlp_bias"] or not settings["gated_mlp"]:
         raise ValueError(
             "experts can only be copied from gated feed-forward networks without biases; the model has "

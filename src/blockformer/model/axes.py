@@ -145,7 +145,8 @@ def check_choice(name: str, value, choices) -> None:
     """Refuse a value that is none of the names; where true and false are among them, 1 and 0 are not."""
     if not isinstance(value, str | bool) or value not in choices:
         names = spelt(choices)
-        raise ValueError(f"{name} must be one of {', '.join(names)}, not {value!r}.{did_you_mean(str(value), names)}")
+        listed = ", ".join(names) or "the blocks that are registered (there are none)"
+        raise ValueError(f"{name} must be one of {listed}, not {value!r}.{did_you_mean(str(value), names)}")
 
 
 def did_you_mean(name: str, known, cutoff: float = 0.6) -> str:

@@ -125,8 +125,8 @@ def check_blocks(blocks: Any, start: str) -> None:
         if name not in known:
             raise ValueError(
                 f"{start}this model needs {name!r}, a block of its author's (SHA-256 {digest}), and nothing of a "
-                f"repo is run here. Read that file, then blockformer.register('{name}'); or load the repo with "
-                "trust_remote_code=True in a process that does not import blockformer."
+                f"repo is run here. Read that file, then blockformer.register('{name}'), or --block FILE on the "
+                "command line; or load the repo with trust_remote_code=True where blockformer is not imported."
             )
         if known[name] != digest:
             raise ValueError(
