@@ -33,10 +33,8 @@ class Stack(BlockformerPreTrainedModel):
 
     def __init__(self, config, is_causal: bool, has_cross_attention: bool = False):
         super().__init__(config)
-        self.is_causal = is_causal
-        self.has_cross_attention = has_cross_attention
-        self.embedding_scale = config.embedding_scale
-        self.dropout = config.hidden_dropout
+        self.is_causal, self.has_cross_attention = is_causal, has_cross_attention
+        self.embedding_scale, self.dropout = config.embedding_scale, config.hidden_dropout
 
         # Padding teaches an encoder's embeddings nothing, even where a head reads its states (BERT).
         is_encoder = not (config.is_decoder or config.is_encoder_decoder)
