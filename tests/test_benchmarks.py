@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from blockformer.engine import accelerator
+
 pytest.importorskip("matplotlib")
 pytest.importorskip("psutil")
 
@@ -249,6 +251,8 @@ def test_a_wrong_answer_of_a_gpu_is_seen(benchmark, monkeypatch, tmp_path, capsy
         gpu.check_one(name, Path(file), "cpu")
         return SimpleNamespace(returncode=0, stderr="")
 
+    for limit in ("_LEAST_WORK", "_LEAST_WORK_OF_FLOAT32", "_LEAST_SHARE"):  # which the checks change
+        monkeypatch.setattr(accelerator, limit, 0)
     monkeypatch.setattr(gpu_checks, "converted", wrong)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(gpu.subprocess, "run", child)

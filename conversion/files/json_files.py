@@ -63,11 +63,11 @@ def strict_json(text: bytes) -> Any:
         if len(entries) < len(pairs):
             seen: set[str] = set()
             twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise ValueError(f"the name {shown(twice)} is there twice")
+            raise ValueError(f"the key {shown(twice)} appears twice; keep one")
         return entries
 
     def refuse(constant: str) -> None:
-        raise ValueError(f"{constant} is not JSON")
+        raise ValueError(f"{constant} is not a JSON value; use a number or null")
 
     def finite(number: str) -> float:
         if math.isinf(float(number)):

@@ -120,7 +120,7 @@ def test_an_adapter_is_not_ignored(tmp_path, source, name):
 @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "config.json"])
 def test_malformed_json_is_an_error(tmp_path, source, name):
     (source / name).write_text('{"a": 1, "a": 2}')
-    with pytest.raises(ConversionError, match="'a' is there twice"):
+    with pytest.raises(ConversionError, match="'a' appears twice"):
         convert(source, tmp_path / "dst", verify=False)
     only_the_source_is_there(tmp_path)
 

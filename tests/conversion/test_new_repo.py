@@ -49,7 +49,7 @@ MISSING = {
     no_weights: "lack model.safetensors",
     no_shard: "lack model-2.safetensors",
     no_code: "lack modeling_mine.py",
-    repeated_name: "is there twice",
+    repeated_name: "appears twice",
 }
 
 

@@ -32,10 +32,9 @@ class Unpadding:
         # A row is solid when all its changes between real and padding are one start and one end.
         is_solid = (real.diff(dim=-1).sum(-1) + real[:, 0].int() + real[:, -1].int()).max() <= 2
         *lengths, is_solid = torch.cat((real.sum(-1), is_solid[None])).tolist()
-        padding = real.numel() - sum(lengths)
-        if not padding:
+        if sum(lengths) == real.numel():
             return cls(real.shape, None, lengths)
-        if padding < least or not is_solid or not any(lengths):
+        if real.numel() - sum(lengths) < least or not is_solid or not any(lengths):
             return None
         # Their number is known, so that an accelerator need not be queried again.
         return cls(real.shape, torch.nonzero_static(real.flatten(), size=sum(lengths)).flatten(), lengths)

@@ -4,7 +4,6 @@ A repeated key or NaN in a config file; integers in place of weights, which tran
 of another shape are all listed.
 """
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -15,6 +14,8 @@ from safetensors import safe_open
 from transformers.modeling_utils import str_to_torch_dtype
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
 from transformers.utils.hub import get_checkpoint_shard_files
+
+from blockformer.conversion.files.json_files import strict_json
 
 from ..model.awq_linear import QuantizedLinear
 from ..model.axes import BLOCKS
@@ -143,23 +144,11 @@ def parse_config_json(text: str, source: str) -> dict:
     """Parse a config file strictly.
 
     Raises:
-        ValueError: `source` is not a JSON object, has a key twice, or holds NaN or Infinity.
+        ValueError: `source` is not a JSON object, or not strict JSON; see `strict_json`.
     """
-
-    def refuse_constant(name):
-        raise ValueError(f"{source}: {name} is not a JSON value; use a number or null.")
-
-    def refuse_duplicates(pairs):
-        fields = dict(pairs)
-        if len(fields) != len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"{source}: the key {twice!r} appears twice; keep one.")
-        return fields
-
     try:
-        fields = json.loads(text, parse_constant=refuse_constant, object_pairs_hook=refuse_duplicates)
-    except (json.JSONDecodeError, RecursionError) as error:
+        fields = strict_json(text.encode())
+    except ValueError as error:
         raise ValueError(f"{source} is not valid JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ValueError(f"{source} must hold a JSON object, not {type(fields).__name__}.")

@@ -16,6 +16,8 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.errors import EntryNotFoundError
 from transformers import PreTrainedModel
 
+from blockformer.conversion.files.new_repo import check_whole
+
 from .model_card import write_card
 
 EMPTY_CARD = "This model card has been automatically generated."
@@ -61,6 +63,7 @@ def push_to_hub(
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, max_shard_size=max_shard_size)
         _write_card(model, Path(folder), repo_id, token, [tags] if isinstance(tags, str) else tags)
+        check_whole(Path(folder))
         return _commit(
             _files_in(Path(folder)),
             repo_id,
