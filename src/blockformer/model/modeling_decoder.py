@@ -44,7 +44,8 @@ class BlockformerDecoderModel(Stack):
     _can_record_outputs = Stack._can_record_outputs | {name: first for name, (first, _) in OUTPUTS_WITH_LOSS.items()}
 
     def __init__(self, config):
-        super().__init__(config, is_causal=not config.bidirectional, has_cross_attention=config.add_cross_attention)
+        is_causal = not getattr(config, "bidirectional", False)  # a config of another topology is refused by its base
+        super().__init__(config, is_causal, has_cross_attention=config.add_cross_attention)
         for part in parts_of(type(config), "finish"):
             part.finish(config, self)
         self.post_init()
