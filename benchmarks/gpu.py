@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
@@ -42,7 +43,8 @@ def markdown(machine: dict, found: list[Check], times: list[Time], left_out: lis
     ]  # fmt: skip
     for each in found:
         verdict = "right" if each.is_right else f"**wrong** {each.note}"
-        lines.append(f"| {each.family} | {each.way} | {each.dtype} | {each.ours:.1e} | {each.theirs:.1e} | {verdict} |")
+        theirs = "" if math.isnan(each.theirs) else f"{each.theirs:.1e}"
+        lines.append(f"| {each.family} | {each.way} | {each.dtype} | {each.ours:.1e} | {theirs} | {verdict} |")
     if times:
         lines += [
             "",
@@ -75,7 +77,7 @@ def _checked(name: str, file: Path) -> list[Check]:
         rows.append(Check(name, "what follows", "", float("nan"), float("nan"), False, last))
     for each in rows:
         verdict = "right" if each.is_right else "WRONG"
-        distance = f"{each.ours:.1e}, transformers {each.theirs:.1e}"
+        distance = f"{each.ours:.1e}" + ("" if math.isnan(each.theirs) else f", transformers {each.theirs:.1e}")
         print(f"{each.family}, {each.way}, {each.dtype}: {distance}: {verdict} {each.note}", flush=True)
     if not all(each.is_right for each in rows):
         print(done.stderr[-6000:], flush=True)
