@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from museum.earliest import REPOS, assemble
 from safetensors.torch import load_file
+from transformers import AutoConfig
 
 import blockformer
 from blockformer.conversion import ConversionError
@@ -57,14 +59,22 @@ def test_an_old_repo_is_as_today_s_and_its_weights_stay(repo):
     assert blockformer.verify(repo).is_ok
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "marian", "qwen3", "t5", "transformer-base"])
-def test_a_repo_of_the_museum_is_upgraded_with_its_names(name, tmp_path):
-    home = shutil.copytree(MUSEUM / "2026-11-20" / name, tmp_path / name)
-    expected = load_file(home / "expected.safetensors")
-    (home / "expected.safetensors").unlink()
-    before = load_file(home / "model.safetensors")
+@pytest.mark.parametrize("earliest", REPOS, ids=lambda repo: repo.name)
+def test_a_repo_of_the_museum_is_upgraded_with_its_code_and_its_names(earliest, tmp_path):
+    home = assemble(earliest, tmp_path)
+    expected = load_file(earliest / "expected.safetensors")
+    before, old_code = load_file(home / "model.safetensors"), {path.name for path in home.glob("*.py")}
+    unused = {"unused"} if earliest.name == "bert" else set()  # a pooler that nothing read
+    state, code = (found := blockformer.verify(home)).problems["code"]
+    assert found.problems.keys() == {"code", "weights"} | unused
+    assert "the repo is from before 0.1.0" in state
+    assert all(repr(name) in code for name in old_code)
+    assert "names of before 0.1" in found.problems["weights"][0]
     found = blockformer.upgrade(home)
-    assert found.problems.keys() <= {"unused"}  # a pooler that nothing read
+    assert (found.release, found.problems.keys()) == (blockformer.__version__, unused)
+    assert blockformer.verify(home).problems == found.problems
+    config = AutoConfig.from_pretrained(home)
+    assert {path.name for path in home.glob("*.py")} == {path.name for path in code_files(config)} != old_code
     after = load_file(home / "model.safetensors")
     assert not earlier_names.are_earlier(after)
     assert len(after) == len(before)

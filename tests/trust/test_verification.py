@@ -212,6 +212,19 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize(
+    "code", ["evil.BlockformerDecoderModel", "former.Model", "a/b--former.BlockformerDecoderModel"]
+)
+def test_auto_map_of_an_unknown_release_names_the_repo_s_modules_and_our_classes_only(repo, code):
+    (repo / "former.py").write_text("")
+    edit(repo / "config.json", blockformer_version=None, auto_map={"AutoModel": "former.BlockformerDecoderModel"})
+    found = blockformer.verify(repo)
+    assert "settings" not in found.problems
+    assert "'former.py'" in found.problems["code"][1]
+    edit(repo / "config.json", auto_map={"AutoModel": code})
+    assert f"auto_map names '{code}'" in blockformer.verify(repo).problems["settings"][0]
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_wrong_is_named_and_nothing_else(fault, repo):
     kind, spoil, message = FAULTS[fault]

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -247,7 +247,8 @@ def _check_settings(folder: Path, names: set[str], kind: type, found: Verificati
             continue
         for key, value in _entries(content):
             if name == "config.json" and key == "auto_map" and value is content.get("auto_map"):
-                if (stray := _stray(value, kind, bool(content.get("blocks")))) is not None:
+                unknown = names if found.release is None else set()
+                if (stray := _stray(value, kind, bool(content.get("blocks")), unknown)) is not None:
                     found.add("settings", f"config.json: auto_map names {stray}, which is not this repo's code")
             elif key in NEVER_FOLLOWED and value:
                 if not isinstance(value, str) or "/" in value or key == "custom_generate":
@@ -260,12 +261,16 @@ def _check_settings(folder: Path, names: set[str], kind: type, found: Verificati
             found.notes.append(f"{name}: the model that the adapter is for is another repo, which is not looked at")
 
 
-def _stray(auto_map: Any, kind: type, has_blocks: bool) -> str | None:
-    """What an `auto_map` names besides the topology's own classes; with blocks from outside by way of `ENTRY`."""
+def _stray(auto_map: Any, kind: type, has_blocks: bool, unknown: Collection[str]) -> str | None:
+    """What an `auto_map` names besides the topology's own classes; with blocks from outside by way of `ENTRY`.
+
+    `unknown` has the files of a repo of an unknown release, whose modules had other names; the code's check names them.
+    """
     if not isinstance(auto_map, dict):
         return shown(auto_map)
     own = set(kind.auto_classes.values())  # type: ignore[attr-defined]
     modules = {ENTRY.removesuffix(".py")} if has_blocks else {code.partition(".")[0] for code in own}
+    modules |= {name.removesuffix(".py") for name in unknown if name.endswith(".py")}
     for code in auto_map.values():
         module, _, name = str(code).partition(".")
         if not (isinstance(code, str) and module in modules and name in blockformer.__all__):
