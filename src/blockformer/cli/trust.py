@@ -52,6 +52,8 @@ def _show(found: "Verification", is_signed: bool) -> None:
         problems = found.problems.get(kind, [])
         said = f"{len(problems)} problems" if len(problems) > 1 else "1 problem"
         good = sentence.format(count=count, release=found.release, others=others or ", and no others")
+        if kind in ("weights", "unused") and not found.weights_compared:
+            good = "not compared (see the note below)"
         print(f"{kind:10}{said if problems else good}")
         for problem in problems:
             print(printable(f"    {problem}"))
