@@ -578,10 +578,14 @@ def test_the_command_line_registers_blocks_first(tmp_path, capsys):
     assert end.value.code == 1
     assert f"to read   {NORM.name}, SHA-256 {hashlib.sha256(NORM.read_bytes()).hexdigest()}" in said
     assert "all as in release 0.1.0; dynamic_tanh.py, gated_attention.py, squared_relu.py: of the repo's author" in said
+    assert "names and shapes match" not in said
+    assert said.count("not compared (see the note below)") == 2
     with pytest.raises(SystemExit) as end:
         main([*(part for file in FILES for part in ("--block", str(file))), "verify", str(tmp_path / "repo")])
     assert end.value.code == 0
-    assert "to read" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "to read" not in said
+    assert "names and shapes match the config" in said
     with pytest.raises(SystemExit) as end:
         main(["--block", str(tmp_path / "none.py"), "verify", str(tmp_path / "repo")])
     assert end.value.code == 1

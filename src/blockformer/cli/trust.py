@@ -52,12 +52,14 @@ def _show(found: "Verification", is_signed: bool) -> None:
         problems = found.problems.get(kind, [])
         said = f"{len(problems)} problems" if len(problems) > 1 else "1 problem"
         good = sentence.format(count=count, release=found.release, others=others or ", and no others")
+        if kind in ("weights", "unused") and not found.weights_compared:
+            good = "not compared (see the note below)"
         print(f"{kind:10}{said if problems else good}")
         for problem in problems:
             print(printable(f"    {problem}"))
     for name in found.to_read:
         print(printable(f"to read   {name}, SHA-256 {found.files[name]}"))
-        print("    a block of the repo's author's, not Blockformer's: loading the repo runs it, and nothing vouches")
-        print("    for what it does. Once you have read it: blockformer --block FILE verify REPO")
+        print("    a block that the repo's author wrote. Who loads the repo by its own code runs it, and Blockformer")
+        print("    cannot say what it does. Read it, then: blockformer --block FILE verify REPO")
     for note in found.notes:
         print(printable(f"note: {note}"))

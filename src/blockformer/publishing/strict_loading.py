@@ -125,14 +125,15 @@ def check_blocks(blocks: Any, start: str) -> None:
     for name, digest in (blocks or {}).items():
         if name not in known:
             raise ValueError(
-                f"{start}this model needs {name!r}, a block of its author's (SHA-256 {digest}), and nothing of a "
-                f"repo is run here. Read that file, then blockformer.register('{name}'), or --block FILE on the "
-                "command line; or load the repo with trust_remote_code=True where blockformer is not imported."
+                f"{start}this model needs {name!r}, a block of its author's (SHA-256 {digest}), which is not "
+                f"registered, and code of a repo is never run here. Read that file, then call "
+                f"blockformer.register('{name}'), or give --block FILE on the command line; or load the repo with "
+                "trust_remote_code=True where blockformer is not imported."
             )
         if known[name] != digest:
             raise ValueError(
                 f"{start}this model was made with another {name!r} (SHA-256 {digest}) than the registered one: "
-                "register the file that lies beside its weights, in a new process."
+                "register the file that is in the repo, in a new process."
             )
 
 

@@ -55,6 +55,7 @@ class Verification:
             "unused" (weights that the model does not have), "signature".
         blocks: name -> SHA-256 of each block from outside: code of the repo's author's that the config names.
         to_read: those of them that are not registered in this process: nothing vouches for what they do.
+        weights_compared: whether the weights' names and shapes were compared with the config; if not, `notes` says why.
         notes: what was not checked, and why.
     """
 
@@ -65,6 +66,7 @@ class Verification:
     problems: dict[str, list[str]] = field(default_factory=dict)
     blocks: dict[str, str] = field(default_factory=dict)
     to_read: list[str] = field(default_factory=list)
+    weights_compared: bool = True
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -294,9 +296,11 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
         found.add("weights", f"config.json: architectures names {shown(name)}, which is not a model of Blockformer")
         return
     if config.get("quantization_config"):
+        found.weights_compared = False
         found.notes.append("weights quantized by another library: names and shapes are not compared")
         return
     if found.to_read:
+        found.weights_compared = False
         found.notes.append("names and shapes of weights are not compared: blocks that are not registered have some")
         return
     try:
