@@ -135,7 +135,7 @@ class _Work:
 
     def beside(self, ours, theirs: gguf_model.GgufModel, dtype: str, peer: str) -> Iterator[Row]:
         shape = self.shape
-        self.console.print(f"{shape.name}: {dtype} beside {peer}")
+        self.console.print(f"{shape.name}: {dtype}, compared with {peer}")
         self._check_same(ours, theirs, peer)
         yield from self._decoding("decode, prepared", ours, theirs, dtype, peer)
         for length in self.prefills:
@@ -232,7 +232,7 @@ def _encoder_rows(size, limits, console: Console, folder: Path, peer: str, dtype
     if not path.exists():
         export(official, path)
     for dtype in dtypes:
-        console.print(f"BERT, {size.layers} layers: {dtype} beside {peer}")
+        console.print(f"BERT, {size.layers} layers: {dtype}, compared with {peer}")
         ours = ours.to(dtype)
         session = onnx_runtime(path) if peer == "ONNX Runtime" else openvino_model(path, dtype)
         for fill in seq2seq.FILLS:

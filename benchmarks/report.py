@@ -76,5 +76,5 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def _label(row: Row) -> str:
     size = f", batch {row.batch}, context {row.context:,}" if row.batch else ""
-    against = "" if row.peer.startswith("transformers") else f" beside {row.peer}"
+    against = "" if row.peer.startswith("transformers") else f", compared with {row.peer}"
     return f"{row.work} {row.dtype}{size}{' (memory)' if row.unit == 'bytes' else ''}{against}"

@@ -77,7 +77,7 @@ def rows(size, console: Console) -> Iterator[Row]:
             if not is_quicker():
                 continue
             for peer, other in runtimes.items():
-                console.print(f"sentences{state}, beside {peer}")
+                console.print(f"sentences{state}, compared with {peer}")
                 yield _row(ours, other, texts, size, state, peer)
 
 

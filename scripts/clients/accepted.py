@@ -88,7 +88,7 @@ ONE_CLASS = "ours: one class has layers with and without experts, and these test
 TURNED = "ours: rotary tables are laid out for one product less"
 ONE_FIELD = "ours: `sliding_window` is None where there is none; there is no second field that says so"
 NO_INPUTS_EMBEDS = "transformers: the official classifiers of T5 and BART refuse inputs_embeds"
-PARTS_BESIDE = "transformers: the official T5 keeps its parts beside the head"
+PARTS_BESIDE = "transformers: the official T5 keeps its parts next to the head"
 NAMED_TWICE = "transformers: its config has `num_experts` under a second name, by which it is saved"
 
 NOT_ANNOTATED = "ours: `**kwargs` of `forward` have no annotation, by which this test knows what a model records"
