@@ -164,7 +164,7 @@ def four_bits(device: str) -> float:
 
 
 def _texts(device: str, **asked) -> tuple[float, float]:
-    """The share of tokens that differ from those of the CPU, plain or prepared, and transformers' own."""
+    """The share of tokens that differ from the CPU's, plain or prepared, and transformers' own share."""
     ours, batch = _model(), inputs_of(_model(), "cpu")
     torch.manual_seed(0)
     theirs = official_models()["qwen3"]().eval()

@@ -87,7 +87,7 @@ class LowBits:
 
 
 class Direction:
-    """Whether tokens see later ones too, as those of an encoder of texts that was a decoder do."""
+    """Whether tokens see later ones too, as in a text encoder made from a decoder."""
 
     def read(self, official):
         """See `Value.read`."""
