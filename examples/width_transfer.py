@@ -64,7 +64,7 @@ def train(width: int, rate: float, base, seed: int, steps: int, rows) -> torch.n
 
 
 def sweep(output: Path, widths: list[int], rates: list[float], seeds: list[int], steps: int) -> list[dict]:
-    """All runs, including those of an earlier call."""
+    """All runs, also from earlier calls."""
     output.mkdir(parents=True, exist_ok=True)
     file = output / "runs.jsonl"
     runs = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

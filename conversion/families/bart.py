@@ -41,7 +41,7 @@ TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 VERSIONS = ("encoder.version", "decoder.version")
 """Numbers that the first BART checkpoints hold and that no class reads."""
 OWN, ONE_SIZE, LEARNT = "own vocabularies", "own vocabularies of one size", "learnt bias"
-"""Traits, in addition to those of all encoder-decoders and the name of the stored bias."""
+"""Traits, on top of what all encoder-decoders have, and the name of the stored bias."""
 LAYER = {
     "self_attn.q_proj": "self_attn.q_proj",
     "self_attn.k_proj": "self_attn.k_proj",

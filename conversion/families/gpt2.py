@@ -109,7 +109,7 @@ class GPT2Family(DecoderFamily):
         return stack_rules(config)
 
     def differences(self, config):
-        """See `ConfigTranslation.differences`. A bias that ours lacks is no obstacle: it is written as zero."""
+        """See `ConfigTranslation.differences`. A bias that ours lacks is fine: it is written as zero."""
         if config.norm_type == "layer_norm" and config.norm_weight == "plain":
             config = copy.copy(config)
             for name in BIASES:

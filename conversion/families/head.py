@@ -20,7 +20,7 @@ class Head:
     Attributes:
         official: name of the official class in transformers.
         ours: name of ours in `blockformer`.
-        root: prefix of the official names of the stack's tensors; our names have "model." unless there is no head.
+        root: prefix of the official names of the stack's tensors; our names have "model." if there is a head.
         modules: official module -> ours, each with weight and bias, beyond the stack's.
         tensors: official tensor -> ours, beyond those.
     """
@@ -33,7 +33,7 @@ class Head:
 
     @property
     def bare(self) -> bool:
-        """Whether there is no head: then no name of a tensor has a prefix, in both layouts."""
+        """Whether the model has no head: then tensor names have no prefix, in both layouts."""
         return self.ours.endswith("Model")
 
     @property

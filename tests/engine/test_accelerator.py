@@ -315,6 +315,20 @@ def test_a_mask_without_padding_is_read_once(calls, monkeypatch):
 
 
 @torch.no_grad()
+def test_a_mask_without_padding_says_that_each_row_is_one_text(calls, monkeypatch):
+    """Whatever the positions are: without a mask, some of them would mean several texts in a row."""
+    plain, quick = make("qwen3")
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]).expand(3, -1)
+    given = {**batch(plain), "attention_mask": torch.ones(3, 9, dtype=torch.long), "position_ids": positions}
+    expected = plain(**given).last_hidden_state
+    without = plain(**{**given, "attention_mask": None}).last_hidden_state
+    assert (expected - without).abs().max() > 1e-2
+    monkeypatch.setattr(stack, "check_inputs", lambda *_: False)  # as on a device whose masks are not read for checks
+    assert_close(quick(**given).last_hidden_state, expected)
+    assert not calls
+
+
+@torch.no_grad()
 def test_small_batches_are_computed_as_they_are(calls, monkeypatch):
     """The host takes longer than the device there."""
     _, quick = make("bert")

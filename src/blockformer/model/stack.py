@@ -118,7 +118,7 @@ class Stack(BlockformerPreTrainedModel):
         if not needs_padding and self._may_unpad(use_cache, past_key_values, kwargs):
             unpadding = self.runtime.unpadding(self, hidden_states, attention_mask, given_positions, sequences)
             if attention_mask is not None and unpadding is not None and unpadding.indices is None:
-                attention_mask, unpadding = None, None  # there is no padding
+                attention_mask, unpadding, mask_is_all_ones = None, None, True
         if unpadding is None:
             packed = None if mask_is_all_ones else given_positions
             masks = self._masks(hidden_states, attention_mask, past_key_values, packed)
