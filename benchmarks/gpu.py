@@ -4,8 +4,8 @@ Usage: python benchmarks/gpu.py [--output FOLDER] [--minutes N] [--only NAME ...
 
 It needs torch and transformers, no network and no installation of this project. Every way is compared with float64 on
 the CPU and with transformers' own class on the device, and how often the host waits is counted. Then encoders, prompts,
- training steps and decoding are timed, both libraries taking turns. It writes `gpu.json` and `gpu.md`. Without
-a GPU it checks what a CPU can, and times nothing. It ends with status 1 if an answer is wrong.
+training steps and decoding are timed, both libraries taking turns. It writes `gpu.json` and `gpu.md`. Without a GPU it
+checks what a CPU can, and times nothing. It ends with status 1 if an answer is wrong.
 """
 
 from __future__ import annotations
