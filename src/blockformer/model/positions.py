@@ -115,4 +115,8 @@ def rotate(states, cos, sin):
     """
     if (size := cos.shape[-1]) < states.shape[-1]:
         return torch.cat((rotate(states[..., :size], cos, sin), states[..., size:]), dim=-1)
-    return states * cos + states.roll((size // 2,), dims=(-1,)) * sin
+    if torch.compiler.is_compiling():  # which reads a rolled tensor number by number
+        swapped = torch.cat((states[..., size // 2 :], states[..., : size // 2]), dim=-1)
+    else:
+        swapped = states.roll((size // 2,), dims=(-1,))
+    return states * cos + swapped * sin
