@@ -81,6 +81,15 @@ def test_shapes_are_those_of_hooks_on_a_real_forward(name, settings):
                 assert row[1:] == [str(shape) for shape in seen[path]], path
 
 
+def numbers_cached(model):
+    """What a text of three tokens leaves in the cache of a model on the meta device, by token."""
+    tokens = torch.zeros(1, 3, dtype=torch.long, device="meta")
+    names = ("decoder_input_ids", "input_ids") if model.config.is_encoder_decoder else ("input_ids",)
+    cache = model(**dict.fromkeys(names, tokens), use_cache=True).past_key_values
+    own = getattr(cache, "self_attention_cache", cache)
+    return sum(layer.keys.numel() + layer.values.numel() for layer in own.layers) // 3
+
+
 @pytest.mark.parametrize("name", ["bert", "qwen3", "t5", "gpt_oss", "modernbert"])
 def test_parameters_and_cache_are_those_of_the_summary(name):
     config = blockformer.preset(name)
@@ -89,7 +98,10 @@ def test_parameters_and_cache_are_those_of_the_summary(name):
     assert totals["parameters"].startswith(f"{summary.parameters:,};")
     assert totals["weights"] == f"in float32: {summary.memory['float32']:,} bytes"
     if summary.cache:
+        assert summary.cache["float32"] == 4 * numbers_cached(facts.model)
         assert totals["cache for a token"].startswith(f"{summary.cache['float32']:,} bytes")
+        boxes = [box for box in facts.boxes() if "cache" in box and not box["role"].endswith("cross_attn")]
+        assert sum(box["cache"] * len(box["layers"]) for box in boxes) == summary.cache["float32"]
     own = sum(box["parameters"] * max(len(box["layers"]), 1) for box in facts.boxes())
     tied = facts.model.get_input_embeddings().weight.numel() * (
         (facts.parts.has_language_model_head and bool(config.tie_word_embeddings)) + (len(facts.parts.stacks) > 1)

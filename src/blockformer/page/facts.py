@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 from blockformer.conversion.files.sizes import format_size
-from blockformer.conversion.summary import idle_parameters, on_paper
+from blockformer.conversion.summary import cached_numbers, idle_parameters, on_paper
 
 from ..declared_fields import axes_of
 from ..pictures.anatomy import Anatomy, Box, StackAnatomy, anatomy
@@ -72,7 +72,7 @@ class Facts:
         if self.step is not None and not box.role.startswith("encoder."):
             about["stepFlops"] = self.step.of(box.path) // passes
             if box.heads:
-                about["cache"] = 2 * box.heads[1] * self.config.head_dim * self.size
+                about["cache"] = module.cached_numbers * self.size
         return about
 
     def shapes(self, path: str) -> list[list]:
@@ -118,12 +118,7 @@ class Facts:
             ["FLOPs for a text", short(flops), f"{flops:,} for {self.text_length}, 2 for a product and its sum"]
         )
         if self.step is not None:
-            cache = sum(
-                2 * sub.f.heads[1] * self.config.head_dim * self.size * len(kind.layers)
-                for kind in self.parts.stacks[-1].kinds
-                for sub in kind.sublayers
-                if sub.f.heads and sub.f.mask != "cross"
-            )
+            cache = cached_numbers(self.model) * self.size
             rows.append(
                 ["cache for a token", format_size(cache), f"{cache:,} bytes of keys and values in {self.dtype}"]
             )
