@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
+from blockformer.model.positions import positions_from_mask
+
 from .errors import ConversionError
 from .memory import available_memory
 from .progress import Passes, Progress, silent
@@ -143,7 +145,7 @@ def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe
     full, count = torch.ones(ROWS, length, dtype=torch.long), torch.arange(length).expand(ROWS, length)
     padded = full.clone()
     padded[0, : length // 2] = 0
-    positions = (padded.cumsum(-1) - 1).clamp(min=0)
+    positions = positions_from_mask(padded)
     extras: dict[str, Tensor] = {}
     if getattr(config, "type_vocab_size", 0):
         extras["token_type_ids"] = torch.randint(config.type_vocab_size, (ROWS, length), generator=generator)
