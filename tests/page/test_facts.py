@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import blockformer
 from blockformer.conversion.plan import architecture_of
 from blockformer.conversion.summary import SHOWN, describe, on_paper
+from blockformer.inputs import inputs_of
 from blockformer.model.axes import axes
 from blockformer.page.build import MAX_BYTES, page
 from blockformer.page.differences import differences
@@ -67,8 +68,9 @@ def test_shapes_are_those_of_hooks_on_a_real_forward(name, settings):
     for path, module in model.named_modules():
         if path in paths or path.rpartition(".")[0] in paths:
             module.register_forward_hook(hook(path), with_kwargs=True)
-    inputs = {"decoder_input_ids": torch.arange(5)[None]} if config.is_encoder_decoder else {}
-    output = model(torch.arange(6)[None], output_attentions=True, **inputs)
+    lengths = {True: 6, False: 5 if config.is_encoder_decoder else 6}
+    inputs = {each.name: each.example(1, lengths[each.of_source]) for each in inputs_of(config)}
+    output = model(**inputs, output_attentions=True)
     for box in facts.boxes():
         if box["kind"] in ("positions",):
             continue
