@@ -118,10 +118,10 @@ def plan_in(
         config.dtype = cast
     shapes, tied, parameters = expected_tensors(family.our_class(variant), config)
     shapes |= unread_pooler(family.our_class(variant), config)
-    beyond = family.layers_beyond(variant, config).among(stored)
-    headers = {name: checkpoint.tensors[own] for name, own in stored.items() if name not in beyond}
-    to_class = RuleTable(family.storage(variant, config, plain)).plan(headers, rest=True)
-    to_ours = family.layout(variant, config).plan(_targets(to_class), shapes, optional=tied, dtype=cast)
+    layout = family.layout(variant, config)
+    headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
+    to_class = RuleTable(family.storage(variant, config, plain), layers=layout.layers).plan(headers, rest=True)
+    to_ours = layout.plan(_targets(to_class), shapes, optional=tied, dtype=cast)
     groups = in_turn(to_class, to_ours)
     groups = [replace(group, sources=tuple(stored[name] for name in group.sources)) for group in groups]
     used = {name for group in groups for name in group.sources}
@@ -143,7 +143,7 @@ def plan_in(
         origin=None if family.is_file else Origin(family, official, variant, unused),
         low_bits=low_bits,
         not_runnable=family.not_runnable(config),
-        notes=[*family.notes(variant), *_notes_on_beyond(beyond, "kept for the way back")],
+        notes=[*family.notes(variant), *_notes_on(layout.further_layers(stored), "kept for the way back")],
     )
 
 
@@ -177,7 +177,8 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         shapes.pop(family.canonical(group.targets[0].name, variant), None)
     optional = [*tied, *family.optional(variant)]
     to_class = layout.plan(checkpoint.tensors, shapes, reverse=True, optional=optional, dtype=cast)
-    to_file = RuleTable(family.storage(variant, config)).plan(_targets(to_class), reverse=True, rest=True)
+    storage = RuleTable(family.storage(variant, config), layers=layout.layers)
+    to_file = storage.plan(_targets(to_class), reverse=True, rest=True)
     groups = in_turn(to_class, to_file)
     tied_pairs = [
         (family.stored(first, variant), family.stored(second, variant)) for first, second in stored_pairs(tied, groups)
@@ -198,7 +199,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         files={} if origin is None else _files_of(origin, official),
         low_bits=awq.TRAIT in variant.traits,
         not_runnable=family.not_runnable(config),
-        notes=[*family.notes_on_writing(config), *_further_layers(family, variant, config, unused)],
+        notes=[*family.notes_on_writing(config), *_further_layers(family, variant, layout, unused)],
     )
 
 
@@ -227,18 +228,16 @@ def _as_in_checkpoints(
     return theirs | {name: before[name] for name in matching(before, patterns)}
 
 
-def _further_layers(
-    family: Family, variant: CheckpointVariant, config: PretrainedConfig, unused: list[Group]
-) -> list[str]:
+def _further_layers(family: Family, variant: CheckpointVariant, layout: RuleTable, unused: list[Group]) -> list[str]:
     """A note on layers after the model's last one, whether they are written or missing."""
-    beyond = family.layers_beyond(variant, config)
-    found = beyond.among(family.canonical(target.name, variant) for group in unused for target in group.targets)
-    if found or not beyond.prefixes:
-        return _notes_on_beyond(found, "written as they came")
+    names = [family.canonical(target.name, variant) for group in unused for target in group.targets]
+    found = layout.further_layers(names)
+    if found or not layout.has_further_layers:
+        return _notes_on(found, "written as they came")
     return [f"layers that predict further tokens, which checkpoints of {family.name} may have, are not written"]
 
 
-def _notes_on_beyond(names: Sequence[str], what: str) -> list[str]:
+def _notes_on(names: Sequence[str], what: str) -> list[str]:
     if not names:
         return []
     return [

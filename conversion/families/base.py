@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConversionError, shown
-from ..rules.beyond import LayersBeyond
 from ..rules.table import Rule, RuleTable
 from ..storage.spelling import Spelling
 from ..storage.variant import CheckpointVariant
@@ -32,8 +31,6 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     """Whether its linear layers may have 4-bit weights."""
     counts_padding = False
     """Whether the official class counts padding among the positions, and takes no position ids."""
-    passed_over: tuple[str, ...] = ()
-    """See `LayersBeyond`: what the names of such layers' tensors begin with, without the head's prefix."""
     own_spellings: Sequence[Spelling] = ()
     """How names in all its checkpoints, and in older releases' classes, differ from the names in today's class."""
     is_file = False
@@ -147,13 +144,6 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     def notes_on_writing(self, config: PretrainedConfig) -> list[str]:
         """What a user must know about writing a model of this config of ours in the official layout."""
         return []
-
-    def layers_beyond(self, variant: CheckpointVariant, config: PretrainedConfig) -> LayersBeyond:
-        """The layers after the model's last one that a checkpoint may hold; their names are `canonical` ones."""
-        if not self.passed_over:
-            return LayersBeyond()
-        root = self.head(variant).root
-        return LayersBeyond(tuple(root + prefix for prefix in self.passed_over), config.num_hidden_layers)
 
     def spellings(self, variant: CheckpointVariant) -> Sequence[Spelling]:
         """How names in a checkpoint of this variant differ from the names in today's official class."""

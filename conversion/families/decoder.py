@@ -125,7 +125,7 @@ class DecoderFamily(Family[Head]):
         more_layer: a config of ours -> more official modules of a layer -> ours.
         more_rules: a config of ours -> rules of a layer that are more than a module's name, without the layer's prefix.
         spellings: see `Family.own_spellings`.
-        ignored: official names of the stack that are computed, not trained.
+        ignored: see `RuleTable`, official names of the stack: they are computed, not trained, or of further layers.
         reads_whole: whether the official class follows an `is_causal` of false.
         settings: further arguments of `ConfigTranslation`.
     """
@@ -245,13 +245,11 @@ class DecoderFamily(Family[Head]):
 
     def layout(self, variant, config):
         """See `Family.layout`."""
-        rules = self._plain_rules(variant, config)
-        return awq.kept_rules(rules, self._low_bit_weights(variant)) if awq.TRAIT in variant.traits else rules
-
-    def _plain_rules(self, variant, config) -> RuleTable:
         head = self.head(variant)
-        rules = [rule.under(head.root, head.our_root) for rule in self.stack_rules(config)]
-        return RuleTable([*rules, *head.rules], ignored=[head.root + name for name in self.ignored])
+        rules = [*(rule.under(head.root, head.our_root) for rule in self.stack_rules(config)), *head.rules]
+        if awq.TRAIT in variant.traits:
+            rules = awq.kept_rules(rules, self._low_bit_weights(variant))
+        return RuleTable(rules, [head.root + name for name in self.ignored], config.num_hidden_layers)
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
         """The rules of the stack's tensors, without prefixes."""

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from ..rules.operations import Identity, LeadingAxis
-from ..rules.table import Rule, RuleTable, module_rules
+from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
 from ..storage.variant import CheckpointVariant
 from ..values import Computed, NotExpressible
@@ -44,7 +44,6 @@ class ExpertsFamily(DecoderFamily):
         published: how published checkpoints hold the tensors of a sparse layer; None: as the class has them.
         sparse: the other official modules of a sparse layer -> ours, without prefix.
         bias_of_choice: the official name of the router's selection bias [E], or [1, E] where `published` moves it.
-        passed_over: see `LayersBeyond`.
         settings: the arguments of `DecoderFamily`.
     """
 
@@ -54,13 +53,11 @@ class ExpertsFamily(DecoderFamily):
         published: OneByOne | None = OneByOne(),  # noqa: B008 - never changed
         sparse: Mapping[str, str] | None = None,
         bias_of_choice: str = f"gate.{SELECTION_BIAS}",
-        passed_over: tuple[str, ...] = (),
         **settings,
     ):
         super().__init__(*names, **settings)
         self.published, self.sparse = published, {"gate": "gate", **(sparse or {})}
-        self.bias_of_choice, self.passed_over = bias_of_choice, passed_over
-        self.has_low_bits = False
+        self.bias_of_choice, self.has_low_bits = bias_of_choice, False
 
     def variant_of(self, official, names=None, read=None):
         """See `Family.variant_of`."""
@@ -83,11 +80,9 @@ class ExpertsFamily(DecoderFamily):
         layer = self.head(variant).root + self.layers
         return self.published.rules(layer, self.sparse, [self.bias_of_choice], config.num_experts)
 
-    def layout(self, variant, config):
-        """See `Family.layout`."""
-        head, table = self.head(variant), super().layout(variant, config)
-        rules = [rule.under(head.root + self.layers, head.our_root + LAYER) for rule in self.sparse_rules(config)]
-        return RuleTable([*table.rules, *rules], ignored=table.ignored)
+    def stack_rules(self, config):
+        """See `DecoderFamily.stack_rules`."""
+        return [*super().stack_rules(config), *(rule.under(self.layers, LAYER) for rule in self.sparse_rules(config))]
 
     def sparse_rules(self, config: PretrainedConfig) -> list[Rule]:
         """The rules of a sparse layer, without the layer's prefixes."""

@@ -1,6 +1,7 @@
 """How a model runs, part by part, and why not faster; and compiling before the first request."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -157,7 +158,7 @@ def warm_up(model, batches, **settings):
     return model
 
 
-def _in_words(question) -> str:
+def _in_words(question: Any) -> str:
     """What a question to `is_measured` is about."""
     kind, *rest = question.split(", ") if isinstance(question, str) else question
     words = _MEASURED.get(kind, kind)
@@ -165,7 +166,7 @@ def _in_words(question) -> str:
         details = (" in ", " for ")
         told = (each.removeprefix("torch.").replace("1 rows", "1 row") for each in rest)
         return words + "".join(word + each for word, each in zip(details, told, strict=False))
-    rows, outputs, inputs = rest
+    rows, outputs, inputs = map(int, rest)
     return f"{words}, {_ROWS.get(rows, f'{rows} rows')} by {outputs:,} x {inputs:,} weights"
 
 
