@@ -104,7 +104,7 @@ class DecoderFamily(Family[Head]):
     Args:
         name: the official `model_type`, which is the preset's name too.
         config_class: name of the official configuration class.
-        classes: names of the official model classes, the language model first.
+        classes: names of the official model classes, the language model first; or the heads that they are.
         structure: our fields that are the same in all of its models, except those in `fields`.
         fresh: what a fresh model has beyond its structure.
         layer: official module of a layer -> ours, or several of ours that it holds side by side.
@@ -136,7 +136,7 @@ class DecoderFamily(Family[Head]):
         self,
         name: str,
         config_class: str,
-        classes: str,
+        classes: str | Sequence[Head],
         *,
         structure: Mapping[str, Any],
         fresh: Mapping[str, Any],
@@ -164,9 +164,8 @@ class DecoderFamily(Family[Head]):
     ):
         known = {theirs: ours for theirs, ours in {**FIELDS, **(fields or {})}.items() if ours is not None}
         varied = {each for names in known.values() for each in ((names,) if isinstance(names, str) else names)}
-        heads = decoder_heads(
-            classes, root, qa_root=qa_root, token_head=token_head, head_bias=head_bias, bare_root=bare_root
-        )
+        names = {"qa_root": qa_root, "token_head": token_head, "head_bias": head_bias, "bare_root": bare_root}
+        heads = decoder_heads(classes, root, **names) if isinstance(classes, str) else classes
         old = {framework + head.official: head.official for head in heads for framework in ("TF", "Flax")}
         self.has_low_bits = not pairs and all(isinstance(ours, str) for ours in layer.values())
         super().__init__(
