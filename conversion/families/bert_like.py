@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 from ..errors import ConversionError, shown
 from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
+from ..storage.modules import ModulesInFiles
 from ..storage.spelling import Ending, Prefix, Spelling
 from ..storage.variant import CheckpointVariant
 from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
@@ -54,7 +55,7 @@ class BertLikeFamily(Family[EncoderHead]):
         former_root: a prefix that checkpoints have where `root` would stand, in models without a head too.
         pooler: official name of the pooler's dense layer.
         next_sentence: official name of the head for the next sentence.
-        stored_inner: more beginnings of names of the encoder's tensors, which only checkpoints have.
+        in_files: how checkpoints name modules, where the official class has other names.
         ignored: more tensors of the encoder that the official class does not read.
         ignored_heads: the same of heads.
         settings: further arguments of `ConfigTranslation`.
@@ -85,7 +86,7 @@ class BertLikeFamily(Family[EncoderHead]):
         former_root: str = "",
         pooler: str = "pooler.dense",
         next_sentence: str = "cls.seq_relationship",
-        stored_inner: Sequence[str] = (),
+        in_files: ModulesInFiles | None = None,
         ignored: Sequence[str] = (),
         ignored_heads: Sequence[str] = (),
         **settings,
@@ -115,7 +116,9 @@ class BertLikeFamily(Family[EncoderHead]):
         self.stack, self.fused = dict(stack), dict(fused or {})
         self.pooler, self.next_sentence = pooler, next_sentence
         self.ignored, self.ignored_heads = tuple(ignored), tuple(ignored_heads)
-        inner = [*self.embeddings, layer, *self.stack, "pooler.", *stored_inner]
+        self.in_files = in_files
+        inner = [*self.embeddings, layer, *self.stack, "pooler."]
+        inner += [in_files.layer, *in_files.stack] if in_files is not None else []
         self._inner = tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in inner))
 
     # The variant: which head, which names.
@@ -214,6 +217,17 @@ class BertLikeFamily(Family[EncoderHead]):
         return spellings
 
     # The tensors.
+
+    def storage(self, variant, config, plain=None):
+        """See `Family.storage`."""
+        if (files := self.in_files) is None:
+            return []
+        root = self._root(self.head(variant))
+        rules = [rule.under(root, root) for rule in module_rules(files.stack)]
+        for theirs, modules in files.modules.items():
+            own = self._module_rules(theirs, modules, config)
+            rules += [rule.under(root + files.layer, root + self.layer) for rule in own]
+        return [*rules, *module_rules(files.head)]
 
     def layout(self, variant, config):
         """See `Family.layout`."""

@@ -164,7 +164,12 @@ class DecoderFamily(Family[Head]):
     ):
         known = {theirs: ours for theirs, ours in {**FIELDS, **(fields or {})}.items() if ours is not None}
         varied = {each for names in known.values() for each in ((names,) if isinstance(names, str) else names)}
-        names = {"qa_root": qa_root, "token_head": token_head, "head_bias": head_bias, "bare_root": bare_root}
+        names: dict[str, Any] = {
+            "qa_root": qa_root,
+            "token_head": token_head,
+            "head_bias": head_bias,
+            "bare_root": bare_root,
+        }
         heads = decoder_heads(classes, root, **names) if isinstance(classes, str) else classes
         old = {framework + head.official: head.official for head in heads for framework in ("TF", "Flax")}
         self.has_low_bits = not pairs and all(isinstance(ours, str) for ours in layer.values())
