@@ -15,7 +15,7 @@ from ..errors import ConversionError, shown
 from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
 from ..storage.modules import ModulesInFiles
-from ..storage.spelling import Ending, Prefix, Spelling
+from ..storage.spelling import Ending, Prefix, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
 from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
 from .base import Family
@@ -144,7 +144,7 @@ class BertLikeFamily(Family[EncoderHead]):
         elif not head.bare and not any(name.startswith(self.root) for name in names):
             traits.add("no prefix")
         variant = CheckpointVariant(head.official, frozenset(traits))
-        found = {self.canonical(name, variant) for name in names}
+        found = {self.spellings(variant).todays(name) for name in names}
         if f"{self._root(head)}{self.pooler}.weight" in found:
             traits.add("pooler")
         if self.language_model.copy and self.language_model.copy in found:
@@ -214,7 +214,7 @@ class BertLikeFamily(Family[EncoderHead]):
             spellings.append(Prefix(in_file=self.root, in_class="", inner=self._inner))
         elif "no prefix" in variant.traits:
             spellings.append(Prefix(in_file="", in_class=self.root, inner=self._inner))
-        return spellings
+        return Spellings(spellings)
 
     # The tensors.
 

@@ -17,7 +17,7 @@ from blockformer.model.rotary import rotary_size
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Operation, Split
 from ..rules.table import Rule, RuleTable
 from ..storage import awq
-from ..storage.spelling import Prefix, Spelling
+from ..storage.spelling import Prefix, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, NoWindow, Rope, Value
 from .base import Family
@@ -197,7 +197,7 @@ class DecoderFamily(Family[Head]):
         self.directions = (True, False) if reads_whole else (True,)
         self.root, self.layer, self.outer, self.layers = root, layer, outer, layers
         self.split, self.pairs = split, pairs
-        self.more_layer, self.more_rules, self.own_spellings = more_layer, more_rules, tuple(spellings)
+        self.more_layer, self.more_rules, self.own_spellings = more_layer, more_rules, Spellings(spellings)
         self.inner = (*(f"{each}." for each in outer), layers.partition(".")[0] + ".")
         self.ignored = (layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored)
 
@@ -232,9 +232,10 @@ class DecoderFamily(Family[Head]):
     def spellings(self, variant):
         """See `Family.spellings`."""
         if PREFIX in variant.traits:
-            return [Prefix(in_file=self.root, in_class="", inner=self.inner), *self.own_spellings]
+            return Spellings([Prefix(in_file=self.root, in_class="", inner=self.inner), *self.own_spellings])
         if NO_PREFIX in variant.traits:
-            return [Prefix(in_file="", in_class=self.head(variant).root, inner=self.inner), *self.own_spellings]
+            root = self.head(variant).root
+            return Spellings([Prefix(in_file="", in_class=root, inner=self.inner), *self.own_spellings])
         return self.own_spellings
 
     def plain_entries(self, official, variant):
