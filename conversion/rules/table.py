@@ -317,14 +317,17 @@ class RuleTable:
         found: dict[tuple[int, tuple[str, ...]], dict[int, str]] = {}
         places = _Places([sources for sources, _ in sides])
         for name in tensors:
-            near = [(index, pattern.match(name), slot, pattern) for index, slot, pattern in places.near(name)]
-            matching = [(index, values, slot, pattern) for index, values, slot, pattern in near if values is not None]
-            takers = [each[:3] for each in matching if self._is_there(each[3], each[1])]
+            near = [
+                (index, values, slot, pattern)
+                for index, slot, pattern in places.near(name)
+                if (values := pattern.match(name)) is not None
+            ]
+            takers = [each[:3] for each in near if self._is_there(each[3], each[1])]
             if len(takers) > 1:
                 rules = ", ".join(sides[index][0][slot].text for index, _, slot in takers)
                 problems["tensors that several rules take"].append(f"{shown(name)}: {rules}")
             elif not takers and not self._ignores(name, ignored):
-                if matching:
+                if near:
                     problems[NO_PLACE].append(f"{shown(name)}: the model has {self.layers} layers")
                 else:
                     problems[UNTAKEN].append(shown(name))

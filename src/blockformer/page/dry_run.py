@@ -12,6 +12,7 @@ from torch import nn
 from ..inputs import inputs_of
 from ..model.attention import Attention
 from ..model.compat import CACHE
+from ..model.disentangled import DisentangledAttention
 from ..model.experts import Experts, Router
 from ..model.relative_keys import RelativeKeys
 
@@ -80,7 +81,7 @@ def own_flops(module: Any, args: tuple, read: torch.Tensor | None, output: Any) 
         _, heads, length, keys = output[1].shape
         rows = read.shape[0] * heads * length * module.head_dim
         vectors = 0
-        if module.config.position_type == "disentangled" and not module.is_cross_attention:
+        if isinstance(module, DisentangledAttention):
             vectors = 2 * module.config.relative_attention_num_buckets  # each query and each key, with each of them
         return 2 * 2 * rows * (keys + vectors)
     if isinstance(module, RelativeKeys):
