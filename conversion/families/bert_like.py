@@ -144,7 +144,7 @@ class BertLikeFamily(Family[EncoderHead]):
         elif not head.bare and not any(name.startswith(self.root) for name in names):
             traits.add("no prefix")
         variant = CheckpointVariant(head.official, frozenset(traits))
-        found = {self.spellings(variant).todays(name) for name in names}
+        found = set(map(self.spellings(variant).todays, names))
         if f"{self._root(head)}{self.pooler}.weight" in found:
             traits.add("pooler")
         if self.language_model.copy and self.language_model.copy in found:

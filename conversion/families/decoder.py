@@ -125,7 +125,7 @@ class DecoderFamily(Family[Head]):
         more_layer: a config of ours -> more official modules of a layer -> ours.
         more_rules: a config of ours -> rules of a layer that are more than a module's name, without the layer's prefix.
         spellings: see `Family.own_spellings`.
-        ignored: see `RuleTable`, official names of the stack: they are computed, not trained, or of further layers.
+        ignored: see `RuleTable`; official names of the stack: of computed tensors, or of layers after the model's.
         reads_whole: whether the official class follows an `is_causal` of false.
         settings: further arguments of `ConfigTranslation`.
     """
@@ -164,13 +164,11 @@ class DecoderFamily(Family[Head]):
     ):
         known = {theirs: ours for theirs, ours in {**FIELDS, **(fields or {})}.items() if ours is not None}
         varied = {each for names in known.values() for each in ((names,) if isinstance(names, str) else names)}
-        names: dict[str, Any] = {
-            "qa_root": qa_root,
-            "token_head": token_head,
-            "head_bias": head_bias,
-            "bare_root": bare_root,
-        }
-        heads = decoder_heads(classes, root, **names) if isinstance(classes, str) else classes
+        if isinstance(classes, str):
+            roots = {"qa_root": qa_root, "bare_root": bare_root}
+            heads: Sequence[Head] = decoder_heads(classes, root, token_head=token_head, head_bias=head_bias, **roots)
+        else:
+            heads = classes
         old = {framework + head.official: head.official for head in heads for framework in ("TF", "Flax")}
         self.has_low_bits = not pairs and all(isinstance(ours, str) for ours in layer.values())
         super().__init__(

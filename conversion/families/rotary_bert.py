@@ -38,7 +38,7 @@ ROTARY: dict[str, Any] = {
     "layer": "layers.{layer}.",
     "positions": Rope(),
 }
-"""Of these families."""
+"""What these families have in common."""
 FIELDS = {**BERT_NAMES["fields"], "use_cache": None, "max_position_embeddings": "max_position_embeddings"}
 
 

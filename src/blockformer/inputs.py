@@ -23,7 +23,7 @@ class ModelInput:
         title: what it holds, in words.
         kind: "tokens", "types" or "states".
         size: how many tokens or types there are, or the width C of states.
-        of_source: whether it is as long as the source, at which a decoder's cross-attention looks, and not as the text.
+        of_source: whether it has the length of the source that cross-attention looks at, not of the text.
     """
 
     name: str

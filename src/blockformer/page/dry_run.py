@@ -101,8 +101,8 @@ def dry_run(model: Any, length: int, target: int | None = None) -> tuple[Record,
     """A text through a model on the meta device, and then one token more where the model writes.
 
     Args:
-        length: tokens of the text, or of the source where there is one.
-        target: tokens of what looks at the source; as many if not given.
+        length: tokens of the source, if there is one, and of the text if `target` is not given.
+        target: tokens of the text.
     """
     config, both = model.config, model.config.is_encoder_decoder
     writes = model.can_generate() or both or config.is_decoder
