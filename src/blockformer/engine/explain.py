@@ -1,6 +1,7 @@
 """How a model runs, part by part, and why not faster; and compiling before the first request."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,9 +12,11 @@ from ..model.stack import Stack
 from . import measure
 from .eight_bit_head import ROUNDED, EightBitHead
 from .feed_forward import FusedFeedForward
+from .few_rows import MOST_ROWS
 from .four_bit_rows import ORDERED, TracedQuantizedLinear
 from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear
+from .measure import MANY_ROWS
 from .packed import PackedLinear
 from .prepare import check_class
 from .runtime import AcceleratorRuntime, CompiledRuntime
@@ -32,6 +35,18 @@ _PRODUCTS = {
     PreparedQuantizedLinear: ("4 bits, by PyTorch's 4-bit product for up to 32 rows", ""),
     TracedQuantizedLinear: ("4 bits, read as they are in compiled steps", ""),
 }
+# What was measured, by the first word of a question to `is_measured`, and for how many rows.
+_MEASURED = {
+    "onednn": "oneDNN's product",
+    "in parts": "a product in parts",
+    "packed": "a packed weight",
+    "widened": "a product by way of float32",
+    "packed 4 bits": "PyTorch's 4-bit product",
+    "plain 4 bits": "a plain weight in place of 4 bits",
+    "grouped heads by sdpa": "'sdpa' for heads that share keys",
+    "attention in blocks": "attention in blocks",
+}
+_ROWS = {1: "1 row", MOST_ROWS: f"2 to {MOST_ROWS} rows", MANY_ROWS: "many rows"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,7 @@ class Explanation:
         parts: of the model.
         bytes_held_twice: of weights that are held in another layout as well.
         fallbacks: why calls ran uncompiled although the model is compiled, and how many did.
-        decisions: what was measured in this process, or read from the file of decisions: question and answer.
+        decisions: what was measured in this process, or read from the file of decisions, and whether it is faster.
         decisions_file: where they are kept; None if they are of this process only.
     """
 
@@ -74,7 +89,7 @@ class Explanation:
             ("ran uncompiled", f"{reason} ({_counted(count, 'call')})") for reason, count in self.fallbacks.items()
         ]
         answers = {True: "faster here", False: "not faster here"}
-        rows += [("measured", f"{question}: {answers[answer]}") for question, answer in self.decisions.items()]
+        rows += [("measured", f"{what}: {answers[answer]}") for what, answer in self.decisions.items()]
         rows.append(("kept in", self.decisions_file or "this process only"))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {way}" for name, way in rows)
@@ -102,7 +117,7 @@ def explain(model) -> Explanation:
         (*_writing(model), *map(_layers, _stacks_of(model)), *_products(model), *_rest(model)),
         _bytes_held_twice(model),
         reasons,
-        {str(question): answer for question, answer in measure.verdicts().items()},
+        {_in_words(question): answer for question, answer in measure.verdicts().items()},
         None if file is None else str(file),
     )
 
@@ -141,6 +156,18 @@ def warm_up(model, batches, **settings):
         for batch in tqdm(batches, desc="warming up", unit="batch"):
             model.generate(**batch, **asked) if can_compile(model) else model(**batch)
     return model
+
+
+def _in_words(question: Any) -> str:
+    """What a question to `is_measured` is about."""
+    kind, *rest = question.split(", ") if isinstance(question, str) else question
+    words = _MEASURED.get(kind, kind)
+    if isinstance(question, str):
+        details = (" in ", " for ")
+        told = (each.removeprefix("torch.").replace("1 rows", "1 row") for each in rest)
+        return words + "".join(word + each for word, each in zip(details, told, strict=False))
+    rows, outputs, inputs = map(int, rest)
+    return f"{words}, {_ROWS.get(rows, f'{rows} rows')} by {outputs:,} x {inputs:,} weights"
 
 
 def _stacks_of(model) -> list[Stack]:
@@ -219,11 +246,10 @@ def _rest(model) -> list[Part]:
     padding = "skipped on the CPU where that saves time" if stacks else "computed like other tokens"
     if any(isinstance(stack.runtime, AcceleratorRuntime) for stack in stacks):
         padding = "skipped on the GPU in large batches"
-    return [
-        Part("attention", f"'{attention}'", "" if attention == "sdpa" else "'sdpa' is what compiled code knows"),
-        Part("padding", padding),
-        Part("the cache", "grows in place"),
-    ]
+    reason = "" if attention == "sdpa" else "'sdpa' is what compiled code knows"
+    parts = [Part("attention", f"'{attention}'", reason), Part("padding", padding)]
+    has_cache = any(stack.is_causal for stack in _stacks_of(model))
+    return [*parts, Part("the cache", "grows in place")] if has_cache else parts
 
 
 def _bytes_held_twice(model) -> int:

@@ -206,6 +206,7 @@ class Attention(nn.Module):
         self.is_pruned = len(self.heads) < config.num_attention_heads
         groups = len(self.heads) // self.num_key_value_groups
         query_size, key_value_size = len(self.heads) * config.head_dim, groups * config.head_dim
+        self.cached_numbers = 2 * key_value_size if is_causal else 0  # of a token; in cross-attention, of the source
         self.q_proj = nn.Linear(config.hidden_size, query_size, config.attention_bias)
         # Drawn as if scaled: an unscaled attention (T5) has the missing factor in its queries.
         self.q_proj.initializer_factor = config.head_dim**-0.5 / self.scaling

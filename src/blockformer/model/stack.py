@@ -16,9 +16,9 @@ from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_m
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Layer, LayerInputs
 from .normalization import make_norm
-from .positions import BIASES, ROTATIONS, TABLES, rotations_of
+from .positions import BIASES, ROTATIONS, TABLES, flattened_positions, positions_from_mask, rotations_of
 from .pretrained_model import BlockformerPreTrainedModel
-from .unpadding import flattened_positions, sequence_numbers
+from .unpadding import sequence_numbers
 
 logger = logging.get_logger(__name__)
 
@@ -272,11 +272,6 @@ def shared_cache() -> DynamicCache:
     cache = DynamicCache()
     cache.layer_class_to_replicate = CrossLayer
     return cache
-
-
-def positions_from_mask(attention_mask):
-    """Positions that count the real tokens of a row: mask [B, S] -> int64 [B, S]."""
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def last_token_states(config, states, input_ids, attention_mask):

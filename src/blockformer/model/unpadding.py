@@ -95,19 +95,6 @@ def find_unpadding(config, attention_mask, position_ids, least_saving: int = 0, 
     return Unpadding.of_positions(given) if attention_mask is None else Unpadding.of_mask(given, least)
 
 
-def flattened_positions(cu_seq_lens, shape):
-    """Positions [B, T] in rows that hold several sequences, each counted from 0 on.
-
-    `cu_seq_lens` int [n + 1] says where each sequence starts in the flattened batch, and where it ends, as
-    `DataCollatorWithFlattening(return_flash_attn_kwargs=True)` does.
-    """
-    if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
-        raise ValueError(f"cu_seq_lens_q must be [sequences + 1], each start and the end, not {[*cu_seq_lens.shape]}.")
-    positions = torch.arange(shape.numel(), dtype=cu_seq_lens.dtype, device=cu_seq_lens.device)
-    starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, positions, right=True) - 1]
-    return (positions - starts).long().view(shape)
-
-
 def sequence_numbers(position_ids):
     """Which sequence of its row a token belongs to, int64 [B, T], where rows hold several."""
     return _starts(position_ids).cumsum(-1)
