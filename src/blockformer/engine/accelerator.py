@@ -152,7 +152,7 @@ def shares_keys(query, key, attention_mask) -> bool:
     Shapes: query [B, H, 1, D], key [B, K, S, D].
     """
     is_step = query.shape[2] == 1 and query.shape[1] > key.shape[1] and attention_mask is not None
-    return is_step and query.dtype in _DTYPES
+    return is_step and _fits_kernel(query.dtype, query.shape[-1])
 
 
 def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
@@ -201,8 +201,12 @@ def is_for_sequences(query, attention_mask, unpadding, kwargs: dict) -> bool:
 
 def has_kernel_for(query) -> bool:
     """Whether `attend_sequences` takes queries [1, H, N, D] of this device, dtype and head size."""
-    fits = query.dtype in _DTYPES and query.shape[-1] <= _MOST_CHANNELS and query.shape[-1] % 8 == 0
-    return fits and kernel() is not None and _runs_kernel(query.device)
+    return _fits_kernel(query.dtype, query.shape[-1]) and kernel() is not None and _runs_kernel(query.device)
+
+
+def _fits_kernel(dtype, channels: int) -> bool:
+    """Whether kernels take heads of this dtype and size; so far the same for both."""
+    return dtype in _DTYPES and channels <= _MOST_CHANNELS and channels % 8 == 0
 
 
 def attend_sequences(query, key, value, unpadding, scaling: float, is_causal: bool):
