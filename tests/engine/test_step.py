@@ -133,9 +133,7 @@ def test_steps_read_no_more_than_a_window(untraced):
     assert (windows.shape[2], whole.shape[2]) == (5, 9 + 49)
     draft = {"assistant_model": copy.deepcopy(plain), "max_new_tokens": 30}
     assert torch.equal(text(quick, 1, **draft), text(plain, 1, **draft))
-    assert torch.equal(
-        text(quick, 1, prompt_lookup_num_tokens=3, **{"max_new_tokens": 30}), text(plain, 1, max_new_tokens=30)
-    )
+    assert torch.equal(text(quick, 1, prompt_lookup_num_tokens=3, max_new_tokens=30), text(plain, 1, max_new_tokens=30))
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
