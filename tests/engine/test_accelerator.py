@@ -564,6 +564,21 @@ def test_compiling_there_is_a_static_cache(before, monkeypatch):
         model.prepare_for_inference(compile=True, head_bits=8)
 
 
+def test_it_explains_itself(monkeypatch):
+    monkeypatch.setattr(accelerator, "has_kernel_for_shared_keys", lambda device: True)
+    _, model = make("qwen3", "ForCausalLM", compile=True)
+    parts = {part.name: f"{part.way} {part.reason}" for part in blockformer.explain(model).parts}
+    assert "compiled by transformers" in parts["one more token"]
+    assert "prepare_for_inference" not in "".join(parts.values())
+    assert "not repeated" in parts["attention"]
+    assert "large batches" in parts["padding"]
+    assert "fixed size" in parts["the cache"]
+    model.prepare_for_training()
+    parts = {part.name: f"{part.way} {part.reason}" for part in blockformer.explain(model).parts}
+    assert "compile=True" in parts["one more token"]
+    assert "grows" in parts["the cache"]
+
+
 def test_where_nothing_compiles_it_says_so():
     with pytest.raises(ValueError, match="the model is on 'meta': prepare it without compile=True"):
         on_meta().prepare_for_inference(compile=True)

@@ -10,6 +10,7 @@ from tqdm import tqdm
 from ..model.awq_linear import QuantizedLinear
 from ..model.stack import Stack
 from . import measure
+from .accelerator import SharingAttention, masks_for_generate
 from .eight_bit_head import ROUNDED, EightBitHead
 from .feed_forward import FusedFeedForward
 from .few_rows import MOST_ROWS
@@ -183,6 +184,8 @@ def _writing(model) -> list[Part]:
     if not can_compile(model):
         return []
     steps = getattr(model.runtime, "steps", None)
+    if _has_static_cache(model):
+        return [Part("one more token", "compiled by transformers, in `generate` only")]
     if steps is None:
         return [Part("one more token", "plain PyTorch", _COMPILE)]
     kinds = [_named(*kind) for kind, function in steps._functions.items() if function is not None]
@@ -200,6 +203,7 @@ def _layers(stack: Stack) -> Part:
     compiled = getattr(stack.runtime, "compiled_layers", None)
     if compiled is None:
         is_prepared = any(isinstance(module, QuickLinear | PackedLinear) for module in stack.modules())
+        is_prepared = is_prepared or isinstance(stack.runtime, AcceleratorRuntime)
         return Part(name, "layer by layer", "" if is_prepared else _PREPARE)
     if "_functions" not in vars(compiled):
         return Part(name, "compiled when a batch first asks for it")
@@ -247,9 +251,19 @@ def _rest(model) -> list[Part]:
     if any(isinstance(stack.runtime, AcceleratorRuntime) for stack in stacks):
         padding = "skipped on the GPU in large batches"
     reason = "" if attention == "sdpa" else "'sdpa' is what compiled code knows"
+    if any(isinstance(module, SharingAttention) for module in model.modules()):
+        reason = "with a mask, too, keys that heads share are not repeated for a token"
     parts = [Part("attention", f"'{attention}'", reason), Part("padding", padding)]
-    has_cache = any(stack.is_causal for stack in _stacks_of(model))
-    return [*parts, Part("the cache", "grows in place")] if has_cache else parts
+    if any(stack.is_causal for stack in _stacks_of(model)):
+        parts.append(
+            Part("the cache", "of a fixed size in `generate`" if _has_static_cache(model) else "grows in place")
+        )
+    return parts
+
+
+def _has_static_cache(model) -> bool:
+    """Whether `generate` compiles the step by itself, on a GPU."""
+    return getattr(model, "create_masks_for_generate", None) is masks_for_generate
 
 
 def _bytes_held_twice(model) -> int:
