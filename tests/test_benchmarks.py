@@ -82,6 +82,7 @@ PEERS = {
     "llama_cpp": {("llama.cpp", "bfloat16"), ("llama.cpp Q4_0", "int4"), ("llama.cpp Q4_0, head bfloat16", "int4")},
     "onnxruntime": {("ONNX Runtime", "float32")},
     "openvino": {("OpenVINO", "float32"), ("OpenVINO", "bfloat16")},
+    "onnxruntime_genai": {("ONNX Runtime GenAI", "float32")},
 }
 
 
@@ -101,6 +102,15 @@ def test_each_runtime_that_is_installed_has_its_rows(tmp_path):
     assert {(row["peer"], row["dtype"]) for row in rows} == {pair for name in installed for pair in PEERS[name]}
     assert all(row["ours_min"] > 0 and row["peer_min"] > 0 and row["limit"] > 0 for row in rows)
     assert {path.name for path in tmp_path.iterdir()} == {"speed.md", "speed.json", "speed.png"}
+
+
+def test_an_export_is_timed_as_its_model_is(benchmark):
+    """Its row has the same work: an export has no weights to count."""
+    seq2seq, exported = benchmark("seq2seq"), benchmark("peers").Exported
+    ours, official = seq2seq.make_bert(layers=1)
+    states = exported(lambda inputs: official(**{k: torch.from_numpy(v) for k, v in inputs.items()})[0].numpy())
+    rows = [seq2seq.encode((ours, peer), "BERT", 1.0, 1, {"float32": 1.0}) for peer in (official, states)]
+    assert rows[0].limit == rows[1].limit > 0
 
 
 EIGHT_BITS = {
