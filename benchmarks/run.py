@@ -125,6 +125,10 @@ def main() -> None:
     if rows:
         report.write(options.output, limits, rows)
         console.print(report.markdown(limits, rows), soft_wrap=True, highlight=False)
+    elif "int8" not in options.only:
+        raise SystemExit(
+            "nothing was measured: the packages named above are missing; install them, or name other parts"
+        )
     console.print(f"Written to {options.output}")
 
 

@@ -103,7 +103,9 @@ def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, flo
 
     times = interleaved(lambda: once(ours), lambda: once(peer), rounds)
     config = ours.config
-    layers = getattr(peer, "encoder", peer)  # ours may be packed, where weights are not parameters
+    # Packed weights are not parameters, so the peer's are counted; those of an export are the plain model's.
+    counted = peer if isinstance(peer, torch.nn.Module) else ours
+    layers = getattr(counted, "encoder", counted)
     weights = sum(parameter.numel() for name, parameter in layers.named_parameters() if "embed" not in name)
     scores = 4 * config.num_hidden_layers * config.hidden_size * (lengths**2).sum().item()
     work = 2 * weights * mask.sum().item() + scores

@@ -38,7 +38,8 @@ EXTRAS = {
         (
             "tests/test_clients.py::test_the_recipes_for_8_bits_keep_the_vectors",
             "tests/test_benchmarks.py::test_an_encoder_in_8_bits_is_measured_by_every_tool",
-            *("-m", "exhaustive or not exhaustive"),  # the second takes two minutes
+            "tests/test_benchmarks.py::test_each_runtime_that_is_installed_has_its_rows",
+            *("-m", "exhaustive or not exhaustive"),  # the benchmarks take minutes
         ),
     ),
     "peers": Extra(("gguf", "llama-cpp-python"), ("tests/test_gguf.py", "tests/test_benchmarks.py")),

@@ -155,12 +155,13 @@ def test_what_the_library_is_told_of_a_model_is_there(name):
         assert found, pattern
         if style in ("colwise", "rowwise"):
             assert all(isinstance(parts[each], nn.Linear | nn.Parameter) for each in found)
-    shared = "layers.*.self_attn.q_proj" in model.config.base_model_tp_plan
-    assert shared == (model.config.qk_norm in (True, False) and not model.config.attention_sinks)
+    config = model.config
+    is_split = config.qk_norm in (True, False) and not config.attention_sinks and config.num_key_value_heads > 1
+    assert ("layers.*.self_attn.q_proj" in config.base_model_tp_plan) == is_split
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
     changed = [each for each, module in adapted.named_modules() if hasattr(module, "lora_A")]
-    assert len(changed) == 2 * model.config.num_hidden_layers
+    assert len(changed) == 2 * config.num_hidden_layers
 
 
 @pytest.mark.parametrize(

@@ -293,4 +293,4 @@ def test_decoders_that_read_texts_whole(tmp_path, row):
     with torch.no_grad():
         logits = ours(**given).logits
         assert_close(logits[real], theirs(**given).logits[real])
-        assert not torch.equal(ours(**changed).logits[:, 7], logits[:, 7])
+        assert not torch.equal(ours(**changed).logits[:, -2], logits[:, -2])  # near enough for every window
