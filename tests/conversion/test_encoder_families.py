@@ -180,9 +180,9 @@ def test_nomic_under_the_names_of_its_first_configs(tmp_path):
     theirs.save_pretrained(tmp_path / "src")
     entries = entries_of(tmp_path / "src")
     family = FAMILIES["nomic_bert"]
-    former = {name: entries[new] for name, new in family.former_fields.items() if new in entries}
+    former = {name: entries[new] for name, (new, _) in family.former_fields.items() if new in entries}
     former |= {"activation_function": "geglu", "rotary_emb_base": entries["rope_parameters"]["rope_theta"]}
-    gone = dict.fromkeys((*family.former_fields.values(), "rope_parameters"), ...)
+    gone = dict.fromkeys((*(new for new, _ in family.former_fields.values()), "rope_parameters"), ...)
     edit_config(tmp_path / "src", **gone, **former, prenorm=False, rotary_emb_fraction=1.0, use_flash_attn=True)
     assert_same_there_and_back(tmp_path, theirs)
     edit_config(tmp_path / "src", prenorm=True)
