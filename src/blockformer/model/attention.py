@@ -153,6 +153,16 @@ class AttentionFields(Part):
         pruned = (self.pruned_heads or {}).get(layer_idx, ())
         return [head for head in range(self.num_attention_heads) if head not in pruned]
 
+    @property
+    def attention_kind(self) -> str:
+        """Which of `positions.ATTENTIONS` the self-attention is; of other names it is the usual one."""
+        return self.position_type
+
+    def cached_numbers(self, layer_idx: int) -> int:
+        """How many numbers a layer keeps of a token in a cache."""
+        groups = len(self.heads_of(layer_idx)) * self.num_key_value_heads // self.num_attention_heads
+        return 2 * groups * self.head_dim
+
     def share_out(self, plan, has_cross_attention):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
         # Whole in each process: norms of all heads, sinks, layers of any width, and a key that all heads share.
@@ -185,6 +195,8 @@ class Attention(nn.Module):
     (2023), q/k norm per head after Henry et al. (2020) as in Qwen3.
     """
 
+    has_latents = False
+
     def __init__(self, config, layer_idx: int, is_causal: bool, is_cross_attention: bool = False):
         super().__init__()
         self.config = config
@@ -204,6 +216,18 @@ class Attention(nn.Module):
         # The numbers of this layer's heads, the pruned ones counted; cross-attention has all.
         self.heads = config.heads_of(-1 if is_cross_attention else layer_idx)
         self.is_pruned = len(self.heads) < config.num_attention_heads
+        self.add_projections(config)
+        self.has_sinks = config.attention_sinks
+        if self.has_sinks:  # backends take a module that has the attribute for one with sinks
+            self.sinks = nn.Parameter(torch.zeros(len(self.heads)))
+        kind = None if is_cross_attention else config.position_type
+        own_bias = kind in BIASES and getattr(config, "relative_bias_per_layer", False)
+        self.relative_bias = BIASES[kind](config, bidirectional=not is_causal) if own_bias else None
+        self.relative_keys = KEY_TERMS[kind](config) if kind in KEY_TERMS else None
+        self._check_backend()
+
+    def add_projections(self, config):
+        """Make the linear layers, and the norms of queries and keys."""
         groups = len(self.heads) // self.num_key_value_groups
         query_size, key_value_size = len(self.heads) * config.head_dim, groups * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, query_size, config.attention_bias)
@@ -215,14 +239,6 @@ class Attention(nn.Module):
         self.norms_projection = config.qk_norm == "projection"
         self.q_norm = _head_norm(config, len(self.heads))
         self.k_norm = _head_norm(config, groups)
-        self.has_sinks = config.attention_sinks
-        if self.has_sinks:  # backends take a module that has the attribute for one with sinks
-            self.sinks = nn.Parameter(torch.zeros(len(self.heads)))
-        kind = None if is_cross_attention else config.position_type
-        own_bias = kind in BIASES and getattr(config, "relative_bias_per_layer", False)
-        self.relative_bias = BIASES[kind](config, bidirectional=not is_causal) if own_bias else None
-        self.relative_keys = KEY_TERMS[kind](config) if kind in KEY_TERMS else None
-        self._check_backend()
 
     def forward(
         self,
@@ -248,6 +264,8 @@ class Attention(nn.Module):
         self._check_backend()  # it may be another one since
         if self.is_cross_attention:
             query, key, value = self._cross_states(hidden_states, key_value_states, past_key_values)
+        elif self.has_latents:
+            query, key, value = self._latent_states(hidden_states, position_embeddings, past_key_values, kwargs)
         else:
             # vLLM makes one product of these calls where they stand in this source, each once.
             q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
@@ -269,7 +287,7 @@ class Attention(nn.Module):
         kwargs |= {"dropout": self.dropout if self.training else 0.0, "sliding_window": self.sliding_window}
         output, probabilities = attend(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
         if head_mask is not None:
-            output = output.reshape(*hidden_states.shape[:2], -1, self.head_dim)
+            output = output.reshape(*hidden_states.shape[:2], query.shape[1], -1)
             output = output * self._own_heads(head_mask, -1, output.shape[2])[..., None, :, None]
         output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
         if probabilities is not None and len(probabilities) != len(hidden_states):
@@ -306,6 +324,10 @@ class Attention(nn.Module):
         if position_embeddings is not None:
             query, key = (rotate(states, *position_embeddings) for states in (query, key))
         return query, key, self._split_heads(value)
+
+    def _latent_states(self, hidden_states, position_embeddings, past_key_values, kwargs):
+        """Queries, keys and values where `has_latents`: see `latent_attention.py`."""
+        raise NotImplementedError
 
     def _with_past(self, key, value, past_key_values, kwargs):
         if CACHE in kwargs:  # a paged one, by the newest name, which tells the backend more by keyword
@@ -375,6 +397,8 @@ class Attention(nn.Module):
             self._refuse_backends(("flash", "vllm", "paged"), "attention sink")
         if self.has_relative_terms:
             self._refuse_backends(("flash", "vllm", "paged"), "relative position term")
+        if self.has_latents:
+            self._refuse_backends(("vllm", "paged"), "cache of latent vectors")
 
     def _refuse_backends(self, prefixes, what: str) -> None:
         if (backend := self.config._attn_implementation or "").startswith(prefixes):

@@ -43,6 +43,11 @@ class ExpertsFields(Part):
     )
     router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "how router logits become scores")
     router_selection_bias: bool = flag(False, "feed-forward", "a bias that only affects which experts are chosen")
+    num_expert_groups: int = axis(1, "a positive integer", "feed-forward", "groups that experts are chosen from")
+    num_expert_groups_per_tok: int = axis(1, "a positive integer", "feed-forward", "groups that a token's experts are of")
+    experts_per_group_score: int = axis(
+        2, "a positive integer", "feed-forward", "of how many of its best experts a group's score is the sum"
+    )
     norm_topk_prob: bool = flag(True, "feed-forward", "the scores of a token's experts are divided by their sum")
     routed_scaling_factor: float = axis(1.0, "a positive number", "feed-forward", "factor of the experts' output")
     router_aux_loss_coef: float | None = axis(None, "a number of 0 or more", "training", "of the load-balancing loss")
@@ -63,8 +68,7 @@ class ExpertsFields(Part):
             if idle := [name for name, value in neutral.items() if getattr(self, name) != value]:
                 raise ValueError(f"{idle[0]} is set but num_experts is 0: set both or neither.")
             return
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(f"num_experts_per_tok must be at most {self.num_experts}, not {self.num_experts_per_tok}.")
+        self._check_groups()
         types: list = self.mlp_layer_types  # type: ignore[assignment]  # filled by now
         if len(types) != self.num_hidden_layers or not all(each in ("dense", "sparse") for each in types):
             raise ValueError(f"mlp_layer_types must list 'dense' or 'sparse' for each layer, not {types!r}.")
@@ -72,6 +76,19 @@ class ExpertsFields(Part):
             raise ValueError("shared_expert_gate=True needs shared_expert_intermediate_size: set it, in features.")
         if wrong := [name for name in _EXCLUDED if getattr(self, name, None)] + ["gated_mlp"] * (not self.gated_mlp):
             raise ValueError(f"{wrong[0]}={getattr(self, wrong[0])} is not supported with experts: leave it out.")
+
+    def _check_groups(self):
+        groups, chosen, summed = self.num_expert_groups, self.num_expert_groups_per_tok, self.experts_per_group_score
+        if groups == 1 and (chosen, summed) != (1, 2):
+            name, value = ("num_expert_groups_per_tok", chosen) if chosen > 1 else ("experts_per_group_score", summed)
+            raise ValueError(f"{name}={value} needs num_expert_groups above 1: set both or neither.")
+        size = self.num_experts // groups
+        if groups > 1 and (self.num_experts % groups or chosen > groups or summed > size):
+            told = f"num_expert_groups={groups}, num_expert_groups_per_tok={chosen}, experts_per_group_score={summed}"
+            raise ValueError(f"{told} do not fit {self.num_experts} experts in equal groups: change one of them.")
+        if self.num_experts_per_tok > chosen * size:
+            most = chosen * size if groups == 1 else f"the {chosen * size} of num_expert_groups_per_tok={chosen} groups"
+            raise ValueError(f"num_experts_per_tok must be at most {most}, not {self.num_experts_per_tok}.")
 
     def share_out(self, plan, has_cross_attention):
         """Each process has some of every expert's inner states; experts with biases are whole in each."""
@@ -118,11 +135,22 @@ class Router(DrawnModule):
         logits = F.linear(tokens.to(self.weight.dtype), self.weight, self.bias)
         scores = logits.float().sigmoid() if config.router_score == "sigmoid" else logits.float().softmax(-1)
         choice = scores if self.e_score_correction_bias is None else scores + self.e_score_correction_bias
+        if config.num_expert_groups > 1:
+            choice = self._of_best_groups(choice)
         experts = choice.topk(config.num_experts_per_tok, dim=-1).indices
         weights = scores.gather(-1, experts)
         if config.norm_topk_prob:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return logits, weights * config.routed_scaling_factor, experts
+
+    def _of_best_groups(self, choice):
+        """Scores [N, E] with -inf for the experts outside of each token's best groups (DeepSeek-AI, 2024)."""
+        config = self.config
+        groups = choice.unflatten(-1, (config.num_expert_groups, -1))
+        scores = groups.topk(config.experts_per_group_score, dim=-1).values.sum(-1)
+        best = scores.topk(config.num_expert_groups_per_tok, dim=-1).indices
+        is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
+        return groups.masked_fill(~is_chosen[..., None], -torch.inf).flatten(-2)
 
 
 @use_experts_implementation

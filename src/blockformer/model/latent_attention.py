@@ -1,0 +1,135 @@
+"""Multi-head latent attention, MLA (DeepSeek-V2, 2024): keys and values of all heads come from one small vector a token.
+
+B batch, T query length, S key length, H heads, D head size, R rotated channels of a head, V value size, L latent size.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .attention import Attention, AttentionFields
+from .axes import axis
+from .normalization import make_norm
+from .positions import ATTENTIONS, rotate
+from .rotary import rotary_size
+
+# Of other attention: nothing that is tested has both.
+_EXCLUDED = (
+    *("attention_type", "qk_norm", "attn_logit_softcapping", "attention_sinks", "clip_qkv", "sliding_window"),
+    *("pruned_heads", "add_cross_attention", "linear_bits", "rope_layers"),
+)
+
+
+@dataclass(eq=False, repr=False)
+class LatentFields(AttentionFields):
+    """The fields of latent attention."""
+
+    kv_lora_rank: int | None = axis(
+        None, "a positive integer", "attention", "size L of the latent vector of keys and values; None: there is none"
+    )
+    q_lora_rank: int | None = axis(
+        None, "a positive integer", "attention", "size of the latent vector of queries; None: there is none"
+    )
+    v_head_dim: int | None = axis(
+        None, "a positive integer", "attention", "size V of a head's values next to a latent vector; None: head_dim"
+    )
+    latent_norm_eps: float | None = axis(
+        None, "a positive number", "norm", "of the norms of latent vectors, in place of norm_eps; None: norm_eps"
+    )
+
+    def fill_defaults(self):
+        """Values as wide as queries and keys."""
+        if self.kv_lora_rank is not None:
+            self.v_head_dim = self.v_head_dim or self.head_dim
+            self.latent_norm_eps = self.latent_norm_eps or self.norm_eps
+
+    def check(self):
+        """One key and one value per query head; a part of each head turns, since a latent vector cannot."""
+        if self.kv_lora_rank is None:
+            names = ("q_lora_rank", "v_head_dim", "latent_norm_eps")
+            if idle := [name for name in names if getattr(self, name) is not None]:
+                raise ValueError(f"{idle[0]} is set but kv_lora_rank is None: set both or neither.")
+            return
+        if wrong := [name for name in _EXCLUDED if getattr(self, name)]:
+            raise ValueError(f"{wrong[0]}={getattr(self, wrong[0])!r} is not supported with kv_lora_rank: leave it out.")
+        if self.num_key_value_heads != self.num_attention_heads:
+            heads = f"num_key_value_heads={self.num_key_value_heads}"
+            raise ValueError(f"{heads} is not supported with kv_lora_rank, from which each head has a key: leave it out.")
+
+    def fill_rope_parameters(self, given, rope_theta):
+        """Some channels of each head turn, and some do not."""
+        super().fill_rope_parameters(given, rope_theta)
+        if self.kv_lora_rank is None:
+            return
+        rope = self.rope_parameters or {}
+        if "rope_type" not in rope or rotary_size(rope, self.head_dim) == self.head_dim:
+            fix = "set position_type='rotary' and rope_parameters with a partial_rotary_factor below 1"
+            raise ValueError(f"kv_lora_rank needs rotary positions of a part of each head, the same in all layers: {fix}.")
+
+    @property
+    def attention_kind(self):
+        """Latent if there is a latent vector."""
+        return "latent" if self.kv_lora_rank else super().attention_kind
+
+    @property
+    def qk_head_dim(self) -> int | None:
+        """The size of queries and keys; the library takes a config with it for one with latent vectors."""
+        return self.head_dim if self.kv_lora_rank else None
+
+    def cached_numbers(self, layer_idx):
+        """The latent vector and the rotated part of the keys, which all heads share."""
+        if self.kv_lora_rank is None:
+            return super().cached_numbers(layer_idx)
+        return self.kv_lora_rank + rotary_size(self.rope_parameters, self.head_dim)
+
+
+class LatentAttention(Attention):
+    """Attention whose keys and values are made from a latent vector, which the cache keeps in their place.
+
+    With c = norm(W x), the latent vector of a token x, a head's key is one part that all heads share, W' x rotated, and
+    one part of its own, W" c; its value is made from c, too. Queries may have a latent vector of their own.
+    """
+
+    has_latents = True
+
+    def add_projections(self, config):
+        """As in the usual attention, but from latent vectors to heads, and before that from states to them."""
+        width, heads, bias = config.hidden_size, config.num_attention_heads, config.attention_bias
+        latent, rotated = config.kv_lora_rank, rotary_size(config.rope_parameters, config.head_dim)
+        self.kv_a_proj = nn.Linear(width, latent, bias)
+        self.kv_a_norm = _latent_norm(config, latent)
+        self.k_rope_proj = nn.Linear(width, rotated, bias)
+        self.k_proj = nn.Linear(latent, heads * (config.head_dim - rotated), bias=False)
+        self.v_proj = nn.Linear(latent, heads * config.v_head_dim, bias=False)
+        self.q_a_proj = nn.Linear(width, config.q_lora_rank, bias) if config.q_lora_rank else None
+        self.q_a_norm = _latent_norm(config, config.q_lora_rank) if config.q_lora_rank else None
+        self.q_proj = nn.Linear(config.q_lora_rank or width, heads * config.head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * config.v_head_dim, width, config.attention_output_bias)
+
+    def _latent_states(self, hidden_states, position_embeddings, past_key_values, kwargs):
+        """States [B, T, C] -> queries [B, H, T, D], keys [B, H, S, D], values [B, H, S, V].
+
+        A cache gets the latent vectors [B, 1, T, L] and the shared part of the keys [B, 1, T, R], in this order.
+        """
+        latents = self.kv_a_norm(self.kv_a_proj(hidden_states))[:, None]
+        shared = rotate(self.k_rope_proj(hidden_states)[:, None], *position_embeddings)
+        latents, shared = self._with_past(latents, shared, past_key_values, kwargs)
+        sources = hidden_states if self.q_a_proj is None else self.q_a_norm(self.q_a_proj(hidden_states))
+        query = rotate(self._heads_of(self.q_proj(sources), self.head_dim), *position_embeddings)
+        own = self._heads_of(self.k_proj(latents[:, 0]), self.head_dim - shared.shape[-1])
+        value = self._heads_of(self.v_proj(latents[:, 0]), self.config.v_head_dim)
+        return query, torch.cat((shared.expand(-1, own.shape[1], -1, -1), own), dim=-1), value
+
+    def _heads_of(self, states, size: int):
+        """[B, T, H * size] -> [B, H, T, size]."""
+        return states.unflatten(-1, (-1, size)).transpose(1, 2)
+
+
+def _latent_norm(config, size: int) -> nn.Module:
+    norm = make_norm(config, size)
+    norm.eps = config.latent_norm_eps
+    return norm
+
+
+ATTENTIONS["latent"] = LatentAttention
