@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .unpadding import Unpadding  # noqa: F401
 
 
-class BlockformerDecoderConfig(LatentFields, LinearFields, ExpertsFields, BlockformerConfig):
+class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, BlockformerConfig):
     """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
 
     The defaults are a small Llama-style model. A `bidirectional` one is for embeddings (BehnamGhader et al., 2024).

@@ -24,6 +24,10 @@ def _may_slide(settings: Mapping[str, Any]) -> bool:
     return _has_plain_scores(settings) and bool(settings["sliding_window"])
 
 
+def _has_latents(settings: Mapping[str, Any]) -> bool:
+    return settings["position_type"] == "rotary" and settings["attention_type"] is None
+
+
 def _have_one_kind(settings: Mapping[str, Any]) -> bool:
     return (settings["norm_placement"] == "post") == (settings.get("decoder_norm_placement") == "post")
 
@@ -38,6 +42,7 @@ STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "shared_expert_gate": lambda settings: _has_experts(settings) and settings["shared_expert_intermediate_size"] > 0,
     "rope_parameters": lambda settings: settings["position_type"] == "rotary",
     "rope_layers": lambda settings: settings["position_type"] == "rotary",
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "v_head_dim", "latent_norm_eps"), _has_latents),
     "position_offset": lambda settings: settings["position_type"] == "learned",
     "relative_bias_per_layer": lambda settings: settings["position_type"] == "relative_bias",
     "sliding_window": _may_slide,
