@@ -89,8 +89,8 @@ def prepare_for_inference(
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
         ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has 4-bit
-            weights in groups of an odd number or (unless it is an encoder) pruned heads, or is on a device without a
-            compiler; `head_bits` other than 8, without `compile`, or for a model that does not write, is not on the
+            weights in groups of an odd number, latent attention (on a CPU) or (unless it is an encoder) pruned heads,
+            or is on a device without a compiler; `head_bits` other than 8, without `compile`, or for a model that does not write, is not on the
             CPU, is in float64 or has a head that is not plain; `decisions` that are not such a file.
     """
     check_class(model)
@@ -214,6 +214,10 @@ def _check_compiles(model) -> None:
         raise ValueError(
             f"compile=True needs 4-bit weights in groups of an even number of inputs; linear_group_size is "
             f"{model.config.linear_group_size}: prepare the model without it."
+        )
+    if model.config.attention_kind == "latent":
+        raise ValueError(
+            "compile=True on the CPU is not supported with latent attention (kv_lora_rank): prepare the model without it."
         )
     if model.config.pruned_heads and (model.config.is_decoder or model.config.position_type in SCORE_TERMS):
         raise ValueError(
