@@ -90,8 +90,9 @@ def prepare_for_inference(
         TypeError: the model comes from another library, or from the code in a repo.
         ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has 4-bit
             weights in groups of an odd number, latent attention (on a CPU) or (unless it is an encoder) pruned heads,
-            or is on a device without a compiler; `head_bits` other than 8, without `compile`, or for a model that does not write, is not on the
-            CPU, is in float64 or has a head that is not plain; `decisions` that are not such a file.
+            or is on a device without a compiler; `head_bits` other than 8, without `compile`, or for a model that does
+            not write, is not on the CPU, is in float64 or has a head that is not plain; `decisions` that are not such a
+            file.
     """
     check_class(model)
     if compile:
@@ -217,7 +218,8 @@ def _check_compiles(model) -> None:
         )
     if model.config.attention_kind == "latent":
         raise ValueError(
-            "compile=True on the CPU is not supported with latent attention (kv_lora_rank): prepare the model without it."
+            "compile=True on the CPU is not supported with latent attention (kv_lora_rank is set): prepare the model "
+            "without it."
         )
     if model.config.pruned_heads and (model.config.is_decoder or model.config.position_type in SCORE_TERMS):
         raise ValueError(

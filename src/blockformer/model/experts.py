@@ -44,7 +44,7 @@ class ExpertsFields(Part):
     router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "how router logits become scores")
     router_selection_bias: bool = flag(False, "feed-forward", "a bias that only affects which experts are chosen")
     num_expert_groups: int = axis(1, "a positive integer", "feed-forward", "groups that experts are chosen from")
-    num_expert_groups_per_tok: int = axis(1, "a positive integer", "feed-forward", "groups that a token's experts are of")
+    num_expert_groups_per_tok: int = axis(1, "a positive integer", "feed-forward", "groups of a token's experts")
     experts_per_group_score: int = axis(
         2, "a positive integer", "feed-forward", "of how many of its best experts a group's score is the sum"
     )

@@ -1,6 +1,7 @@
-"""Multi-head latent attention, MLA (DeepSeek-V2, 2024): keys and values of all heads come from one small vector a token.
+"""Multi-head latent attention, MLA (DeepSeek-AI, 2024): keys and values of all heads come from one vector a token.
 
-B batch, T query length, S key length, H heads, D head size, R rotated channels of a head, V value size, L latent size.
+B batch, T query length, S key length, H heads, D head size, R rotated channels of a head, V value size, L latent size,
+C hidden size.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from .attention import Attention, AttentionFields
 from .axes import axis
 from .normalization import make_norm
 from .positions import ATTENTIONS, rotate
-from .rotary import rotary_size
+from .rotary import RotaryFields, rotary_size
 
 # Of other attention: nothing that is tested has both.
 _EXCLUDED = (
@@ -22,7 +23,7 @@ _EXCLUDED = (
 
 
 @dataclass(eq=False, repr=False)
-class LatentFields(AttentionFields):
+class LatentFields(RotaryFields, AttentionFields):
     """The fields of latent attention."""
 
     kv_lora_rank: int | None = axis(
@@ -51,21 +52,19 @@ class LatentFields(AttentionFields):
             if idle := [name for name in names if getattr(self, name) is not None]:
                 raise ValueError(f"{idle[0]} is set but kv_lora_rank is None: set both or neither.")
             return
-        if wrong := [name for name in _EXCLUDED if getattr(self, name)]:
-            raise ValueError(f"{wrong[0]}={getattr(self, wrong[0])!r} is not supported with kv_lora_rank: leave it out.")
-        if self.num_key_value_heads != self.num_attention_heads:
-            heads = f"num_key_value_heads={self.num_key_value_heads}"
-            raise ValueError(f"{heads} is not supported with kv_lora_rank, from which each head has a key: leave it out.")
+        wrong = [name for name in _EXCLUDED if getattr(self, name)]
+        wrong += ["num_key_value_heads"] * (self.num_key_value_heads != self.num_attention_heads)
+        if wrong:
+            value = getattr(self, wrong[0])
+            raise ValueError(f"{wrong[0]}={value!r} is not supported with kv_lora_rank: leave it out.")
 
     def fill_rope_parameters(self, given, rope_theta):
         """Some channels of each head turn, and some do not."""
         super().fill_rope_parameters(given, rope_theta)
-        if self.kv_lora_rank is None:
-            return
-        rope = self.rope_parameters or {}
-        if "rope_type" not in rope or rotary_size(rope, self.head_dim) == self.head_dim:
-            fix = "set position_type='rotary' and rope_parameters with a partial_rotary_factor below 1"
-            raise ValueError(f"kv_lora_rank needs rotary positions of a part of each head, the same in all layers: {fix}.")
+        rope, size = self.rope_parameters or {}, self.head_dim or 0
+        if self.kv_lora_rank is not None and ("rope_type" not in rope or rotary_size(rope, size) == size):
+            fix = "set position_type='rotary' and one dict of rope_parameters, with a partial_rotary_factor below 1"
+            raise ValueError(f"kv_lora_rank needs rotary positions that turn a part of each head: {fix}.")
 
     @property
     def attention_kind(self):
@@ -81,7 +80,7 @@ class LatentFields(AttentionFields):
         """The latent vector and the rotated part of the keys, which all heads share."""
         if self.kv_lora_rank is None:
             return super().cached_numbers(layer_idx)
-        return self.kv_lora_rank + rotary_size(self.rope_parameters, self.head_dim)
+        return self.kv_lora_rank + rotary_size(self.rope_parameters or {}, self.head_dim or 0)
 
 
 class LatentAttention(Attention):
@@ -102,8 +101,9 @@ class LatentAttention(Attention):
         self.k_rope_proj = nn.Linear(width, rotated, bias)
         self.k_proj = nn.Linear(latent, heads * (config.head_dim - rotated), bias=False)
         self.v_proj = nn.Linear(latent, heads * config.v_head_dim, bias=False)
-        self.q_a_proj = nn.Linear(width, config.q_lora_rank, bias) if config.q_lora_rank else None
-        self.q_a_norm = _latent_norm(config, config.q_lora_rank) if config.q_lora_rank else None
+        if config.q_lora_rank is not None:
+            self.q_a_proj = nn.Linear(width, config.q_lora_rank, bias)
+            self.q_a_norm = _latent_norm(config, config.q_lora_rank)
         self.q_proj = nn.Linear(config.q_lora_rank or width, heads * config.head_dim, bias=False)
         self.o_proj = nn.Linear(heads * config.v_head_dim, width, config.attention_output_bias)
 
@@ -115,8 +115,9 @@ class LatentAttention(Attention):
         latents = self.kv_a_norm(self.kv_a_proj(hidden_states))[:, None]
         shared = rotate(self.k_rope_proj(hidden_states)[:, None], *position_embeddings)
         latents, shared = self._with_past(latents, shared, past_key_values, kwargs)
-        sources = hidden_states if self.q_a_proj is None else self.q_a_norm(self.q_a_proj(hidden_states))
-        query = rotate(self._heads_of(self.q_proj(sources), self.head_dim), *position_embeddings)
+        if self.config.q_lora_rank is not None:
+            hidden_states = self.q_a_norm(self.q_a_proj(hidden_states))
+        query = rotate(self._heads_of(self.q_proj(hidden_states), self.head_dim), *position_embeddings)
         own = self._heads_of(self.k_proj(latents[:, 0]), self.head_dim - shared.shape[-1])
         value = self._heads_of(self.v_proj(latents[:, 0]), self.config.v_head_dim)
         return query, torch.cat((shared.expand(-1, own.shape[1], -1, -1), own), dim=-1), value
