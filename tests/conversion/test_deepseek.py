@@ -18,8 +18,13 @@ FP8 = {
     "weight_block_size": [128, 128],
 }
 SPARSE = {
-    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1},
-    **{"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
 }
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "kv_lora_rank": 120, "moe_intermediate_size": 128}
 
