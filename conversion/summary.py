@@ -93,8 +93,7 @@ def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = ""
     model = on_paper(config)
     parameters = model.num_parameters()
     layers = range(getattr(config, "decoder_layers", config.num_hidden_layers))
-    heads = sum(len(config.heads_of(layer)) for layer in layers)
-    values = 2 * heads * config.num_key_value_heads // config.num_attention_heads * config.head_dim
+    values = sum(config.cached_numbers(layer) for layer in layers)
     body = getattr(model, model.base_model_prefix, model)
     is_causal = getattr(getattr(body, "decoder", body), "is_causal", False)
     return Summary(

@@ -72,8 +72,14 @@ class Facts:
         if self.step is not None and not box.role.startswith("encoder."):
             about["stepFlops"] = self.step.of(box.path) // passes
             if box.heads:
-                about["cache"] = 2 * box.heads[1] * self.config.head_dim * self.size
+                about["cache"] = self._cached(box, layers)
         return about
+
+    def _cached(self, box: Box, layers: tuple[int, ...]) -> int:
+        """The bytes that an attention keeps of a token."""
+        if box.mask == "cross":
+            return 2 * box.heads[1] * self.config.head_dim * self.size if box.heads else 0
+        return self.config.cached_numbers(layers[0]) * self.size
 
     def shapes(self, path: str) -> list[list]:
         """[words, shape read, shape written] of a box and of the modules directly in it."""
@@ -119,7 +125,7 @@ class Facts:
         )
         if self.step is not None:
             cache = sum(
-                2 * sub.f.heads[1] * self.config.head_dim * self.size * len(kind.layers)
+                self._cached(sub.f, kind.layers) * len(kind.layers)
                 for kind in self.parts.stacks[-1].kinds
                 for sub in kind.sublayers
                 if sub.f.heads and sub.f.mask != "cross"

@@ -95,6 +95,8 @@ def _check(config, base) -> None:
         raise ValueError(
             f"the base is a {type(base).__name__}, the model's config a {type(config).__name__}: use the same class."
         )
+    if getattr(config, "kv_lora_rank", None) is not None:
+        raise ValueError("muP is not supported with latent attention (kv_lora_rank is set): train it without a base.")
     fields = {name for name, each in axes_of(config).items() if each.group not in _OF_NO_WEIGHT}
     names = sorted((fields | {"num_labels"}) - _WIDTHS - set(_SCALES))
     if others := [name for name in names if getattr(config, name) != getattr(base, name, None)]:
