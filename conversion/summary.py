@@ -14,6 +14,7 @@ from blockformer.declared_fields import axes_of
 from blockformer.model.awq_linear import QuantizedLinear
 from blockformer.model.axes import BLOCKS, axes, did_you_mean
 from blockformer.model.experts import Experts, ExpertsFields
+from blockformer.model.rotary import rotary_size
 
 from .errors import ConversionError
 from .families.registry import family_of
@@ -88,12 +89,20 @@ def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
     return family.our_config(family.config_from(entries)), family.unused_note(entries)
 
 
+def cached_numbers(config: PretrainedConfig, layer: int) -> int:
+    """How many numbers a layer's self-attention keeps of a token in a cache."""
+    if getattr(config, "kv_lora_rank", None):  # of the latent vector, and of the rotated key that heads share
+        return config.kv_lora_rank + rotary_size(config.rope_parameters, config.head_dim)
+    groups = len(config.heads_of(layer)) * config.num_key_value_heads // config.num_attention_heads
+    return 2 * groups * config.head_dim
+
+
 def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = "") -> Summary:
     """The summary of a config."""
     model = on_paper(config)
     parameters = model.num_parameters()
     layers = range(getattr(config, "decoder_layers", config.num_hidden_layers))
-    values = sum(config.cached_numbers(layer) for layer in layers)
+    values = sum(cached_numbers(config, layer) for layer in layers)
     body = getattr(model, model.base_model_prefix, model)
     is_causal = getattr(getattr(body, "decoder", body), "is_causal", False)
     return Summary(

@@ -242,9 +242,9 @@ def test_saved_and_loaded_it_is_the_same_and_what_is_missing_is_refused(tmp_path
         ({"num_expert_groups": 4}, "num_expert_groups=4.* do not fit 6 experts in equal groups"),
         ({"num_expert_groups": 2, "num_expert_groups_per_tok": 3}, "do not fit 6 experts"),
         ({"num_expert_groups": 3, "experts_per_group_score": 3}, "do not fit 6 experts"),
-        ({"num_expert_groups": 3, "num_experts_per_tok": 3}, "at most the 2 of num_expert_groups_per_tok=1 groups"),
-        ({"num_expert_groups_per_tok": 2}, "num_expert_groups_per_tok=2 needs num_expert_groups above 1"),
-        ({"experts_per_group_score": 1}, "experts_per_group_score=1 needs num_expert_groups above 1"),
+        ({"num_expert_groups": 3, "num_experts_per_tok": 3}, "must be at most 2, not 3"),
+        ({"num_expert_groups_per_tok": 2}, "num_expert_groups_per_tok=2.* do not fit 6 experts"),
+        ({"experts_per_group_score": 1}, "experts_per_group_score=1 do not fit 6 experts"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, named):

@@ -216,7 +216,7 @@ def _check_compiles(model) -> None:
             f"compile=True needs 4-bit weights in groups of an even number of inputs; linear_group_size is "
             f"{model.config.linear_group_size}: prepare the model without it."
         )
-    if model.config.attention_kind == "latent":
+    if getattr(model.config, "kv_lora_rank", None):
         raise ValueError(
             "compile=True on the CPU is not supported with latent attention (kv_lora_rank is set): prepare the model "
             "without it."

@@ -4,6 +4,7 @@ B batch, T query length, S key length, H heads, K key/value heads, D head size, 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -153,16 +154,6 @@ class AttentionFields(Part):
         pruned = (self.pruned_heads or {}).get(layer_idx, ())
         return [head for head in range(self.num_attention_heads) if head not in pruned]
 
-    @property
-    def attention_kind(self) -> str:
-        """Which of `positions.ATTENTIONS` the self-attention is; of other names it is the usual one."""
-        return self.position_type
-
-    def cached_numbers(self, layer_idx: int) -> int:
-        """How many numbers a layer keeps of a token in a cache."""
-        groups = len(self.heads_of(layer_idx)) * self.num_key_value_heads // self.num_attention_heads
-        return 2 * groups * self.head_dim
-
     def share_out(self, plan, has_cross_attention):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
         # Whole in each process: norms of all heads, sinks, layers of any width, and a key that all heads share.
@@ -195,7 +186,7 @@ class Attention(nn.Module):
     (2023), q/k norm per head after Henry et al. (2020) as in Qwen3.
     """
 
-    has_latents = False
+    latent_states: Any = None  # a method where queries, keys and values come from latent vectors
 
     def __init__(self, config, layer_idx: int, is_causal: bool, is_cross_attention: bool = False):
         super().__init__()
@@ -264,8 +255,8 @@ class Attention(nn.Module):
         self._check_backend()  # it may be another one since
         if self.is_cross_attention:
             query, key, value = self._cross_states(hidden_states, key_value_states, past_key_values)
-        elif self.has_latents:
-            query, key, value = self._latent_states(hidden_states, position_embeddings, past_key_values, kwargs)
+        elif self.latent_states is not None:
+            query, key, value = self.latent_states(hidden_states, position_embeddings, past_key_values, kwargs)
         else:
             # vLLM makes one product of these calls where they stand in this source, each once.
             q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
@@ -324,10 +315,6 @@ class Attention(nn.Module):
         if position_embeddings is not None:
             query, key = (rotate(states, *position_embeddings) for states in (query, key))
         return query, key, self._split_heads(value)
-
-    def _latent_states(self, hidden_states, position_embeddings, past_key_values, kwargs):
-        """Queries, keys and values where `has_latents`: see `latent_attention.py`."""
-        raise NotImplementedError
 
     def _with_past(self, key, value, past_key_values, kwargs):
         if CACHE in kwargs:  # a paged one, by the newest name, which tells the backend more by keyword
@@ -397,7 +384,7 @@ class Attention(nn.Module):
             self._refuse_backends(("flash", "vllm", "paged"), "attention sink")
         if self.has_relative_terms:
             self._refuse_backends(("flash", "vllm", "paged"), "relative position term")
-        if self.has_latents:
+        if self.latent_states is not None:
             self._refuse_backends(("vllm", "paged"), "cache of latent vectors")
 
     def _refuse_backends(self, prefixes, what: str) -> None:

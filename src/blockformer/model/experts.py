@@ -68,7 +68,13 @@ class ExpertsFields(Part):
             if idle := [name for name, value in neutral.items() if getattr(self, name) != value]:
                 raise ValueError(f"{idle[0]} is set but num_experts is 0: set both or neither.")
             return
-        self._check_groups()
+        groups, chosen, summed = self.num_expert_groups, self.num_expert_groups_per_tok, self.experts_per_group_score
+        size = self.num_experts // groups
+        if self.num_experts % groups or chosen > groups or (summed > size if groups > 1 else summed != 2):
+            told = f"num_expert_groups={groups}, num_expert_groups_per_tok={chosen}, experts_per_group_score={summed}"
+            raise ValueError(f"{told} do not fit {self.num_experts} experts in equal groups: change one of them.")
+        if self.num_experts_per_tok > chosen * size:
+            raise ValueError(f"num_experts_per_tok must be at most {chosen * size}, not {self.num_experts_per_tok}.")
         types: list = self.mlp_layer_types  # type: ignore[assignment]  # filled by now
         if len(types) != self.num_hidden_layers or not all(each in ("dense", "sparse") for each in types):
             raise ValueError(f"mlp_layer_types must list 'dense' or 'sparse' for each layer, not {types!r}.")
@@ -76,19 +82,6 @@ class ExpertsFields(Part):
             raise ValueError("shared_expert_gate=True needs shared_expert_intermediate_size: set it, in features.")
         if wrong := [name for name in _EXCLUDED if getattr(self, name, None)] + ["gated_mlp"] * (not self.gated_mlp):
             raise ValueError(f"{wrong[0]}={getattr(self, wrong[0])} is not supported with experts: leave it out.")
-
-    def _check_groups(self):
-        groups, chosen, summed = self.num_expert_groups, self.num_expert_groups_per_tok, self.experts_per_group_score
-        if groups == 1 and (chosen, summed) != (1, 2):
-            name, value = ("num_expert_groups_per_tok", chosen) if chosen > 1 else ("experts_per_group_score", summed)
-            raise ValueError(f"{name}={value} needs num_expert_groups above 1: set both or neither.")
-        size = self.num_experts // groups
-        if groups > 1 and (self.num_experts % groups or chosen > groups or summed > size):
-            told = f"num_expert_groups={groups}, num_expert_groups_per_tok={chosen}, experts_per_group_score={summed}"
-            raise ValueError(f"{told} do not fit {self.num_experts} experts in equal groups: change one of them.")
-        if self.num_experts_per_tok > chosen * size:
-            most = chosen * size if groups == 1 else f"the {chosen * size} of num_expert_groups_per_tok={chosen} groups"
-            raise ValueError(f"num_experts_per_tok must be at most {most}, not {self.num_experts_per_tok}.")
 
     def share_out(self, plan, has_cross_attention):
         """Each process has some of every expert's inner states; experts with biases are whole in each."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from .attention import Attention, AttentionFields
 from .axes import axis
-from .normalization import make_norm
+from .normalization import RMSNorm
 from .positions import ATTENTIONS, rotate
 from .rotary import RotaryFields, rotary_size
 
@@ -36,14 +36,13 @@ class LatentFields(RotaryFields, AttentionFields):
         None, "a positive integer", "attention", "size V of a head's values next to a latent vector; None: head_dim"
     )
     latent_norm_eps: float | None = axis(
-        None, "a positive number", "norm", "of the norms of latent vectors, in place of norm_eps; None: norm_eps"
+        None, "a positive number", "norm", "norm_eps of latent vectors, which have RMS norms; None: norm_eps"
     )
 
     def fill_defaults(self):
         """Values as wide as queries and keys."""
         if self.kv_lora_rank is not None:
             self.v_head_dim = self.v_head_dim or self.head_dim
-            self.latent_norm_eps = self.latent_norm_eps or self.norm_eps
 
     def check(self):
         """One key and one value per query head; a part of each head turns, since a latent vector cannot."""
@@ -67,20 +66,9 @@ class LatentFields(RotaryFields, AttentionFields):
             raise ValueError(f"kv_lora_rank needs rotary positions that turn a part of each head: {fix}.")
 
     @property
-    def attention_kind(self):
-        """Latent if there is a latent vector."""
-        return "latent" if self.kv_lora_rank else super().attention_kind
-
-    @property
     def qk_head_dim(self) -> int | None:
         """The size of queries and keys; the library takes a config with it for one with latent vectors."""
         return self.head_dim if self.kv_lora_rank else None
-
-    def cached_numbers(self, layer_idx):
-        """The latent vector and the rotated part of the keys, which all heads share."""
-        if self.kv_lora_rank is None:
-            return super().cached_numbers(layer_idx)
-        return self.kv_lora_rank + rotary_size(self.rope_parameters or {}, self.head_dim or 0)
 
 
 class LatentAttention(Attention):
@@ -90,24 +78,23 @@ class LatentAttention(Attention):
     one part of its own, W" c; its value is made from c, too. Queries may have a latent vector of their own.
     """
 
-    has_latents = True
-
     def add_projections(self, config):
         """As in the usual attention, but from latent vectors to heads, and before that from states to them."""
         width, heads, bias = config.hidden_size, config.num_attention_heads, config.attention_bias
         latent, rotated = config.kv_lora_rank, rotary_size(config.rope_parameters, config.head_dim)
+        eps = config.norm_eps if config.latent_norm_eps is None else config.latent_norm_eps
         self.kv_a_proj = nn.Linear(width, latent, bias)
-        self.kv_a_norm = _latent_norm(config, latent)
+        self.kv_a_norm = RMSNorm(latent, eps)
         self.k_rope_proj = nn.Linear(width, rotated, bias)
         self.k_proj = nn.Linear(latent, heads * (config.head_dim - rotated), bias=False)
         self.v_proj = nn.Linear(latent, heads * config.v_head_dim, bias=False)
         if config.q_lora_rank is not None:
             self.q_a_proj = nn.Linear(width, config.q_lora_rank, bias)
-            self.q_a_norm = _latent_norm(config, config.q_lora_rank)
+            self.q_a_norm = RMSNorm(config.q_lora_rank, eps)
         self.q_proj = nn.Linear(config.q_lora_rank or width, heads * config.head_dim, bias=False)
         self.o_proj = nn.Linear(heads * config.v_head_dim, width, config.attention_output_bias)
 
-    def _latent_states(self, hidden_states, position_embeddings, past_key_values, kwargs):
+    def latent_states(self, hidden_states, position_embeddings, past_key_values, kwargs):
         """States [B, T, C] -> queries [B, H, T, D], keys [B, H, S, D], values [B, H, S, V].
 
         A cache gets the latent vectors [B, 1, T, L] and the shared part of the keys [B, 1, T, R], in this order.
@@ -125,12 +112,6 @@ class LatentAttention(Attention):
     def _heads_of(self, states, size: int):
         """[B, T, H * size] -> [B, H, T, size]."""
         return states.unflatten(-1, (-1, size)).transpose(1, 2)
-
-
-def _latent_norm(config, size: int) -> nn.Module:
-    norm = make_norm(config, size)
-    norm.eps = config.latent_norm_eps
-    return norm
 
 
 ATTENTIONS["latent"] = LatentAttention

@@ -50,7 +50,7 @@ class PositionFields(Part):
 # The modules of each position type, by its name; sinusoidal.py, rotary.py and the like add theirs.
 ROTATIONS: dict = {}  # cosines and sines that rotate queries and keys, of a config
 BIASES: dict = {}  # biases of the scores that layers share, of a config and whether both sides are seen
-ATTENTIONS: dict = {}  # the self-attention of a config's `attention_kind`, where it is not the usual one
+ATTENTIONS: dict = {}  # the self-attention that reads them, where it is not the usual one
 KEY_TERMS: dict = {}  # terms of the scores that a layer's queries and keys give, of a config
 
 

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 from blockformer.conversion.files.sizes import format_size
-from blockformer.conversion.summary import idle_parameters, on_paper
+from blockformer.conversion.summary import cached_numbers, idle_parameters, on_paper
 
 from ..declared_fields import axes_of
 from ..pictures.anatomy import Anatomy, Box, StackAnatomy, anatomy
@@ -79,7 +79,7 @@ class Facts:
         """The bytes that an attention keeps of a token."""
         if box.mask == "cross":
             return 2 * box.heads[1] * self.config.head_dim * self.size if box.heads else 0
-        return self.config.cached_numbers(layers[0]) * self.size
+        return cached_numbers(self.config, layers[0]) * self.size
 
     def shapes(self, path: str) -> list[list]:
         """[words, shape read, shape written] of a box and of the modules directly in it."""

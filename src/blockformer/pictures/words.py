@@ -84,7 +84,7 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
             chips.append("content · distance")
         elif config.position_type == "none":
             chips.append("no positions")
-    if module.has_latents:
+    if module.latent_states is not None:
         chips.append(f"latent keys and values, {config.kv_lora_rank:,}")
         chips += [f"latent queries, {config.q_lora_rank:,}"] if config.q_lora_rank else []
     if module.sliding_window:
