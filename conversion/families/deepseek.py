@@ -142,8 +142,7 @@ FRESH = {
     "head_dim": 96,
     "v_head_dim": 64,
     "kv_lora_rank": 128,
-    "num_expert_groups": 4,
-    "num_expert_groups_per_tok": 2,
+    "num_expert_groups": 2,
 }
 SETTINGS: dict[str, Any] = {
     "layer": {

@@ -158,7 +158,7 @@ class AttentionFields(Part):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
         # Whole in each process: norms of all heads, sinks, layers of any width, and a key that all heads share.
         is_whole = self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads
-        if is_whole or self.num_key_value_heads == 1:
+        if is_whole or self.num_key_value_heads == 1 or getattr(self, "kv_lora_rank", None):
             return
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}

@@ -16,6 +16,13 @@ def _has_our_network(settings: Mapping[str, Any]) -> bool:
     return settings["mlp_type"] is None
 
 
+def _has_groups(settings: Mapping[str, Any]) -> bool:
+    groups, chosen = settings.get("num_expert_groups", 1), settings.get("num_expert_groups_per_tok", 1)
+    size, rest = divmod(settings.get("num_experts") or 0, groups)
+    fits = not rest and settings["experts_per_group_score"] <= size and settings["num_experts_per_tok"] <= chosen * size
+    return groups > 1 and fits and _has_experts(settings)
+
+
 def _has_plain_scores(settings: Mapping[str, Any]) -> bool:
     return settings["position_type"] not in SCORE_TERMS
 
@@ -39,6 +46,7 @@ _FACTORS = {"none": ("layer_norm",), "zero_centered": ("layer_norm", "rms_norm")
 STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     **{name: _has_experts for name in axes(ExpertsFields) if name != "num_experts"},
     **dict.fromkeys(("num_experts", "float32_down_proj", "chunk_size_feed_forward"), _has_our_network),
+    **dict.fromkeys(("num_expert_groups", "num_expert_groups_per_tok", "experts_per_group_score"), _has_groups),
     "shared_expert_gate": lambda settings: _has_experts(settings) and settings["shared_expert_intermediate_size"] > 0,
     "rope_parameters": lambda settings: settings["position_type"] == "rotary",
     "rope_layers": lambda settings: settings["position_type"] == "rotary",
