@@ -11,8 +11,13 @@ from .weights import added
 
 BEGIN, FINISH = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"  # noqa: RUF001 - the tokens as they are
 LATENT = {"kv_lora_rank": 16, "num_key_value_heads": 4, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 8}
-DEEPSEEK_EXPERTS = {"first_k_dense_replace": 1, "moe_intermediate_size": 24, "moe_layer_freq": 1, "n_routed_experts": 4,
-                    "num_experts_per_tok": 2}
+DEEPSEEK_EXPERTS = {
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+}
 DEEPSEEK_YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 16, "type": "yarn"}
 DEEPSEEK_WORDS = {**FAST, "bos_token": BEGIN, "eos_token": FINISH, "pad_token": FINISH}
 
