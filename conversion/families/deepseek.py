@@ -137,10 +137,8 @@ class DeepseekFamily(ExpertsFamily):
 
 # Sizes of a fresh model.
 FRESH = {
-    **rotary(10_000.0, 1 / 3),
+    **rotary(10_000.0, 0.5),
     **FINE,
-    "head_dim": 96,
-    "v_head_dim": 64,
     "kv_lora_rank": 128,
     "num_expert_groups": 2,
 }
