@@ -157,7 +157,8 @@ def test_what_the_library_is_told_of_a_model_is_there(name):
         if style in ("colwise", "rowwise"):
             assert all(isinstance(parts[each], nn.Linear | nn.Parameter) for each in found)
     shared = "layers.*.self_attn.q_proj" in model.config.base_model_tp_plan
-    assert shared == (model.config.qk_norm in (True, False) and not model.config.attention_sinks)
+    whole = model.config.attention_sinks or model.config.kv_lora_rank
+    assert shared == (model.config.qk_norm in (True, False) and not whole)
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
     changed = [each for each, module in adapted.named_modules() if hasattr(module, "lora_A")]

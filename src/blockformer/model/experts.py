@@ -43,10 +43,10 @@ class ExpertsFields(Part):
     )
     router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "how router logits become scores")
     router_selection_bias: bool = flag(False, "feed-forward", "a bias that only affects which experts are chosen")
-    num_expert_groups: int = axis(1, "a positive integer", "feed-forward", "groups that experts are chosen from")
-    num_expert_groups_per_tok: int = axis(1, "a positive integer", "feed-forward", "groups of a token's experts")
+    num_expert_groups: int = axis(1, "a positive integer", "feed-forward", "equal groups of the experts; 1: no groups")
+    num_expert_groups_per_tok: int = axis(1, "a positive integer", "feed-forward", "how many of them a token uses")
     experts_per_group_score: int = axis(
-        2, "a positive integer", "feed-forward", "of how many of its best experts a group's score is the sum"
+        2, "a positive integer", "feed-forward", "a group's score is the sum of so many of its best experts' scores"
     )
     norm_topk_prob: bool = flag(True, "feed-forward", "the scores of a token's experts are divided by their sum")
     routed_scaling_factor: float = axis(1.0, "a positive number", "feed-forward", "factor of the experts' output")

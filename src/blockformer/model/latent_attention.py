@@ -15,6 +15,7 @@ from .normalization import RMSNorm
 from .positions import ATTENTIONS, rotate
 from .rotary import RotaryFields, rotary_size
 
+OF_LATENTS = ("q_lora_rank", "v_head_dim", "latent_norm_eps")  # fields that need `kv_lora_rank`
 # Of other attention: nothing that is tested has both.
 _EXCLUDED = (
     *("attention_type", "qk_norm", "attn_logit_softcapping", "attention_sinks", "clip_qkv", "sliding_window"),
@@ -47,8 +48,7 @@ class LatentFields(RotaryFields, AttentionFields):
     def check(self):
         """One key and one value per query head; a part of each head turns, since a latent vector cannot."""
         if self.kv_lora_rank is None:
-            names = ("q_lora_rank", "v_head_dim", "latent_norm_eps")
-            if idle := [name for name in names if getattr(self, name) is not None]:
+            if idle := [name for name in OF_LATENTS if getattr(self, name) is not None]:
                 raise ValueError(f"{idle[0]} is set but kv_lora_rank is None: set both or neither.")
             return
         wrong = [name for name in _EXCLUDED if getattr(self, name)]

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..model.axes import axes
 from ..model.experts import ExpertsFields
+from ..model.latent_attention import OF_LATENTS
 from ..model.positions import SCORE_TERMS
 
 
@@ -50,7 +51,7 @@ STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "shared_expert_gate": lambda settings: _has_experts(settings) and settings["shared_expert_intermediate_size"] > 0,
     "rope_parameters": lambda settings: settings["position_type"] == "rotary",
     "rope_layers": lambda settings: settings["position_type"] == "rotary",
-    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "v_head_dim", "latent_norm_eps"), _has_latents),
+    **dict.fromkeys(("kv_lora_rank", *OF_LATENTS), _has_latents),
     "position_offset": lambda settings: settings["position_type"] == "learned",
     "relative_bias_per_layer": lambda settings: settings["position_type"] == "relative_bias",
     "sliding_window": _may_slide,
