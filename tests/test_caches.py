@@ -155,6 +155,8 @@ def few_steps(monkeypatch):
 @pytest.mark.parametrize("name", ["decoder", "latent"])
 def test_a_quantized_cache_gives_the_text_of_transformers(models, few_steps, name):
     ours, theirs = models[name]
+    if name == "latent" and theirs(token_ids(1, 2), use_cache=True).past_key_values.layers[0].keys.shape[1] > 1:
+        pytest.skip(f"transformers {transformers.__version__} caches the keys and values of all heads")
     written = assert_same_text(ours, theirs, **few_steps)
     assert not torch.equal(written, text_of(ours)), "so few steps that the text is another one"
     out = text_of(ours, return_dict_in_generate=True, **few_steps)

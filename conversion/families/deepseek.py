@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import transformers
 from transformers import PretrainedConfig
 
 from blockformer.model.rotary import rotary_size
@@ -22,6 +23,8 @@ from .fresh import rotary
 from .with_experts import DEEPSEEK_FIELDS, FINE, FIRST_DENSE, SHARED_EXPERTS, ExpertsFamily, shared_experts
 
 LATENT = "self_attn.kv_a_proj_with_mqa"
+RIGHT_SINCE = {"deepseek_v2": (5, 15), "deepseek_v3": (5, 6)}
+"""The first release of transformers that chooses among groups of experts, and scales scores with YaRN, as today's does."""
 
 
 def _attention_rules(config: PretrainedConfig) -> list[Rule]:
@@ -122,6 +125,14 @@ class DeepseekFamily(ExpertsFamily):
         """See `Family.notes`."""
         said = "the FP8 weights have become bfloat16; the way back writes bfloat16 too"
         return [said] if fp8.TRAIT in variant.traits else []
+
+    def not_runnable(self, config):
+        """See `Family.not_runnable`."""
+        release = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+        if release >= (since := RIGHT_SINCE[self.name]):
+            return None
+        first = ".".join(map(str, since))
+        return f"transformers {transformers.__version__} computes {self.name} wrongly; install {first} or later"
 
     def storage(self, variant, config, plain=None):
         """See `Family.storage`."""

@@ -175,3 +175,12 @@ def test_ours_goes_out_only_as_what_it_is(tmp_path, family):
     ours.save_pretrained(tmp_path / "repo")
     with pytest.raises(ConversionError, match="experts_per_group_score must be"):
         convert(tmp_path / "repo", tmp_path / "back", to_official=True, family=family)
+
+
+def test_a_release_that_computes_it_wrongly_is_not_compared_with(tmp_path, monkeypatch):
+    latent_pair(tmp_path / "src", "deepseek_v2", **SPARSE)
+    monkeypatch.setattr(transformers, "__version__", "5.14.1")
+    report = convert(tmp_path / "src", tmp_path / "repo")
+    wrong = "transformers 5.14.1 computes deepseek_v2 wrongly; install 5.15 or later"
+    assert report.parity.notes == [f"not compared with the official model: {wrong}"]
+    assert not report.parity.measured
