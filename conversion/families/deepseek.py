@@ -24,7 +24,7 @@ from .with_experts import DEEPSEEK_FIELDS, FINE, FIRST_DENSE, SHARED_EXPERTS, Ex
 
 LATENT = "self_attn.kv_a_proj_with_mqa"
 RIGHT_SINCE = {"deepseek_v2": (5, 15), "deepseek_v3": (5, 6)}
-"""The first release of transformers that chooses among groups of experts, and scales scores with YaRN, as today's does."""
+"""The first release of transformers whose class chooses among groups, and scales scores with YaRN, as today's does."""
 
 
 def _attention_rules(config: PretrainedConfig) -> list[Rule]:
