@@ -11,6 +11,7 @@ from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.awq_linear import QuantizedLinear
 from ..model.experts import Experts
 from ..model.feed_forward import FeedForward
+from ..model.latent_attention import LatentAttention
 from ..model.positions import SCORE_TERMS
 from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.stack import Stack
@@ -21,6 +22,7 @@ from .experts import TracedExperts
 from .feed_forward import FusedFeedForward, can_be_fused
 from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
 from .four_bits import PreparedQuantizedLinear
+from .latent import PreparedLatentAttention
 from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled, use_decisions
 from .packed import pack_weights, unpack_weights
@@ -32,6 +34,7 @@ logger = logging.get_logger(__name__)
 _PREPARED = {
     QuantizedLinear: PreparedQuantizedLinear,
     Attention: PreparedAttention,
+    LatentAttention: PreparedLatentAttention,
     FeedForward: FusedFeedForward,
     nn.Linear: QuickLinear,
 }

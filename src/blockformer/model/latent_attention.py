@@ -37,7 +37,7 @@ class LatentFields(RotaryFields, AttentionFields):
         None, "a positive integer", "attention", "size V of a head's values next to a latent vector; None: head_dim"
     )
     latent_norm_eps: float | None = axis(
-        None, "a positive number", "norm", "norm_eps of latent vectors, which have RMS norms; None: norm_eps"
+        None, "a positive number", "attention", "norm_eps of latent vectors, which have RMS norms; None: norm_eps"
     )
 
     def fill_defaults(self):
@@ -95,16 +95,17 @@ class LatentAttention(Attention):
         self.o_proj = nn.Linear(heads * config.v_head_dim, width, config.attention_output_bias)
 
     def latent_states(self, hidden_states, position_embeddings, past_key_values, kwargs):
-        """States [B, T, C] -> queries [B, H, T, D], keys [B, H, S, D], values [B, H, S, V].
-
-        A cache gets the latent vectors [B, 1, T, L] and the shared part of the keys [B, 1, T, R], in this order.
-        """
+        """States [B, T, C] -> what `with_heads` gives. A cache keeps what it is given, one head of keys and values."""
         latents = self.kv_a_norm(self.kv_a_proj(hidden_states))[:, None]
         shared = rotate(self.k_rope_proj(hidden_states)[:, None], *position_embeddings)
         latents, shared = self._with_past(latents, shared, past_key_values, kwargs)
         if self.config.q_lora_rank is not None:
             hidden_states = self.q_a_norm(self.q_a_proj(hidden_states))
         query = rotate(self._heads_of(self.q_proj(hidden_states), self.head_dim), *position_embeddings)
+        return self.with_heads(query, latents, shared)
+
+    def with_heads(self, query, latents, shared):
+        """[B, H, T, D], [B, 1, S, L], [B, 1, S, R] -> queries, keys [B, H, S, D] and values [B, H, S, V]."""
         own = self._heads_of(self.k_proj(latents[:, 0]), self.head_dim - shared.shape[-1])
         value = self._heads_of(self.v_proj(latents[:, 0]), self.config.v_head_dim)
         return query, torch.cat((shared.expand(-1, own.shape[1], -1, -1), own), dim=-1), value
