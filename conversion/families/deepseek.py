@@ -87,15 +87,15 @@ def _groups(summed: int) -> Computed:
         }
 
     def write(config: PretrainedConfig, head: Any) -> dict[str, Any]:
-        if config.num_expert_groups > 1 and config.experts_per_group_score != summed:
+        if config.num_expert_groups and config.experts_per_group_score != summed:
             raise NotExpressible("experts_per_group_score", repr(summed), config.experts_per_group_score)
-        return {"n_group": config.num_expert_groups, "topk_group": config.num_expert_groups_per_tok}
+        return {"n_group": config.num_expert_groups or 1, "topk_group": config.num_expert_groups_per_tok or 1}
 
     return Computed(read, write)
 
 
 def _method(config: PretrainedConfig, head: Any) -> dict[str, Any]:
-    return {"topk_method": "greedy" if config.num_expert_groups == 1 else "group_limited_greedy"}
+    return {"topk_method": "greedy" if config.num_expert_groups == 0 else "group_limited_greedy"}
 
 
 class DeepseekFamily(ExpertsFamily):
@@ -152,6 +152,8 @@ FRESH = {
     **FINE,
     "kv_lora_rank": 128,
     "num_expert_groups": 2,
+    "num_expert_groups_per_tok": 1,
+    "experts_per_group_score": 2,
 }
 SETTINGS: dict[str, Any] = {
     "layer": {

@@ -26,6 +26,7 @@ MIXES = {
     "sigmoid": {"router_score": "sigmoid", "router_selection_bias": True, "routed_scaling_factor": 2.5},
     "groups": {"num_expert_groups": 3, "num_expert_groups_per_tok": 2, "experts_per_group_score": 1},
 }
+GROUPS = MIXES["groups"]
 IMPLEMENTATIONS = ("eager", "batched_mm", "grouped_mm")
 
 
@@ -239,10 +240,11 @@ def test_saved_and_loaded_it_is_the_same_and_what_is_missing_is_refused(tmp_path
         ({"add_cross_attention": True}, "add_cross_attention"),
         ({"router_score": "softmin"}, "router_score"),
         ({"num_experts": 10**9}, "parameters"),
-        ({"num_expert_groups": 4}, "num_expert_groups=4.* do not fit 6 experts in equal groups"),
-        ({"num_expert_groups": 2, "num_expert_groups_per_tok": 3}, "do not fit 6 experts"),
-        ({"num_expert_groups": 3, "experts_per_group_score": 3}, "do not fit 6 experts"),
-        ({"num_expert_groups": 3, "num_experts_per_tok": 3}, "must be at most 2, not 3"),
+        ({**GROUPS, "num_expert_groups": 4}, "num_expert_groups=4.* do not fit 6 experts: set none of the three"),
+        ({"num_expert_groups": 3}, "num_expert_groups_per_tok=0.* do not fit"),
+        ({**GROUPS, "num_expert_groups": 2, "num_expert_groups_per_tok": 3}, "do not fit 6 experts"),
+        ({**GROUPS, "experts_per_group_score": 3}, "do not fit 6 experts"),
+        ({**GROUPS, "num_expert_groups_per_tok": 1, "num_experts_per_tok": 3}, "must be at most 2, not 3"),
         ({"num_expert_groups_per_tok": 2}, "num_expert_groups_per_tok=2.* do not fit 6 experts"),
         ({"experts_per_group_score": 1}, "experts_per_group_score=1 do not fit 6 experts"),
     ],

@@ -43,11 +43,9 @@ class ExpertsFields(Part):
     )
     router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "how router logits become scores")
     router_selection_bias: bool = flag(False, "feed-forward", "a bias that only affects which experts are chosen")
-    num_expert_groups: int = axis(1, "a positive integer", "feed-forward", "equal groups of the experts; 1: no groups")
-    num_expert_groups_per_tok: int = axis(1, "a positive integer", "feed-forward", "how many of them a token uses")
-    experts_per_group_score: int = axis(
-        2, "a positive integer", "feed-forward", "a group's score is the sum of so many of its best experts' scores"
-    )
+    num_expert_groups: int = axis(0, "an integer of 0 or more", "feed-forward", "equal groups of experts; 0 means none")
+    num_expert_groups_per_tok: int = axis(0, "an integer of 0 or more", "feed-forward", "how many of them a token uses")
+    experts_per_group_score: int = axis(0, "an integer of 0 or more", "feed-forward", "best scores summed for a group")
     norm_topk_prob: bool = flag(True, "feed-forward", "the scores of a token's experts are divided by their sum")
     routed_scaling_factor: float = axis(1.0, "a positive number", "feed-forward", "factor of the experts' output")
     router_aux_loss_coef: float | None = axis(None, "a number of 0 or more", "training", "of the load-balancing loss")
@@ -69,12 +67,12 @@ class ExpertsFields(Part):
                 raise ValueError(f"{idle[0]} is set but num_experts is 0: set both or neither.")
             return
         groups, chosen, summed = self.num_expert_groups, self.num_expert_groups_per_tok, self.experts_per_group_score
-        size = self.num_experts // groups
-        if self.num_experts % groups or chosen > groups or (summed > size if groups > 1 else summed != 2):
+        size, rest = divmod(self.num_experts, groups or 1)
+        if rest or not ((0 < chosen <= groups and 0 < summed <= size) if groups else chosen == summed == 0):
             told = f"num_expert_groups={groups}, num_expert_groups_per_tok={chosen}, experts_per_group_score={summed}"
-            raise ValueError(f"{told} do not fit {self.num_experts} experts in equal groups: change one of them.")
-        if self.num_experts_per_tok > chosen * size:
-            raise ValueError(f"num_experts_per_tok must be at most {chosen * size}, not {self.num_experts_per_tok}.")
+            raise ValueError(f"{told} do not fit {self.num_experts} experts: set none of the three, or change one.")
+        if self.num_experts_per_tok > (most := size * (chosen or 1)):
+            raise ValueError(f"num_experts_per_tok must be at most {most}, not {self.num_experts_per_tok}.")
         types: list = self.mlp_layer_types  # type: ignore[assignment]  # filled by now
         if len(types) != self.num_hidden_layers or not all(each in ("dense", "sparse") for each in types):
             raise ValueError(f"mlp_layer_types must list 'dense' or 'sparse' for each layer, not {types!r}.")
@@ -128,7 +126,7 @@ class Router(DrawnModule):
         logits = F.linear(tokens.to(self.weight.dtype), self.weight, self.bias)
         scores = logits.float().sigmoid() if config.router_score == "sigmoid" else logits.float().softmax(-1)
         choice = scores if self.e_score_correction_bias is None else scores + self.e_score_correction_bias
-        if config.num_expert_groups > 1:
+        if config.num_expert_groups:
             choice = self._of_best_groups(choice)
         experts = choice.topk(config.num_experts_per_tok, dim=-1).indices
         weights = scores.gather(-1, experts)
@@ -138,10 +136,9 @@ class Router(DrawnModule):
 
     def _of_best_groups(self, choice):
         """Scores [N, E] with -inf for the experts outside of each token's best groups (DeepSeek-AI, 2024)."""
-        config = self.config
-        groups = choice.unflatten(-1, (config.num_expert_groups, -1))
-        scores = groups.topk(config.experts_per_group_score, dim=-1).values.sum(-1)
-        best = scores.topk(config.num_expert_groups_per_tok, dim=-1).indices
+        groups = choice.unflatten(-1, (self.config.num_expert_groups, -1))
+        scores = groups.topk(self.config.experts_per_group_score, dim=-1).values.sum(-1)
+        best = scores.topk(self.config.num_expert_groups_per_tok, dim=-1).indices
         is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
         return groups.masked_fill(~is_chosen[..., None], -torch.inf).flatten(-2)
 

@@ -124,7 +124,7 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
         if module.shared_expert is not None:
             gated = ", gated" * (module.shared_expert_gate is not None)
             chips.append(f"shared expert {config.shared_expert_intermediate_size:,}{gated}")
-        if config.num_expert_groups > 1:
+        if config.num_expert_groups:
             chips.append(f"from {config.num_expert_groups_per_tok} of {config.num_expert_groups} groups")
         chips += ["sigmoid scores"] * (config.router_score == "sigmoid")
         chips += ["choice bias"] * config.router_selection_bias + ["biases"] * config.expert_bias

@@ -18,10 +18,10 @@ def _has_our_network(settings: Mapping[str, Any]) -> bool:
 
 
 def _has_groups(settings: Mapping[str, Any]) -> bool:
-    groups, chosen = settings.get("num_expert_groups", 1), settings.get("num_expert_groups_per_tok", 1)
-    size, rest = divmod(settings.get("num_experts") or 0, groups)
-    fits = not rest and settings["experts_per_group_score"] <= size and settings["num_experts_per_tok"] <= chosen * size
-    return groups > 1 and fits and _has_experts(settings)
+    size, rest = divmod(settings.get("num_experts") or 0, settings["num_expert_groups"] or 1)
+    most = size * settings["num_expert_groups_per_tok"]
+    fits = not rest and settings["experts_per_group_score"] <= size and settings["num_experts_per_tok"] <= most
+    return fits and _has_experts(settings)
 
 
 def _has_plain_scores(settings: Mapping[str, Any]) -> bool:
