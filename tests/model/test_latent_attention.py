@@ -10,9 +10,10 @@ from transformers import DynamicCache, StaticCache
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
-from blockformer.conversion.summary import cached_numbers
+from blockformer.conversion.summary import cached_numbers, describe
 from blockformer.model.axes import axes
 from blockformer.model.latent_attention import LatentAttention
+from blockformer.page.facts import Facts
 
 SIZES = {**TINY, "vocab_size": 131, "head_dim": 12, "initializer_range": 0.4}
 LATENTS = {**SIZES, "kv_lora_rank": 10, "v_head_dim": 6, "rope_parameters": {"partial_rotary_factor": 1 / 3}}
@@ -248,3 +249,15 @@ def test_the_static_step_compiles_as_one_graph(pair):
         mask = torch.ones(2, 5, dtype=torch.long)
         last = compiled(ids[:, 4:], attention_mask=mask, past_key_values=cache, use_cache=True).logits
     assert_close(last[:, 0], expected[:, 4])
+
+
+def test_inspect_counts_what_is_cached_and_computed():
+    """A layer keeps L + R numbers of a token; its scores are products of D channels, its sums of V."""
+    config = BlockformerDecoderConfig(**{**LATENTS, "q_lora_rank": 14})
+    assert describe(config).cache == {"float32": 2 * (10 + 4) * 4, "bfloat16": 2 * (10 + 4) * 2}
+    facts = Facts(config, 9)
+    (box,) = (box for box in facts.boxes() if box["role"] == "decoder.self_attn")
+    assert box["cache"] == (10 + 4) * facts.size
+    matrices = 32 * 10 + 32 * 4 + 10 * 4 * 8 + 10 * 4 * 6 + 32 * 14 + 14 * 4 * 12 + 4 * 6 * 32
+    assert box["flops"] == 2 * 9 * matrices + 2 * 9 * 9 * 4 * (12 + 6)
+    assert box["chips"] == ["rotary on 33%", "latent keys and values, 10", "latent queries, 14"]
