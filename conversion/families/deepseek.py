@@ -180,7 +180,7 @@ DEEPSEEK_V2 = DeepseekFamily(
     "deepseek_v2",
     "DeepseekV2Config",
     "DeepseekV2ForCausalLM DeepseekV2Model DeepseekV2ForSequenceClassification",
-    structure={**LLAMA, "latent_norm_eps": 1e-6, "norm_topk_prob": False},
+    structure={**LLAMA, "latent_norm_eps": 1e-6, "norm_topk_prob": False, "router_float32": True},
     fresh={**FRESH, "shared_expert_intermediate_size": 768, "experts_per_group_score": 1},
     fields={**FIELDS, "norm_topk_prob": None, "mlp_bias": "mlp_bias"},
     unsupported={

@@ -77,6 +77,23 @@ def test_an_expert_is_the_formula():
     assert_close(layer(token[None, None])[0, 0], expected)
 
 
+def test_a_router_in_float32_chooses_as_the_weights_say():
+    """Rounded logits choose other experts for some tokens."""
+    torch.manual_seed(0)
+    tokens = torch.randn(20_000, 64).bfloat16()
+    found = []
+    for exact in (True, False):
+        config = blockformer.BlockformerDecoderConfig(**SPARSE, router_float32=exact, expert_bias=True)
+        torch.manual_seed(0)
+        router = blockformer.BlockformerDecoderModel(config).layers[0].mlp.gate.bfloat16()
+        logits, _, experts = router(tokens)
+        found.append(experts)
+    wide = torch.nn.functional.linear(tokens.float(), router.weight.float(), router.bias.float())
+    assert torch.equal(found[0], wide.topk(2).indices)
+    assert not torch.equal(*found)
+    assert logits.dtype is torch.bfloat16
+
+
 @pytest.mark.parametrize("summed", [1, 2])
 def test_experts_come_from_the_best_groups(summed):
     """Written out for each token: the sum of each group's best scores, the two best groups, their best experts."""

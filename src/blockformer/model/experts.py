@@ -42,6 +42,7 @@ class ExpertsFields(Part):
         None, "a positive number", "feed-forward", "experts compute act(gate) * (up + 1), both clamped to this first"
     )
     router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "how router logits become scores")
+    router_float32: bool = flag(False, "feed-forward", "router logits are computed in float32, whatever the dtype")
     router_selection_bias: bool = flag(False, "feed-forward", "a bias that only affects which experts are chosen")
     num_expert_groups: int = axis(0, "an integer of 0 or more", "feed-forward", "equal groups of experts; 0 means none")
     num_expert_groups_per_tok: int = axis(0, "an integer of 0 or more", "feed-forward", "how many of them a token uses")
@@ -123,7 +124,9 @@ class Router(DrawnModule):
 
     def forward(self, tokens):
         config = self.config
-        logits = F.linear(tokens.to(self.weight.dtype), self.weight, self.bias)
+        dtype = torch.float32 if config.router_float32 else self.weight.dtype
+        bias = None if self.bias is None else self.bias.to(dtype)
+        logits = F.linear(tokens.to(dtype), self.weight.to(dtype), bias)
         scores = logits.float().sigmoid() if config.router_score == "sigmoid" else logits.float().softmax(-1)
         choice = scores if self.e_score_correction_bias is None else scores + self.e_score_correction_bias
         if config.num_expert_groups:
