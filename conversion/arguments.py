@@ -9,8 +9,9 @@ from typing import Any
 from .errors import ConversionError, shown
 from .families.index import ARTICLES, NAMES
 from .files.atomic import check_target
+from .files.names import WEIGHT_FILES
 from .files.sizes import parse_size
-from .files.sources import WEIGHT_FILES, Source, folder_of, locate, weight_file
+from .files.sources import Source, folder_of, locate, weight_file
 
 FAMILIES = sorted(NAMES)
 """The names of the official families."""

@@ -318,7 +318,7 @@ def _verify(plan: Plan, source: Path, target: Path, report_progress: Progress, q
     shift = plan.family.position_shift(config)
     kept = low_bit_weights(target.name for group in plan.groups for target in group.targets)
     wide = [group for group in plan.groups if group.targets[0].dtype.itemsize > kind.itemsize]
-    kept |= {each for group in wide for name in group.sources for each in (name, plan.canonical(name))}
+    kept |= {each for group in wide for name in group.sources for each in (name, plan.todays(name))}
 
     def load_official(model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype):
         if plan.read_plain is not None:  # the official way to run it needs other packages or hardware

@@ -23,6 +23,7 @@ from .rules.in_turn import in_turn
 from .rules.operations import Shape
 from .rules.table import Group, Rule, RuleTable, Target, matching
 from .storage import awq, fp8
+from .storage.spelling import Spellings
 from .storage.variant import CheckpointVariant
 
 OURS = "blockformer_"
@@ -68,9 +69,9 @@ class Plan:
     not_runnable: str | None = None
     notes: list[str] = field(default_factory=list)
 
-    def canonical(self, name: str) -> str:
+    def todays(self, name: str) -> str:
         """The name that today's official class gives a tensor of the checkpoint."""
-        return self.family.canonical(name, self.variant)
+        return self.family.spellings(self.variant).todays(name)
 
     @property
     def sizes(self) -> dict[torch.dtype, int]:
@@ -117,21 +118,22 @@ def plan_in(
     to_load = family.dequantized(official, variant)
     if to_load is not None:
         official = dict(family.plain_entries(official, variant))
-    stored = _canonical_names(checkpoint.tensors, family, variant)
+    stored = _todays_names(checkpoint.tensors, family.spellings(variant))
     config = family.our_config(family.config_from(official, variant))
     if cast is not None:
         config.dtype = cast
     shapes, tied, parameters = expected_tensors(family.our_class(variant), config)
     shapes |= unread_pooler(family.our_class(variant), config)
-    beyond = family.layers_beyond(variant, config).among(stored)
-    headers = {name: checkpoint.tensors[own] for name, own in stored.items() if name not in beyond}
-    to_class = RuleTable(family.storage(variant, config, plain)).plan(headers, rest=True)
-    to_ours = family.layout(variant, config).plan(_targets(to_class), shapes, optional=tied, dtype=cast)
+    layout = family.layout(variant, config)
+    headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
+    to_class = RuleTable(family.storage(variant, config, plain), layers=layout.layers).plan(headers, rest=True)
+    to_ours = layout.plan(_targets(to_class), shapes, optional=tied, dtype=cast)
     groups = in_turn(to_class, to_ours)
     groups = [replace(group, sources=tuple(stored[name] for name in group.sources)) for group in groups]
     used = {name for group in groups for name in group.sources}
+    further = layout.further_layers(stored)
     if to_load is not None:  # of few bits, unlike all that goes back out
-        used |= {stored[name] for name in beyond}
+        used |= {stored[name] for name in further}
     unused = [name for name in checkpoint.tensors if name not in used]
     _check_unused(checkpoint, unused, family, variant)
     kept = "kept for the way back" if to_load is None else "left out"
@@ -151,7 +153,7 @@ def plan_in(
         origin=None if family.is_file else Origin(family, official, variant, unused),
         read_plain=awq.read_plain if low_bits else fp8.read_plain if fp8.TRAIT in variant.traits else None,
         not_runnable=family.not_runnable(config),
-        notes=[*family.notes(variant), *_notes_on_beyond(beyond, kept)],
+        notes=[*family.notes(variant), *_notes_on(further, kept)],
     )
 
 
@@ -177,19 +179,19 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     unused = unused_groups(checkpoint, origin.unused if origin is not None and as_before else [], cast)
     arguments = family.official_arguments(variant)
     shapes, tied, parameters = expected_tensors(family.official_class(variant), official_config, arguments)
-    shapes = {_todays(name, family): shape for name, shape in shapes.items()}
-    tied = family.ties({_todays(name, family): _todays(source, family) for name, source in tied.items()}, variant)
+    of_release, names = family.own_spellings, family.spellings(variant)
+    shapes = {of_release.todays(name): shape for name, shape in shapes.items()}
+    tied = {of_release.todays(name): of_release.todays(source) for name, source in tied.items()}
+    tied = family.ties(tied, variant)
     layout = family.layout(variant, config)
     shapes = _as_in_checkpoints(shapes, layout, family, variant, config)
     for group in unused:
-        shapes.pop(family.canonical(group.targets[0].name, variant), None)
+        shapes.pop(names.todays(group.targets[0].name), None)
     optional = [*tied, *family.optional(variant)]
     to_class = layout.plan(checkpoint.tensors, shapes, reverse=True, optional=optional, dtype=cast)
-    to_file = RuleTable(family.storage(variant, config)).plan(_targets(to_class), reverse=True, rest=True)
+    storage = RuleTable(family.storage(variant, config), layers=layout.layers)
+    to_file = storage.plan(_targets(to_class), reverse=True, rest=True)
     groups = in_turn(to_class, to_file)
-    tied_pairs = [
-        (family.stored(first, variant), family.stored(second, variant)) for first, second in stored_pairs(tied, groups)
-    ]
     return Plan(
         family=family,
         variant=variant,
@@ -199,22 +201,15 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         target_config=official_config,
         target_class=family.official_class(variant),
         config_json=json_text(official),
-        groups=[_renamed(group, family, variant) for group in groups] + unused,
-        tied=tied_pairs,
+        groups=[_renamed(group, names) for group in groups] + unused,
+        tied=[(names.stored(first), names.stored(second)) for first, second in stored_pairs(tied, groups)],
         parameters=parameters,
         official_arguments=arguments,
         files={} if origin is None else _files_of(origin, official),
         read_plain=awq.read_plain if awq.TRAIT in variant.traits else None,
         not_runnable=family.not_runnable(config),
-        notes=[*family.notes_on_writing(config), *_further_layers(family, variant, config, unused)],
+        notes=[*family.notes_on_writing(config), *_further_layers(family, names, layout, unused)],
     )
-
-
-def _todays(name: str, family: Family) -> str:
-    """The name that today's official class gives a tensor of the installed one."""
-    for spelling in family.own_spellings:
-        name = spelling.todays(name)
-    return name
 
 
 def _targets(groups: Iterable[Group]) -> dict[str, Target]:
@@ -235,18 +230,15 @@ def _as_in_checkpoints(
     return theirs | {name: before[name] for name in matching(before, patterns)}
 
 
-def _further_layers(
-    family: Family, variant: CheckpointVariant, config: PretrainedConfig, unused: list[Group]
-) -> list[str]:
+def _further_layers(family: Family, spellings: Spellings, layout: RuleTable, unused: list[Group]) -> list[str]:
     """A note on layers after the model's last one, whether they are written or missing."""
-    beyond = family.layers_beyond(variant, config)
-    found = beyond.among(family.canonical(target.name, variant) for group in unused for target in group.targets)
-    if found or not beyond.prefixes:
-        return _notes_on_beyond(found, "written as they came")
+    found = layout.further_layers(spellings.todays(target.name) for group in unused for target in group.targets)
+    if found or not layout.has_further_layers:
+        return _notes_on(found, "written as they came")
     return [f"layers that predict further tokens, which checkpoints of {family.name} may have, are not written"]
 
 
-def _notes_on_beyond(names: Sequence[str], what: str) -> list[str]:
+def _notes_on(names: Sequence[str], what: str) -> list[str]:
     if not names:
         return []
     return [
@@ -255,8 +247,8 @@ def _notes_on_beyond(names: Sequence[str], what: str) -> list[str]:
     ]
 
 
-def _canonical_names(names: Iterable[str], family: Family, variant: CheckpointVariant) -> dict[str, str]:
-    """Canonical name -> name in the checkpoint.
+def _todays_names(names: Iterable[str], spellings: Spellings) -> dict[str, str]:
+    """Name in today's official class -> name in the checkpoint.
 
     Raises:
         ConversionError: the checkpoint names its tensors in more than one way, or holds adapters inside its weights.
@@ -269,27 +261,28 @@ def _canonical_names(names: Iterable[str], family: Family, variant: CheckpointVa
                 f"{shown(name)} is part of a weight that is computed from several (adapters, say); load the model with "
                 "its own code, merge them into plain weights, save it and convert that"
             )
-        canonical = family.canonical(name, variant)
-        if canonical in found:
-            mixed.append(f"{shown(name)} and {shown(found[canonical])} are the same tensor")
-        elif family.stored(canonical, variant) != name:
-            mixed.append(f"{shown(name)}: the others are spelled like {shown(family.stored(canonical, variant))}")
-        found.setdefault(canonical, name)
+        todays = spellings.todays(name)
+        if todays in found:
+            mixed.append(f"{shown(name)} and {shown(found[todays])} are the same tensor")
+        elif (usual := spellings.stored(todays)) != name:
+            mixed.append(f"{shown(name)}: the others are spelled like {shown(usual)}")
+        found.setdefault(todays, name)
     if mixed:
         raise ConversionError(f"the checkpoint mixes two ways to name tensors; rename these:{listed(mixed)}")
     return found
 
 
 def _check_unused(checkpoint: Checkpoint, names: list[str], family: Family, variant: CheckpointVariant) -> None:
-    reasons = {name: family.check_ignored(family.canonical(name, variant), checkpoint.read(name)) for name in names}
+    todays = family.spellings(variant).todays
+    reasons = {name: family.check_ignored(todays(name), checkpoint.read(name)) for name in names}
     lines = [f"{shown(name)} {reason}" for name, reason in reasons.items() if reason]
     if lines:
         raise ConversionError(f"{checkpoint.folder}: tensors that cannot be left out:{listed(lines)}")
 
 
-def _renamed(group: Group, family: Family, variant: CheckpointVariant) -> Group:
-    """The same group, writing the tensor names of a variant."""
-    targets = tuple(Target(family.stored(t.name, variant), t.dtype, t.shape) for t in group.targets)
+def _renamed(group: Group, spellings: Spellings) -> Group:
+    """The same group, writing names as a checkpoint has them."""
+    targets = tuple(replace(target, name=spellings.stored(target.name)) for target in group.targets)
     return replace(group, targets=targets)
 
 

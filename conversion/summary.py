@@ -11,11 +11,11 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from blockformer.declared_fields import axes_of
+from blockformer.model.attention import Attention
 from blockformer.model.awq_linear import QuantizedLinear
 from blockformer.model.axes import BLOCKS, axes, did_you_mean
 from blockformer.model.experts import Experts, ExpertsFields
 from blockformer.model.latent_attention import OF_LATENTS
-from blockformer.model.rotary import rotary_size
 
 from .errors import ConversionError
 from .families.registry import family_of
@@ -90,22 +90,11 @@ def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
     return family.our_config(family.config_from(entries)), family.unused_note(entries)
 
 
-def cached_numbers(config: PretrainedConfig, layer: int) -> int:
-    """How many numbers a layer's self-attention keeps of a token in a cache."""
-    if getattr(config, "kv_lora_rank", None):  # of the latent vector, and of the rotated key that heads share
-        return config.kv_lora_rank + rotary_size(config.rope_parameters, config.head_dim)
-    groups = len(config.heads_of(layer)) * config.num_key_value_heads // config.num_attention_heads
-    return 2 * groups * config.head_dim
-
-
 def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = "") -> Summary:
     """The summary of a config."""
     model = on_paper(config)
     parameters = model.num_parameters()
-    layers = range(getattr(config, "decoder_layers", config.num_hidden_layers))
-    values = sum(cached_numbers(config, layer) for layer in layers)
-    body = getattr(model, model.base_model_prefix, model)
-    is_causal = getattr(getattr(body, "decoder", body), "is_causal", False)
+    cached = cached_numbers(model)
     return Summary(
         name=name,
         config=config,
@@ -114,7 +103,7 @@ def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = ""
         parameters=parameters,
         active=parameters - idle_parameters(model),
         memory=_memory(model, parameters),
-        cache={dtype: values * size for dtype, size in BYTES.items() if dtype != "int8" and is_causal},
+        cache={dtype: cached * size for dtype, size in BYTES.items() if dtype != "int8" and cached},
         sliding=config.layer_types.count("sliding_attention"),
         notes=notes,
     )
@@ -161,6 +150,12 @@ def idle_parameters(model: torch.nn.Module) -> int:
     sparse = [module for module in model.modules() if isinstance(module, Experts)]
     idle = sum(sum(weight[0].numel() for weight in module.parameters()) for module in sparse)
     return int(idle * (model.config.num_experts - model.config.num_experts_per_tok)) if sparse else 0
+
+
+def cached_numbers(model: torch.nn.Module) -> int:
+    """The numbers that a token leaves in the cache of all layers; 0 without a cache."""
+    layers = (module for module in model.modules() if isinstance(module, Attention))
+    return sum(layer.cached_numbers for layer in layers if not layer.is_cross_attention)
 
 
 def _memory(model: torch.nn.Module, parameters: int) -> dict[str, int]:

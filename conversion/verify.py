@@ -20,6 +20,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
+from blockformer.inputs import inputs_of
+from blockformer.model.positions import positions_from_mask
+
 from .errors import ConversionError
 from .memory import available_memory
 from .progress import Passes, Progress, silent
@@ -43,16 +46,22 @@ OTHER_NAMES = {"seq_relationship_logits": "sop_logits"}
 
 @dataclass(frozen=True)
 class Probe:
-    """One input: tokens and mask, each [B, T]; for a model that takes them positions, token types and a target [B, T],
-    and encoder states [B, S, C]."""
+    """One input: tokens and mask, each [B, T], and positions [B, T] for a model that takes them.
+
+    Attributes:
+        others: what else the model takes, by argument: see `inputs_of`.
+    """
 
     name: str
     input_ids: Tensor
     attention_mask: Tensor
     position_ids: Tensor | None = None
-    token_type_ids: Tensor | None = None
-    encoder_hidden_states: Tensor | None = None
-    decoder_input_ids: Tensor | None = None
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Tensor | None:
+        """What the decoder of an encoder-decoder reads, [B, T]."""
+        return self.others.get("decoder_input_ids")
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,7 @@ class Parity:
 def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe]:
     """Inputs that fit one of our models: random, structured (a ramp, a repetition), and padded on the left.
 
-    Token types, encoder states or a target are added where the model takes them; encoders also get right padding.
+    What else the model takes is random (see `inputs_of`); encoders also get right padding.
     Some official classes count padding among the positions and take no position ids: encoder-decoders with embedded
     positions, and families with `counts_padding`. They get right padding only.
 
@@ -143,26 +152,21 @@ def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe
     full, count = torch.ones(ROWS, length, dtype=torch.long), torch.arange(length).expand(ROWS, length)
     padded = full.clone()
     padded[0, : length // 2] = 0
-    positions = (padded.cumsum(-1) - 1).clamp(min=0)
-    extras: dict[str, Tensor] = {}
-    if getattr(config, "type_vocab_size", 0):
-        extras["token_type_ids"] = torch.randint(config.type_vocab_size, (ROWS, length), generator=generator)
-    if getattr(config, "add_cross_attention", False):
-        extras["encoder_hidden_states"] = torch.randn(ROWS, 7, config.hidden_size, generator=generator)
-    if getattr(config, "is_encoder_decoder", False):
-        target_size = config.decoder_vocab_size or vocabulary
-        target = torch.randint(target_size, (ROWS, length), generator=generator)
-        extras["decoder_input_ids"] = _without(target, (config.pad_token_id,))
-    random = _without(random, (config.pad_token_id,))
+    positions = positions_from_mask(padded)
+    _, *rest = inputs_of(config)
+    others = {each.name: each.example(ROWS, 7 if each.kind == "states" else length, generator) for each in rest}
+    pad = (config.pad_token_id,)
+    others |= {each.name: _without(others[each.name], pad) for each in rest if each.kind == "tokens"}
+    random = _without(random, pad)
     inputs = [
-        Probe("random", random, full, count, **extras),
-        Probe("structured", _without(torch.stack([ramp, repeated]), (config.pad_token_id,)), full, count, **extras),
+        Probe("random", random, full, count, others),
+        Probe("structured", _without(torch.stack([ramp, repeated]), pad), full, count, others),
     ]
     relative = getattr(config, "position_type", "") == "relative_bias"
     if relative or not (counts_padding or getattr(config, "is_encoder_decoder", False)):
-        inputs.append(Probe("padded", random, padded, positions, **extras))
+        inputs.append(Probe("padded", random, padded, positions, others))
     if counts_padding or not getattr(config, "is_decoder", True):
-        inputs.append(Probe("padded on the right", random, padded.flip(-1), count, **extras))
+        inputs.append(Probe("padded on the right", random, padded.flip(-1), count, others))
     if relative or getattr(config, "is_encoder_decoder", False):
         return [_as_source(probe, config.eos_token_id, config.pad_token_id) for probe in inputs]
     return [replace(probe, position_ids=None) for probe in inputs] if counts_padding else inputs
@@ -189,7 +193,7 @@ def writes_from(model: PreTrainedModel, probe: Probe) -> bool:
     """Whether a model is to write a text from an input, which one that sees all of a text at once cannot."""
     reads_only = getattr(model.config, "bidirectional", False) or getattr(model.config, "is_causal", True) is False
     is_asked = model.can_generate() and not reads_only
-    return is_asked and probe.encoder_hidden_states is None and probe.name != "random"
+    return is_asked and "encoder_hidden_states" not in probe.others and probe.name != "random"
 
 
 @torch.no_grad()
@@ -233,27 +237,23 @@ def run(
 
 def _arguments(model: PreTrainedModel, probe: Probe, shift: int) -> dict[str, Tensor | bool]:
     """What `forward` is called with."""
-    arguments: dict[str, Any] = {"input_ids": probe.input_ids, "attention_mask": probe.attention_mask}
+    arguments: dict[str, Any] = {"input_ids": probe.input_ids, "attention_mask": probe.attention_mask, **probe.others}
     if probe.position_ids is not None:
         arguments["position_ids"] = probe.position_ids + shift
-    if probe.decoder_input_ids is not None:
-        arguments["decoder_input_ids"] = probe.decoder_input_ids
-    if probe.token_type_ids is not None:
-        arguments["token_type_ids"] = probe.token_type_ids
     if "MultipleChoice" in type(model).__name__:
         if not shift:  # one official class takes none in this shape; rows that begin with padding are not compared
             arguments.pop("position_ids", None)
+        arguments.pop("task_type_ids", None)  # which another one takes as they are
         arguments = {name: tensor[None] for name, tensor in arguments.items()}
-    if probe.encoder_hidden_states is not None:
+    if (states := arguments.get("encoder_hidden_states")) is not None:
         # Some official models get a cache of too few layers where the decoder has more than the encoder.
-        states = probe.encoder_hidden_states.to(model.dtype)
-        arguments |= {"encoder_hidden_states": states, "use_cache": False}
+        arguments |= {"encoder_hidden_states": states.to(model.dtype), "use_cache": False}
     return arguments
 
 
 def _compared(output: Any, probe: Probe) -> tuple[list[Tensor], list[str]]:
     """Of the output of a model what is compared, in float32, [places, ...], and the names."""
-    target = probe.decoder_input_ids
+    target = probe.target
     mask = (probe.attention_mask if target is None else torch.ones_like(target)).bool()
     compared, names = [], []
     for name in dict.fromkeys(PER_TOKEN + PER_ROW):
@@ -273,7 +273,7 @@ def _written_text(model: PreTrainedModel, probe: Probe) -> list[int]:
     pad = getattr(model.config, "pad_token_id", None)  # some official classes leave it out
     pad = pad if isinstance(pad, int) and pad >= 0 else None
     model.generation_config = GenerationConfig(suppress_tokens=None if pad is None else [pad])
-    target = probe.decoder_input_ids
+    target = probe.target
     # Without a cache, for the same reason as in `_arguments`.
     own = {} if target is None else {"decoder_start_token_id": int(target[0, 0]), "use_cache": False}
     continued: Any = model.generate(

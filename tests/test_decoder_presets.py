@@ -17,10 +17,10 @@ from transformers import DynamicCache
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
 from blockformer.engine import compiled, onednn
-from blockformer.engine.few_rows import BLOCK
 from blockformer.engine.growing_cache import grow_in_place
 from blockformer.engine.onednn import PackedCopies
-from blockformer.engine.step import _Functions
+from blockformer.engine.step import _Functions, in_buffers
+from blockformer.engine.step_parts import WRITTEN
 from blockformer.training import chunked_loss
 
 WITHOUT_MLP_WIDTH = {name: value for name, value in STRONG.items() if name != "intermediate_size"}
@@ -103,14 +103,13 @@ def test_the_functions_that_are_compiled_compute_the_next_token(name, monkeypatc
     ids = ids % 97
     cache = grow_in_place(DynamicCache(config=model.config), and_windows=True)
     model(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
-    buffers = [
-        [torch.cat((states, states.new_zeros(*states.shape[:2], 8, states.shape[3])), dim=2) for states in layer]
-        for layer in ((each.keys, each.values) for each in cache.layers)
-    ]
+    buffers = [layer.reserve(WRITTEN) for layer in cache.layers]
     positions = (mask.sum(-1, keepdim=True) - 1).clamp(min=0)
-    seen = nn.functional.pad(mask.bool(), (0, -LENGTH % BLOCK)).unflatten(1, (-1, BLOCK))
-    place = torch.tensor([LENGTH - 1])
-    logits = _Functions.of(model, "few", 1, PackedCopies()).run(ids[:, -1:], positions, seen, place, buffers, None, [])
+    kinds = [layer.layer_type for layer in model.model.layers]
+    places = zip(kinds, [layer.written for layer in cache.layers], strict=True)
+    windows = {"sliding_attention": model.config.sliding_window}
+    seen = {kind: in_buffers(mask.bool(), place, windows.get(kind)) for kind, place in places}
+    logits = _Functions.of(model, "few", 1, PackedCopies()).run(ids[:, -1:], positions, seen, buffers, None, [])
     assert_close(logits, model(ids, attention_mask=mask).logits[:, -1:])
 
 

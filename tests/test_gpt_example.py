@@ -169,7 +169,7 @@ def test_other_faults_are_found_before_the_training(example, tmp_path, monkeypat
         return f"{stop.value} {capsys.readouterr().err}"
 
     output = ["--output", str(tmp_path / "gpt")]
-    assert "exists already" in refused("--output", str(taken))
+    assert "already exists" in refused("--output", str(taken))
     assert "was not made by Blockformer" in refused("--output", str(taken), "--force")
     assert "is there" in refused("--output", str(text), "--force")
     with pytest.raises(SystemExit, match="lies in it"):

@@ -19,7 +19,7 @@ from ..families.encoder_decoder import same_bits
 from ..families.head import Head
 from ..families.original import FRESH as ORIGINAL_FRESH
 from ..rules.table import Rule
-from ..storage.spelling import Prefix, Spelling
+from ..storage.spelling import Prefix, Spellings
 from ..storage.variant import CheckpointVariant
 
 STRUCTURE = {**GPT, "norm_eps": 1e-5, "final_norm": True}
@@ -200,10 +200,10 @@ class ArticleFamily(Family[Head]):
             notes.append('its norms divide by std + eps, the unbiased std; if yours do not, set "norm": "layer_norm"')
         return notes
 
-    def spellings(self, variant: CheckpointVariant) -> list[Spelling]:
+    def spellings(self, variant: CheckpointVariant) -> Spellings:
         """See `Family.spellings`: all names have the common prefix."""
         prefix = next((trait for trait in variant.traits if trait.endswith(".")), "")
-        return [Prefix(in_file=prefix, in_class="", inner=("",))] if prefix else []
+        return Spellings([Prefix(in_file=prefix, in_class="", inner=("",))] if prefix else [])
 
     def config_from(self, official: Mapping[str, Any], variant: CheckpointVariant | None = None) -> dict[str, Any]:
         """See `Family.config_from`."""

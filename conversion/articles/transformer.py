@@ -100,7 +100,8 @@ class ArticleTransformer(ArticleFamily):
                     f"{SAMPLE[0]}, whose loss decides"
                 )
             return readings[told]
-        tensors = {self.canonical(name, variant): read(name) for name in names or ()}
+        spellings = self.spellings(variant)
+        tensors = {spellings.todays(name): read(name) for name in names or ()}
         losses = {name: self._loss(official, each, tensors, sample) for name, each in readings.items()}
         said = ", ".join(f"{loss:.4g} with the norms as {name}" for name, loss in losses.items())
         best, other = sorted(losses, key=lambda name: losses[name])

@@ -10,6 +10,7 @@ own, and nothing reads `shared.weight`. Which of this a checkpoint does is its `
 
 from collections.abc import Callable, Collection, Sequence
 
+import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
@@ -163,6 +164,7 @@ class BartFamily(EncoderDecoderFamily):
         computed: values beyond those of all of these families.
         own_vocabularies: whether the two sides may have one each.
         logits_bias: whether the official language model has a bias of the logits.
+        table: (positions, width) -> the official table of computed positions, in float64, if checkpoints may hold it.
         not_none: see `ConfigTranslation`.
     """
 
@@ -178,6 +180,7 @@ class BartFamily(EncoderDecoderFamily):
         computed: Sequence[Value] = (),
         own_vocabularies: bool = False,
         logits_bias: bool = True,
+        table: Callable[[int, int], Tensor] | None = None,
         not_none: Collection[str] = (),
     ):
         super().__init__(
@@ -203,7 +206,7 @@ class BartFamily(EncoderDecoderFamily):
             training_only=("encoder_layerdrop", "decoder_layerdrop"),
             not_none=("initializer_range", *not_none),
         )
-        self.own_vocabularies, self.logits_bias = own_vocabularies, logits_bias
+        self.own_vocabularies, self.logits_bias, self.table = own_vocabularies, logits_bias, table
         self.computes_positions = self.fixed["position_type"] != "learned"
 
     # The variant: which head, which matrices, whether there is a bias.
@@ -282,6 +285,28 @@ class BartFamily(EncoderDecoderFamily):
     def optional(self, variant):
         """See `Family.optional`."""
         return (*super().optional(variant), *([] if LOGITS_BIAS in variant.traits else [LOGITS_BIAS]))
+
+    def check_ignored(self, name, tensor):
+        """See `Family.check_ignored`."""
+        if self.table is not None and name.endswith(TABLES) and not _is_table(tensor, self.table):
+            return "is not the table of sines and cosines that the official class computes, so it cannot be left out"
+        return None
+
+    @torch.no_grad()
+    def prepare_official_model(self, model):
+        """See `Family.prepare_official_model`: a table that is stored in half precision is rounded, ours never is."""
+        for name, parameter in model.named_parameters():
+            if self.table is not None and name.endswith(TABLES):
+                parameter.copy_(self.table(*parameter.shape))
+        return model
+
+
+def _is_table(tensor: Tensor, table: Callable[[int, int], Tensor]) -> bool:
+    """Whether a tensor is the table of its size, as exactly as its dtype can say it."""
+    if tensor.dim() != 2 or not tensor.is_floating_point():
+        return False
+    tolerance = max(1e-6, torch.finfo(tensor.dtype).eps)
+    return torch.allclose(tensor.double(), table(*tensor.shape), rtol=0, atol=tolerance)
 
 
 def _check_all_stored(head: Head, stored: Collection[str]) -> None:

@@ -14,9 +14,8 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConversionError, shown
-from ..rules.beyond import LayersBeyond
 from ..rules.table import Rule, RuleTable
-from ..storage.spelling import Spelling
+from ..storage.spelling import Spellings
 from ..storage.variant import CheckpointVariant
 from .head import Head
 from .translation import ConfigTranslation
@@ -32,9 +31,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     """Whether its linear layers may have 4-bit weights."""
     counts_padding = False
     """Whether the official class counts padding among the positions, and takes no position ids."""
-    passed_over: tuple[str, ...] = ()
-    """See `LayersBeyond`: what the names of such layers' tensors begin with, without the head's prefix."""
-    own_spellings: Sequence[Spelling] = ()
+    own_spellings = Spellings()
     """How names in all its checkpoints, and in older releases' classes, differ from the names in today's class."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
@@ -112,7 +109,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     ) -> Sequence[Rule]:
         """The first step: which tensors of a checkpoint are which of today's official class.
 
-        Names are `canonical` ones. Tensors that no rule takes are stored as the class has them.
+        Names are today's (see `spellings`). Tensors that no rule takes are stored as the class has them.
 
         Args:
             variant: of the checkpoint.
@@ -148,38 +145,19 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         """What a user must know about writing a model of this config of ours in the official layout."""
         return []
 
-    def layers_beyond(self, variant: CheckpointVariant, config: PretrainedConfig) -> LayersBeyond:
-        """The layers after the model's last one that a checkpoint may hold; their names are `canonical` ones."""
-        if not self.passed_over:
-            return LayersBeyond()
-        root = self.head(variant).root
-        return LayersBeyond(tuple(root + prefix for prefix in self.passed_over), config.num_hidden_layers)
-
-    def spellings(self, variant: CheckpointVariant) -> Sequence[Spelling]:
+    def spellings(self, variant: CheckpointVariant) -> Spellings:
         """How names in a checkpoint of this variant differ from the names in today's official class."""
         return self.own_spellings
 
-    def canonical(self, name: str, variant: CheckpointVariant) -> str:
-        """The name that today's official class gives a tensor of a checkpoint."""
-        for spelling in self.spellings(variant):
-            name = spelling.todays(name)
-        return name
-
-    def stored(self, name: str, variant: CheckpointVariant) -> str:
-        """The name in a checkpoint of this variant for what today's official class calls `name`."""
-        for spelling in reversed(self.spellings(variant)):
-            name = spelling.stored(name)
-        return name
-
     def not_as_in_class(self, variant: CheckpointVariant, config: PretrainedConfig) -> Sequence[str]:
-        """Canonical names (with placeholders) of tensors in which a checkpoint differs from today's class.
+        """Today's names (with placeholders) of tensors in which a checkpoint differs from today's class.
 
         They are absent, or there though the class lacks them, or of another size; our model says which.
         """
         return ()
 
     def optional(self, variant: CheckpointVariant) -> tuple[str, ...]:
-        """Canonical names of official tensors that may be left out beyond the tied ones."""
+        """Today's names of official tensors that may be left out beyond the tied ones."""
         return ()
 
     def ties(self, tied: Mapping[str, str], variant: CheckpointVariant) -> dict[str, str]:
@@ -187,7 +165,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         return dict(tied)
 
     def check_ignored(self, name: str, tensor: Tensor) -> str | None:
-        """Why an ignored tensor is not what it must be for being ignored, or None. `name` is canonical."""
+        """Why an ignored tensor is not what it must be for being ignored, or None. `name` is today's."""
         return None
 
     # The models.

@@ -14,7 +14,8 @@ from transformers import PretrainedConfig
 from ..errors import ConversionError, shown
 from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
-from ..storage.spelling import Ending, Prefix, Spelling
+from ..storage.modules import ModulesInFiles
+from ..storage.spelling import Ending, Prefix, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
 from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
 from .base import Family
@@ -54,7 +55,7 @@ class BertLikeFamily(Family[EncoderHead]):
         former_root: a prefix that checkpoints have where `root` would stand, in models without a head too.
         pooler: official name of the pooler's dense layer.
         next_sentence: official name of the head for the next sentence.
-        stored_inner: more beginnings of names of the encoder's tensors, which only checkpoints have.
+        in_files: how checkpoints name modules, where the official class has other names.
         ignored: more tensors of the encoder that the official class does not read.
         ignored_heads: the same of heads.
         settings: further arguments of `ConfigTranslation`.
@@ -85,7 +86,7 @@ class BertLikeFamily(Family[EncoderHead]):
         former_root: str = "",
         pooler: str = "pooler.dense",
         next_sentence: str = "cls.seq_relationship",
-        stored_inner: Sequence[str] = (),
+        in_files: ModulesInFiles | None = None,
         ignored: Sequence[str] = (),
         ignored_heads: Sequence[str] = (),
         **settings,
@@ -115,7 +116,9 @@ class BertLikeFamily(Family[EncoderHead]):
         self.stack, self.fused = dict(stack), dict(fused or {})
         self.pooler, self.next_sentence = pooler, next_sentence
         self.ignored, self.ignored_heads = tuple(ignored), tuple(ignored_heads)
-        inner = [*self.embeddings, layer, *self.stack, "pooler.", *stored_inner]
+        self.in_files = in_files
+        inner = [*self.embeddings, layer, *self.stack, "pooler."]
+        inner += [in_files.layer, *in_files.stack] if in_files is not None else []
         self._inner = tuple(dict.fromkeys(f"{name.partition('.')[0]}." for name in inner))
 
     # The variant: which head, which names.
@@ -141,7 +144,7 @@ class BertLikeFamily(Family[EncoderHead]):
         elif not head.bare and not any(name.startswith(self.root) for name in names):
             traits.add("no prefix")
         variant = CheckpointVariant(head.official, frozenset(traits))
-        found = {self.canonical(name, variant) for name in names}
+        found = set(map(self.spellings(variant).todays, names))
         if f"{self._root(head)}{self.pooler}.weight" in found:
             traits.add("pooler")
         if self.language_model.copy and self.language_model.copy in found:
@@ -211,9 +214,20 @@ class BertLikeFamily(Family[EncoderHead]):
             spellings.append(Prefix(in_file=self.root, in_class="", inner=self._inner))
         elif "no prefix" in variant.traits:
             spellings.append(Prefix(in_file="", in_class=self.root, inner=self._inner))
-        return spellings
+        return Spellings(spellings)
 
     # The tensors.
+
+    def storage(self, variant, config, plain=None):
+        """See `Family.storage`."""
+        if (files := self.in_files) is None:
+            return []
+        root = self._root(self.head(variant))
+        rules = [rule.under(root, root) for rule in module_rules(files.stack)]
+        for theirs, modules in files.modules.items():
+            own = self._module_rules(theirs, modules, config)
+            rules += [rule.under(root + files.layer, root + self.layer) for rule in own]
+        return [*rules, *module_rules(files.head)]
 
     def layout(self, variant, config):
         """See `Family.layout`."""

@@ -17,7 +17,7 @@ from blockformer.model.rotary import rotary_size
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, Operation, Split
 from ..rules.table import Rule, RuleTable
 from ..storage import awq
-from ..storage.spelling import Prefix, Spelling
+from ..storage.spelling import Prefix, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, NoWindow, Rope, Value
 from .base import Family
@@ -104,7 +104,7 @@ class DecoderFamily(Family[Head]):
     Args:
         name: the official `model_type`, which is the preset's name too.
         config_class: name of the official configuration class.
-        classes: names of the official model classes, the language model first.
+        classes: names of the official model classes, the language model first; or the heads that they are.
         structure: our fields that are the same in all of its models, except those in `fields`.
         fresh: what a fresh model has beyond its structure.
         layer: official module of a layer -> ours, or several of ours that it holds side by side.
@@ -125,7 +125,7 @@ class DecoderFamily(Family[Head]):
         more_layer: a config of ours -> more official modules of a layer -> ours.
         more_rules: a config of ours -> rules of a layer that are more than a module's name, without the layer's prefix.
         spellings: see `Family.own_spellings`.
-        ignored: official names of the stack that are computed, not trained.
+        ignored: see `RuleTable`; official names of the stack: of computed tensors, or of layers after the model's.
         reads_whole: whether the official class follows an `is_causal` of false.
         settings: further arguments of `ConfigTranslation`.
     """
@@ -136,7 +136,7 @@ class DecoderFamily(Family[Head]):
         self,
         name: str,
         config_class: str,
-        classes: str,
+        classes: str | Sequence[Head],
         *,
         structure: Mapping[str, Any],
         fresh: Mapping[str, Any],
@@ -164,9 +164,11 @@ class DecoderFamily(Family[Head]):
     ):
         known = {theirs: ours for theirs, ours in {**FIELDS, **(fields or {})}.items() if ours is not None}
         varied = {each for names in known.values() for each in ((names,) if isinstance(names, str) else names)}
-        heads = decoder_heads(
-            classes, root, qa_root=qa_root, token_head=token_head, head_bias=head_bias, bare_root=bare_root
-        )
+        if isinstance(classes, str):
+            roots = {"qa_root": qa_root, "bare_root": bare_root}
+            heads: Sequence[Head] = decoder_heads(classes, root, token_head=token_head, head_bias=head_bias, **roots)
+        else:
+            heads = classes
         old = {framework + head.official: head.official for head in heads for framework in ("TF", "Flax")}
         self.has_low_bits = not pairs and all(isinstance(ours, str) for ours in layer.values())
         super().__init__(
@@ -193,7 +195,7 @@ class DecoderFamily(Family[Head]):
         self.directions = (True, False) if reads_whole else (True,)
         self.root, self.layer, self.outer, self.layers = root, layer, outer, layers
         self.split, self.pairs = split, pairs
-        self.more_layer, self.more_rules, self.own_spellings = more_layer, more_rules, tuple(spellings)
+        self.more_layer, self.more_rules, self.own_spellings = more_layer, more_rules, Spellings(spellings)
         self.inner = (*(f"{each}." for each in outer), layers.partition(".")[0] + ".")
         self.ignored = (layers + "self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", *ignored)
 
@@ -228,9 +230,10 @@ class DecoderFamily(Family[Head]):
     def spellings(self, variant):
         """See `Family.spellings`."""
         if PREFIX in variant.traits:
-            return [Prefix(in_file=self.root, in_class="", inner=self.inner), *self.own_spellings]
+            return Spellings([Prefix(in_file=self.root, in_class="", inner=self.inner), *self.own_spellings])
         if NO_PREFIX in variant.traits:
-            return [Prefix(in_file="", in_class=self.head(variant).root, inner=self.inner), *self.own_spellings]
+            root = self.head(variant).root
+            return Spellings([Prefix(in_file="", in_class=root, inner=self.inner), *self.own_spellings])
         return self.own_spellings
 
     def plain_entries(self, official, variant):
@@ -245,13 +248,11 @@ class DecoderFamily(Family[Head]):
 
     def layout(self, variant, config):
         """See `Family.layout`."""
-        rules = self._plain_rules(variant, config)
-        return awq.kept_rules(rules, self._low_bit_weights(variant)) if awq.TRAIT in variant.traits else rules
-
-    def _plain_rules(self, variant, config) -> RuleTable:
         head = self.head(variant)
-        rules = [rule.under(head.root, head.our_root) for rule in self.stack_rules(config)]
-        return RuleTable([*rules, *head.rules], ignored=[head.root + name for name in self.ignored])
+        rules = [*(rule.under(head.root, head.our_root) for rule in self.stack_rules(config)), *head.rules]
+        if awq.TRAIT in variant.traits:
+            rules = awq.kept_rules(rules, self._low_bit_weights(variant))
+        return RuleTable(rules, [head.root + name for name in self.ignored], config.num_hidden_layers)
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
         """The rules of the stack's tensors, without prefixes."""

@@ -198,7 +198,7 @@ DEEPSEEK_V3 = DeepseekFamily(
     "DeepseekV3ForCausalLM DeepseekV3Model DeepseekV3ForSequenceClassification DeepseekV3ForTokenClassification",
     structure={**LLAMA, "latent_norm_eps": 1e-6, "router_score": "sigmoid", "router_selection_bias": True},
     fresh={**FRESH, "shared_expert_intermediate_size": 384, "q_lora_rank": 192, "routed_scaling_factor": 2.5},
-    passed_over=("layers.{layer}.",),
+    ignored=["layers.{beyond}.*"],
     fields=FIELDS,
     unsupported={
         "rope_interleave": (True,),

@@ -34,7 +34,7 @@ FAMILY = ExpertsFamily(
     structure={**LLAMA, "router_selection_bias": True},
     fresh={**rotary(500_000.0), **FINE, "shared_expert_intermediate_size": 768, "tie_word_embeddings": True},
     sparse=SHARED_EXPERTS,
-    passed_over=("mtp_",),
+    ignored=["mtp_*"],
     published=OneByOne(statics="moe_statics.e_score_correction_bias"),
     bias_of_choice="gate.moe_statics.e_score_correction_bias",
     pairs=True,

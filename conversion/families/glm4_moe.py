@@ -30,7 +30,7 @@ FAMILY = ExpertsFamily(
     },
     layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
     sparse=SHARED_EXPERTS,
-    passed_over=("layers.{layer}.",),
+    ignored=["layers.{beyond}.*"],
     fields={**DEEPSEEK_FIELDS, "attention_bias": "attention_bias"},
     rope=Rope(by_part=True),
     unsupported=DEEPSEEK_GROUPS,

@@ -46,8 +46,20 @@ class DeinterleaveGateUp:
     inverse_shapes = forward_shapes
 
 
+def sparse_rules(config):
+    """The rules of a sparse layer. The class has its weights transposed, and gate and up in turn."""
+    deinterleave = DeinterleaveGateUp()
+    return [
+        *module_rules({"mlp.router": "mlp.gate"}),
+        Rule("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj", Chain(Transpose(1, 2), deinterleave)),
+        Rule("mlp.experts.gate_up_proj_bias", "mlp.experts.gate_up_proj_bias", deinterleave),
+        Rule("mlp.experts.down_proj", "mlp.experts.down_proj", Transpose(1, 2)),
+        Rule("mlp.experts.down_proj_bias", "mlp.experts.down_proj_bias"),
+    ]
+
+
 class GptOssFamily(ExpertsFamily):
-    """gpt-oss, whose official class has its experts' weights transposed, and gate and up in turn."""
+    """gpt-oss, whose files may hold the experts in MXFP4."""
 
     def variant_of(self, official, names=None, read=None):
         """See `Family.variant_of`."""
@@ -81,17 +93,6 @@ class GptOssFamily(ExpertsFamily):
         experts = f"{self.head(variant).root}{LAYER}mlp.experts."
         return [mxfp4.rule(f"{experts}gate_up_proj"), mxfp4.rule(f"{experts}down_proj")]
 
-    def sparse_rules(self, config):
-        """See `ExpertsFamily.sparse_rules`."""
-        deinterleave = DeinterleaveGateUp()
-        return [
-            *module_rules({"mlp.router": "mlp.gate"}),
-            Rule("mlp.experts.gate_up_proj", "mlp.experts.gate_up_proj", Chain(Transpose(1, 2), deinterleave)),
-            Rule("mlp.experts.gate_up_proj_bias", "mlp.experts.gate_up_proj_bias", deinterleave),
-            Rule("mlp.experts.down_proj", "mlp.experts.down_proj", Transpose(1, 2)),
-            Rule("mlp.experts.down_proj_bias", "mlp.experts.down_proj_bias"),
-        ]
-
 
 def _read(official) -> dict[str, Any]:
     config = official.config
@@ -116,6 +117,7 @@ FAMILY = GptOssFamily(
     "GptOssConfig",
     "GptOssForCausalLM GptOssModel GptOssForSequenceClassification GptOssForTokenClassification",
     published=None,
+    sparse_rules=sparse_rules,
     more_rules=lambda config: [Rule("self_attn.sinks", "self_attn.sinks")],
     structure={**LLAMA, "attention_sinks": True, "expert_bias": True, "hidden_act": "quick_gelu"},
     fresh={

@@ -17,20 +17,17 @@ IN_FILES = Ending(
 """Names of the experts' tensors in files, and in the classes of older releases too -> in today's."""
 
 
-class GraniteExpertsFamily(ExpertsFamily):
-    """Granite, whose checkpoints have all experts of a layer in one tensor, under names of its own."""
-
-    def sparse_rules(self, config):
-        """See `ExpertsFamily.sparse_rules`."""
-        width = config.shared_expert_intermediate_size
-        gate_and_up = ("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight")
-        return [
-            Rule("block_sparse_moe.experts.gate_up_proj", "mlp.experts.gate_up_proj"),
-            Rule("block_sparse_moe.experts.down_proj", "mlp.experts.down_proj"),
-            Rule("block_sparse_moe.router.weight", "mlp.gate.weight"),
-            Rule("shared_mlp.input_linear.weight", gate_and_up, Split(0, (width, width))),
-            Rule("shared_mlp.output_linear.weight", "mlp.shared_expert.down_proj.weight"),
-        ]
+def sparse_rules(config):
+    """The rules of a sparse layer, which has names of its own."""
+    width = config.shared_expert_intermediate_size
+    gate_and_up = ("mlp.shared_expert.gate_proj.weight", "mlp.shared_expert.up_proj.weight")
+    return [
+        Rule("block_sparse_moe.experts.gate_up_proj", "mlp.experts.gate_up_proj"),
+        Rule("block_sparse_moe.experts.down_proj", "mlp.experts.down_proj"),
+        Rule("block_sparse_moe.router.weight", "mlp.gate.weight"),
+        Rule("shared_mlp.input_linear.weight", gate_and_up, Split(0, (width, width))),
+        Rule("shared_mlp.output_linear.weight", "mlp.shared_expert.down_proj.weight"),
+    ]
 
 
 NAMES = {
@@ -39,22 +36,24 @@ NAMES = {
     "intermediate_size": ("intermediate_size", "moe_intermediate_size"),
     **FIELDS,
 }
-FAMILY = GraniteExpertsFamily(
+FAMILY = ExpertsFamily(
     "granitemoe",
     "GraniteMoeConfig",
     "GraniteMoeForCausalLM GraniteMoeModel",
     published=None,
+    sparse_rules=sparse_rules,
     spellings=[IN_FILES],
     structure=LLAMA,
     fresh={**FRESH, **FINE},
     fields=NAMES,
     **SETTINGS,
 )
-SHARED = GraniteExpertsFamily(
+SHARED = ExpertsFamily(
     "granitemoeshared",
     "GraniteMoeSharedConfig",
     "GraniteMoeSharedForCausalLM GraniteMoeSharedModel",
     published=None,
+    sparse_rules=sparse_rules,
     spellings=[IN_FILES],
     structure=LLAMA,
     fresh={**FRESH, **FINE, "shared_expert_intermediate_size": 384},

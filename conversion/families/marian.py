@@ -9,7 +9,7 @@ own vocabulary. Everything else is as in `bart.py`.
 import torch
 from torch import Tensor
 
-from .bart import TABLES, BartFamily, bart_heads
+from .bart import BartFamily, bart_heads
 from .encoder_decoder import BOTH, LM_HEAD
 from .fresh import root_of_width
 from .head import Head
@@ -17,40 +17,14 @@ from .original import FRESH as ORIGINAL_FRESH
 from .original import STRUCTURE
 
 
-class MarianFamily(BartFamily):
-    """A Marian."""
-
-    def check_ignored(self, name, tensor: Tensor):
-        """See `Family.check_ignored`."""
-        if name.endswith(TABLES) and not _is_sinusoid(tensor):
-            return "is not the table of sines and cosines that the official class computes, so it cannot be left out"
-        return None
-
-    @torch.no_grad()
-    def prepare_official_model(self, model):
-        """See `Family.prepare_official_model`: a table that is stored in half precision is rounded, ours never is."""
-        for name, parameter in model.named_parameters():
-            if name.endswith(TABLES):
-                parameter.copy_(_sinusoid(*parameter.shape))
-        return model
-
-
-def _sinusoid(positions: int, width: int) -> Tensor:
+def sinusoid(positions: int, width: int) -> Tensor:
     """The official table, all sines and then all cosines: float64 [positions, width]."""
     frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
     return torch.cat((angles.sin(), angles.cos()), dim=-1)[:, :width]
 
 
-def _is_sinusoid(table: Tensor) -> bool:
-    """Whether a table is that, as exactly as its dtype can say it."""
-    if table.dim() != 2 or not table.is_floating_point():
-        return False
-    tolerance = max(1e-6, torch.finfo(table.dtype).eps)
-    return torch.allclose(table.double(), _sinusoid(*table.shape), rtol=0, atol=tolerance)
-
-
-FAMILY = MarianFamily(
+FAMILY = BartFamily(
     "marian",
     "MarianConfig",
     [
@@ -71,10 +45,11 @@ FAMILY = MarianFamily(
         "decoder_start_token_id": 58100,
     },
     fixed={"classifier_dropout": None},
+    table=sinusoid,
     own_vocabularies=True,
     not_none=["decoder_start_token_id"],
 )
-PEGASUS = MarianFamily(
+PEGASUS = BartFamily(
     "pegasus",
     "PegasusConfig",
     bart_heads("PegasusForConditionalGeneration PegasusModel"),
@@ -90,4 +65,5 @@ PEGASUS = MarianFamily(
         "decoder_start_token_id": 0,
     },
     fixed={"classifier_dropout": None},
+    table=sinusoid,
 )

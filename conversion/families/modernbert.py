@@ -147,35 +147,25 @@ ENCODER = BertLikeFamily(
 )
 
 
-class ModernBertDecoderFamily(DecoderFamily):
-    """The decoder: its head of rows has what the language model has before its matrix."""
-
-    def __init__(self, *names: str, **settings: Any):
-        super().__init__(*names, **settings)
-        matrix = {"decoder.weight": "lm_head.weight", "decoder.bias": "lm_head.bias"}
-        modules = {
-            "BlockformerDecoderForCausalLM": {
-                "lm_head.dense": "lm_head_transform.dense",
-                "lm_head.norm": "lm_head_transform.norm",
-            },
-            "BlockformerDecoderForSequenceClassification": SCORE,
-        }
-        self.heads = tuple(
-            Head(
-                head.official,
-                head.ours,
-                head.root,
-                modules.get(head.ours, {}),
-                matrix if head.writes_text else {},
-            )
-            for head in self.heads
-        )
-
-
-DECODER = ModernBertDecoderFamily(
+DECODER = DecoderFamily(
     "modernbert-decoder",
     "ModernBertDecoderConfig",
-    "ModernBertDecoderForCausalLM ModernBertDecoderModel ModernBertDecoderForSequenceClassification",
+    [
+        Head(
+            "ModernBertDecoderForCausalLM",
+            "BlockformerDecoderForCausalLM",
+            "model.",
+            {
+                "lm_head.dense": "lm_head_transform.dense",
+                "lm_head.norm": "lm_head_transform.norm",
+                "decoder": "lm_head",
+            },
+        ),
+        Head("ModernBertDecoderModel", "BlockformerDecoderModel"),
+        Head(
+            "ModernBertDecoderForSequenceClassification", "BlockformerDecoderForSequenceClassification", "model.", SCORE
+        ),
+    ],
     structure=STRUCTURE,
     fresh=FRESH,
     layer={

@@ -3,17 +3,16 @@
 Checkpoints hold queries, keys and values in one matrix, and have other names than today's official classes.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from ..rules.table import module_rules
+from ..storage.modules import ModulesInFiles
 from ..values import Computed, HeadDim, Rope
 from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, POOLED_ROWS
 from .bert import NAMES as BERT_NAMES
 from .bert import STRUCTURE as BERT_STRUCTURE
 from .bert_like import BertLikeFamily
 from .decoder import ALL_BIASES, ATTENTION, MLP, QKV
-from .encoder_heads import ROBERTA_ROWS, EncoderHead, LanguageModelNames, standard_heads
+from .encoder_heads import ROBERTA_ROWS, LanguageModelNames, standard_heads
 from .fresh import rotary
 from .roberta import FRESH as ROBERTA_FRESH
 from .roberta import GELU_HEAD
@@ -34,74 +33,16 @@ TOKEN_TYPES = Computed(
     lambda official: {"type_vocab_size": official.config.type_vocab_size},
     lambda config, head: {"type_vocab_size": config.type_vocab_size},
 )
+ROTARY: dict[str, Any] = {
+    "embeddings": {theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_positions"},
+    "layer": "layers.{layer}.",
+    "positions": Rope(),
+}
+"""What these families have in common."""
+FIELDS = {**BERT_NAMES["fields"], "use_cache": None, "max_position_embeddings": "max_position_embeddings"}
 
 
-class RotaryBertFamily(BertLikeFamily):
-    """A BERT with rotary positions.
-
-    Args:
-        stored_layer: what the names of a layer's tensors begin with in a checkpoint.
-        stored_modules: module of a layer in a checkpoint -> in the official class, or those that it holds one below
-            the other.
-        stored_stack: module of the stack in a checkpoint -> in the official class, where they differ.
-        stored_head: the same of the head.
-        former_fields: earlier names of official fields -> today's.
-        rest: the arguments of `BertLikeFamily`.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        config_class: str,
-        heads: list[EncoderHead],
-        *,
-        stored_layer: str,
-        stored_modules: Mapping[str, str | tuple[str, ...]],
-        stored_stack: Mapping[str, str] | None = None,
-        stored_head: Mapping[str, str] | None = None,
-        fields: Mapping[str, str | None] | None = None,
-        computed: tuple = (),
-        former_fields: Mapping[str, str] | None = None,
-        **rest: Any,
-    ):
-        self.former_fields = dict(former_fields or {})
-        embeddings = {theirs: ours for theirs, ours in EMBEDDINGS.items() if ours != "embed_positions"}
-        own = {"use_cache": None, "max_position_embeddings": "max_position_embeddings", **(fields or {})}
-        super().__init__(
-            name,
-            config_class,
-            heads,
-            embeddings=embeddings,
-            layer="layers.{layer}.",
-            fields={**BERT_NAMES["fields"], **own},
-            positions=Rope(),
-            computed=[TOKEN_TYPES, *computed],
-            extra_fields=tuple(self.former_fields),
-            stored_inner=[stored_layer, *(stored_stack or ())],
-            **rest,
-        )
-        self.stored_layer, self.stored_modules = stored_layer, dict(stored_modules)
-        self.stored_stack, self.stored_head = dict(stored_stack or {}), dict(stored_head or {})
-
-    def official_config(self, official):
-        """See `ConfigTranslation.official_config`; an entry under its present name comes first."""
-        former = {self.former_fields[name]: value for name, value in official.items() if name in self.former_fields}
-        if "hidden_act" in former:
-            former["hidden_act"] = GATED_ACTS.get(former["hidden_act"], former["hidden_act"])
-        today = {name: value for name, value in official.items() if name not in self.former_fields}
-        return super().official_config({**former, **today})
-
-    def storage(self, variant, config, plain=None):
-        """See `Family.storage`."""
-        root = self._root(self.head(variant))
-        rules = [rule.under(root, root) for rule in module_rules(self.stored_stack)]
-        for theirs, modules in self.stored_modules.items():
-            for rule in self._module_rules(theirs, modules, config):
-                rules.append(rule.under(root + self.stored_layer, root + self.layer))
-        return [*rules, *module_rules(self.stored_head)]
-
-
-GTE = RotaryBertFamily(
+GTE = BertLikeFamily(
     "gte",
     "GteConfig",
     standard_heads(
@@ -121,22 +62,26 @@ GTE = RotaryBertFamily(
     root="gte.",
     former_root="new.",
     modules=GATED,
-    stored_layer="encoder.layer.{layer}.",
-    stored_modules={
-        "attention.qkv_proj": QKV,
-        "attention.o_proj": "self_attn.o_proj",
-        "attn_ln": "post_attention_layernorm",
-        "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj"),
-        "mlp.down_proj": "mlp.down_proj",
-        "mlp_ln": "post_mlp_layernorm",
-    },
-    stored_head={"lm_head.norm": "lm_head.layer_norm"},
+    in_files=ModulesInFiles(
+        "encoder.layer.{layer}.",
+        {
+            "attention.qkv_proj": QKV,
+            "attention.o_proj": "self_attn.o_proj",
+            "attn_ln": "post_attention_layernorm",
+            "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj"),
+            "mlp.down_proj": "mlp.down_proj",
+            "mlp_ln": "post_mlp_layernorm",
+        },
+        head={"lm_head.norm": "lm_head.layer_norm"},
+    ),
+    **ROTARY,
+    fields=FIELDS,
     language_model=LanguageModelNames(
         dense="lm_head.dense", norm="lm_head.layer_norm", weight="lm_head.decoder.weight", bias="lm_head.decoder.bias"
     ),
-    computed=(GELU_HEAD,),
+    computed=(TOKEN_TYPES, GELU_HEAD),
 )
-NOMIC = RotaryBertFamily(
+NOMIC = BertLikeFamily(
     "nomic_bert",
     "NomicBertConfig",
     standard_heads(
@@ -154,17 +99,21 @@ NOMIC = RotaryBertFamily(
     },
     root="nomic_bert.",
     modules=GATED,
-    stored_layer="encoder.layers.{layer}.",
-    stored_modules={
-        "attn.Wqkv": QKV,
-        "attn.out_proj": "self_attn.o_proj",
-        "norm1": "post_attention_layernorm",
-        "mlp.fc11": "mlp.up_proj",
-        "mlp.fc12": "mlp.gate_proj",
-        "mlp.fc2": "mlp.down_proj",
-        "norm2": "post_mlp_layernorm",
-    },
-    stored_stack={"emb_ln": "embeddings.LayerNorm"},
+    in_files=ModulesInFiles(
+        "encoder.layers.{layer}.",
+        {
+            "attn.Wqkv": QKV,
+            "attn.out_proj": "self_attn.o_proj",
+            "norm1": "post_attention_layernorm",
+            "mlp.fc11": "mlp.up_proj",
+            "mlp.fc12": "mlp.gate_proj",
+            "mlp.fc2": "mlp.down_proj",
+            "norm2": "post_mlp_layernorm",
+        },
+        stack={"emb_ln": "embeddings.LayerNorm"},
+    ),
+    **ROTARY,
+    fields=FIELDS,
     language_model=LanguageModelNames(
         dense="cls.predictions.transform.dense",
         norm="cls.predictions.transform.layer_norm",
@@ -172,7 +121,7 @@ NOMIC = RotaryBertFamily(
         bias=LANGUAGE_MODEL.bias,
         copy=LANGUAGE_MODEL.copy,
     ),
-    computed=(HeadDim(),),
+    computed=(TOKEN_TYPES, HeadDim()),
     former_fields={
         "n_embd": "hidden_size",
         "n_layer": "num_hidden_layers",
@@ -180,7 +129,7 @@ NOMIC = RotaryBertFamily(
         "n_inner": "intermediate_size",
         "n_positions": "max_position_embeddings",
         "layer_norm_epsilon": "layer_norm_eps",
-        "activation_function": "hidden_act",
+        "activation_function": ("hidden_act", GATED_ACTS),
         "rotary_emb_base": "rope_theta",
         "resid_pdrop": "hidden_dropout_prob",
         "attn_pdrop": "attention_probs_dropout_prob",
@@ -195,7 +144,7 @@ NOMIC = RotaryBertFamily(
         **dict.fromkeys(("rotary_emb_scale_base", "rotary_scaling_factor"), (None,)),
     },
 )
-JINA = RotaryBertFamily(
+JINA = BertLikeFamily(
     "jina_embeddings_v3",
     "JinaEmbeddingsV3Config",
     standard_heads(
@@ -215,17 +164,20 @@ JINA = RotaryBertFamily(
     },
     root="roberta.",
     modules=PLAIN,
-    stored_layer="encoder.layers.{layer}.",
-    stored_modules={
-        "mixer.Wqkv": QKV,
-        "mixer.out_proj": "self_attn.o_proj",
-        "norm1": "post_attention_layernorm",
-        "mlp.fc1": "mlp.fc1",
-        "mlp.fc2": "mlp.fc2",
-        "norm2": "post_mlp_layernorm",
-    },
-    stored_stack={"emb_ln": "embeddings.LayerNorm"},
+    in_files=ModulesInFiles(
+        "encoder.layers.{layer}.",
+        {
+            "mixer.Wqkv": QKV,
+            "mixer.out_proj": "self_attn.o_proj",
+            "norm1": "post_attention_layernorm",
+            "mlp.fc1": "mlp.fc1",
+            "mlp.fc2": "mlp.fc2",
+            "norm2": "post_mlp_layernorm",
+        },
+        stack={"emb_ln": "embeddings.LayerNorm"},
+    ),
+    **ROTARY,
     language_model=ROBERTA_LANGUAGE_MODEL,
-    fields={"use_cache": "use_cache"},
-    computed=(GELU_HEAD,),
+    fields={**FIELDS, "use_cache": "use_cache"},
+    computed=(TOKEN_TYPES, GELU_HEAD),
 )

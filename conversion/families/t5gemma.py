@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 from ..errors import ConversionError, listed
-from ..rules.table import Rule, RuleTable
+from ..rules.table import Rule
 from ..values import Computed, NotExpressible
-from .base import Family
 from .decoder import ATTENTION, MLP
 from .decoder import LAYER as PREFIX
-from .encoder_decoder import BOTH
+from .encoder_decoder import BOTH, EncoderDecoderFamily
 from .fresh import every, rotary
 from .gemma import FRESH, FRESH_CAPS, SCALE, STRUCTURE, read_scores, write_scores
 from .head import Head
@@ -91,26 +90,17 @@ def _write_stacks(config, head):
     return {"encoder": both | encoder, "decoder": both | decoder}
 
 
-class T5GemmaFamily(Family[Head]):
-    """A T5Gemma; each stack has embeddings of its own, and the head is tied to the decoder's."""
-
-    topology = "encoder_decoder"
-
-    def layout(self, variant, config):
-        """See `Family.layout`."""
-        head = self.head(variant)
-        rules = []
-        for stack in ("encoder", "decoder"):
-            layer = LAYER | (CROSS_ATTENTION if stack == "decoder" else {})
-            own = [Rule("embed_tokens.weight", "embed_tokens.weight"), Rule("norm.weight", "norm.weight")]
-            own += [Rule(f"{theirs}.weight", f"{ours}.weight").under(PREFIX, PREFIX) for theirs, ours in layer.items()]
-            rules += [rule.under(f"{head.root}{stack}.", f"{head.our_root}{stack}.") for rule in own]
-        return RuleTable([*rules, *head.rules])
+def stack_rules(stack, config):
+    """The rules of a stack, which has embeddings of its own."""
+    layer = LAYER | (CROSS_ATTENTION if stack == "decoder" else {})
+    modules = {"embed_tokens": "embed_tokens", "norm": "norm"}
+    modules |= {PREFIX + theirs: PREFIX + ours for theirs, ours in layer.items()}
+    return [Rule(f"{theirs}.weight", f"{ours}.weight") for theirs, ours in modules.items()]
 
 
 _OTHER_HEAD = "its head is one linear layer on the states, which no class of an encoder-decoder has here"
 
-FAMILY = T5GemmaFamily(
+FAMILY = EncoderDecoderFamily(
     "t5gemma",
     "T5GemmaConfig",
     [
@@ -122,6 +112,7 @@ FAMILY = T5GemmaFamily(
         ),
         Head("T5GemmaModel", f"{BOTH}Model"),
     ],
+    rules=stack_rules,
     fields={
         "tie_word_embeddings": "tie_word_embeddings",
         "dropout_rate": ("hidden_dropout", "activation_dropout"),
@@ -149,7 +140,7 @@ FAMILY = T5GemmaFamily(
         "decoder_start_token_id": 2,
     },
     computed=[Computed(_read_stacks, _write_stacks)],
-    extra_fields=("is_encoder_decoder", "encoder", "decoder", "decoder_start_token_id", "use_cache"),
+    extra_fields=("encoder", "decoder", "decoder_start_token_id", "use_cache"),
     refused={
         "T5GemmaEncoderModel": "only an encoder, with the config of two stacks; take T5GemmaModel",
         **dict.fromkeys(("T5GemmaForSequenceClassification", "T5GemmaForTokenClassification"), _OTHER_HEAD),

@@ -95,6 +95,7 @@ class ConfigTranslation(ABC):
         not_none: our fields that the family cannot express as None.
         without_effect: our fields that change nothing in its models, so that they need not come back.
         former_names: earlier names of official classes -> today's.
+        former_fields: earlier names of official fields -> today's, perhaps with earlier values -> today's.
         refused: official classes of this `model_type` that no class of ours can be, with the reason.
     """
 
@@ -121,6 +122,7 @@ class ConfigTranslation(ABC):
         not_none: Collection[str] = (),
         without_effect: Collection[str] = (),
         former_names: Mapping[str, str] | None = None,
+        former_fields: Mapping[str, str | tuple[str, Mapping[str, str]]] | None = None,
         refused: Mapping[str, str] | None = None,
     ):
         self.name = name
@@ -133,7 +135,10 @@ class ConfigTranslation(ABC):
         self.computed = tuple(computed)
         self.unsupported = {**UNSUPPORTED, **(unsupported or {})}
         self.contradictions, self.training_only = contradictions, tuple(training_only)
-        self.extra_fields = tuple(extra_fields)
+        self.former_fields = {
+            name: (today, {}) if isinstance(today, str) else today for name, today in (former_fields or {}).items()
+        }
+        self.extra_fields = (*extra_fields, *self.former_fields)
         self.not_none = tuple(not_none)
         self.without_effect = frozenset(without_effect)
         self.former_names = dict(former_names or {})
@@ -274,7 +279,8 @@ class ConfigTranslation(ABC):
         Raises:
             ConversionError: transformers refuses it.
         """
-        settings = {name: value for name, value in official.items() if name not in ABOUT_THE_FILE + NEVER_FOLLOWED}
+        hidden = (*ABOUT_THE_FILE, *NEVER_FOLLOWED, *self.former_fields)
+        settings = self._formerly(official) | {name: value for name, value in official.items() if name not in hidden}
         layers = settings.get("num_hidden_layers")
         try:
             check_counts(layers if type(layers) is int else 0, settings.get("num_labels"))  # before lists of them
@@ -282,6 +288,11 @@ class ConfigTranslation(ABC):
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConversionError(f"config.json: {self.config_class_name} refuses it: {reason}") from error
+
+    def _formerly(self, official: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries under an earlier name, under today's."""
+        found = ((official[name], *self.former_fields[name]) for name in self.former_fields if name in official)
+        return {today: values.get(value, value) if isinstance(value, str) else value for value, today, values in found}
 
     def our_config(self, settings: Mapping[str, Any]) -> PretrainedConfig:
         """Our configuration object of the settings that `config_from` gives.

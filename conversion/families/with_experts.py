@@ -7,14 +7,14 @@ read; the way back writes what a checkpoint came with or else what is published.
 E experts, C hidden size, I inner width of an expert.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from transformers import PretrainedConfig
 
 from ..rules.operations import Identity, LeadingAxis
-from ..rules.table import Rule, RuleTable, module_rules
+from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
 from ..storage.variant import CheckpointVariant
 from ..values import Computed, NotExpressible
@@ -44,7 +44,7 @@ class ExpertsFamily(DecoderFamily):
         published: how published checkpoints hold the tensors of a sparse layer; None: as the class has them.
         sparse: the other official modules of a sparse layer -> ours, without prefix.
         bias_of_choice: the official name of the router's selection bias [E], or [1, E] where `published` moves it.
-        passed_over: see `LayersBeyond`.
+        sparse_rules: a config of ours -> the rules of a sparse layer, without its prefix, if not the usual ones.
         settings: the arguments of `DecoderFamily`.
     """
 
@@ -54,13 +54,13 @@ class ExpertsFamily(DecoderFamily):
         published: OneByOne | None = OneByOne(),  # noqa: B008 - never changed
         sparse: Mapping[str, str] | None = None,
         bias_of_choice: str = f"gate.{SELECTION_BIAS}",
-        passed_over: tuple[str, ...] = (),
+        sparse_rules: Callable[[PretrainedConfig], list[Rule]] | None = None,
         **settings,
     ):
         super().__init__(*names, **settings)
         self.published, self.sparse = published, {"gate": "gate", **(sparse or {})}
-        self.bias_of_choice, self.passed_over = bias_of_choice, passed_over
-        self.has_low_bits = False
+        self.bias_of_choice, self.has_low_bits = bias_of_choice, False
+        self.sparse_rules = sparse_rules or self._usual_rules
 
     def variant_of(self, official, names=None, read=None):
         """See `Family.variant_of`."""
@@ -83,14 +83,11 @@ class ExpertsFamily(DecoderFamily):
         layer = self.head(variant).root + self.layers
         return self.published.rules(layer, self.sparse, [self.bias_of_choice], config.num_experts)
 
-    def layout(self, variant, config):
-        """See `Family.layout`."""
-        head, table = self.head(variant), super().layout(variant, config)
-        rules = [rule.under(head.root + self.layers, head.our_root + LAYER) for rule in self.sparse_rules(config)]
-        return RuleTable([*table.rules, *rules], ignored=table.ignored)
+    def stack_rules(self, config):
+        """See `DecoderFamily.stack_rules`."""
+        return [*super().stack_rules(config), *(rule.under(self.layers, LAYER) for rule in self.sparse_rules(config))]
 
-    def sparse_rules(self, config: PretrainedConfig) -> list[Rule]:
-        """The rules of a sparse layer, without the layer's prefixes."""
+    def _usual_rules(self, config: PretrainedConfig) -> list[Rule]:
         moved = self.published is not None and self.published.statics is not None
         return [
             *module_rules({f"mlp.{theirs}": f"mlp.{ours}" for theirs, ours in self.sparse.items()}),

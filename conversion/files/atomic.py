@@ -122,7 +122,7 @@ def check_target(target: str | PathLike[str], force: bool, sources: Iterable[str
     for source in sources:
         _check_apart(target, Path(source))
     if there and not force:
-        raise ConversionError(f"{target}: exists already; name another folder, or replace it with force=True")
+        raise ConversionError(f"{target}: already exists; name another folder, or replace it with force=True")
     if there and (problem := _why_kept(target)):
         raise ConversionError(f"{target}: {problem}, so force=True does not replace it; name another folder")
     if there and not (target.stat().st_mode & stat.S_IWUSR and os.access(target, os.W_OK)):  # root may write anywhere

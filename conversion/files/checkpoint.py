@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from os import PathLike
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
@@ -23,6 +23,7 @@ from blockformer.publishing.earlier_names import todays
 from ..errors import CheckpointError, listed, shown
 from . import pickled
 from .json_files import read_json
+from .names import PICKLED_SUFFIXES, WEIGHTS, weight_map
 from .regular import open_regular
 from .safetensors_io import (
     TensorInfo,
@@ -30,18 +31,14 @@ from .safetensors_io import (
     read_parts,
     read_tensor,
 )
-from .sources import PICKLED_SUFFIXES, WEIGHTS
 
 __all__ = [
     "Checkpoint",
     "TensorInfo",
     "nonfinite",
     "read_config",
-    "weight_map",
 ]
 
-MAX_NAME = 255
-"""Longest file name in bytes on all common systems."""
 LAYERS = (
     "num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
 )  # fmt: skip
@@ -341,21 +338,3 @@ def _identity(path: Path) -> Identity:
         return _key(os.stat(path))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from error
-
-
-def weight_map(path: Path) -> dict[str, str]:
-    """The `weight_map` of an index: tensor name -> file name next to the index. `metadata` is optional."""
-    places = read_json(path).get("weight_map")
-    if not isinstance(places, dict) or not places:
-        raise CheckpointError(f"{path}: weight_map must be an object that maps tensor names to file names")
-    bad = [f"{shown(file)} for {shown(name)}" for name, file in places.items() if not _plain_name(file)]
-    if bad:
-        raise CheckpointError(f"{path}: weight_map must name files in the same folder:{listed(bad)}")
-    return places
-
-
-def _plain_name(name: object) -> bool:
-    """Whether this is a bare file name on every system."""
-    if not isinstance(name, str) or not name.isprintable() or len(name.encode()) > MAX_NAME:
-        return False
-    return name not in ("", ".", "..") and PurePosixPath(name).name == name == PureWindowsPath(name).name

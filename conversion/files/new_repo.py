@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import ConversionError
 from .atomic import atomic_folder
 from .json_files import read_json
-from .sources import WEIGHTS
+from .names import WEIGHTS
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from ..errors import shown
 from . import pickled
 from .checkpoint import Checkpoint
 from .json_files import read_json, read_json_value
+from .names import SENTENCE_FILES
 from .regular import open_regular
 from .safetensors_io import read_header
-from .sources import SENTENCE_FILES
 
 MODULES = ("Transformer", "Pooling", "Normalize", "Dense", "MultiVectorMask", "LogitScore")
 PACKAGES = ("sentence_transformers.", "pylate.models.")

@@ -24,9 +24,9 @@ from . import pickled
 from .atomic import MARK
 from .checkpoint import Checkpoint
 from .json_files import json_text, read_json
+from .names import GENERATION, HEADS, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES, WEIGHTS, is_side_file
 from .regular import LFS_POINTER, open_regular
 from .sentence_modules import sentence_files
-from .sources import GENERATION, HEADS, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES, WEIGHTS, is_side_file
 from .tokenizers import MADE, check_readable, load, make_fast, rewritten
 
 STORE = "conversion/source"

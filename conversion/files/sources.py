@@ -1,6 +1,5 @@
 """Find a checkpoint: a folder, a repo on the Hugging Face Hub (fetched into the Hub's cache), or one file."""
 
-import fnmatch
 import glob
 import os
 import re
@@ -11,61 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConversionError, shown
+from .names import WEIGHT_FILES, WEIGHTS, is_side_file, weight_map
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-SENTENCEPIECE_FILES = (
-    "spiece.model",
-    "spm.model",
-    "sentencepiece.bpe.model",
-    "sentencepiece.model",
-    "tokenizer.model",
-    "source.spm",
-    "target.spm",
-)
-VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *SENTENCEPIECE_FILES)
-"""Files of which each shows that there is a tokenizer."""
-TOKENIZER_FILES = (
-    *VOCABULARIES,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "merges.txt",
-    "bpe.codes",
-    "dict.txt",
-    "target_vocab.json",
-    "unigram.json",
-    "tekken.json",
-    "chat_template.jinja",
-    "chat_template.json",
-)
-SENTENCE_FILES = (
-    "modules.json",
-    "config_sentence_transformers.json",
-    "sentence_bert_config.json",
-    "[0-9]*_*/config.json",
-    "[0-9]*_Dense/pytorch_model.bin",
-    "[0-9]*_Dense/model.safetensors",
-)
-"""The files that `sentence-transformers` reads in addition to the model, as names and patterns of names."""
-LEGAL = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY|USAGE_POLICY|ACCEPTABLE_USE)[\w.-]*", re.IGNORECASE)
-"""Licences and what belongs to them; they travel with the weights."""
-GENERATION = re.compile(r"generation_config(_for_\w+)?\.json")
-NOTES = (".md", ".txt", ".json", ".cff", ".yaml", ".yml")
-"""Endings of small texts next to a model: its card, what it was trained on, how it was evaluated."""
-LARGEST_NOTE = 1 << 20
-"""Bytes of the longest of these texts that is kept for the way back."""
-HEADS = ("colbert_linear.pt", "sparse_linear.pt")
-"""Further heads of BGE-M3, which FlagEmbedding reads."""
-WEIGHTS = (
-    ("model.safetensors", "model.safetensors.index.json"),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-)
-"""Weights, the first found wins: one file, or the index of several."""
 LISTED = 10_000
 """Names of a source that are looked at; no model has so many files."""
-
-PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
-WEIGHT_FILES = (*PICKLED_SUFFIXES, ".safetensors")
 
 
 @dataclass(frozen=True)
@@ -159,18 +108,6 @@ def files_in(folder: Path) -> tuple[str, ...]:
     return tuple(names[:LISTED])
 
 
-def is_side_file(name: str, size: int = 0) -> bool:
-    """Whether a file next to the weights, by its name in the source and its size in bytes, is one that is read."""
-    if name.startswith("additional_chat_templates/"):
-        return name.endswith(".jinja") and name.count("/") == 1
-    if "/" in name:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in SENTENCE_FILES) and name.count("/") == 1
-    known = name in ("config.json", "conversion.json", *TOKENIZER_FILES, *SENTENCE_FILES, *HEADS)
-    is_index = name.endswith(".index.json")
-    is_note = name.endswith(NOTES) and not is_index and size <= LARGEST_NOTE
-    return known or is_note or LEGAL.fullmatch(name) is not None or GENERATION.fullmatch(name) is not None
-
-
 def _fetch(hub_id: str, weights: bool, hub: Mapping[str, Any]) -> Source:
     """Download a repo's files that a conversion reads; anything else, code included, is not fetched.
 
@@ -178,8 +115,6 @@ def _fetch(hub_id: str, weights: bool, hub: Mapping[str, Any]) -> Source:
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
-
-    from .checkpoint import weight_map
 
     wanted = dict(hub)
     listing: tuple[str, ...] | None

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConversionError
+from .names import VOCABULARIES
 from .regular import open_regular
 from .sizes import format_size
-from .sources import VOCABULARIES
 
 MOST_BYTES = 1 << 28
 """The size up to which the files of a tokenizer are read; files of large vocabularies have a tenth of it."""

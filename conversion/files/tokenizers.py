@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..errors import ConversionError, shown
 from ..quiet import quiet
-from .sources import SENTENCEPIECE_FILES, VOCABULARIES
+from .names import SENTENCEPIECE_FILES, VOCABULARIES
 from .tokenizer_bounds import check_bounds
 
 LOCAL = {"trust_remote_code": False, "local_files_only": True}

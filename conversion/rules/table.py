@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 UNTAKEN, TWICE = "tensors that no rule takes", "targets filled twice"
+NO_PLACE = "tensors that the model has no place for"
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -123,10 +124,10 @@ class Group:
 
 
 class _Pattern:
-    """A name with placeholders, each standing for a decimal number."""
+    """A name with placeholders, each standing for a decimal number; the beginning of names if it `is_open`."""
 
-    def __init__(self, text: str):
-        self.text = text
+    def __init__(self, text: str, is_open: bool = False):
+        self.text, self.is_open = text, is_open
         pieces = PLACEHOLDER.split(text)  # literal, placeholder, literal, ...
         self.fields = sorted(set(pieces[1::2]))
         regex = re.escape(pieces[0])
@@ -134,7 +135,7 @@ class _Pattern:
             label, literal = pieces[index], pieces[index + 1]
             again = label in pieces[1:index:2]
             regex += (f"(?P={label})" if again else f"(?P<{label}>0|[1-9][0-9]{{0,8}})") + re.escape(literal)
-        self._regex = re.compile(regex)
+        self._regex = re.compile(regex + ("(?s:.*)" if is_open else ""))
 
     def match(self, name: str) -> tuple[str, ...] | None:
         """The numbers of the placeholders, in the order of `fields`; None if the name does not match."""
@@ -199,16 +200,19 @@ class RuleTable:
 
     Args:
         rules: each one is used in both directions.
-        ignored: names (with placeholders) of official tensors that are left out deliberately.
+        ignored: names (with placeholders) of official tensors that are left out deliberately. One that ends in `*`
+            stands for all names that begin so: layers that are published with a model and part of none here.
+        layers: how many layers the model has: `{layer}` stands for a number below that, `{beyond}` for one from there
+            on. None for no bound.
 
     Raises:
         ValueError: the names of one rule do not all have the same placeholders.
     """
 
-    def __init__(self, rules: Iterable[Rule], ignored: Iterable[str] = ()):
+    def __init__(self, rules: Iterable[Rule], ignored: Iterable[str] = (), layers: int | None = None):
         self.rules = tuple(rules)
-        self.ignored = tuple(ignored)
-        self._ignored = [_Pattern(name) for name in self.ignored]
+        self.layers = layers
+        self._ignored = [_Pattern(name.removesuffix("*"), name.endswith("*")) for name in ignored]
         self._sides = [(_patterns(rule.source), _patterns(rule.target)) for rule in self.rules]
         for rule, (sources, targets) in zip(self.rules, self._sides, strict=True):
             if len({tuple(pattern.fields) for pattern in sources + targets}) != 1:
@@ -244,6 +248,7 @@ class RuleTable:
         found = self._take(tensors, sides, [] if reverse else self._ignored, problems)
         if rest:
             problems.pop(UNTAKEN, None)
+            problems.pop(NO_PLACE, None)
         elif not found:
             raise ConversionError(_nothing_matched(tensors, [sources for sources, _ in sides]))
         filled: dict[str, str] = {}
@@ -274,6 +279,15 @@ class RuleTable:
             raise ConversionError("the checkpoint's tensors do not fit the model:" + "".join(kinds))
         return groups
 
+    @property
+    def has_further_layers(self) -> bool:
+        """Whether checkpoints may hold layers that are part of no model here."""
+        return any(pattern.is_open for pattern in self._ignored)
+
+    def further_layers(self, names: Iterable[str]) -> list[str]:
+        """The tensors, out of some, that belong to such layers."""
+        return [name for name in names if self._ignores(name, [each for each in self._ignored if each.is_open])]
+
     def shapes_before(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
         """The official tensors that would make ours of these shapes: name -> shape.
 
@@ -303,19 +317,34 @@ class RuleTable:
         found: dict[tuple[int, tuple[str, ...]], dict[int, str]] = {}
         places = _Places([sources for sources, _ in sides])
         for name in tensors:
-            takers = [
-                (index, values, slot)
+            near = [
+                (index, values, slot, pattern)
                 for index, slot, pattern in places.near(name)
                 if (values := pattern.match(name)) is not None
             ]
+            takers = [each[:3] for each in near if self._is_there(each[3], each[1])]
             if len(takers) > 1:
                 rules = ", ".join(sides[index][0][slot].text for index, _, slot in takers)
                 problems["tensors that several rules take"].append(f"{shown(name)}: {rules}")
-            elif not takers and not any(pattern.match(name) is not None for pattern in ignored):
-                problems[UNTAKEN].append(shown(name))
+            elif not takers and not self._ignores(name, ignored):
+                if near:
+                    problems[NO_PLACE].append(f"{shown(name)}: the model has {self.layers} layers")
+                else:
+                    problems[UNTAKEN].append(shown(name))
             for index, values, slot in takers:
                 found.setdefault((index, values), {})[slot] = name
         return found
+
+    def _ignores(self, name: str, ignored: Iterable[_Pattern]) -> bool:
+        found = ((pattern, pattern.match(name)) for pattern in ignored)
+        return any(values is not None and self._is_there(pattern, values) for pattern, values in found)
+
+    def _is_there(self, pattern: _Pattern, values: tuple[str, ...]) -> bool:
+        """Whether the numbers of a matching name are on their side of the bound."""
+        if self.layers is None:
+            return True
+        numbers = dict(zip(pattern.fields, map(int, values), strict=True))
+        return numbers.get("layer", 0) < self.layers <= numbers.get("beyond", self.layers)
 
 
 def _with_rest(
@@ -394,7 +423,7 @@ def _compare(
         origin = ", ".join(map(shown, group.sources))
         for target in group.targets:
             if target.name not in expected:
-                problems["tensors that the model has no place for"].append(f"{shown(target.name)} (from {origin})")
+                problems[NO_PLACE].append(f"{shown(target.name)} (from {origin})")
             elif target.shape != tuple(expected[target.name]):
                 want = list(expected[target.name])
                 problems["wrong shapes"].append(f"{shown(target.name)} is {list(target.shape)}, the model's is {want}")

@@ -17,7 +17,7 @@ from blockformer.model.awq_linear import dequantize
 from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import Checkpoint
 from ..rules.operations import Shape
-from ..rules.table import Rule, RuleTable
+from ..rules.table import Rule
 from .variant import CheckpointVariant
 
 TRAIT = "4 bits"
@@ -126,21 +126,21 @@ def plain_weight(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Tensor:
     return dequantize(qweight, qzeros, scales, torch.float32).t().contiguous()
 
 
-def kept_rules(table: RuleTable, low: Collection[str]) -> RuleTable:
+def kept_rules(plain: Iterable[Rule], low: Collection[str]) -> list[Rule]:
     """The rules for linear maps that keep their 4 bits.
 
     Args:
-        table: those for plain weights.
+        plain: the rules for plain weights.
         low: the weights, by their official names with placeholders, that have 4 bits.
     """
     rules: list[Rule] = []
-    for rule in table.rules:
+    for rule in plain:
         if rule.source in low:
             theirs, ours = (str(name).removesuffix("weight") for name in (rule.source, rule.target))
             rules += [Rule(theirs + part, ours + part, dtypes=(kind,)) for part, kind in PARTS.items()]
         else:
             rules.append(rule)
-    return RuleTable(rules, ignored=table.ignored)
+    return rules
 
 
 def dequantizing_rules(low: Iterable[str], dtype: torch.dtype) -> list[Rule]:

@@ -15,6 +15,22 @@ class Spelling(Protocol):
         """The way back."""
 
 
+class Spellings(tuple[Spelling, ...]):
+    """Spellings one after the other, the last one nearest to the class: how names in a checkpoint differ from it."""
+
+    def todays(self, name: str) -> str:
+        """See `Spelling.todays`."""
+        for each in self:
+            name = each.todays(name)
+        return name
+
+    def stored(self, name: str) -> str:
+        """See `Spelling.stored`."""
+        for each in reversed(self):
+            name = each.stored(name)
+        return name
+
+
 @dataclass(frozen=True)
 class Prefix:
     """Names that begin with another prefix.

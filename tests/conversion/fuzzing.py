@@ -368,9 +368,10 @@ class Cases:
             elif new not in found:
                 found[new] = found.pop(old)
         variant = family.variant_of(config, found, lambda _: torch.zeros(1))
-        canonical = {family.canonical(own, variant): own for own in found}
+        spellings = family.spellings(variant)
+        canonical = {spellings.todays(own): own for own in found}
         for own in found:
-            assert isinstance(family.stored(own, variant), str)
+            assert isinstance(spellings.stored(own), str)
         headers = {new: found[own] for new, own in canonical.items()}
         groups = family.layout(variant, family.our_config(family.config_from(config, variant))).plan(headers)
         assert all(target.name.isprintable() for group in groups for target in group.targets)

@@ -32,18 +32,13 @@ SPECIAL = {
     "qwen2": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
     "qwen3": {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
 }
-GPT2_SIZES = {
-    "vocab_size": 97,
-    "n_positions": 64,
-    "n_embd": 48,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_inner": 80,
-    "initializer_range": 0.35,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+
+
+def in_official_names(family, sizes):
+    """Sizes by the names that a family's record gives them; what the record computes is not among them."""
+    return {theirs: sizes[ours[0]] for theirs, ours in FAMILIES[family].fields.items() if ours[0] in sizes}
+
+
 BERT_SIZES = {
     "vocab_size": 97,
     "hidden_size": 48,
@@ -53,39 +48,14 @@ BERT_SIZES = {
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
 }
+GPT2_OURS = {**BERT_SIZES, "initializer_range": 0.35, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GPT2_SIZES = {**in_official_names("gpt2", GPT2_OURS), "n_inner": 80}
 ROBERTA_SIZES = {**BERT_SIZES, "type_vocab_size": 1, "max_position_embeddings": 66, "layer_norm_eps": 1e-5}
-DISTILBERT_SIZES = {
-    "vocab_size": 97,
-    "dim": 48,
-    "hidden_dim": 80,
-    "n_layers": 2,
-    "n_heads": 4,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-}
-T5_SIZES = {
-    "vocab_size": 97,
-    "d_model": 48,
-    "d_kv": 16,
-    "d_ff": 80,
-    "num_layers": 2,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 12,
-    "relative_attention_max_distance": 20,
-    "decoder_start_token_id": 0,
-}
-BART_SIZES = {
-    "vocab_size": 97,
-    "d_model": 48,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 80,
-    "decoder_ffn_dim": 80,
-    "max_position_embeddings": 64,
-    "init_std": 0.2,
-}
+DISTILBERT_SIZES = {**in_official_names("distilbert", BERT_SIZES), "max_position_embeddings": 64}
+RELATIVE = {"relative_attention_num_buckets": 12, "relative_attention_max_distance": 20}
+T5_SIZES = {**in_official_names("t5", {**BERT_SIZES, **RELATIVE, "head_dim": 16}), "decoder_start_token_id": 0}
+BOTH_SIDES = {"num_hidden_layers": 1, "decoder_layers": 1, "decoder_intermediate_size": 80, "initializer_range": 0.2}
+BART_SIZES = in_official_names("bart", {**BERT_SIZES, **BOTH_SIDES})
 BART_TOKENS = {
     "marian": {"pad_token_id": 60, "eos_token_id": 0, "forced_eos_token_id": 0, "decoder_start_token_id": 60},
     "bart": {"pad_token_id": 1, "eos_token_id": 2, "forced_eos_token_id": 2, "decoder_start_token_id": 2},

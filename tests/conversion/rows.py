@@ -15,6 +15,7 @@ from .oracles import (
     assert_loads_as,
     assert_same_state,
     assert_verified,
+    in_official_names,
     labels_of,
     randomize_biases_and_norms,
     stored,
@@ -73,12 +74,10 @@ def model_of(row, usual, head=None, **more):
     skip_what_an_older_release_cannot(row)
     name = family.model_class_name if head is None else head.official
     labels = labels_of(name)
-    names = {field for field, ours in family.fields.items() if ours}
+    names = set(family.fields)
     known = set(inspect.signature(family.official_config_class.__init__).parameters) | names
     sizes = {**usual, **labels, **row.settings, **more}
-    for theirs, ours in family.fields.items():
-        if theirs not in sizes and ours[0] in sizes:
-            sizes[theirs] = sizes[ours[0]]
+    sizes = {**in_official_names(row.family, sizes), **sizes}
     settings = {key: value for key, value in sizes.items() if key in known or key in {**row.settings, **labels, **more}}
     torch.manual_seed(0)
     model = getattr(transformers, name)(family.official_config_class(**settings)).eval()

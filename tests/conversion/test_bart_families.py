@@ -167,8 +167,8 @@ def test_probes_ask_only_for_tokens_that_there_are_and_pad_where_the_official_cl
     small |= {"pad_token_id": 0, "decoder_start_token_id": 0}
     wide = blockformer.preset("marian", **small, share_embeddings=False, decoder_vocab_size=500)
     narrow = blockformer.preset("marian", **small, share_embeddings=False, decoder_vocab_size=9)
-    assert max(int(probe.decoder_input_ids.max()) for probe in probes(wide)) > VOCAB
-    assert max(int(probe.decoder_input_ids.max()) for probe in probes(narrow)) < 9
+    assert max(int(probe.target.max()) for probe in probes(wide)) > VOCAB
+    assert max(int(probe.target.max()) for probe in probes(narrow)) < 9
     assert [probe.name for probe in probes(wide)] == ["random", "structured", "padded on the right"]
     assert all(probe.attention_mask[:, 0].all() for probe in probes(wide))
     assert "padded" in [probe.name for probe in probes(blockformer.preset("t5", **small))]

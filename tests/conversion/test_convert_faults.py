@@ -34,7 +34,7 @@ def only_the_source_is_there(folder):
 def test_an_existing_target_is_refused_and_with_force_replaced(tmp_path, source):
     convert(source, tmp_path / "dst", verify=False)
     before = fingerprint(tmp_path)
-    with pytest.raises(ConversionError, match="exists already"):
+    with pytest.raises(ConversionError, match="already exists"):
         convert(source, tmp_path / "dst", verify=False)
     assert fingerprint(tmp_path) == before
     convert(source, tmp_path / "dst", verify=False, force=True, dtype="bfloat16")

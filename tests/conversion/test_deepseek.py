@@ -153,7 +153,7 @@ REFUSED = [
     ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
     ("deepseek_v3", {"topk_method": "greedy"}, "topk_method"),
     ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq"),
-    ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads=2 is not supported with kv_lora_rank"),
+    ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads=2 does not work with kv_lora_rank"),
     ("deepseek_v3", {"n_group": 3}, "num_expert_groups=3.* do not fit 8 experts"),
     ("deepseek_v3", {"topk_group": 1}, "num_experts_per_tok must be at most 2, not 3"),
     ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method"),

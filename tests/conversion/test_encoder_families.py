@@ -16,6 +16,7 @@ from sizes import OFFICIAL_ENCODER
 import blockformer
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.families.registry import FAMILIES
+from blockformer.inputs import inputs_of
 
 from .oracles import assert_loads_as, edit_config, edit_tensors, entries_of, stored
 from .outputs import assert_same_outputs
@@ -85,10 +86,7 @@ def batch(ours, theirs, side="right"):
     gap = slice(0, 7) if side == "left" else slice(LENGTH - 7, LENGTH)
     ids[1, gap], mask[1, gap] = ours.config.pad_token_id, 0
     both = {"input_ids": ids, "attention_mask": mask}
-    types = {"token_type_ids": ours.config.type_vocab_size, "task_type_ids": ours.config.task_type_vocab_size}
-    for name, count in types.items():
-        if count:
-            both[name] = torch.randint(count, ids.shape, generator=generator)
+    both |= {each.name: each.example(2, LENGTH, generator) for each in inputs_of(ours.config)[1:]}
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     inputs = [{**both, "position_ids": positions}, dict(both)]
     if "position_ids" in inspect.signature(theirs.forward).parameters:

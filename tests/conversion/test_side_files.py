@@ -376,7 +376,7 @@ def test_no_probe_holds_the_padding_token(kind, pad):
     config = blockformer.preset(kind, vocab_size=60, pad_token_id=pad, eos_token_id=9)
     for probe in probes(config):
         assert pad not in probe.input_ids
-        assert probe.decoder_input_ids is None or pad not in probe.decoder_input_ids
+        assert probe.target is None or pad not in probe.target
         assert len(set(probe.input_ids.flatten().tolist())) > 10
 
 

@@ -8,7 +8,6 @@ from sizes import OFFICIAL_DECODER
 
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families.registry import FAMILIES
-from blockformer.conversion.rules.beyond import LayersBeyond
 from blockformer.conversion.rules.table import Rule, RuleTable, _Pattern
 from blockformer.conversion.storage.experts import Stack
 
@@ -164,12 +163,23 @@ def test_layers_that_predict_further_tokens_are_passed_over_and_come_back(tmp_pa
 def test_a_layer_too_many_is_refused_where_nothing_says_what_it_is(tmp_path):
     published_folder(tmp_path / "src", "qwen3_moe")
     edit_tensors(tmp_path / "src", **{"model.layers.2.self_attn.q_proj.weight": torch.randn(32, 32)})
-    with pytest.raises(ConversionError, match=r"(?s)the model has no place for.*model\.layers\.2\.self_attn\.q_proj"):
+    what = r"(?s)the model has no place for.*model\.layers\.2\.self_attn\.q_proj\S*: the model has 2 layers"
+    with pytest.raises(ConversionError, match=what):
         from_official(tmp_path / "src")
-    beyond = LayersBeyond(("model.layers.{layer}.", "mtp."), 2)
-    held = ["model.layers.2.a", "model.layers.46.b.weight", "mtp.c"]
-    others = ["model.layers.1.a", "model.layers.02.a", "model.layers.x.a", "model.layers.2", "layers.2.a"]
-    assert beyond.among([*others, *held]) == held
+
+
+def test_a_table_leaves_out_the_layers_that_it_is_told_to():
+    table = RuleTable([Rule("layers.{layer}.a", "l.{layer}.b")], ["layers.{beyond}.*", "mtp_*"], layers=2)
+    held = ["layers.2.a", "layers.46.b.weight", "mtp_c"]
+    others = ["layers.1.a", "layers.02.a", "layers.x.a", "layers.2", "model.layers.2.a"]
+    assert table.further_layers([*others, *held]) == held
+    tensors = {name: torch.empty(2) for name in ("layers.0.a", *held, "layers.1.a")}
+    groups = table.plan(tensors, {"l.0.b": (2,), "l.1.b": (2,)})
+    assert [group.sources for group in groups] == [("layers.0.a",), ("layers.1.a",)]
+    with pytest.raises(ConversionError, match=r"no rule takes \(1\):\s+'layers\.1\.c'"):
+        table.plan({**tensors, "layers.1.c": torch.empty(2)})
+    # In a first step they are copied like all else that it does not know.
+    assert len(RuleTable(table.rules, layers=2).plan(tensors, rest=True)) == 5
 
 
 def test_stacking_refuses_what_does_not_fit():

@@ -202,7 +202,7 @@ def test_a_text_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_existing_folder_is_refused_without_force(tmp_path: Path) -> None:
     make_single(tmp_path / "x")
     before = contents(tmp_path)
-    with pytest.raises(ConversionError, match=r"exists already.*force=True"), atomic_folder(tmp_path / "x"):
+    with pytest.raises(ConversionError, match=r"already exists.*force=True"), atomic_folder(tmp_path / "x"):
         pytest.fail("the block must not run")
     assert contents(tmp_path) == before
 
@@ -554,7 +554,7 @@ def test_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_target_that_appears_meanwhile_is_not_touched(tmp_path: Path, any_rename: str) -> None:
-    with pytest.raises(ConversionError, match="exists already"), atomic_folder(tmp_path / "x") as folder:  # noqa: PT012
+    with pytest.raises(ConversionError, match="already exists"), atomic_folder(tmp_path / "x") as folder:  # noqa: PT012
         make_new(folder)
         make_sharded(tmp_path / "x")
         before = contents(tmp_path / "x")
@@ -563,7 +563,7 @@ def test_target_that_appears_meanwhile_is_not_touched(tmp_path: Path, any_rename
 
 
 def test_empty_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="exists already"), atomic_folder(tmp_path / "x") as folder:  # noqa: PT012
+    with pytest.raises(ConversionError, match="already exists"), atomic_folder(tmp_path / "x") as folder:  # noqa: PT012
         make_new(folder)
         (tmp_path / "x").mkdir()
     assert os.listdir(tmp_path) == ["x"]

@@ -14,9 +14,10 @@ from transformers import StaticCache
 import blockformer
 from blockformer import preset
 from blockformer.engine import accelerator, attention
-from blockformer.engine.prepare import _prepare_on_accelerator
+from blockformer.engine.prepare import _prepare_on_accelerator, _take_out
 from blockformer.engine.runtime import AcceleratorRuntime, LoadedRuntime
 from blockformer.model import stack
+from blockformer.model.attention import Attention
 
 FAMILIES = ["bert", "modernbert", "qwen3", "gpt2", "marian", "t5"]
 
@@ -495,6 +496,56 @@ def test_a_batch_of_nothing_is_refused(calls):
     assert not calls
 
 
+@pytest.mark.parametrize("compile", [False, True], ids=["dynamic", "static"])
+def test_shared_keys_are_not_repeated_for_a_token(compile, monkeypatch):
+    monkeypatch.setattr(accelerator, "_DTYPES", (torch.float32,))
+    monkeypatch.setattr(accelerator, "has_kernel_for_shared_keys", lambda device: True)
+    plain, quick = make("qwen3", "ForCausalLM", compile, num_attention_heads=4, num_key_value_heads=2)
+    monkeypatch.setattr(attention, "can_attend_grouped", lambda *given: False)  # the CPU's way
+    lengths, library_s = [], attention.plain
+
+    def plainly(module, query, *given, **settings):
+        lengths.append(query.shape[2])
+        return library_s(module, query, *given, **settings)
+
+    monkeypatch.setattr(attention, "plain", plainly)
+    prompt = {**prompts([9, 4, 7]), "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    with torch.compiler.set_stance("force_eager"):
+        expected = plain.generate(**prompt)
+        assert lengths == [9] * 2 + [1] * 2 * 5
+        lengths.clear()
+        assert torch.equal(quick.generate(**prompt), expected)
+    assert 1 not in lengths
+    assert type(quick.model.layers[0].self_attn) is accelerator.SharingAttention
+    _take_out(quick)
+    assert type(quick.model.layers[0].self_attn) is Attention
+
+
+@pytest.mark.parametrize("family", ["qwen3", "t5", "gemma2"])
+def test_masks_of_steps_are_the_library_s(family, monkeypatch):
+    _, model = make(family, "ForConditionalGeneration" if family == "t5" else "ForCausalLM", compile=True)
+    prompt = prompts([9, 5])
+    own, seen = accelerator.create_masks_for_generate, []
+
+    def compared(**given):
+        found, expected = model_masks(**given), own(**given)
+        if isinstance(found, dict):
+            assert found.keys() == expected.keys()
+            for kind, mask in found.items():
+                assert torch.equal(mask.expand(len(mask), 1, -1, -1), expected[kind])
+            seen.append(given["inputs_embeds"].shape[1])
+        return found
+
+    model_masks = model.create_masks_for_generate
+    model.create_masks_for_generate = compared
+    calls = []
+    monkeypatch.setattr(accelerator, "create_masks_for_generate", lambda **given: calls.append(1) or own(**given))
+    with torch.compiler.set_stance("force_eager"):
+        model.generate(**prompt, max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    assert seen.count(1) >= (0 if family == "t5" else 4)
+    assert bool(calls) == (family != "qwen3"), "windows, and a decoder without a mask, need the library"
+
+
 @pytest.mark.parametrize("before", [None, "offloaded"])
 def test_compiling_there_is_a_static_cache(before, monkeypatch):
     monkeypatch.setattr(accelerator, "COMPILES", ("meta",))
@@ -511,6 +562,21 @@ def test_compiling_there_is_a_static_cache(before, monkeypatch):
         on_meta("bert").prepare_for_inference(compile=True)
     with pytest.raises(ValueError, match="a model on the CPU that writes text"):
         model.prepare_for_inference(compile=True, head_bits=8)
+
+
+def test_it_explains_itself(monkeypatch):
+    monkeypatch.setattr(accelerator, "has_kernel_for_shared_keys", lambda device: True)
+    _, model = make("qwen3", "ForCausalLM", compile=True)
+    parts = {part.name: f"{part.way} {part.reason}" for part in blockformer.explain(model).parts}
+    assert "compiled by transformers" in parts["one more token"]
+    assert "prepare_for_inference" not in "".join(parts.values())
+    assert "not repeated" in parts["attention"]
+    assert "large batches" in parts["padding"]
+    assert "fixed size" in parts["the cache"]
+    model.prepare_for_training()
+    parts = {part.name: f"{part.way} {part.reason}" for part in blockformer.explain(model).parts}
+    assert "compile=True" in parts["one more token"]
+    assert "grows" in parts["the cache"]
 
 
 def test_where_nothing_compiles_it_says_so():

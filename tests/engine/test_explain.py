@@ -1,6 +1,8 @@
 """What a model says of how it runs, and what it logs where compiled code is of no use to a call."""
 
 import contextlib
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from transformers import BertConfig, BertModel, DynamicCache
 
 import blockformer
 from blockformer import explain, preset, warm_up
-from blockformer.engine import fallbacks, onednn
+from blockformer.engine import fallbacks, measure, onednn
+from blockformer.engine.explain import _MEASURED
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -45,7 +48,8 @@ def test_a_model_as_loaded_says_what_would_make_it_faster():
     assert parts["attention"].way == "'sdpa'"
     assert parts["padding"].way.startswith("skipped")
     assert [part.way for name, part in parts.items() if "linear layers" in name] == ["PyTorch's product"]
-    assert "one more token" not in ways_of(make("bert"))
+    assert "the cache" in parts
+    assert not {"one more token", "the cache"} & ways_of(make("bert")).keys()
 
 
 def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
@@ -65,7 +69,33 @@ def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
     assert not any("were written to" in part.reason for part in explain(model).parts)
     assert "tied to an embedding" in found[0].reason
     assert "packed" in found[1].way
-    assert explain(model).decisions["packed, torch.bfloat16"] is True
+    assert explain(model).decisions["a packed weight in bfloat16"] is True
+
+
+def test_questions_are_said_in_words(monkeypatch):
+    words = {
+        "onednn": "oneDNN's product",
+        ("onednn", 64, 3072, 768): "oneDNN's product, many rows by 3,072 x 768 weights",
+        ("in parts", 1, 384, 384): "a product in parts, 1 row by 384 x 384 weights",
+        ("packed", 4, 384, 384): "a packed weight, 2 to 4 rows by 384 x 384 weights",
+        "packed, torch.float32": "a packed weight in float32",
+        "widened, torch.float16": "a product by way of float32 in float16",
+        "packed 4 bits, torch.bfloat16": "PyTorch's 4-bit product in bfloat16",
+        "plain 4 bits, torch.bfloat16, 1 rows": "a plain weight in place of 4 bits in bfloat16 for 1 row",
+        "grouped heads by sdpa": "'sdpa' for heads that share keys",
+        "attention in blocks, torch.bfloat16": "attention in blocks in bfloat16",
+    }
+    monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(words, True))
+    explanation = explain(make())
+    assert list(explanation.decisions) == list(words.values())
+    assert "in parts, 1 row by 384 x 384 weights: faster here" in str(explanation)
+
+
+def test_each_question_has_words():
+    """Of the questions in the engine's sources, so that a new one is not forgotten."""
+    sources = [file.read_text() for file in Path(measure.__file__).parent.glob("*.py")]
+    asked = {kind for text in sources for kind in re.findall(r"(?:is_measured\(|question = )\(?f?\"([\w ]+)", text)}
+    assert asked == set(_MEASURED)
 
 
 def test_the_text_is_a_table():

@@ -117,6 +117,25 @@ def test_the_step_is_right_before_it_is_compiled(family, together, untraced, mon
     assert len(kinds(quick)) >= 2
 
 
+def test_steps_read_no_more_than_a_window(untraced):
+    plain, quick = family_pair("mistral")
+    long = {"max_new_tokens": 50, "min_new_tokens": 50, "return_dict_in_generate": True}
+    places, run = [], step._Functions.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step._Functions, "run", lambda *given: places.append(given[3]) or run(*given))
+        written = text(quick, **long)
+    assert torch.equal(written.sequences, text(plain, **long).sequences)
+    seen = [{kind: blocks.shape[1] * step.BLOCK for kind, (blocks, _) in each.items()} for each in places]
+    assert len(seen) == 49
+    assert max(each["full_attention"] for each in seen) >= 9 + 49
+    assert max(each["sliding_attention"] for each in seen) <= 6 + 64
+    windows, whole = (layer.keys for layer in written.past_key_values.layers)
+    assert (windows.shape[2], whole.shape[2]) == (5, 9 + 49)
+    draft = {"assistant_model": copy.deepcopy(plain), "max_new_tokens": 30}
+    assert torch.equal(text(quick, 1, **draft), text(plain, 1, **draft))
+    assert torch.equal(text(quick, 1, prompt_lookup_num_tokens=3, max_new_tokens=30), text(plain, 1, max_new_tokens=30))
+
+
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 @torch.no_grad()
 def test_experts_in_a_trace_give_the_same(family):

@@ -16,8 +16,9 @@ from blockformer import (
     BlockformerEncoderModel,
 )
 from blockformer.model.attention import eager_attention_forward
+from blockformer.model.positions import flattened_positions
 from blockformer.model.runtime import Runtime
-from blockformer.model.unpadding import Unpadding, find_unpadding, flattened_positions, sequence_numbers
+from blockformer.model.unpadding import Unpadding, find_unpadding, sequence_numbers
 
 pytestmark = pytest.mark.portable
 

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import blockformer
 from blockformer.conversion.plan import architecture_of
 from blockformer.conversion.summary import SHOWN, describe, on_paper
+from blockformer.inputs import inputs_of
 from blockformer.model.axes import axes
 from blockformer.page.build import MAX_BYTES, page
 from blockformer.page.differences import differences
@@ -67,8 +68,9 @@ def test_shapes_are_those_of_hooks_on_a_real_forward(name, settings):
     for path, module in model.named_modules():
         if path in paths or path.rpartition(".")[0] in paths:
             module.register_forward_hook(hook(path), with_kwargs=True)
-    inputs = {"decoder_input_ids": torch.arange(5)[None]} if config.is_encoder_decoder else {}
-    output = model(torch.arange(6)[None], output_attentions=True, **inputs)
+    lengths = {True: 6, False: 5 if config.is_encoder_decoder else 6}
+    inputs = {each.name: each.example(1, lengths[each.of_source]) for each in inputs_of(config)}
+    output = model(**inputs, output_attentions=True)
     for box in facts.boxes():
         if box["kind"] in ("positions",):
             continue
@@ -81,6 +83,15 @@ def test_shapes_are_those_of_hooks_on_a_real_forward(name, settings):
                 assert row[1:] == [str(shape) for shape in seen[path]], path
 
 
+def numbers_cached(model):
+    """What a text of three tokens leaves in the cache of a model on the meta device, by token."""
+    tokens = torch.zeros(1, 3, dtype=torch.long, device="meta")
+    names = ("decoder_input_ids", "input_ids") if model.config.is_encoder_decoder else ("input_ids",)
+    cache = model(**dict.fromkeys(names, tokens), use_cache=True).past_key_values
+    own = getattr(cache, "self_attention_cache", cache)
+    return sum(layer.keys.numel() + layer.values.numel() for layer in own.layers) // 3
+
+
 @pytest.mark.parametrize("name", ["bert", "qwen3", "t5", "gpt_oss", "modernbert"])
 def test_parameters_and_cache_are_those_of_the_summary(name):
     config = blockformer.preset(name)
@@ -89,7 +100,10 @@ def test_parameters_and_cache_are_those_of_the_summary(name):
     assert totals["parameters"].startswith(f"{summary.parameters:,};")
     assert totals["weights"] == f"in float32: {summary.memory['float32']:,} bytes"
     if summary.cache:
+        assert summary.cache["float32"] == 4 * numbers_cached(facts.model)
         assert totals["cache for a token"].startswith(f"{summary.cache['float32']:,} bytes")
+        boxes = [box for box in facts.boxes() if "cache" in box and not box["role"].endswith("cross_attn")]
+        assert sum(box["cache"] * len(box["layers"]) for box in boxes) == summary.cache["float32"]
     own = sum(box["parameters"] * max(len(box["layers"]), 1) for box in facts.boxes())
     tied = facts.model.get_input_embeddings().weight.numel() * (
         (facts.parts.has_language_model_head and bool(config.tie_word_embeddings)) + (len(facts.parts.stacks) > 1)

@@ -16,6 +16,20 @@ import sys
 os.environ.update(COLUMNS="90", TERM="dumb", NO_COLOR="1")
 
 from blockformer.cli import main
+from blockformer.model.axes import BLOCKS
+
+
+@contextlib.contextmanager
+def no_blocks():
+    """A command is a process of its own: it knows no block that the page's Python has registered."""
+    before = {axis: dict(known) for axis, known in BLOCKS.items()}
+    try:
+        for known in BLOCKS.values():
+            known.clear()
+        yield
+    finally:
+        BLOCKS.clear()
+        BLOCKS.update(before)
 
 
 def run_command(command):
@@ -28,7 +42,8 @@ def run_command(command):
         return
     sys.argv = words[1:] if words[0] == "python" else words
     try:
-        runpy.run_path(words[1], run_name="__main__") if words[0] == "python" else main(words[1:])
+        with no_blocks():
+            runpy.run_path(words[1], run_name="__main__") if words[0] == "python" else main(words[1:])
     except SystemExit as end:
         if end.code:
             print(f"(exit status {end.code})")

@@ -53,7 +53,7 @@ def test_weights_come_in_shards_with_the_permissions_of_the_umask(tmp_path, mode
 
 def test_an_export_is_whole_or_not_there(tmp_path, model, monkeypatch):
     export_model(model, tmp_path / "repo", card="first")
-    with pytest.raises(ValueError, match="exists already"):
+    with pytest.raises(ValueError, match="already exists"):
         export_model(model, tmp_path / "repo", card="second")
     monkeypatch.setattr("blockformer.publishing.export.write_card", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from blockformer.conversion.families.index import MODEL_TYPES
+
 from .weights import Spelling, random_weights, write_pickle, write_weights
 from .words import Words
 
@@ -23,7 +25,6 @@ MAGIC = {
     ".pth": b"PK\x03\x04",
 }
 ATTRIBUTES = "".join(f"*.{kind} filter=lfs diff=lfs merge=lfs -text\n" for kind in ("bin", "h5", "onnx", "safetensors"))
-LONE_DECODERS = tuple(f"{kind}ForCausalLM" for kind in "Bart Blenderbot MBart Marian PLBart Pegasus".split())
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class Record:
     def family(self) -> str:
         """The family that reads it: its model type, or with `-decoder` the decoder of an encoder-decoder."""
         kind = self.config["model_type"]
-        return f"{kind}-decoder" if self.oracle_class in LONE_DECODERS else kind
+        only_decoder = self.oracle_class.endswith("ForCausalLM") and f"{kind}-decoder" in MODEL_TYPES
+        return f"{kind}-decoder" if only_decoder else kind
 
     @property
     def pieces(self) -> bool:

@@ -54,7 +54,7 @@ def check_page(target: Path, force: bool) -> None:
     if not target.absolute().parent.is_dir():
         raise ConversionError(f"{target.parent}: no such folder; make it first")
     if os.path.lexists(target) and not force:
-        raise ConversionError(f"{target}: exists already; name another file, or replace it with --force")
+        raise ConversionError(f"{target}: already exists; name another file, or replace it with --force")
 
 
 def show(summary: "Summary", console: Console) -> None:

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers.masking_utils import create_masks_for_generate
 from transformers.utils import is_flash_attn_2_available
 
+from ..model.attention import Attention
 from ..model.compat import CACHE, causal_masks, encoder_masks
 from ..model.positions import SCORE_TERMS
 from ..model.unpadding import Unpadding, find_unpadding
@@ -88,31 +89,38 @@ def is_empty(cache) -> bool:
 
 
 def masks_for_generate(**given):
-    """The library's `create_masks_for_generate`; but a prompt of a fresh static cache keeps its mask [B, T].
+    """The library's `create_masks_for_generate`, faster for a step; a prompt for an empty static cache keeps its own.
 
-    So the stack sees where the padding is. `generate` asks a model that has such an attribute.
+    So the stack sees where the padding of a prompt is. `generate` asks a model that has such an attribute.
     """
-    if given.get("is_first_iteration") and is_empty(given[CACHE]):
-        return given["attention_mask"]
-    return create_masks_for_generate(**given)
+    config, mask, cache = given["config"], given["attention_mask"], given[CACHE]
+    if given.get("is_first_iteration") and is_empty(cache):
+        return mask
+    is_step = given["inputs_embeds"].shape[1] == 1 and config._attn_implementation == "sdpa"
+    if mask is None or not is_step or set(config.layer_types) != {"full_attention"}:
+        return create_masks_for_generate(**given)
+    # One token sees all that came before it, and the rest of the cache is empty.
+    room, _ = cache.get_mask_sizes(1, 0)
+    return {"full_attention": torch.nn.functional.pad(mask.bool(), (0, room - mask.shape[1]))[:, None, None]}
 
 
-def unpadding_of(stack, hidden_states, attention_mask, position_ids, sequences: dict):
+def unpadding_of(stack, tokens, attention_mask, position_ids, sequences: dict):
     """Where the real tokens of a batch on a GPU lie, or None if its padding is computed: see `Runtime.unpadding`.
 
     It waits for the device once, to count them; not at all if the caller says where sequences begin and how long the
     longest one is (`cu_seq_lens_q`, `max_length_q`).
     """
-    if hidden_states.device.type != DEVICE or not _is_plain(stack):
+    if tokens.device.type != DEVICE or not _is_plain(stack):
         return None
-    has_kernel = _can_attend(hidden_states, stack.config)
+    embeddings = tokens if tokens.is_floating_point() else stack.embed_tokens.weight
+    has_kernel = _can_attend(embeddings, stack.config)
     starts, longest = sequences.get("cu_seq_lens_q"), sequences.get("max_length_q")
     has_starts = starts is not None and len(starts) > 1
     if attention_mask is None and has_starts and has_kernel and stack.config._attn_implementation == "sdpa":
         longest = int(starts.diff().max()) if longest is None else int(longest)
-        return Sequences(hidden_states.shape[:2], starts.int(), longest)
-    work = hidden_states.numel() * stack.config.hidden_size
-    if attention_mask is None or work < (_LEAST_WORK if _is_half(hidden_states) else _LEAST_WORK_OF_FLOAT32):
+        return Sequences(tokens.shape[:2], starts.int(), longest)
+    work = tokens.shape[0] * tokens.shape[1] * stack.config.hidden_size**2
+    if attention_mask is None or work < (_LEAST_WORK if _is_half(embeddings) else _LEAST_WORK_OF_FLOAT32):
         return None
     least = 0 if has_kernel else int(_LEAST_SHARE * work)
     unpadding = find_unpadding(stack.config, attention_mask, None, least, DEVICE)
@@ -123,6 +131,28 @@ def unpadding_of(stack, hidden_states, attention_mask, position_ids, sequences: 
         unpadding.starts = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
     unpadding.longest = max(unpadding.lengths)
     return unpadding
+
+
+class SharingAttention(Attention):
+    """`Attention` on a GPU whose kernel reads keys that heads share as they are, also with a mask: see `shares_keys`.
+
+    An `Attention` becomes one by changing its class.
+    """
+
+
+def has_kernel_for_shared_keys(device) -> bool:
+    """Whether PyTorch prefers cuDNN's attention there, the only kernel that takes both shared keys and a mask."""
+    is_cudnn = torch.version.hip is None and torch.backends.cuda.cudnn_sdp_enabled()
+    return device.type == "cuda" and is_cudnn and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def shares_keys(query, key, attention_mask) -> bool:
+    """Whether the library would repeat keys for one token that a mask [B, 1, 1, S] says something about.
+
+    Shapes: query [B, H, 1, D], key [B, K, S, D].
+    """
+    is_step = query.shape[2] == 1 and query.shape[1] > key.shape[1] and attention_mask is not None
+    return is_step and _fits_kernel(query.dtype, query.shape[-1])
 
 
 def attend_side_by_side(attend, module, query, key, value, unpadding, **kwargs):
@@ -171,8 +201,12 @@ def is_for_sequences(query, attention_mask, unpadding, kwargs: dict) -> bool:
 
 def has_kernel_for(query) -> bool:
     """Whether `attend_sequences` takes queries [1, H, N, D] of this device, dtype and head size."""
-    fits = query.dtype in _DTYPES and query.shape[-1] <= _MOST_CHANNELS and query.shape[-1] % 8 == 0
-    return fits and kernel() is not None and _runs_kernel(query.device)
+    return _fits_kernel(query.dtype, query.shape[-1]) and kernel() is not None and _runs_kernel(query.device)
+
+
+def _fits_kernel(dtype, channels: int) -> bool:
+    """Whether kernels take heads of this dtype and size; so far the same for both."""
+    return dtype in _DTYPES and channels <= _MOST_CHANNELS and channels % 8 == 0
 
 
 def attend_sequences(query, key, value, unpadding, scaling: float, is_causal: bool):

@@ -31,6 +31,9 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
         return plain(module, query, key, value, attention_mask, unpadding, scaling=scaling, dropout=dropout, **kwargs)
     if is_own_trace() and can_attend(query, key):
         return attend(query, key, value, attention_mask, scaling), None
+    if isinstance(module, accelerator.SharingAttention) and accelerator.shares_keys(query, key, attention_mask):
+        settings = {"dropout_p": dropout, "scale": scaling, "enable_gqa": True}
+        return F.scaled_dot_product_attention(query, key, value, attention_mask, **settings).transpose(1, 2), None
     is_prepared = isinstance(module, PreparedAttention)
     if unpadding is not None:
         if accelerator.is_for_sequences(query, attention_mask, unpadding, kwargs) and not dropout:

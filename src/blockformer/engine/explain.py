@@ -1,6 +1,7 @@
 """How a model runs, part by part, and why not faster; and compiling before the first request."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,11 +10,14 @@ from tqdm import tqdm
 from ..model.awq_linear import QuantizedLinear
 from ..model.stack import Stack
 from . import measure
+from .accelerator import SharingAttention, masks_for_generate
 from .eight_bit_head import ROUNDED, EightBitHead
 from .feed_forward import FusedFeedForward
+from .few_rows import MOST_ROWS
 from .four_bit_rows import ORDERED, TracedQuantizedLinear
 from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear
+from .measure import MANY_ROWS
 from .packed import PackedLinear
 from .prepare import check_class
 from .runtime import AcceleratorRuntime, CompiledRuntime
@@ -32,6 +36,18 @@ _PRODUCTS = {
     PreparedQuantizedLinear: ("4 bits, by PyTorch's 4-bit product for up to 32 rows", ""),
     TracedQuantizedLinear: ("4 bits, read as they are in compiled steps", ""),
 }
+# What was measured, by the first word of a question to `is_measured`, and for how many rows.
+_MEASURED = {
+    "onednn": "oneDNN's product",
+    "in parts": "a product in parts",
+    "packed": "a packed weight",
+    "widened": "a product by way of float32",
+    "packed 4 bits": "PyTorch's 4-bit product",
+    "plain 4 bits": "a plain weight in place of 4 bits",
+    "grouped heads by sdpa": "'sdpa' for heads that share keys",
+    "attention in blocks": "attention in blocks",
+}
+_ROWS = {1: "1 row", MOST_ROWS: f"2 to {MOST_ROWS} rows", MANY_ROWS: "many rows"}
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,7 @@ class Explanation:
         parts: of the model.
         bytes_held_twice: of weights that are held in another layout as well.
         fallbacks: why calls ran uncompiled although the model is compiled, and how many did.
-        decisions: what was measured in this process, or read from the file of decisions: question and answer.
+        decisions: what was measured in this process, or read from the file of decisions, and whether it is faster.
         decisions_file: where they are kept; None if they are of this process only.
     """
 
@@ -74,7 +90,7 @@ class Explanation:
             ("ran uncompiled", f"{reason} ({_counted(count, 'call')})") for reason, count in self.fallbacks.items()
         ]
         answers = {True: "faster here", False: "not faster here"}
-        rows += [("measured", f"{question}: {answers[answer]}") for question, answer in self.decisions.items()]
+        rows += [("measured", f"{what}: {answers[answer]}") for what, answer in self.decisions.items()]
         rows.append(("kept in", self.decisions_file or "this process only"))
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {way}" for name, way in rows)
@@ -102,7 +118,7 @@ def explain(model) -> Explanation:
         (*_writing(model), *map(_layers, _stacks_of(model)), *_products(model), *_rest(model)),
         _bytes_held_twice(model),
         reasons,
-        {str(question): answer for question, answer in measure.verdicts().items()},
+        {_in_words(question): answer for question, answer in measure.verdicts().items()},
         None if file is None else str(file),
     )
 
@@ -143,6 +159,18 @@ def warm_up(model, batches, **settings):
     return model
 
 
+def _in_words(question: Any) -> str:
+    """What a question to `is_measured` is about."""
+    kind, *rest = question.split(", ") if isinstance(question, str) else question
+    words = _MEASURED.get(kind, kind)
+    if isinstance(question, str):
+        details = (" in ", " for ")
+        told = (each.removeprefix("torch.").replace("1 rows", "1 row") for each in rest)
+        return words + "".join(word + each for word, each in zip(details, told, strict=False))
+    rows, outputs, inputs = map(int, rest)
+    return f"{words}, {_ROWS.get(rows, f'{rows} rows')} by {outputs:,} x {inputs:,} weights"
+
+
 def _stacks_of(model) -> list[Stack]:
     return [module for module in model.modules() if isinstance(module, Stack)]
 
@@ -156,6 +184,8 @@ def _writing(model) -> list[Part]:
     if not can_compile(model):
         return []
     steps = getattr(model.runtime, "steps", None)
+    if _has_static_cache(model):
+        return [Part("one more token", "compiled by transformers, in `generate` only")]
     if steps is None:
         hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
         return [Part("one more token", "plain PyTorch", hint)]
@@ -174,6 +204,7 @@ def _layers(stack: Stack) -> Part:
     compiled = getattr(stack.runtime, "compiled_layers", None)
     if compiled is None:
         is_prepared = any(isinstance(module, QuickLinear | PackedLinear) for module in stack.modules())
+        is_prepared = is_prepared or isinstance(stack.runtime, AcceleratorRuntime)
         return Part(name, "layer by layer", "" if is_prepared else _PREPARE)
     if "_functions" not in vars(compiled):
         return Part(name, "compiled when a batch first asks for it")
@@ -220,11 +251,20 @@ def _rest(model) -> list[Part]:
     padding = "skipped on the CPU where that saves time" if stacks else "computed like other tokens"
     if any(isinstance(stack.runtime, AcceleratorRuntime) for stack in stacks):
         padding = "skipped on the GPU in large batches"
-    return [
-        Part("attention", f"'{attention}'", "" if attention == "sdpa" else "'sdpa' is what compiled code knows"),
-        Part("padding", padding),
-        Part("the cache", "grows in place"),
-    ]
+    reason = "" if attention == "sdpa" else "'sdpa' is what compiled code knows"
+    if any(isinstance(module, SharingAttention) for module in model.modules()):
+        reason = "with a mask, too, keys that heads share are not repeated for a token"
+    parts = [Part("attention", f"'{attention}'", reason), Part("padding", padding)]
+    if any(stack.is_causal for stack in _stacks_of(model)):
+        parts.append(
+            Part("the cache", "of a fixed size in `generate`" if _has_static_cache(model) else "grows in place")
+        )
+    return parts
+
+
+def _has_static_cache(model) -> bool:
+    """Whether `generate` compiles the step by itself, on a GPU."""
+    return getattr(model, "create_masks_for_generate", None) is masks_for_generate
 
 
 def _bytes_held_twice(model) -> int:

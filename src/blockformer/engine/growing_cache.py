@@ -96,6 +96,11 @@ class GrowingLayer(_Buffers, DynamicLayer):
         if self.keys.shape[-2] < self._shown and any(map(_is_read_by_others, self._buffers.values())):
             self._buffers.clear()
 
+    @property
+    def written(self) -> int:
+        """How many tokens the buffers hold: the next one's place in them."""
+        return self.keys.shape[-2]
+
     def reserve(self, tokens: int):
         """The contiguous buffers [B, K, capacity, D] of keys and values, with room for so many more tokens.
 
@@ -161,6 +166,68 @@ class GrowingLayer(_Buffers, DynamicLayer):
         self._shown, self.is_initialized = 0, False
 
 
+class GrowingWindowLayer(_Buffers, DynamicSlidingWindowLayer):
+    """The keys and values that a sliding window still sees, for steps that write into buffers [B, K, capacity, D].
+
+    Outside of such steps it is the library's layer. What it holds is the end of what the buffers hold. Full buffers are
+    left for fresh ones of one and a half windows, which take over what is held: a step copies two tokens on average.
+    """
+
+    keys: torch.Tensor
+    cumulative_length: int
+
+    def __new__(cls, *args, **kwargs):
+        layer = super().__new__(cls)
+        layer._buffers, layer._shared, layer._shown = {}, None, 0
+        return layer
+
+    def __getstate__(self):
+        return vars(self)  # a copy makes buffers of its own
+
+    @property
+    def written(self) -> int:
+        """How many tokens the buffers hold: the next one's place in them."""
+        return self._shown
+
+    def reserve(self, tokens: int):
+        """As `GrowingLayer.reserve`."""
+        held = self.keys.shape[-2]
+        for name, states in (("keys", self.keys), ("values", self.values)):
+            buffer = self._buffers.get(name)
+            has_room = buffer is not None and buffer.shape[-2] >= self._shown + tokens and _is_writable(buffer)
+            if not has_room or not _is_in(states, buffer, self._shown - held):
+                self._renew(held, tokens)
+                break
+        return self._buffers["keys"], self._buffers["values"]
+
+    def _renew(self, held: int, tokens: int) -> None:
+        room = max(tokens, _LEAST_ROOM, held // 2)
+        for name in ("keys", "values"):
+            states = getattr(self, name)
+            buffer = states.new_empty((*states.shape[:-2], held + room, states.shape[-1]))
+            buffer[..., :held, :] = states
+            self._buffers[name] = buffer
+            setattr(self, name, buffer[..., :held, :])
+        self._shown = held
+
+    def advance(self, tokens: int) -> None:
+        """As `GrowingLayer.advance`."""
+        held = self.keys.shape[-2] + tokens
+        if not getattr(self, "record_past", False):
+            held = min(held, self.sliding_window - 1)
+        self._shown += tokens
+        self.cumulative_length += tokens
+        self.keys, self.values = (
+            self._buffers[name][..., self._shown - held : self._shown, :] for name in ("keys", "values")
+        )
+
+    def reset(self):
+        """Forget everything and give the memory back."""
+        self._buffers.clear()
+        self.keys = self.values = None  # type: ignore[assignment]
+        self._shown, self.cumulative_length, self.is_initialized = 0, 0, False
+
+
 @functools.cache
 def _none_shared(rows: int):
     return torch.zeros(rows, rows, dtype=torch.long, device="cpu")
@@ -190,8 +257,13 @@ def _reordered(shared, beam_idx, length: int) -> tuple:
 
 def _is_head_of(view, buffer) -> bool:
     """Whether `view` is `buffer[..., :n, :]`: the same memory, batch and layout."""
+    return _is_in(view, buffer, 0)
+
+
+def _is_in(view, buffer, start: int) -> bool:
+    """Whether `view` is `buffer[..., start : start + n, :]`."""
     return (
-        view.data_ptr() == buffer.data_ptr()
+        view.data_ptr() == buffer.data_ptr() + start * buffer.stride(-2) * buffer.element_size()
         and view.stride() == buffer.stride()
         and view.shape[:-2] == buffer.shape[:-2]
         and view.shape[-1] == buffer.shape[-1]
@@ -224,12 +296,19 @@ def grow_in_place(cache, and_windows: bool = False):
     """Swap the plain dynamic layers of a fresh cache for growing ones; other layers and caches stay as they are.
 
     Args:
-        and_windows: swap those that drop what a sliding window has passed, too. Then only the mask makes the window.
+        and_windows: swap those that drop what a sliding window has passed, too, for steps that write into buffers.
     """
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if type(own) is DynamicCache and not own.offloading:
         if own.layer_class_to_replicate is DynamicLayer:
             own.layer_class_to_replicate = GrowingLayer
-        swapped = (DynamicLayer, DynamicSlidingWindowLayer) if and_windows else (DynamicLayer,)
-        own.layers = [GrowingLayer() if type(layer) in swapped else layer for layer in own.layers]
+        own.layers = [_growing(layer, and_windows) for layer in own.layers]
     return cache
+
+
+def _growing(layer, and_windows: bool):
+    if type(layer) is DynamicLayer:
+        return GrowingLayer()
+    if and_windows and type(layer) is DynamicSlidingWindowLayer:
+        return GrowingWindowLayer(layer.sliding_window)
+    return layer

@@ -30,7 +30,8 @@ from .runtime import AcceleratorRuntime, CompiledRuntime, LoadedRuntime
 
 logger = logging.get_logger(__name__)
 
-# Each plain class and its replacement of the same parameters in a prepared model, and in one with compiled steps.
+# Each plain class and its replacement of the same parameters in a prepared model, in one with compiled steps, and on a
+# GPU that has the kernel.
 _PREPARED = {
     QuantizedLinear: PreparedQuantizedLinear,
     Attention: PreparedAttention,
@@ -44,6 +45,8 @@ _COMPILED = {
     Attention: PreparedAttention,
     nn.Linear: QuickLinear,
 }
+_ON_ACCELERATOR = {Attention: accelerator.SharingAttention}
+_ALL = (_PREPARED, _COMPILED, _ON_ACCELERATOR)
 # What else must hold of a module for these.
 _CONDITIONS = {QuickLinear: can_be_quick, FusedFeedForward: can_be_fused}
 
@@ -166,6 +169,8 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     for module in model.modules():
         if isinstance(module, Stack):
             module.runtime = AcceleratorRuntime()
+    if accelerator.has_kernel_for_shared_keys(model.device):
+        _put_in(model, _ON_ACCELERATOR)
     if compile:
         model._cache_before = model.generation_config.cache_implementation
         model.generation_config.cache_implementation = "static"
@@ -278,7 +283,7 @@ def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> No
 def _take_out(model: nn.Module) -> None:
     """Undo `_put_in`."""
     plain: dict = {EightBitHead: nn.Linear}
-    plain |= {prepared: plain for classes in (_PREPARED, _COMPILED) for plain, prepared in classes.items()}
+    plain |= {prepared: plain for classes in _ALL for plain, prepared in classes.items()}
     for module in model.modules():
         if isinstance(module, TracedQuantizedLinear):
             module.forget_order()

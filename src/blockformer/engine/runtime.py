@@ -38,8 +38,8 @@ class LoadedRuntime(Runtime):
 class AcceleratorRuntime(LoadedRuntime):
     """A stack on a GPU: its attention takes sequences of any length, without padding, and long ones with caps."""
 
-    def unpadding(self, stack, hidden_states, attention_mask, position_ids, sequences):
-        given = (stack, hidden_states, attention_mask, position_ids, sequences)
+    def unpadding(self, stack, tokens, attention_mask, position_ids, sequences):
+        given = (stack, tokens, attention_mask, position_ids, sequences)
         found = accelerator.unpadding_of(*given)
         return super().unpadding(*given) if found is None else found
 

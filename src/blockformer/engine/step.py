@@ -6,6 +6,7 @@ size, V vocabulary.
 
 import functools
 import inspect
+import itertools
 import threading
 
 import torch
@@ -26,7 +27,7 @@ from .eight_bit_head import EightBitHead
 from .fallbacks import NO_CODE, OTHER_WEIGHTS, Fallbacks, Uncompiled
 from .few_rows import BLOCK, MOST_ROWS
 from .four_bit_rows import OrderedWeights
-from .growing_cache import GrowingLayer
+from .growing_cache import GrowingLayer, GrowingWindowLayer
 from .linear import is_transformed
 from .measure import is_enabled
 from .onednn import PackedCopies
@@ -98,7 +99,8 @@ class CompiledSteps:
         """Refuse what the compiled code does not support: see `Uncompiled`."""
         config = self._stack.config
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-        is_growing = type(own) is DynamicCache and all(type(layer) is GrowingLayer for layer in own.layers)
+        growing = (GrowingLayer, GrowingWindowLayer)
+        is_growing = type(own) is DynamicCache and all(type(layer) in growing for layer in own.layers)
         asked = [name for name in _COLLECTED if getattr(config, name, False)]
         asked += [name for name, value in others.items() if not _says_nothing(name, value)]
         if self._model.training:
@@ -144,11 +146,13 @@ class CompiledSteps:
         if read is not None and source_mask is not None and source_mask.shape != (read[0], read[2]):
             raise Uncompiled("the mask of the source does not fit it")
         functions = self._functions_for(sources, rows // sources)
-        mask, positions = self._seen(attention_mask, position_ids, rows, length)
+        visible, positions = self._seen(attention_mask, position_ids, rows, length)
         buffers = [layer.reserve(WRITTEN) for layer in own.layers]
-        place = torch.tensor([length - 1])
+        kinds = [layer.layer_type for layer in self._stack.layers]
+        places = dict(zip(kinds, [layer.written for layer in own.layers], strict=True))
+        seen = {kind: in_buffers(visible, place, self._window_of(kind)) for kind, place in places.items()}
         told = (None, []) if cross is None else self._source(cross, source_mask)
-        logits = functions.run(input_ids.long(), positions, mask, place, buffers, *told)
+        logits = functions.run(input_ids.long(), positions, seen, buffers, *told)
         for layer in own.layers:
             layer.advance(1)
         return logits
@@ -174,30 +178,46 @@ class CompiledSteps:
             layer.update(empty, empty)
 
     def _shape(self, cache):
-        """[B, K, S, D] of the keys and values of all layers; None if there are none, or they are not this model's."""
+        """[B, K, S, D] of the keys and values of all layers; None if there are none, or they are not this model's.
+
+        A layer with a window holds the last ones of the S tokens.
+        """
         config, dtype = self._stack.config, self._stack.embed_tokens.weight.dtype
-        states = [each for layer in cache.layers if layer.is_initialized for each in (layer.keys, layer.values)]
-        if len(states) != 2 * len(self._stack.layers):
+        layers = [layer for layer in cache.layers if layer.is_initialized]
+        if len(layers) != len(self._stack.layers):
             return None
-        shape = states[0].shape
+        length, shape = layers[0].get_seq_length(), layers[0].keys.shape
         if shape[0] == 0 or (shape[1], shape[3]) != (config.num_key_value_heads, config.head_dim):
             return None
-        fits = all(each.shape == shape and each.dtype is dtype and each.device.type == "cpu" for each in states)
-        return shape if fits else None
+        for layer in layers:
+            is_window = isinstance(layer, GrowingWindowLayer)
+            least = min(length, layer.sliding_window - 1) if is_window else length
+            held = layer.keys.shape[2]
+            wanted = (*shape[:2], held, shape[3])
+            if layer.get_seq_length() != length or held < least or (held != length and not is_window):
+                return None
+            if any(
+                each.shape != wanted or each.dtype is not dtype or each.device.type != "cpu"
+                for each in (layer.keys, layer.values)
+            ):
+                return None
+        return (*shape[:2], length, shape[3])
 
     def _seen(self, attention_mask, position_ids, rows: int, length: int):
-        """The visible keys, bool [B, S / BLOCK rounded up, BLOCK], and the tokens' positions, int64 [B, 1]."""
+        """The visible tokens, bool [B, S], and the new ones' positions, int64 [B, 1]."""
         if attention_mask is None:
-            mask = torch.ones(rows, 1, 1, length, dtype=torch.bool)
+            visible = torch.ones(rows, length, dtype=torch.bool)
         else:
-            mask = attention_mask[:, None, None, :] != 0
+            visible = attention_mask != 0
         if position_ids is not None:
             positions = position_ids.long().expand(rows, 1)
         else:
-            positions = (mask.sum(-1)[:, 0] - 1).clamp(min=0)
+            positions = (visible.sum(-1, keepdim=True) - 1).clamp(min=0)
         check_positions(self._stack.config, positions, (rows, 1), None)
-        blocks = F.pad(mask[:, 0, 0], (0, max(-length % BLOCK, WRITTEN - length))).unflatten(1, (-1, BLOCK))
-        return blocks, positions
+        return visible, positions
+
+    def _window_of(self, kind: str) -> int | None:
+        return self._stack.config.sliding_window if kind == "sliding_attention" else None
 
     def _source(self, cross, source_mask) -> tuple:
         """The mask of the source, and keys and values of each layer."""
@@ -232,11 +252,11 @@ class _Functions:
     """The compiled parts of a step for one kind of batch.
 
     Args:
-        layers: functions of one or more layers each, `sizes` how many.
+        layers: functions of one or more layers each, `sizes` how many and `kinds` of which type.
     """
 
-    def __init__(self, first, layers: list, sizes: list[int], last):
-        self._first, self._layers, self._sizes, self._last = first, layers, sizes, last
+    def __init__(self, first, layers: list, sizes: list[int], kinds: list[str], last):
+        self._first, self._layers, self._sizes, self._kinds, self._last = first, layers, sizes, kinds, last
 
     @classmethod
     def of(cls, model, sources: str, beams: int, copies: PackedCopies):
@@ -257,23 +277,24 @@ class _Functions:
         if functions is None:
             return None
         layer, first, last, *more = functions
-        return cls(first, [layer, *more], [len(group) for group in groups], last)
+        sizes, kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
+        return cls(first, [layer, *more], sizes, kinds, last)
 
-    def run(self, input_ids, positions, mask, place, buffers: list, source_mask, sources: list):
+    def run(self, input_ids, positions, seen: dict, buffers: list, source_mask, sources: list):
         """The logits [B, 1, V]; `Uncompiled` once a tensor of the model has another dtype, shape or device.
 
         Args:
+            seen: layer type -> which places of its buffers are seen, and the new token's.
             buffers: of each layer keys and values; `sources` likewise of the encoder's states, or none.
         """
-        output = self._first(input_ids, positions, mask, place)
+        output = self._first(input_ids, positions, *next(iter(seen.values())))
         if output is None:
             raise Uncompiled(OTHER_WEIGHTS)
-        states, cos_sin, windows, biases = output
-        window, bias = windows[0] if windows else None, biases[0] if biases else None
-        start = 0
-        for function, size in zip(self._layers, self._sizes, strict=True):
+        states, cos_sin, biases = output
+        bias, start = biases[0] if biases else None, 0
+        for function, size, kind in zip(self._layers, self._sizes, self._kinds, strict=True):
             own = [[each for pair in pairs[start : start + size] for each in pair] for pairs in (buffers, sources)]
-            states = function(states, mask, window, place, cos_sin, bias, own[0], source_mask, own[1])
+            states = function(states, *seen[kind], cos_sin, bias, own[0], source_mask, own[1])
             if states is None:
                 raise Uncompiled(OTHER_WEIGHTS)
             start += size
@@ -282,11 +303,27 @@ class _Functions:
         return logits
 
 
+def in_buffers(visible, place: int, window: int | None = None) -> tuple:
+    """Which places of buffers are seen, bool [B, places / BLOCK rounded up, BLOCK], and the new token's, int64 [1].
+
+    Args:
+        visible: bool [B, S], of all tokens; the buffers hold the last `place + 1` of them, with the new one.
+        window: how many tokens are seen at most; None: all.
+    """
+    count = place + 1
+    visible = visible[:, -count:]
+    if window is not None and count > window:
+        visible = F.pad(visible[:, -window:], (count - window, 0))
+    blocks = F.pad(visible, (0, max(-count % BLOCK, WRITTEN - count))).unflatten(1, (-1, BLOCK))
+    return blocks, torch.tensor([place])
+
+
 def _groups_of(layers) -> list[list]:
-    """The layers that are a function together: each by itself, or some that are small."""
+    """The layers that are a function together: each by itself, or some of one type that are small."""
     sizes = [sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers())) for layer in layers]
     count = _SMALL_LAYERS if max(sizes) <= _SMALL_LAYER else 1
-    return [list(layers[start : start + count]) for start in range(0, len(layers), count)]
+    alike = [list(group) for _, group in itertools.groupby(layers, lambda layer: layer.layer_type)]
+    return [group[start : start + count] for group in alike for start in range(0, len(group), count)]
 
 
 class _Example:
@@ -320,14 +357,11 @@ class _Example:
         shape = (self.rows, config.num_key_value_heads, room, config.head_dim)
         own = [torch.zeros(shape, dtype=states.dtype) for _ in range(2 * count)]
         cos_sin = [each.clone() for kind in self.rotating for each in self.rotations[kind]]
-        window = None if config.sliding_window is None else self._mask()
         bias = position_bias(stack, self._place(), self.blocks)
-        arguments = (states, self._mask(), window, self._place(), cos_sin, bias, own)
-        mask_varies = {**self.by_row, 1: Dim.DYNAMIC}
+        arguments = (states, self._mask(), self._place(), cos_sin, bias, own)
         varying: tuple = (
             self.by_row,
-            mask_varies,
-            None if window is None else mask_varies,
+            {**self.by_row, 1: Dim.DYNAMIC},
             None,
             [self.by_row if each.shape[0] > 1 else None for each in cos_sin],
             None if bias is None else {2: Dim.DYNAMIC},

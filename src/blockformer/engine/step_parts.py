@@ -73,28 +73,23 @@ class FirstPart(nn.Module):
 
         Args:
             input_ids: int64 [B, 1], the new tokens; `position_ids` int64 [B, 1] their positions.
-            mask: bool [B, S / BLOCK, BLOCK], which tokens are seen.
-            place: int64 [1], where in the buffers the new token goes: S - 1.
+            mask: bool [B, S / BLOCK, BLOCK], which places of the buffers are seen.
+            place: int64 [1], where in the buffers the new token goes.
 
         Returns:
             The states [B, 1, C]; cosines and sines of rotary positions for each of the layer types in order, or none;
-            the mask of a sliding window, like `mask`, or none; the bias of relative positions
-            [1, H, S / BLOCK, BLOCK], or none.
+            the bias of relative positions [1, H, S / BLOCK, BLOCK], or none.
         """
         stack, config = self.stack, self.config
         states = stack._embed(stack._embed_tokens(input_ids, None, None, None), position_ids)
         rotations = rotations_of(stack.rotary_emb, config, states, position_ids)
         cos_sin = [each.contiguous() for kind in sorted(rotations) for each in rotations[kind]]
-        windows = []
-        if config.sliding_window is not None:
-            near = torch.arange(mask.shape[1] * BLOCK).view(-1, BLOCK) > place - config.sliding_window
-            windows = [mask & near]
         bias = position_bias(stack, place, mask.shape[1])
-        return states, cos_sin, windows, [] if bias is None else [bias]
+        return states, cos_sin, [] if bias is None else [bias]
 
 
 class LayersPart(nn.Module):
-    """Some layers: states [B, 1, C] -> [B, 1, C]. They write the new token's keys and values into their buffers.
+    """Some layers of one type: states [B, 1, C] -> [B, 1, C]. They write the keys and values into their buffers.
 
     Args:
         rotating: the layer types whose queries and keys rotate, in order.
@@ -105,19 +100,18 @@ class LayersPart(nn.Module):
         super().__init__()
         self.config, self.layers, self.rotating, self.beams = config, nn.ModuleList(layers), rotating, beams
 
-    def forward(self, states, mask, window, place, cos_sin, bias, buffers, source_mask, sources):
+    def forward(self, states, mask, place, cos_sin, bias, buffers, source_mask, sources):
         """Run the layers.
 
         Args:
-            mask: bool [B, S / BLOCK, BLOCK], and `window` likewise, or None; `place` int64 [1], of the new token.
+            mask: bool [B, S / BLOCK, BLOCK], which places of the buffers are seen; `place` int64 [1], the new token's.
             cos_sin: cosines and signed sines of rotary positions, two for each of the types, or none.
             bias: [1, H, S / BLOCK, BLOCK] or None.
             buffers: keys and values [B, K, R, D] of one layer after the other.
             source_mask: bool [B / n, 1, 1, E], or None without an encoder.
             sources: keys and values [B / n, K, E, D] of the encoder's states, of one layer after the other, or none.
         """
-        given = {"full_attention": mask, "sliding_attention": window}
-        masks = {kind: each.flatten(1)[:, None, None, :] for kind, each in given.items() if each is not None}
+        masks = {self.layers[0].layer_type: mask.flatten(1)[:, None, None, :]}
         length = mask.shape[1] * BLOCK
         bias = None if bias is None else bias.flatten(2)[:, :, None]
         if source_mask is not None:

@@ -207,7 +207,7 @@ class Attention(nn.Module):
         # The numbers of this layer's heads, the pruned ones counted; cross-attention has all.
         self.heads = config.heads_of(-1 if is_cross_attention else layer_idx)
         self.is_pruned = len(self.heads) < config.num_attention_heads
-        self.add_projections(config)
+        self.add_projections(config, is_causal)
         self.has_sinks = config.attention_sinks
         if self.has_sinks:  # backends take a module that has the attribute for one with sinks
             self.sinks = nn.Parameter(torch.zeros(len(self.heads)))
@@ -217,10 +217,11 @@ class Attention(nn.Module):
         self.relative_keys = KEY_TERMS[kind](config) if kind in KEY_TERMS else None
         self._check_backend()
 
-    def add_projections(self, config):
+    def add_projections(self, config, is_causal: bool):
         """Make the linear layers, and the norms of queries and keys."""
         groups = len(self.heads) // self.num_key_value_groups
         query_size, key_value_size = len(self.heads) * config.head_dim, groups * config.head_dim
+        self.cached_numbers = 2 * key_value_size if is_causal else 0  # of a token; in cross-attention, of the source
         self.q_proj = nn.Linear(config.hidden_size, query_size, config.attention_bias)
         # Drawn as if scaled: an unscaled attention (T5) has the missing factor in its queries.
         self.q_proj.initializer_factor = config.head_dim**-0.5 / self.scaling

@@ -1,7 +1,6 @@
 """Multi-head latent attention, MLA (DeepSeek-AI, 2024): keys and values of all heads come from one vector a token.
 
-B batch, T query length, S key length, H heads, D head size, R rotated channels of a head, V value size, L latent size,
-C hidden size.
+B batch, T query length, S key length, H heads, D head size (R of it turn), V value size, L latent size, C hidden size.
 """
 
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ from .positions import ATTENTIONS, rotate
 from .rotary import RotaryFields, rotary_size
 
 OF_LATENTS = ("q_lora_rank", "v_head_dim", "latent_norm_eps")  # fields that need `kv_lora_rank`
-# Of other attention: nothing that is tested has both.
-_EXCLUDED = (
+_EXCLUDED = (  # of other attention: nothing that is tested has both
     *("attention_type", "qk_norm", "attn_logit_softcapping", "attention_sinks", "clip_qkv", "sliding_window"),
     *("pruned_heads", "add_cross_attention", "linear_bits", "rope_layers"),
 )
@@ -27,23 +25,14 @@ _EXCLUDED = (
 class LatentFields(RotaryFields, AttentionFields):
     """The fields of latent attention."""
 
-    kv_lora_rank: int | None = axis(
-        None, "a positive integer", "attention", "size L of the latent vector of keys and values; None: there is none"
-    )
-    q_lora_rank: int | None = axis(
-        None, "a positive integer", "attention", "size of the latent vector of queries; None: there is none"
-    )
-    v_head_dim: int | None = axis(
-        None, "a positive integer", "attention", "size V of a head's values next to a latent vector; None: head_dim"
-    )
-    latent_norm_eps: float | None = axis(
-        None, "a positive number", "attention", "norm_eps of latent vectors, which have RMS norms; None: norm_eps"
-    )
+    kv_lora_rank: int | None = axis(None, "a positive integer", "attention", "latent size L of keys and values, if any")
+    q_lora_rank: int | None = axis(None, "a positive integer", "attention", "latent size of queries, if any")
+    v_head_dim: int | None = axis(None, "a positive integer", "attention", "size V of a latent value; None: head_dim")
+    latent_norm_eps: float | None = axis(None, "a positive number", "attention", "of latent vectors; None: norm_eps")
 
     def fill_defaults(self):
         """Values as wide as queries and keys."""
-        if self.kv_lora_rank is not None:
-            self.v_head_dim = self.v_head_dim or self.head_dim
+        self.v_head_dim = self.v_head_dim or (self.head_dim if self.kv_lora_rank else None)
 
     def check(self):
         """One key and one value per query head; a part of each head turns, since a latent vector cannot."""
@@ -54,8 +43,7 @@ class LatentFields(RotaryFields, AttentionFields):
         wrong = [name for name in _EXCLUDED if getattr(self, name)]
         wrong += ["num_key_value_heads"] * (self.num_key_value_heads != self.num_attention_heads)
         if wrong:
-            value = getattr(self, wrong[0])
-            raise ValueError(f"{wrong[0]}={value!r} is not supported with kv_lora_rank: leave it out.")
+            raise ValueError(f"{wrong[0]}={getattr(self, wrong[0])!r} does not work with kv_lora_rank: leave it out.")
 
     def fill_rope_parameters(self, given, rope_theta):
         """Some channels of each head turn, and some do not."""
@@ -78,11 +66,12 @@ class LatentAttention(Attention):
     one part of its own, W" c; its value is made from c, too. Queries may have a latent vector of their own.
     """
 
-    def add_projections(self, config):
+    def add_projections(self, config, is_causal):
         """As in the usual attention, but from latent vectors to heads, and before that from states to them."""
         width, heads, bias = config.hidden_size, config.num_attention_heads, config.attention_bias
         latent, rotated = config.kv_lora_rank, rotary_size(config.rope_parameters, config.head_dim)
         eps = config.norm_eps if config.latent_norm_eps is None else config.latent_norm_eps
+        self.cached_numbers = latent + rotated if is_causal else 0
         self.kv_a_proj = nn.Linear(width, latent, bias)
         self.kv_a_norm = RMSNorm(latent, eps)
         self.k_rope_proj = nn.Linear(width, rotated, bias)
@@ -101,18 +90,14 @@ class LatentAttention(Attention):
         latents, shared = self._with_past(latents, shared, past_key_values, kwargs)
         if self.config.q_lora_rank is not None:
             hidden_states = self.q_a_norm(self.q_a_proj(hidden_states))
-        query = rotate(self._heads_of(self.q_proj(hidden_states), self.head_dim), *position_embeddings)
-        return self.with_heads(query, latents, shared)
+        query = self.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return self.with_heads(rotate(query, *position_embeddings), latents, shared)
 
     def with_heads(self, query, latents, shared):
         """[B, H, T, D], [B, 1, S, L], [B, 1, S, R] -> queries, keys [B, H, S, D] and values [B, H, S, V]."""
-        own = self._heads_of(self.k_proj(latents[:, 0]), self.head_dim - shared.shape[-1])
-        value = self._heads_of(self.v_proj(latents[:, 0]), self.config.v_head_dim)
+        own = self.k_proj(latents[:, 0]).unflatten(-1, (-1, self.head_dim - shared.shape[-1])).transpose(1, 2)
+        value = self.v_proj(latents[:, 0]).unflatten(-1, (-1, self.config.v_head_dim)).transpose(1, 2)
         return query, torch.cat((shared.expand(-1, own.shape[1], -1, -1), own), dim=-1), value
-
-    def _heads_of(self, states, size: int):
-        """[B, T, H * size] -> [B, H, T, size]."""
-        return states.unflatten(-1, (-1, size)).transpose(1, 2)
 
 
 ATTENTIONS["latent"] = LatentAttention

@@ -1,6 +1,6 @@
 """How a model learns of order: learned positions here, sinusoidal ones and attention's in their own files.
 
-B batch, T query length, H heads, D head size, C hidden size.
+B batch, T query length, S key length, H heads, D head size, C hidden size.
 """
 
 from dataclasses import dataclass
@@ -99,6 +99,24 @@ class ComputedPositions(nn.Module):
 TABLES: dict = dict.fromkeys(LEARNED, LearnedPositions)  # what is added to the embeddings, of a config
 
 
+def positions_from_mask(attention_mask):
+    """Positions that count the real tokens of a row: mask [B, S] -> int64 [B, S]."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def flattened_positions(cu_seq_lens, shape):
+    """Positions [B, T] in rows that hold several sequences, each counted from 0 on.
+
+    `cu_seq_lens` int [n + 1] says where each sequence starts in the flattened batch, and where it ends, as
+    `DataCollatorWithFlattening(return_flash_attn_kwargs=True)` does.
+    """
+    if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
+        raise ValueError(f"cu_seq_lens_q must be [sequences + 1], each start and the end, not {[*cu_seq_lens.shape]}.")
+    positions = torch.arange(shape.numel(), dtype=cu_seq_lens.dtype, device=cu_seq_lens.device)
+    starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, positions, right=True) - 1]
+    return (positions - starts).long().view(shape)
+
+
 def rotations_of(rotary: nn.Module | None, config, hidden_states, position_ids) -> dict:
     """Layer type -> cosines and signed sines for `rotate`; empty without rotary positions."""
     if rotary is None:
@@ -115,4 +133,8 @@ def rotate(states, cos, sin):
     """
     if (size := cos.shape[-1]) < states.shape[-1]:
         return torch.cat((rotate(states[..., :size], cos, sin), states[..., size:]), dim=-1)
-    return states * cos + states.roll((size // 2,), dims=(-1,)) * sin
+    if torch.compiler.is_compiling():  # which reads a rolled tensor number by number
+        swapped = torch.cat((states[..., size // 2 :], states[..., : size // 2]), dim=-1)
+    else:
+        swapped = states.roll((size // 2,), dims=(-1,))
+    return states * cos + swapped * sin

@@ -29,8 +29,8 @@ class Runtime:
     def masks(self, stack, hidden_states, attention_mask, past_key_values, position_ids):
         """The mask of each layer type for these inputs (positions, if rows hold several sequences), or None."""
 
-    def unpadding(self, stack, hidden_states, attention_mask, position_ids, sequences: dict):
-        """Where the real tokens of a batch [B, T, C] lie, or None to compute its padding.
+    def unpadding(self, stack, tokens, attention_mask, position_ids, sequences: dict):
+        """Where the real tokens of a batch, ids [B, T] or embeddings [B, T, E], lie, or None to compute its padding.
 
         It waits for the processor that holds the mask, so only the CPU's is read.
 
@@ -38,7 +38,7 @@ class Runtime:
             attention_mask: [B, T] or None; `position_ids` [B, T] as the caller gave them, or None.
             sequences: the caller's arguments on sequences in a row, such as `cu_seq_lens_q`, by name.
         """
-        least = max(self.least_saving, self.least_saving_of_row * hidden_states.shape[0])
+        least = max(self.least_saving, self.least_saving_of_row * tokens.shape[0])
         return find_unpadding(stack.config, attention_mask, position_ids, least)
 
     def restores_padding(self, past_key_values) -> bool:

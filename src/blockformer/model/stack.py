@@ -16,9 +16,9 @@ from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_m
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Layer, LayerInputs
 from .normalization import make_norm
-from .positions import BIASES, ROTATIONS, TABLES, rotations_of
+from .positions import BIASES, ROTATIONS, TABLES, flattened_positions, positions_from_mask, rotations_of
 from .pretrained_model import BlockformerPreTrainedModel
-from .unpadding import flattened_positions, sequence_numbers
+from .unpadding import sequence_numbers
 
 logger = logging.get_logger(__name__)
 
@@ -109,16 +109,20 @@ class Stack(BlockformerPreTrainedModel):
         if head_mask is not None and len(head_mask) != len(self.layers):
             raise ValueError(f"head_mask must have {len(self.layers)} rows, one for each layer, not {len(head_mask)}.")
         use_cache = self._uses_cache(use_cache)
-        hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
         sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
-        position_ids, given_positions, query_positions = self._resolve_positions(
-            hidden_states, attention_mask, position_ids, past_key_values, sequences["cu_seq_lens_q"]
-        )
+        position_ids = self._given_positions(tokens, position_ids, sequences["cu_seq_lens_q"])
+        given_positions = None if position_ids is None else position_ids.expand(tokens.shape[:2])
+        # Padding is counted first: an accelerator that is waited for has little to do yet.
         unpadding, needs_padding = None, mask_is_all_ones or encoder_hidden_states is not None
         if not needs_padding and self._may_unpad(use_cache, past_key_values, kwargs):
-            unpadding = self.runtime.unpadding(self, hidden_states, attention_mask, given_positions, sequences)
+            unpadding = self.runtime.unpadding(self, tokens, attention_mask, given_positions, sequences)
             if attention_mask is not None and unpadding is not None and unpadding.indices is None:
                 attention_mask, unpadding, mask_is_all_ones = None, None, True
+        hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
+        position_ids, query_positions = self._resolve_positions(
+            hidden_states, attention_mask, position_ids, past_key_values
+        )
         if unpadding is None:
             packed = None if mask_is_all_ones else given_positions
             masks = self._masks(hidden_states, attention_mask, past_key_values, packed)
@@ -161,22 +165,29 @@ class Stack(BlockformerPreTrainedModel):
         cache = DynamicCache(config=self.config)
         return self.runtime.cache(EncoderDecoderCache(cache, shared_cache()) if for_cross_attention else cache)
 
-    def _resolve_positions(self, hidden_states, attention_mask, position_ids, past_key_values, cu_seq_lens):
-        """Positions [1 or B, T]; the same if they were given, or None; the queries' places among the keys, int [T].
+    def _given_positions(self, tokens, position_ids, cu_seq_lens):
+        """Positions [1 or B, T] that were given or begin with each sequence; None: they are to be counted.
 
-        The attention backend does not get counted positions: given ones may mean several sequences in a row.
+        The attention backend gets no others: given ones may mean several sequences in a row.
         """
+        if position_ids is None and cu_seq_lens is not None:
+            position_ids = flattened_positions(cu_seq_lens, tokens.shape[:2])
+        if position_ids is not None:
+            check_positions(self.config, position_ids, tokens.shape[:2], None)
+        return position_ids
+
+    def _resolve_positions(self, hidden_states, attention_mask, position_ids, past_key_values):
+        """Positions [1 or B, T], counted if they are None; the queries' places among the keys, int [T]."""
         shape, past, longest = hidden_states.shape[:2], cached_length(past_key_values), None
         query_positions = torch.arange(shape[1], device=hidden_states.device) + past
-        if position_ids is None and cu_seq_lens is not None:
-            position_ids = flattened_positions(cu_seq_lens, shape)
-        given = position_ids
-        if position_ids is None and isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
+        if position_ids is not None:
+            return position_ids, query_positions
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
             position_ids = positions_from_mask(attention_mask)[:, -shape[1] :]
-        elif position_ids is None:
+        else:
             position_ids, longest = query_positions[None], past + shape[1] if isinstance(past, int) else None
         check_positions(self.config, position_ids, shape, longest)
-        return position_ids, None if given is None else given.expand(shape), query_positions
+        return position_ids, query_positions
 
     def _may_unpad(self, use_cache, past_key_values, kwargs) -> bool:
         """Whether nobody looks at the padding: neither the caller nor a cache that needs it."""
@@ -261,11 +272,6 @@ def shared_cache() -> DynamicCache:
     cache = DynamicCache()
     cache.layer_class_to_replicate = CrossLayer
     return cache
-
-
-def positions_from_mask(attention_mask):
-    """Positions that count the real tokens of a row: mask [B, S] -> int64 [B, S]."""
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def last_token_states(config, states, input_ids, attention_mask):

@@ -11,8 +11,8 @@ from transformers.utils import can_return_tuple
 from .compat import CACHE, takes_cache
 from .language_model_head import HeadTransform
 from .losses import sequence_loss, span_loss, token_cross_entropy, without_padding
+from .positions import positions_from_mask
 from .pretrained_model import BlockformerPreTrainedModel
-from .stack import positions_from_mask
 
 
 class Classifier(BlockformerPreTrainedModel):

@@ -29,12 +29,11 @@ class Unpadding:
     def of_mask(cls, attention_mask, least: int = 1):
         """The unpadding of a mask [B, T] of 0 and 1; None for holes in a row or too little padding."""
         real = attention_mask != 0
-        # A row is solid when all its changes between real and padding are one start and one end.
-        is_solid = (real.diff(dim=-1).sum(-1) + real[:, 0].int() + real[:, -1].int()).max() <= 2
-        *lengths, is_solid = torch.cat((real.sum(-1), is_solid[None])).tolist()
+        changes = F.pad(real, (1, 1)).diff(dim=-1)  # of a solid row: one start and one end
+        lengths, changes = torch.stack((real.sum(-1), changes.sum(-1))).tolist()
         if sum(lengths) == real.numel():
             return cls(real.shape, None, lengths)
-        if real.numel() - sum(lengths) < least or not is_solid or not any(lengths):
+        if real.numel() - sum(lengths) < least or max(changes) > 2 or not any(lengths):
             return None
         # Their number is known, so that an accelerator need not be queried again.
         return cls(real.shape, torch.nonzero_static(real.flatten(), size=sum(lengths)).flatten(), lengths)
@@ -94,19 +93,6 @@ def find_unpadding(config, attention_mask, position_ids, least_saving: int = 0, 
         return None
     least = -(-least_saving // config.hidden_size**2)
     return Unpadding.of_positions(given) if attention_mask is None else Unpadding.of_mask(given, least)
-
-
-def flattened_positions(cu_seq_lens, shape):
-    """Positions [B, T] in rows that hold several sequences, each counted from 0 on.
-
-    `cu_seq_lens` int [n + 1] says where each sequence starts in the flattened batch, and where it ends, as
-    `DataCollatorWithFlattening(return_flash_attn_kwargs=True)` does.
-    """
-    if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
-        raise ValueError(f"cu_seq_lens_q must be [sequences + 1], each start and the end, not {[*cu_seq_lens.shape]}.")
-    positions = torch.arange(shape.numel(), dtype=cu_seq_lens.dtype, device=cu_seq_lens.device)
-    starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, positions, right=True) - 1]
-    return (positions - starts).long().view(shape)
 
 
 def sequence_numbers(position_ids):

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..inputs import inputs_of
 from ..model.attention import Attention
 from ..model.compat import CACHE
+from ..model.disentangled import DisentangledAttention
 from ..model.experts import Experts, Router
 from ..model.relative_keys import RelativeKeys
 
@@ -79,7 +81,7 @@ def own_flops(module: Any, args: tuple, read: torch.Tensor | None, output: Any) 
         _, heads, length, keys = output[1].shape
         rows, sizes = read.shape[0] * heads * length, module.head_dim + module.o_proj.in_features // heads
         vectors = 0
-        if module.config.position_type == "disentangled" and not module.is_cross_attention:
+        if isinstance(module, DisentangledAttention):
             vectors = 2 * module.config.relative_attention_num_buckets  # each query and each key, with each of them
         return 2 * rows * sizes * (keys + vectors)
     if isinstance(module, RelativeKeys):
@@ -99,32 +101,24 @@ def dry_run(model: Any, length: int, target: int | None = None) -> tuple[Record,
     """A text through a model on the meta device, and then one token more where the model writes.
 
     Args:
-        length: tokens of the text.
-        target: of an encoder-decoder, tokens of what it writes; as many if not given.
+        length: tokens of the source, if there is one, and of the text if `target` is not given.
+        target: tokens of the text.
     """
     config, both = model.config, model.config.is_encoder_decoder
     writes = model.can_generate() or both or config.is_decoder
     with torch.device("meta"), torch.no_grad():
-        ids = torch.zeros(1, length, dtype=torch.long)
-        one = ids[:, :1]
-        source: dict[str, Any] = {}
-        if getattr(config, "add_cross_attention", False):
-            source = {"encoder_hidden_states": torch.zeros(1, length, config.hidden_size)}
-        inputs: dict[str, Any] = {}
-        if both:
-            inputs["decoder_input_ids"] = torch.zeros(1, target or length, dtype=torch.long)
+        lengths = {True: length, False: target or length}
+        inputs: dict[str, Any] = {each.name: each.example(1, lengths[each.of_source]) for each in inputs_of(config)}
         text = Record(model)
-        output = model(
-            input_ids=ids, output_attentions=True, **inputs, **source, **({"use_cache": True} if writes else {})
-        )
+        output = model(**inputs, output_attentions=True, **({"use_cache": True} if writes else {}))
         text.stop()
         cache = getattr(output, CACHE, None)
         if cache is None:
             return text, None
         step = Record(model)
-        inputs = {"input_ids": one, **source}
+        inputs |= {each.name: inputs[each.name][:, :1] for each in inputs_of(config) if not each.of_source}
         if both:
-            inputs = {"decoder_input_ids": one, "encoder_outputs": (output.encoder_last_hidden_state,)}
+            inputs |= {"input_ids": None, "encoder_outputs": (output.encoder_last_hidden_state,)}
         model(**inputs, past_key_values=cache, output_attentions=True)
         step.stop()
         return text, step

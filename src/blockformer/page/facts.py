@@ -7,6 +7,7 @@ from blockformer.conversion.files.sizes import format_size
 from blockformer.conversion.summary import cached_numbers, idle_parameters, on_paper
 
 from ..declared_fields import axes_of
+from ..inputs import inputs_of
 from ..pictures.anatomy import Anatomy, Box, StackAnatomy, anatomy
 from ..pictures.canvas import short
 from ..pictures.figure import figure
@@ -30,6 +31,7 @@ class Facts:
     def __init__(self, config, length: int | None = None, target: int | None = None):
         self.config = config
         self.length = min(length or LENGTH, config.max_position_embeddings)
+        target = target if config.is_encoder_decoder else None
         self.target = min(target or self.length, config.max_position_embeddings)
         self.model: Any = on_paper(config)
         self.parts: Anatomy = anatomy(self.model)
@@ -41,9 +43,9 @@ class Facts:
     @property
     def text_length(self) -> str:
         """How long the text is, in words."""
-        if self.config.is_encoder_decoder:
-            return f"{self.length:,} source and {self.target:,} target tokens"
-        return f"{self.length:,} tokens"
+        lengths = {True: self.length, False: self.target}
+        tokens = [each for each in inputs_of(self.config) if each.kind == "tokens"]
+        return " and ".join(f"{lengths[each.of_source]:,} {each.title}" for each in tokens)
 
     def box(self, box: Box, stack: StackAnatomy | None, layers: tuple[int, ...]) -> dict[str, Any]:
         """All about one box, as data for the page."""
@@ -72,14 +74,8 @@ class Facts:
         if self.step is not None and not box.role.startswith("encoder."):
             about["stepFlops"] = self.step.of(box.path) // passes
             if box.heads:
-                about["cache"] = self._cached(box, layers)
+                about["cache"] = module.cached_numbers * self.size
         return about
-
-    def _cached(self, box: Box, layers: tuple[int, ...]) -> int:
-        """The bytes that an attention keeps of a token."""
-        if box.mask == "cross":
-            return 2 * box.heads[1] * self.config.head_dim * self.size if box.heads else 0
-        return cached_numbers(self.config, layers[0]) * self.size
 
     def shapes(self, path: str) -> list[list]:
         """[words, shape read, shape written] of a box and of the modules directly in it."""
@@ -124,12 +120,7 @@ class Facts:
             ["FLOPs for a text", short(flops), f"{flops:,} for {self.text_length}, 2 for a product and its sum"]
         )
         if self.step is not None:
-            cache = sum(
-                self._cached(sub.f, kind.layers) * len(kind.layers)
-                for kind in self.parts.stacks[-1].kinds
-                for sub in kind.sublayers
-                if sub.f.heads and sub.f.mask != "cross"
-            )
+            cache = cached_numbers(self.model) * self.size
             rows.append(
                 ["cache for a token", format_size(cache), f"{cache:,} bytes of keys and values in {self.dtype}"]
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from ..inputs import inputs_of
 from ..model.attention import Attention
 from ..model.stack import Stack
 from .canvas import TIMES
@@ -87,6 +88,7 @@ class StackAnatomy:
     Attributes:
         name: "encoder" or "decoder".
         path: its module's name.
+        reads: what its tokens are called.
         embeddings: the tables whose rows are added up, the token table first.
         added: positions that are added to the embeddings, or None.
         attended: positions that enter each layer's self-attention, or None.
@@ -97,6 +99,7 @@ class StackAnatomy:
 
     name: str
     path: str
+    reads: str
     embeddings: tuple[Box, ...]
     added: Box | None
     attended: Box | None
@@ -135,7 +138,8 @@ def anatomy(model: Any) -> Anatomy:
     body = getattr(model, model.base_model_prefix, model)
     stacks = [body] if isinstance(body, Stack) else [body.encoder, body.decoder]
     names = {id(module): name for name, module in model.named_modules()}
-    described = tuple(_stack(stack, names) for stack in stacks)
+    reads = [each.title for each in inputs_of(model.config) if each.kind == "tokens"]
+    described = tuple(_stack(stack, names, words) for stack, words in zip(stacks, reads, strict=True))
     heads, seen = [], (Stack, nn.Dropout)
     for owner in (body, model) if body is not model else (model,):
         parts = list(owner.named_children())
@@ -152,7 +156,7 @@ def _weighs(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _stack(stack: Stack, names: dict[int, str]) -> StackAnatomy:
+def _stack(stack: Stack, names: dict[int, str], reads: str) -> StackAnatomy:
     config, side = stack.config, "decoder" if stack.is_causal else "encoder"
     path = names[id(stack)]
     prefix = f"{path}." if path else ""
@@ -182,7 +186,8 @@ def _stack(stack: Stack, names: dict[int, str]) -> StackAnatomy:
     above = () if stack.norm is None else (box("norm", "norm", norm_title(config, "Final ")),)
     kinds, passes = _kinds(stack, side, prefix), stack.passes
     count = passes * len(stack.layers)
-    return StackAnatomy(side, path, tuple(embeddings), added, attended, tuple(after), kinds, count, passes, above)
+    boxes = tuple(embeddings), added, attended, tuple(after)
+    return StackAnatomy(side, path, reads, *boxes, kinds, count, passes, above)
 
 
 def _kinds(stack: Stack, side: str, prefix: str) -> tuple[LayerKind, ...]:

@@ -38,9 +38,7 @@ def figure(anatomy: Anatomy, opened: int = 0, title: str = "", marks=()) -> str:
         title: for screen readers.
         marks: paths of boxes to mark as different from a reference.
     """
-    reads = ("source tokens", "target tokens") if len(anatomy.stacks) > 1 else ("tokens",)
-    pairs = zip(anatomy.stacks, reads, strict=True)
-    drawings = [Column(stack, opened, frozenset(marks), words) for stack, words in pairs]
+    drawings = [Column(stack, opened, frozenset(marks)) for stack in anatomy.stacks]
     draft = Canvas(10, 10, "")
     layers_top = [drawing.draw(draft, 0.0, 0.0) for drawing in drawings]
     heads_top = drawings[-1].draw_heads(draft, anatomy, 0.0, layers_top[-1])
@@ -69,8 +67,8 @@ def _join(canvas: Canvas, encoder: "Column", decoder: "Column", top: float) -> N
 class Column:
     """One stack: drawn from below, y falling."""
 
-    def __init__(self, stack: StackAnatomy, opened: int, marks: frozenset[str], reads: str):
-        self.stack, self.marks, self.reads = stack, marks, reads
+    def __init__(self, stack: StackAnatomy, opened: int, marks: frozenset[str]):
+        self.stack, self.marks = stack, marks
         self.opened = min(opened, len(stack.kinds) - 1)
         self.kind = stack.kinds[self.opened]
         self.x = self.cross = self.attention = 0.0
@@ -79,7 +77,7 @@ class Column:
         """Everything but what stands on the stack; gives the top."""
         self.left, self.x = left, left + LANE
         middle = self.x + BOX / 2
-        canvas.text(middle, bottom - 14, self.reads, 13)
+        canvas.text(middle, bottom - 14, self.stack.reads, 13)
         y = bottom - 26
         canvas.arrow((middle, y), (middle, y - 18))
         y = self.embed(canvas, y - 18)
