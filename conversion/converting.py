@@ -34,7 +34,7 @@ from .plan import Plan, architecture_of, is_ours, our_config, parse_dtype, plan_
 from .progress import Progress, silent
 from .report import ConversionReport
 from .rules.table import check_tied
-from .storage.awq import load_plain, low_bit_weights
+from .storage.awq import low_bit_weights, without
 from .verify import Parity, attention_of, load_model
 from .verify import verify as verify_models
 
@@ -317,10 +317,16 @@ def _verify(plan: Plan, source: Path, target: Path, report_progress: Progress, q
     config = plan.source_config if plan.to_official else plan.target_config
     shift = plan.family.position_shift(config)
     kept = low_bit_weights(target.name for group in plan.groups for target in group.targets)
+    wide = [group for group in plan.groups if group.targets[0].dtype.itemsize > kind.itemsize]
+    kept |= {each for group in wide for name in group.sources for each in (name, plan.todays(name))}
 
     def load_official(model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype):
-        if plan.low_bits:
-            return load_plain(model_class, config, folder, dtype, attention_of(model_class, config))
+        if plan.read_plain is not None:  # the official way to run it needs other packages or hardware
+            plain = type(config)(**without(config.to_dict()))
+            with Checkpoint(folder) as checkpoint:
+                settings = {"state_dict": plan.read_plain(checkpoint, dtype), "dtype": dtype}
+            attention = attention_of(model_class, config)
+            return model_class.from_pretrained(None, config=plain, attn_implementation=attention, **settings)
         return load_model(model_class, config, folder, dtype, plan.official_arguments)
 
     def load_source(dtype: torch.dtype) -> PreTrainedModel:
@@ -338,7 +344,7 @@ def _verify(plan: Plan, source: Path, target: Path, report_progress: Progress, q
         load_target,
         config,
         kind,
-        plan.parameters * (1 + plan.low_bits),  # plain weights are made in addition to the model
+        plan.parameters * (1 if plan.read_plain is None else 2),  # plain weights are made in addition to the model
         report_progress,
         (0, shift) if plan.to_official else (shift, 0),
         plan.family.counts_padding,

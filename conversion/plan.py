@@ -1,11 +1,12 @@
 """The plan of a conversion in either direction, made from only the config and the tensor headers."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, initialization
 
 from blockformer.on_import import CONFIGS
@@ -21,7 +22,7 @@ from .origin import Origin, read_origin
 from .rules.in_turn import in_turn
 from .rules.operations import Shape
 from .rules.table import Group, Rule, RuleTable, Target, matching
-from .storage import awq
+from .storage import awq, fp8
 from .storage.spelling import Spellings
 from .storage.variant import CheckpointVariant
 
@@ -45,7 +46,7 @@ class Plan:
         official_arguments: what the official class takes in addition to its config.
         origin: what the repo records of an official checkpoint for the way back.
         files: on the way back, what the record says of the files next to the weights.
-        low_bits: whether the official checkpoint has linear maps of 4 bits.
+        read_plain: reads all weights of the official checkpoint in a dtype, where some have few bits; else None.
         not_runnable: why the official model cannot be run, or None.
         notes: what a user must know about the conversion.
     """
@@ -64,9 +65,13 @@ class Plan:
     official_arguments: dict[str, Any] = field(default_factory=dict)
     origin: Origin | None = None
     files: dict[str, Any] = field(default_factory=dict)
-    low_bits: bool = False
+    read_plain: Callable[[Checkpoint, torch.dtype], dict[str, Tensor]] | None = None
     not_runnable: str | None = None
     notes: list[str] = field(default_factory=list)
+
+    def todays(self, name: str) -> str:
+        """The name that today's official class gives a tensor of the checkpoint."""
+        return self.family.spellings(self.variant).todays(name)
 
     @property
     def sizes(self) -> dict[torch.dtype, int]:
@@ -112,7 +117,7 @@ def plan_in(
         variant = family.variant_of(official, checkpoint.tensors, checkpoint.read)
     to_load = family.dequantized(official, variant)
     if to_load is not None:
-        official = awq.without(official)
+        official = dict(family.plain_entries(official, variant))
     stored = _todays_names(checkpoint.tensors, family.spellings(variant))
     config = family.our_config(family.config_from(official, variant))
     if cast is not None:
@@ -126,8 +131,12 @@ def plan_in(
     groups = in_turn(to_class, to_ours)
     groups = [replace(group, sources=tuple(stored[name] for name in group.sources)) for group in groups]
     used = {name for group in groups for name in group.sources}
+    further = layout.further_layers(stored)
+    if to_load is not None:  # of few bits, unlike all that goes back out
+        used |= {stored[name] for name in further}
     unused = [name for name in checkpoint.tensors if name not in used]
     _check_unused(checkpoint, unused, family, variant)
+    kept = "kept for the way back" if to_load is None else "left out"
     return Plan(
         family=family,
         variant=variant,
@@ -142,9 +151,9 @@ def plan_in(
         parameters=parameters,
         official_arguments=family.official_arguments(variant),
         origin=None if family.is_file else Origin(family, official, variant, unused),
-        low_bits=low_bits,
+        read_plain=awq.read_plain if low_bits else fp8.read_plain if fp8.TRAIT in variant.traits else None,
         not_runnable=family.not_runnable(config),
-        notes=[*family.notes(variant), *_notes_on(layout.further_layers(stored), "kept for the way back")],
+        notes=[*family.notes(variant), *_notes_on(further, kept)],
     )
 
 
@@ -197,7 +206,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
         parameters=parameters,
         official_arguments=arguments,
         files={} if origin is None else _files_of(origin, official),
-        low_bits=awq.TRAIT in variant.traits,
+        read_plain=awq.read_plain if awq.TRAIT in variant.traits else None,
         not_runnable=family.not_runnable(config),
         notes=[*family.notes_on_writing(config), *_further_layers(family, names, layout, unused)],
     )

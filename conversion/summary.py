@@ -15,6 +15,7 @@ from blockformer.model.attention import Attention
 from blockformer.model.awq_linear import QuantizedLinear
 from blockformer.model.axes import BLOCKS, axes, did_you_mean
 from blockformer.model.experts import Experts, ExpertsFields
+from blockformer.model.latent_attention import OF_LATENTS
 
 from .errors import ConversionError
 from .families.registry import family_of
@@ -131,6 +132,7 @@ def shown_settings(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
     idle = set() if config.position_type == "relative_bias" else relative
     idle |= {"linear_bits", "linear_group_size"} if getattr(config, "linear_bits", None) is None else set()
     idle |= {field.name for field in fields(ExpertsFields)} if not getattr(config, "num_experts", 0) else set()
+    idle |= {"kv_lora_rank", *OF_LATENTS} if getattr(config, "kv_lora_rank", None) is None else set()
     idle |= {name for name in BLOCKS if getattr(config, name) is None}
     idle |= {"layer_types", "sliding_window"} if config.sliding_window is None else set()
     settings: dict[str, dict[str, Any]] = {}

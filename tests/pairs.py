@@ -10,6 +10,10 @@ from unittest.mock import patch
 
 import torch
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -44,6 +48,10 @@ OFFICIAL = {
     "mistral": (MistralConfig, MistralForCausalLM),
 }
 FAMILIES = tuple(OFFICIAL)
+LATENT = {
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
+}
 
 
 def config(family="qwen3", **overrides):
@@ -63,6 +71,18 @@ def model(family="qwen3", seed=0, cls=blockformer.BlockformerDecoderForCausalLM,
     """A small model of ours in evaluation mode."""
     torch.manual_seed(seed)
     return cls(config(family, **overrides)).eval()
+
+
+def latent_pair(folder, family="deepseek_v3", **settings):
+    """A model with latent attention of transformers, which it saves in the folder, and ours with the same weights."""
+    config_class, model_class = LATENT[family]
+    sizes = {name: value for name, value in SIZES.items() if name not in ("head_dim", "num_key_value_heads")}
+    sizes |= {"num_key_value_heads": 4, "kv_lora_rank": 24, "q_lora_rank": 40, "v_head_dim": 20}
+    sizes |= {"qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "first_k_dense_replace": 3}
+    torch.manual_seed(0)
+    theirs = model_class(config_class(**{**sizes, **settings})).eval()
+    theirs.save_pretrained(folder)
+    return blockformer.from_official(folder), theirs
 
 
 def official_config(ours):

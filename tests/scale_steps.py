@@ -102,14 +102,14 @@ HEADS = {
 }
 # Presets with a kind of attention, feed-forward or positions that none of the models above has.
 SPECIAL = "phi gpt_neox olmo olmo2 gemma2 smollm3 bloom gpt_bigcode dots1 albert gte deberta-v2 mpnet m2m_100".split()
-SPECIAL += ["article-transformer-printed"]
+SPECIAL += ["deepseek_v3", "article-transformer-printed"]
 USUAL = [*MODELS, *SPECIAL]
 MODELS |= {name: partial(of_preset, name) for name in blockformer.PRESETS}
 
 
 def whole_in(config):
     """A pattern of the projections that are whole in each process."""
-    one_key = config.num_key_value_heads == 1
+    one_key = config.num_key_value_heads == 1 or getattr(config, "kv_lora_rank", None)
     attention = config.qk_norm in ("per_head", "projection") or config.pruned_heads or config.attention_sinks or one_key
     places = [r"\.(self|cross)_attn\."] if attention else []
     places += [r"\.experts\."] if getattr(config, "expert_bias", False) else []

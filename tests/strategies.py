@@ -113,10 +113,16 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
         kinds[0] = draw(st.sampled_from(["full_attention", "sliding_attention"]))
         if "sliding_attention" in kinds:
             fields |= {"layer_types": kinds, "sliding_window": draw(st.integers(2, 9))}
+    has_latents = topology == "decoder" and position_type == "rotary" and draw(st.booleans())
+    if has_latents:
+        fields |= {"kv_lora_rank": draw(st.sampled_from([5, 20])), "q_lora_rank": draw(st.sampled_from([None, 24]))}
+        fields |= {"head_dim": 16, "v_head_dim": draw(st.sampled_from([None, 6])), "qk_norm": False}
+        fields["rope_parameters"]["partial_rotary_factor"] = 0.5
+        fields |= {"num_key_value_heads": 4, "layer_types": None, "sliding_window": None}
     if topology == "encoder":
         fields["num_hidden_groups"] = draw(st.sampled_from([None, 1, fields["num_hidden_layers"]]))
     group = {2: [0, 1], 4: [3]}.get(fields["num_key_value_heads"])  # heads that share a key
-    can_prune = position_type != "disentangled" and not fields.get("num_hidden_groups")
+    can_prune = not (position_type == "disentangled" or has_latents or fields.get("num_hidden_groups"))
     if group and can_prune and topology != "encoder-decoder":
         fields["pruned_heads"] = draw(st.sampled_from([None, {0: group}]))
     if topology == "encoder-decoder":

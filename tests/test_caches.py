@@ -8,7 +8,7 @@ import torch
 import transformers
 from encoder_decoders import t5_pair
 from packaging.version import Version
-from pairs import left_padded, pair, token_ids
+from pairs import latent_pair, left_padded, pair, token_ids
 from transformers import BertConfig, BertModel, DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import CacheLayerMixin, QuantizedCache, QuantizedLayer
 
@@ -24,7 +24,12 @@ MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attenti
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Ours and transformers' by name, with the same weights."""
-    return {"decoder": pair(), "windows": pair(**MIXED), "encoder-decoder": t5_pair(tmp_path_factory.mktemp("t5"))}
+    return {
+        "decoder": pair(),
+        "windows": pair(**MIXED),
+        "latent": latent_pair(tmp_path_factory.mktemp("latent")),
+        "encoder-decoder": t5_pair(tmp_path_factory.mktemp("t5")),
+    }
 
 
 def text_of(a_model, rows=3, steps=STEPS, **settings):
@@ -89,7 +94,7 @@ def moves(monkeypatch):
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
 @pytest.mark.parametrize("implementation", ["offloaded", "offloaded_static"])
-@pytest.mark.parametrize("name", ["decoder", "windows", "encoder-decoder"])
+@pytest.mark.parametrize("name", ["decoder", "windows", "latent", "encoder-decoder"])
 def test_an_offloaded_cache_gives_the_same_text(models, moves, name, implementation, settings):
     ours, theirs = models[name]
     written = assert_same_text(ours, theirs, cache_implementation=implementation, **settings)
@@ -147,8 +152,11 @@ def few_steps(monkeypatch):
     return {"cache_implementation": "quantized", "cache_config": {"backend": "quanto", "residual_length": 4}}
 
 
-def test_a_quantized_cache_gives_the_text_of_transformers(models, few_steps):
-    ours, theirs = models["decoder"]
+@pytest.mark.parametrize("name", ["decoder", "latent"])
+def test_a_quantized_cache_gives_the_text_of_transformers(models, few_steps, name):
+    ours, theirs = models[name]
+    if name == "latent" and theirs(token_ids(1, 2), use_cache=True).past_key_values.layers[0].keys.shape[1] > 1:
+        pytest.skip(f"transformers {transformers.__version__} caches the keys and values of all heads")
     written = assert_same_text(ours, theirs, **few_steps)
     assert not torch.equal(written, text_of(ours)), "so few steps that the text is another one"
     out = text_of(ours, return_dict_in_generate=True, **few_steps)

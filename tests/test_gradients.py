@@ -8,8 +8,9 @@ from sizes import TINY, TOKENS
 import blockformer
 
 SIZES = {**TINY, **TOKENS, "vocab_size": 199}
+DENSE = {"deepseek_v3": {"num_experts": 0}}  # of experts, those that no token takes have no gradient
 # Of each topology what has the most parts.
-MOST = {"encoder": ["bert"], "decoder": ["qwen3", "gpt2"], "encoder_decoder": ["marian", "bart", "umt5"]}
+MOST = {"encoder": ["bert"], "decoder": ["qwen3", "gpt2", "deepseek_v3"], "encoder_decoder": ["marian", "bart", "umt5"]}
 HEADS = [
     (preset, target.rpartition(".")[2])
     for kind, presets in MOST.items()
@@ -37,7 +38,10 @@ def labels_of(name, ids):
 def test_every_parameter_of_every_head_has_a_gradient(preset, name, checkpointing):
     torch.manual_seed(0)
     config = blockformer.preset(
-        preset, **SIZES, **({"decoder_start_token_id": 1} if preset in ("marian", "bart") else {})
+        preset,
+        **SIZES,
+        **DENSE.get(preset, {}),
+        **({"decoder_start_token_id": 1} if preset in ("marian", "bart") else {}),
     )
     model = getattr(blockformer, name)(config).train()
     if checkpointing is not None:

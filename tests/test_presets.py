@@ -89,3 +89,12 @@ def test_all_unknown_fields_are_named_at_once_and_official_names_with_ours():
     assert "no field 'zzz'." in text
     with pytest.raises(ValueError, match=r"'qk_nrom'\. Did you mean 'qk_norm'\?.* has no field 'zzz'\."):
         blockformer.BlockformerDecoderConfig(qk_nrom=True, zzz=1)
+
+
+def test_groups_of_experts_stay_where_they_fit():
+    assert preset("deepseek_v3").num_expert_groups == 2
+    assert preset("deepseek_v3", num_experts=12, num_expert_groups=3).num_expert_groups == 3
+    assert preset("deepseek_v3", num_experts=7).num_expert_groups == 0
+    assert preset("deepseek_v2", num_experts_per_tok=9).experts_per_group_score == 0
+    with pytest.raises(ValueError, match="num_expert_groups=3"):
+        preset("deepseek_v3", num_expert_groups=3)

@@ -19,6 +19,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("gpt_neox", "persimmon", "gptj", "codegen", "falcon", "bloom", "mpt", "opt", "gpt_bigcode"),
     ("qwen3_moe", "qwen2_moe", "mixtral"),
     ("olmoe", "flex_olmo", "dots1", "glm4_moe", "ernie4_5_moe", "minimax_m2", "granitemoe", "granitemoeshared"),
+    ("deepseek_v3", "deepseek_v2"),
     ("gpt_oss",),
     ("distilbert", "roberta", "xlm-roberta", "bert"),
     (
@@ -64,6 +65,7 @@ FILES = {
     "codegen": "gptj",
     "flex_olmo": "olmoe",
     "granitemoeshared": "granitemoe",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "deepseek"),
     "modernbert-decoder": "modernbert",
     **dict.fromkeys(("xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl"), "roberta"),
     "roberta-prelayernorm": "roberta",

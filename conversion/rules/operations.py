@@ -194,6 +194,33 @@ class DeinterleaveRotary:
 
 
 @dataclass(frozen=True)
+class LastFirst:
+    """Rows whose last ones, in each head, are turned -> rows with these first.
+
+    Args:
+        head_dim: rows of a head.
+        last: how many of them come first.
+    """
+
+    head_dim: int
+    last: int
+
+    def _rolled(self, tensor: Tensor, by: int) -> Tensor:
+        return tensor.unflatten(0, (-1, self.head_dim)).roll(by, 1).flatten(0, 1)
+
+    def forward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [self._rolled(tensor, self.last) for tensor in tensors]
+
+    def inverse(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [self._rolled(tensor, -self.last) for tensor in tensors]
+
+    def forward_shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        return DeinterleaveRotary(self.head_dim, self.last).forward_shapes(shapes)
+
+    inverse_shapes = forward_shapes
+
+
+@dataclass(frozen=True)
 class DeinterleaveRotaryNorms(DeinterleaveRotary):
     """`DeinterleaveRotary` of the weights of a norm of each head, [H, D]."""
 

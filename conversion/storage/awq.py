@@ -6,12 +6,11 @@ K inputs, N outputs, G inputs per group: `qweight` int32 [K, N / 8], `qzeros` in
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from blockformer.model.awq_linear import dequantize
 
@@ -162,25 +161,16 @@ def low_bit_weights(names: Iterable[str]) -> set[str]:
     return {f"{name.removesuffix('qweight')}weight" for name in names if name.endswith(".qweight")}
 
 
-def load_plain(
-    model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype, attention: str
-) -> PreTrainedModel:
-    """The official model of a folder with 4-bit weights, with the plain weights that they stand for.
-
-    The official way to run it needs another package; that one computes with the same weights.
-    """
-    plain = type(config)(**without(config.to_dict()))
+def read_plain(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All weights of a checkpoint in a dtype, plain ones in place of those with 4 bits."""
     weights = {}
-    with Checkpoint(folder) as checkpoint:
-        for name in checkpoint.tensors:
-            stem, _, part = name.rpartition(".")
-            if part == "qweight":
-                weights[f"{stem}.weight"] = plain_weight(*(checkpoint.read(f"{stem}.{p}") for p in PARTS)).to(dtype)
-            elif part not in PARTS:
-                weights[name] = checkpoint.read(name).to(dtype)
-    return model_class.from_pretrained(
-        None, config=plain, state_dict=weights, dtype=dtype, attn_implementation=attention
-    )
+    for name in checkpoint.tensors:
+        stem, _, part = name.rpartition(".")
+        if part == "qweight":
+            weights[f"{stem}.weight"] = plain_weight(*(checkpoint.read(f"{stem}.{p}") for p in PARTS)).to(dtype)
+        elif part not in PARTS:
+            weights[name] = checkpoint.read(name).to(dtype)
+    return weights
 
 
 def trait(variant: CheckpointVariant) -> CheckpointVariant:

@@ -4,7 +4,7 @@ from .base import Computed, NotExpressible, Official, Value, constants
 from .common import DROPOUTS, TOKENS, common_entries, token_or_none
 from .encoder import RELATIVE, SIDE, TOKEN_TYPES, EncoderPositions, Pooler
 from .heads import NOT_PRUNED, PRUNED_HEADS, HeadDim
-from .rotary import Rope, RopeByLayerType, RotaryPart, only_sliding_layers_rotate
+from .rotary import Rope, RopeByLayerType, RotaryPart, only_sliding_layers_rotate, part_of
 from .scalars import Factor, Flag, InnerSize, invert_power
 from .windows import NoWindow, WindowByLayer, WindowEverywhere
 
@@ -36,5 +36,6 @@ __all__ = [
     "constants",
     "invert_power",
     "only_sliding_layers_rotate",
+    "part_of",
     "token_or_none",
 ]

@@ -62,6 +62,12 @@ class RopeByLayerType(Rope):
         return {"rope_parameters": {name: dict(rope.get(name, rope)) for name in config.layer_types}}
 
 
+def part_of(rotated: int, size: int) -> float:
+    """The `partial_rotary_factor` by which so many channels, of a head's, turn."""
+    part = rotated / size
+    return part if int(part * size) == rotated else math.nextafter(part, 2.0)
+
+
 class RotaryPart:
     """How many channels of a head turn, as a number; their pairs lie side by side."""
 
@@ -71,8 +77,7 @@ class RotaryPart:
         rotated = official.config.rotary_dim
         if not isinstance(rotated, int):
             raise ConversionError(f"config.json: rotary_dim is {shown(rotated)}; it must be a number of channels")
-        part = rotated / size
-        part = part if int(part * size) == rotated else math.nextafter(part, 2.0)
+        part = part_of(rotated, size)
         return {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": part}}
 
     def write(self, config, head):

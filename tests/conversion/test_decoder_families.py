@@ -35,6 +35,19 @@ DEEPSEEK_EXPERTS = {
     "n_shared_experts": 1,
     "routed_scaling_factor": 2.5,
 }
+LATENT = {
+    **DEEPSEEK_EXPERTS,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 1,
+}
+LATENT_V3 = {**LATENT, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+LATENT_V2 = {**LATENT_V3, "n_shared_experts": 2, "topk_method": "group_limited_greedy"}
 GRANITE_EXPERTS = {
     "num_local_experts": 6,
     "num_experts_per_tok": 2,
@@ -98,6 +111,13 @@ ROWS = [
     Row("glm4_moe", DEEPSEEK_EXPERTS | {"use_qk_norm": True, "attention_bias": True}),
     Row("glm4_moe", DEEPSEEK_EXPERTS | {"first_k_dense_replace": 0, "norm_topk_prob": False, **TIED}, shards=True),
     Row("glm4_moe", DEEPSEEK_EXPERTS | {"partial_rotary_factor": 1.0, "head_dim": 16, "n_shared_experts": 2}),
+    Row("deepseek_v3", LATENT_V3 | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.9}}),
+    Row("deepseek_v3", LATENT_V3 | {"attention_bias": True, "norm_topk_prob": False, **TIED}, shards=True),
+    Row("deepseek_v3", LATENT | {"n_group": 1, "topk_group": 1, "q_lora_rank": None, "rope_parameters": YARN}),
+    Row("deepseek_v3", LATENT_V3 | {"rms_norm_eps": 1e-3, "v_head_dim": 24, "first_k_dense_replace": 3}),
+    Row("deepseek_v2", LATENT_V2 | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}}),
+    Row("deepseek_v2", LATENT_V2 | {"attention_bias": True, "mlp_bias": True, **TIED}, shards=True),
+    Row("deepseek_v2", LATENT | {"q_lora_rank": None, "topk_method": "greedy", "first_k_dense_replace": 0}),
     Row("ernie4_5_moe", ERNIE_EXPERTS),
     Row("ernie4_5_moe", ERNIE_EXPERTS | {"use_bias": True, "moe_layer_start_index": 0}, shards=True),
     Row("ernie4_5_moe", ERNIE_EXPERTS | {"moe_num_shared_experts": 0, "tie_word_embeddings": False}),

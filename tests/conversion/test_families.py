@@ -369,6 +369,7 @@ SMALL = {
         "position_buckets": 8,
     },
     "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "head_dim": 128},
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2},
     "distilbert": {"dim": 48, "hidden_dim": 96, "n_layers": 2, "n_heads": 4},
     "gpt2": {"n_embd": 48, "n_layer": 2, "n_head": 4},

@@ -24,7 +24,9 @@ MIXES = {
     },
     "biases, a clamped gate": {"expert_bias": True, "expert_gate_limit": 0.7, "hidden_act": "quick_gelu"},
     "sigmoid": {"router_score": "sigmoid", "router_selection_bias": True, "routed_scaling_factor": 2.5},
+    "groups": {"num_expert_groups": 3, "num_expert_groups_per_tok": 2, "experts_per_group_score": 1},
 }
+GROUPS = MIXES["groups"]
 IMPLEMENTATIONS = ("eager", "batched_mm", "grouped_mm")
 
 
@@ -73,6 +75,47 @@ def test_an_expert_is_the_formula():
         states = layer.experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up)
         expected += 2.5 * scores[expert] / scores[chosen].sum() * states
     assert_close(layer(token[None, None])[0, 0], expected)
+
+
+def test_a_router_in_float32_chooses_as_the_weights_say():
+    """Rounded logits choose other experts for some tokens."""
+    torch.manual_seed(0)
+    tokens = torch.randn(20_000, 64).bfloat16()
+    found = []
+    for exact in (True, False):
+        config = blockformer.BlockformerDecoderConfig(**SPARSE, router_float32=exact, expert_bias=True)
+        torch.manual_seed(0)
+        router = blockformer.BlockformerDecoderModel(config).layers[0].mlp.gate.bfloat16()
+        logits, _, experts = router(tokens)
+        found.append(experts)
+    wide = torch.nn.functional.linear(tokens.float(), router.weight.float(), router.bias.float())
+    assert torch.equal(found[0], wide.topk(2).indices)
+    assert not torch.equal(*found)
+    assert logits.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("summed", [1, 2])
+def test_experts_come_from_the_best_groups(summed):
+    """Written out for each token: the sum of each group's best scores, the two best groups, their best experts."""
+    groups = {"num_experts": 12, "num_expert_groups": 4, "num_expert_groups_per_tok": 2, "num_experts_per_tok": 3}
+    config = blockformer.BlockformerDecoderConfig(
+        **{**SPARSE, **MIXES["sigmoid"], **groups, "experts_per_group_score": summed}
+    )
+    torch.manual_seed(0)
+    router, differ = blockformer.BlockformerDecoderModel(config).layers[0].mlp.gate, 0
+    router.e_score_correction_bias.normal_().sub_(1)  # negative scores are scores, too
+    tokens = torch.randn(50, 64)
+    _, weights, experts = router(tokens)
+    scores = torch.sigmoid(tokens @ router.weight.T)
+    for row, (choice, own) in enumerate(zip(scores + router.e_score_correction_bias, scores, strict=True)):
+        values = [sum(sorted(choice[3 * group : 3 * group + 3].tolist())[-summed:]) for group in range(4)]
+        best = sorted(range(4), key=values.__getitem__)[-2:]
+        allowed = [expert for expert in range(12) if expert // 3 in best]
+        expected = sorted(allowed, key=choice.tolist().__getitem__)[-3:]
+        assert set(experts[row].tolist()) == set(expected)
+        differ += set(expected) != set(choice.topk(3).indices.tolist())
+        assert_close(weights[row], 2.5 * own[experts[row]] / own[experts[row]].sum())
+    assert differ > 10, "groups that change no choice prove little"
 
 
 def test_padding_and_cached_steps_change_nothing():
@@ -214,6 +257,13 @@ def test_saved_and_loaded_it_is_the_same_and_what_is_missing_is_refused(tmp_path
         ({"add_cross_attention": True}, "add_cross_attention"),
         ({"router_score": "softmin"}, "router_score"),
         ({"num_experts": 10**9}, "parameters"),
+        ({**GROUPS, "num_expert_groups": 4}, "num_expert_groups=4.* do not fit 6 experts: set none of the three"),
+        ({"num_expert_groups": 3}, "num_expert_groups_per_tok=0.* do not fit"),
+        ({**GROUPS, "num_expert_groups": 2, "num_expert_groups_per_tok": 3}, "do not fit 6 experts"),
+        ({**GROUPS, "experts_per_group_score": 3}, "do not fit 6 experts"),
+        ({**GROUPS, "num_expert_groups_per_tok": 1, "num_experts_per_tok": 3}, "must be at most 2, not 3"),
+        ({"num_expert_groups_per_tok": 2}, "num_expert_groups_per_tok=2.* do not fit 6 experts"),
+        ({"experts_per_group_score": 1}, "experts_per_group_score=1 do not fit 6 experts"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, named):

@@ -127,6 +127,7 @@ def test_every_field_that_describes_a_model_steers_a_box():
         ("albert", {"task_type_vocab_size": 2}),
         ("qwen3", {"linear_bits": 4}),
         ("gpt_oss", {}),
+        ("deepseek_v3", {}),
         ("t5gemma", {}),
         ("gpt2", ALL),
     ]

@@ -9,6 +9,18 @@ from .record import Record, Rows, Token
 from .sentence_pieces import llama
 from .weights import added
 
+BEGIN, FINISH = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"  # noqa: RUF001 - the tokens as they are
+LATENT = {"kv_lora_rank": 16, "num_key_value_heads": 4, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 8}
+DEEPSEEK_EXPERTS = {
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+}
+DEEPSEEK_YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 16, "type": "yarn"}
+DEEPSEEK_WORDS = {**FAST, "bos_token": BEGIN, "eos_token": FINISH, "pad_token": FINISH}
+
 RECORDS = (
     Record(
         "mistralai/Mixtral-8x7B-Instruct-v0.1",
@@ -179,6 +191,52 @@ RECORDS = (
         generation=turns(END, "<|user|>", pad=END, version="4.54.0"),
         files={"LICENSE": MIT},
         card={"license": "mit", "language": ["en", "zh"]},
+        known="assumed",
+    ),
+    Record(
+        "deepseek-ai/DeepSeek-V2-Lite",
+        "DeepseekV2ForCausalLM",
+        llama_config("DeepseekV2ForCausalLM", "deepseek_v2", **LATENT, **DEEPSEEK_EXPERTS, attention_bias=False,
+                     auto_map={"AutoConfig": "configuration_deepseek.DeepseekV2Config",
+                               "AutoModel": "modeling_deepseek.DeepseekV2Model",
+                               "AutoModelForCausalLM": "modeling_deepseek.DeepseekV2ForCausalLM"},
+                     aux_loss_alpha=0.001, bos_token_id=Token(BEGIN), eos_token_id=Token(FINISH), n_group=1,
+                     n_shared_experts=2, norm_topk_prob=False, pretraining_tp=1, q_lora_rank=None, rms_norm_eps=1e-06,
+                     rope_scaling={**DEEPSEEK_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, rope_theta=10000,
+                     routed_scaling_factor=1.0, scoring_func="softmax", seq_aux=True, topk_group=1,
+                     topk_method="greedy", transformers_version="4.33.1"),
+        words_at_end(BEGIN, FINISH, config=DEEPSEEK_WORDS),
+        dtype="bfloat16",
+        shards=2,
+        generation=written_by("4.39.3", bos_token_id=Token(BEGIN), eos_token_id=Token(FINISH)),
+        files={"LICENSE": "DEEPSEEK LICENSE AGREEMENT\n", "modeling_deepseek.py": "raise SystemExit\n",
+               "configuration_deepseek.py": "raise SystemExit\n"},
+        card={"license": "other", "license_name": "deepseek"},
+        known="assumed",
+    ),
+    Record(
+        "deepseek-ai/DeepSeek-V3 in bfloat16",
+        "DeepseekV3ForCausalLM",
+        llama_config("DeepseekV3ForCausalLM", "deepseek_v3", **LATENT, **DEEPSEEK_EXPERTS, attention_bias=False,
+                     auto_map={"AutoConfig": "configuration_deepseek.DeepseekV3Config",
+                               "AutoModel": "modeling_deepseek.DeepseekV3Model",
+                               "AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"},
+                     bos_token_id=Token(BEGIN), eos_token_id=Token(FINISH), ep_size=1, n_group=2, n_shared_experts=1,
+                     norm_topk_prob=True, num_nextn_predict_layers=1, q_lora_rank=20, rms_norm_eps=1e-06,
+                     rope_scaling={**DEEPSEEK_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, rope_theta=10000,
+                     routed_scaling_factor=2.5, scoring_func="sigmoid", topk_group=1, topk_method="noaux_tc",
+                     transformers_version="4.33.1"),
+        words_at_end(BEGIN, FINISH, config=DEEPSEEK_WORDS),
+        spelling=(added({"model.layers.2.eh_proj.weight": (32, 64), "model.layers.2.enorm.weight": (32,),
+                         "model.layers.2.shared_head.head.weight": (8, 32)}),),
+        dtype="bfloat16",
+        shards=3,
+        generation=written_by("4.39.3", bos_token_id=Token(BEGIN), eos_token_id=Token(FINISH), do_sample=True,
+                              temperature=0.6, top_p=0.95),
+        files={"LICENSE-CODE": MIT, "modeling_deepseek.py": "raise SystemExit\n",
+               "configuration_deepseek.py": "raise SystemExit\n"},
+        stubs=("figures/niah.png",),
+        card={"license": "mit"},
         known="assumed",
     ),
     Record(

@@ -87,6 +87,20 @@ def test_keys_and_values_that_all_heads_share_are_hidden(heads):
         torch.testing.assert_close(ours, theirs / 2)
 
 
+@pytest.mark.parametrize("size", [128, 512])
+def test_latent_vectors_are_hidden_whether_they_grow_or_not(size):
+    base = of_width("deepseek_v3", 16)
+    config = of_width("deepseek_v3", 64, kv_lora_rank=size, q_lora_rank=3 * size // 2)
+    model, plain = drawn(mup_model, LM, config, base), drawn(LM, config)
+    rates = rates_of(model, mup_groups(model, base, 1.0, 0.0))
+    grown = size / 128
+    for name in ("kv_a_proj", "q_a_proj", "k_rope_proj", "k_proj", "v_proj", "q_proj", "o_proj"):
+        ours, theirs = (getattr(each.model.layers[0].self_attn, name).weight for each in (model, plain))
+        growth = grown if name in ("k_proj", "v_proj", "q_proj") else 4
+        torch.testing.assert_close(ours, theirs / growth**0.5)
+        assert rates[f"model.layers.0.self_attn.{name}.weight"] == 1 / growth
+
+
 @pytest.mark.parametrize(("scale", "expected"), [(None, 8**-0.5 / 4), (0.5, 0.125)])
 def test_scores_of_wider_heads_shrink_as_their_size(scale, expected):
     base = of_width("qwen3", 16, attention_scale=scale)
@@ -198,6 +212,7 @@ def changes(model_class, preset, width, base, rate, make=adamw, **settings):
         pytest.param(LM, "qwen3", {}, 1e-2, id="qwen3"),
         pytest.param(LM, "qwen3", {"tie_word_embeddings": True}, 1e-2, id="tied", marks=pytest.mark.exhaustive),
         pytest.param(LM, "qwen3_moe", {"output_router_logits": True}, 1e-2, id="experts"),
+        pytest.param(LM, "deepseek_v2", {"mlp_layer_types": ["dense"] * 2}, 1e-2, id="latent"),
         pytest.param(LM, "gpt2", {}, 1e-2, id="gpt2", marks=pytest.mark.exhaustive),
         pytest.param(
             blockformer.BlockformerEncoderForMaskedLM, "bert", {}, 1e-2, id="bert", marks=pytest.mark.exhaustive

@@ -316,9 +316,10 @@ def _names(function) -> frozenset[str]:
 
 
 def _is_plain(stack) -> bool:
-    """Whether attention looks at queries, keys and whole sequences only."""
+    """Whether attention looks at queries, keys and whole sequences only, and values are as wide as keys."""
     config = stack.config
     has_terms = config.position_type in SCORE_TERMS or config.attn_logit_softcapping is not None
+    has_terms = has_terms or getattr(config, "kv_lora_rank", None) is not None
     return not (has_terms or config.attention_sinks or "sliding_attention" in config.layer_types) and is_enabled()
 
 

@@ -94,7 +94,7 @@ def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: f
         if attention_mask.shape[1] > 1:
             attention_mask = attention_mask.reshape(attention_mask.shape[0], key.shape[1], -1, key.shape[2])
     output = F.scaled_dot_product_attention(folded, key, value, attention_mask, dropout, scale=scaling)
-    return output.reshape(batch, 1, heads, size)
+    return output.reshape(batch, 1, heads, -1)
 
 
 # Keys of a text from which it matters how they are read.

@@ -187,7 +187,8 @@ def _writing(model) -> list[Part]:
     if _has_static_cache(model):
         return [Part("one more token", "compiled by transformers, in `generate` only")]
     if steps is None:
-        return [Part("one more token", "plain PyTorch", _COMPILE)]
+        hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
+        return [Part("one more token", "plain PyTorch", hint)]
     kinds = [_named(*kind) for kind, function in steps._functions.items() if function is not None]
     way = f"compiled for {', '.join(kinds)}" if kinds else "compiled when a batch first asks for it"
     return [Part("one more token", way)]

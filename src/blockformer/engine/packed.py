@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from . import onednn
+from .latent import layers_read_as_weights
 from .linear import is_plain_linear, is_transformed
 from .measure import MANY_ROWS, is_enabled, is_exported
 from .packing_gains import is_quicker_packed_for, rows_of_layers
@@ -227,6 +228,8 @@ def pack_weights(model: nn.Module) -> int:
     places = [owners for owners in owners_of_weights(model) if are_packable(owners)]
     # T5 in float16 has layers in float32, whose dtype the model looks up.
     places = [owners for owners in places if owners[0].weight.dtype is model.dtype]
+    plain = layers_read_as_weights(model)
+    places = [owners for owners in places if not plain.intersection(owners)]
     rows = rows_of_layers(model)
     places = [owners for owners in places if gains(owners[0].weight, rows.get(owners[0], MANY_ROWS))]
     packed = [owners for owners in places if pack(owners[0].weight)]

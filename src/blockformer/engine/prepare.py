@@ -11,6 +11,7 @@ from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.awq_linear import QuantizedLinear
 from ..model.experts import Experts
 from ..model.feed_forward import FeedForward
+from ..model.latent_attention import LatentAttention
 from ..model.positions import SCORE_TERMS
 from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.stack import Stack
@@ -21,6 +22,7 @@ from .experts import TracedExperts
 from .feed_forward import FusedFeedForward, can_be_fused
 from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
 from .four_bits import PreparedQuantizedLinear
+from .latent import PreparedLatentAttention
 from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled, use_decisions
 from .packed import pack_weights, unpack_weights
@@ -33,6 +35,7 @@ logger = logging.get_logger(__name__)
 _PREPARED = {
     QuantizedLinear: PreparedQuantizedLinear,
     Attention: PreparedAttention,
+    LatentAttention: PreparedLatentAttention,
     FeedForward: FusedFeedForward,
     nn.Linear: QuickLinear,
 }
@@ -92,9 +95,10 @@ def prepare_for_inference(
     Raises:
         TypeError: the model comes from another library, or from the code in a repo.
         ValueError: `compile` with a model that neither writes text nor has layers that can be compiled, has 4-bit
-            weights in groups of an odd number or (unless it is an encoder) pruned heads, or is on a device without a
-            compiler; `head_bits` other than 8, without `compile`, or for a model that does not write, is not on the
-            CPU, is in float64 or has a head that is not plain; `decisions` that are not such a file.
+            weights in groups of an odd number, latent attention (on a CPU) or (unless it is an encoder) pruned heads,
+            or is on a device without a compiler; `head_bits` other than 8, without `compile`, or for a model that does
+            not write, is not on the CPU, is in float64 or has a head that is not plain; `decisions` that are not such a
+            file.
     """
     check_class(model)
     if compile:
@@ -219,6 +223,11 @@ def _check_compiles(model) -> None:
         raise ValueError(
             f"compile=True needs 4-bit weights in groups of an even number of inputs; linear_group_size is "
             f"{model.config.linear_group_size}: prepare the model without it."
+        )
+    if getattr(model.config, "kv_lora_rank", None):
+        raise ValueError(
+            "compile=True on the CPU is not supported with latent attention (kv_lora_rank is set): prepare the model "
+            "without it."
         )
     if model.config.pruned_heads and (model.config.is_decoder or model.config.position_type in SCORE_TERMS):
         raise ValueError(

@@ -4,6 +4,7 @@ B batch, T query length, S key length, H heads, K key/value heads, D head size, 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -157,7 +158,7 @@ class AttentionFields(Part):
         """Each process has some of the heads. A norm of theirs is whole in each, and its gradients are added."""
         # Whole in each process: norms of all heads, sinks, layers of any width, and a key that all heads share.
         is_whole = self.qk_norm in ("per_head", "projection") or self.attention_sinks or self.pruned_heads
-        if is_whole or self.num_key_value_heads == 1:
+        if is_whole or self.num_key_value_heads == 1 or getattr(self, "kv_lora_rank", None):
             return
         for attention in ("self_attn", "cross_attn")[: 1 + has_cross_attention]:
             plan |= {f"layers.*.{attention}.{name}": "colwise" for name in ("q_proj", "k_proj", "v_proj")}
@@ -185,6 +186,8 @@ class Attention(nn.Module):
     (2023), q/k norm per head after Henry et al. (2020) as in Qwen3.
     """
 
+    latent_states: Any = None  # a method where queries, keys and values come from latent vectors
+
     def __init__(self, config, layer_idx: int, is_causal: bool, is_cross_attention: bool = False):
         super().__init__()
         self.config = config
@@ -204,6 +207,18 @@ class Attention(nn.Module):
         # The numbers of this layer's heads, the pruned ones counted; cross-attention has all.
         self.heads = config.heads_of(-1 if is_cross_attention else layer_idx)
         self.is_pruned = len(self.heads) < config.num_attention_heads
+        self.add_projections(config, is_causal)
+        self.has_sinks = config.attention_sinks
+        if self.has_sinks:  # backends take a module that has the attribute for one with sinks
+            self.sinks = nn.Parameter(torch.zeros(len(self.heads)))
+        kind = None if is_cross_attention else config.position_type
+        own_bias = kind in BIASES and getattr(config, "relative_bias_per_layer", False)
+        self.relative_bias = BIASES[kind](config, bidirectional=not is_causal) if own_bias else None
+        self.relative_keys = KEY_TERMS[kind](config) if kind in KEY_TERMS else None
+        self._check_backend()
+
+    def add_projections(self, config, is_causal: bool):
+        """Make the linear layers, and the norms of queries and keys."""
         groups = len(self.heads) // self.num_key_value_groups
         query_size, key_value_size = len(self.heads) * config.head_dim, groups * config.head_dim
         self.cached_numbers = 2 * key_value_size if is_causal else 0  # of a token; in cross-attention, of the source
@@ -216,14 +231,6 @@ class Attention(nn.Module):
         self.norms_projection = config.qk_norm == "projection"
         self.q_norm = _head_norm(config, len(self.heads))
         self.k_norm = _head_norm(config, groups)
-        self.has_sinks = config.attention_sinks
-        if self.has_sinks:  # backends take a module that has the attribute for one with sinks
-            self.sinks = nn.Parameter(torch.zeros(len(self.heads)))
-        kind = None if is_cross_attention else config.position_type
-        own_bias = kind in BIASES and getattr(config, "relative_bias_per_layer", False)
-        self.relative_bias = BIASES[kind](config, bidirectional=not is_causal) if own_bias else None
-        self.relative_keys = KEY_TERMS[kind](config) if kind in KEY_TERMS else None
-        self._check_backend()
 
     def forward(
         self,
@@ -249,6 +256,8 @@ class Attention(nn.Module):
         self._check_backend()  # it may be another one since
         if self.is_cross_attention:
             query, key, value = self._cross_states(hidden_states, key_value_states, past_key_values)
+        elif self.latent_states is not None:
+            query, key, value = self.latent_states(hidden_states, position_embeddings, past_key_values, kwargs)
         else:
             # vLLM makes one product of these calls where they stand in this source, each once.
             q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
@@ -270,7 +279,7 @@ class Attention(nn.Module):
         kwargs |= {"dropout": self.dropout if self.training else 0.0, "sliding_window": self.sliding_window}
         output, probabilities = attend(self, query, key, value, attention_mask, scaling=self.scaling, **kwargs)
         if head_mask is not None:
-            output = output.reshape(*hidden_states.shape[:2], -1, self.head_dim)
+            output = output.reshape(*hidden_states.shape[:2], query.shape[1], -1)
             output = output * self._own_heads(head_mask, -1, output.shape[2])[..., None, :, None]
         output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
         if probabilities is not None and len(probabilities) != len(hidden_states):
@@ -376,6 +385,8 @@ class Attention(nn.Module):
             self._refuse_backends(("flash", "vllm", "paged"), "attention sink")
         if self.has_relative_terms:
             self._refuse_backends(("flash", "vllm", "paged"), "relative position term")
+        if self.latent_states is not None:
+            self._refuse_backends(("vllm", "paged"), "cache of latent vectors")
 
     def _refuse_backends(self, prefixes, what: str) -> None:
         if (backend := self.config._attn_implementation or "").startswith(prefixes):

@@ -8,6 +8,7 @@ from .axes import flag
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
 from .experts import ExpertsFields
+from .latent_attention import LatentFields
 
 if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from .unpadding import Unpadding  # noqa: F401
 
 
-class BlockformerDecoderConfig(LinearFields, ExpertsFields, BlockformerConfig):
+class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, BlockformerConfig):
     """A decoder: causal self-attention, with `add_cross_attention` also a look at an encoder's states.
 
     The defaults are a small Llama-style model. A `bidirectional` one is for embeddings (BehnamGhader et al., 2024).

@@ -42,7 +42,11 @@ class ExpertsFields(Part):
         None, "a positive number", "feed-forward", "experts compute act(gate) * (up + 1), both clamped to this first"
     )
     router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "how router logits become scores")
+    router_float32: bool = flag(False, "feed-forward", "router logits are computed in float32, whatever the dtype")
     router_selection_bias: bool = flag(False, "feed-forward", "a bias that only affects which experts are chosen")
+    num_expert_groups: int = axis(0, "an integer of 0 or more", "feed-forward", "equal groups of experts; 0 means none")
+    num_expert_groups_per_tok: int = axis(0, "an integer of 0 or more", "feed-forward", "how many of them a token uses")
+    experts_per_group_score: int = axis(0, "an integer of 0 or more", "feed-forward", "best scores summed for a group")
     norm_topk_prob: bool = flag(True, "feed-forward", "the scores of a token's experts are divided by their sum")
     routed_scaling_factor: float = axis(1.0, "a positive number", "feed-forward", "factor of the experts' output")
     router_aux_loss_coef: float | None = axis(None, "a number of 0 or more", "training", "of the load-balancing loss")
@@ -63,8 +67,13 @@ class ExpertsFields(Part):
             if idle := [name for name, value in neutral.items() if getattr(self, name) != value]:
                 raise ValueError(f"{idle[0]} is set but num_experts is 0: set both or neither.")
             return
-        if self.num_experts_per_tok > self.num_experts:
-            raise ValueError(f"num_experts_per_tok must be at most {self.num_experts}, not {self.num_experts_per_tok}.")
+        groups, chosen, summed = self.num_expert_groups, self.num_expert_groups_per_tok, self.experts_per_group_score
+        size, rest = divmod(self.num_experts, groups or 1)
+        if rest or not ((0 < chosen <= groups and 0 < summed <= size) if groups else chosen == summed == 0):
+            told = f"num_expert_groups={groups}, num_expert_groups_per_tok={chosen}, experts_per_group_score={summed}"
+            raise ValueError(f"{told} do not fit {self.num_experts} experts: set none of the three, or change one.")
+        if self.num_experts_per_tok > (most := size * (chosen or 1)):
+            raise ValueError(f"num_experts_per_tok must be at most {most}, not {self.num_experts_per_tok}.")
         types: list = self.mlp_layer_types  # type: ignore[assignment]  # filled by now
         if len(types) != self.num_hidden_layers or not all(each in ("dense", "sparse") for each in types):
             raise ValueError(f"mlp_layer_types must list 'dense' or 'sparse' for each layer, not {types!r}.")
@@ -115,14 +124,26 @@ class Router(DrawnModule):
 
     def forward(self, tokens):
         config = self.config
-        logits = F.linear(tokens.to(self.weight.dtype), self.weight, self.bias)
+        dtype = torch.float32 if config.router_float32 else self.weight.dtype
+        bias = None if self.bias is None else self.bias.to(dtype)
+        logits = F.linear(tokens.to(dtype), self.weight.to(dtype), bias)
         scores = logits.float().sigmoid() if config.router_score == "sigmoid" else logits.float().softmax(-1)
         choice = scores if self.e_score_correction_bias is None else scores + self.e_score_correction_bias
+        if config.num_expert_groups:
+            choice = self._of_best_groups(choice)
         experts = choice.topk(config.num_experts_per_tok, dim=-1).indices
         weights = scores.gather(-1, experts)
         if config.norm_topk_prob:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return logits, weights * config.routed_scaling_factor, experts
+
+    def _of_best_groups(self, choice):
+        """Scores [N, E] with -inf for the experts outside of each token's best groups (DeepSeek-AI, 2024)."""
+        groups = choice.unflatten(-1, (self.config.num_expert_groups, -1))
+        scores = groups.topk(self.config.experts_per_group_score, dim=-1).values.sum(-1)
+        best = scores.topk(self.config.num_expert_groups_per_tok, dim=-1).indices
+        is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
+        return groups.masked_fill(~is_chosen[..., None], -torch.inf).flatten(-2)
 
 
 @use_experts_implementation

@@ -111,7 +111,8 @@ class Layer(GradientCheckpointingLayer):
         self.rotates = rotating is None or rotating[layer_idx]
         self.residual, self.multiplier = config.residual, config.residual_multiplier
         self.dropout = config.hidden_dropout
-        usual = ATTENTIONS.get(config.position_type, Attention)
+        kind = "latent" if getattr(config, "kv_lora_rank", None) else config.position_type
+        usual = ATTENTIONS.get(kind, Attention)
         self.self_attn = BLOCKS["attention_type"].get(config.attention_type, usual)(config, layer_idx, is_causal)
         self.has_cross_attention = has_cross_attention
         if has_cross_attention:

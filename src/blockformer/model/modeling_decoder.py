@@ -21,6 +21,7 @@ from .experts import Router  # noqa: F401 - their @use_experts_implementation is
 from .feed_forward import OUTPUTS_WITH_LOSS
 from .input_checks import check_early_exit, check_room, own_layers
 from .language_model_head import LanguageModelHead
+from .latent_attention import LatentAttention  # noqa: F401
 from .layer import Layer  # noqa: F401
 from .losses import shifted, without_padding
 from .normalization import RMSNorm  # noqa: F401

@@ -79,11 +79,11 @@ def own_flops(module: Any, args: tuple, read: torch.Tensor | None, output: Any) 
         return 2 * read.numel() * module.out_features
     if isinstance(module, Attention):
         _, heads, length, keys = output[1].shape
-        rows = read.shape[0] * heads * length * module.head_dim
+        rows, sizes = read.shape[0] * heads * length, module.head_dim + module.o_proj.in_features // heads
         vectors = 0
         if isinstance(module, DisentangledAttention):
             vectors = 2 * module.config.relative_attention_num_buckets  # each query and each key, with each of them
-        return 2 * 2 * rows * (keys + vectors)
+        return 2 * rows * sizes * (keys + vectors)
     if isinstance(module, RelativeKeys):
         batch, heads, length, keys = output.shape
         size = module.embedding.embedding_dim

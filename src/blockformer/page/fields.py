@@ -6,6 +6,7 @@ from typing import Any
 from ..declared_fields import axes_of
 from ..model.axes import BLOCKS
 from ..model.experts import ExpertsFields
+from ..model.latent_attention import OF_LATENTS
 from ..model.positions import RELATIVE_BIAS
 from ..pictures.anatomy import Box
 
@@ -16,7 +17,7 @@ SIZES = frozenset(
     "task_type_vocab_size num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size "
     "linear_group_size norm_eps "
     "position_offset num_hidden_groups sliding_window layer_types decoder_layer_types mlp_layer_types rope_layers "
-    "num_key_value_heads pruned_heads".split()
+    "num_key_value_heads pruned_heads kv_lora_rank q_lora_rank v_head_dim num_expert_groups".split()
 )
 _GROUPS = {
     "norm": ("norm",),
@@ -72,6 +73,8 @@ def _is_idle(name: str, box: Box, config) -> bool:
         return config.sliding_window is None or box.mask == "cross"
     if name in BLOCKS:
         return getattr(config, name) is None
+    if name in ("kv_lora_rank", *OF_LATENTS):
+        return config.kv_lora_rank is None
     if name.startswith("linear_"):
         return config.linear_bits is None
     if name == "num_hidden_groups":

@@ -84,6 +84,9 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
             chips.append("content · distance")
         elif config.position_type == "none":
             chips.append("no positions")
+    if module.latent_states is not None:
+        chips.append(f"latent keys and values, {config.kv_lora_rank:,}")
+        chips += [f"latent queries, {config.q_lora_rank:,}"] if config.q_lora_rank else []
     if module.sliding_window:
         chips.append(f"window {config.sliding_window:,}" if module.is_causal else f"window ± {config.sliding_window:,}")
     if config.qk_norm:
@@ -121,6 +124,8 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
         if module.shared_expert is not None:
             gated = ", gated" * (module.shared_expert_gate is not None)
             chips.append(f"shared expert {config.shared_expert_intermediate_size:,}{gated}")
+        if config.num_expert_groups:
+            chips.append(f"from {config.num_expert_groups_per_tok} of {config.num_expert_groups} groups")
         chips += ["sigmoid scores"] * (config.router_score == "sigmoid")
         chips += ["choice bias"] * config.router_selection_bias + ["biases"] * config.expert_bias
         return size, tuple(chips), (count, each)

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..model.axes import axes
 from ..model.experts import ExpertsFields
+from ..model.latent_attention import OF_LATENTS
 from ..model.positions import SCORE_TERMS
 
 
@@ -16,12 +17,23 @@ def _has_our_network(settings: Mapping[str, Any]) -> bool:
     return settings["mlp_type"] is None
 
 
+def _has_groups(settings: Mapping[str, Any]) -> bool:
+    size, rest = divmod(settings.get("num_experts") or 0, settings["num_expert_groups"] or 1)
+    most = size * settings["num_expert_groups_per_tok"]
+    fits = not rest and settings["experts_per_group_score"] <= size and settings["num_experts_per_tok"] <= most
+    return fits and _has_experts(settings)
+
+
 def _has_plain_scores(settings: Mapping[str, Any]) -> bool:
     return settings["position_type"] not in SCORE_TERMS
 
 
 def _may_slide(settings: Mapping[str, Any]) -> bool:
     return _has_plain_scores(settings) and bool(settings["sliding_window"])
+
+
+def _has_latents(settings: Mapping[str, Any]) -> bool:
+    return settings["position_type"] == "rotary" and settings["attention_type"] is None
 
 
 def _have_one_kind(settings: Mapping[str, Any]) -> bool:
@@ -35,9 +47,11 @@ _FACTORS = {"none": ("layer_norm",), "zero_centered": ("layer_norm", "rms_norm")
 STAYS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     **{name: _has_experts for name in axes(ExpertsFields) if name != "num_experts"},
     **dict.fromkeys(("num_experts", "float32_down_proj", "chunk_size_feed_forward"), _has_our_network),
+    **dict.fromkeys(("num_expert_groups", "num_expert_groups_per_tok", "experts_per_group_score"), _has_groups),
     "shared_expert_gate": lambda settings: _has_experts(settings) and settings["shared_expert_intermediate_size"] > 0,
     "rope_parameters": lambda settings: settings["position_type"] == "rotary",
     "rope_layers": lambda settings: settings["position_type"] == "rotary",
+    **dict.fromkeys(("kv_lora_rank", *OF_LATENTS), _has_latents),
     "position_offset": lambda settings: settings["position_type"] == "learned",
     "relative_bias_per_layer": lambda settings: settings["position_type"] == "relative_bias",
     "sliding_window": _may_slide,

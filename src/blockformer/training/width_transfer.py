@@ -23,8 +23,10 @@ from ..model.pretrained_model import BlockformerPreTrainedModel
 
 _WIDTHS = frozenset(
     "hidden_size intermediate_size embedding_size num_attention_heads num_key_value_heads head_dim "
-    "decoder_intermediate_size moe_intermediate_size shared_expert_intermediate_size".split()
+    "decoder_intermediate_size moe_intermediate_size shared_expert_intermediate_size kv_lora_rank q_lora_rank "
+    "v_head_dim".split()
 )
+_SHARED = (".k_proj", ".v_proj", ".k_rope_proj", ".kv_a_proj", ".q_a_proj")
 _OF_NO_WEIGHT = ("use", "tokens")  # groups of fields; `Trainer` sets some of them
 _SCALES = ("embedding_scale", "attention_scale", "logit_scale")
 
@@ -128,8 +130,8 @@ def _matrices(model: nn.Module, base) -> dict[nn.Parameter, _Matrix]:
                 found[weight] = _Matrix(1.0, factor, (outputs, inputs))
                 continue
             growth = weight.shape[-1] / inputs
-            # Keys and values that several heads share are hidden matrices just like separate ones.
-            is_hidden = weight.shape[-2] != outputs or path.endswith((".k_proj", ".v_proj"))
+            # Keys, values and latent vectors that several heads share are hidden matrices just like separate ones.
+            is_hidden = weight.shape[-2] != outputs or path.endswith(_SHARED)
             factor /= math.sqrt(growth) if is_hidden else growth
             found.setdefault(weight, _Matrix(growth, factor, (outputs, inputs)))
     return found

@@ -1,0 +1,216 @@
+"""DeepSeek-V2 (DeepSeek-AI, 2024), DeepSeek-V3 and R1 (2025): latent attention, experts in groups, dense first layers.
+
+The last channels of each head turn, in neighbouring pairs; ours come first. Checkpoints of V3 hold a layer after the
+last one, which predicts one token more, and have linear maps of 8 bits (FP8). Conversion makes bfloat16 of them, and
+what goes back out is bfloat16.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import transformers
+from transformers import PretrainedConfig
+
+from blockformer.model.rotary import rotary_size
+
+from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, LastFirst, Split
+from ..rules.table import Rule
+from ..storage import awq, fp8
+from ..values import Computed, NotExpressible, Rope, constants, part_of
+from .decoder import ALL_ATTENTION_BIASES, LLAMA, MLP, NORMS
+from .fresh import rotary
+from .with_experts import DEEPSEEK_FIELDS, FINE, FIRST_DENSE, SHARED_EXPERTS, ExpertsFamily, shared_experts
+
+LATENT = "self_attn.kv_a_proj_with_mqa"
+RIGHT_SINCE = {"deepseek_v2": (5, 15), "deepseek_v3": (5, 6)}
+"""The first release of transformers whose class chooses among groups, and scales scores with YaRN, as today's does."""
+
+
+def _attention_rules(config: PretrainedConfig) -> list[Rule]:
+    """The rules of attention whose matrices hold several of ours, or channels in another order."""
+    heads, size = config.num_attention_heads, config.head_dim
+    rotated = rotary_size(config.rope_parameters, size)
+    pairs = DeinterleaveRotary(rotated, rotated)
+    latent = Chain(Split(0, (config.kv_lora_rank or 0, rotated)), Each((Identity(), pairs)))
+    keys_and_values = Split(0, (heads * (size - rotated), heads * (config.v_head_dim or 0)), heads)
+    queries = "self_attn.q_proj.weight" if config.q_lora_rank is None else "self_attn.q_b_proj.weight"
+    ours = ("self_attn.kv_a_proj", "self_attn.k_rope_proj")
+    return [
+        *(Rule(f"{LATENT}.{kind}", tuple(f"{name}.{kind}" for name in ours), latent) for kind in ("weight", "bias")),
+        Rule("self_attn.kv_b_proj.weight", ("self_attn.k_proj.weight", "self_attn.v_proj.weight"), keys_and_values),
+        Rule(queries, "self_attn.q_proj.weight", Chain(LastFirst(size, rotated), DeinterleaveRotary(size, rotated))),
+    ]
+
+
+class LatentRope(Rope):
+    """Sizes of a head's parts, of which one turns, and a scale of the scores that depends on the rotary parameters."""
+
+    def read(self, official):
+        """See `Value.read`."""
+        config = official.config
+        rotated, whole = config.qk_rope_head_dim, config.qk_nope_head_dim + config.qk_rope_head_dim
+        rope = super().read(official)["rope_parameters"]
+        scale, stretch = None, rope.get("mscale_all_dim")
+        if rope.get("rope_type") != "default" and stretch:
+            factor = 0.1 * stretch * math.log(rope["factor"]) + 1.0 if rope["factor"] > 1 else 1.0
+            scale = whole**-0.5 * factor * factor
+        return {
+            "head_dim": whole,
+            "rope_parameters": {**rope, "partial_rotary_factor": part_of(rotated, whole)},
+            "attention_scale": scale,
+        }
+
+    def write(self, config, head):
+        """See `Value.write`."""
+        rope = dict(config.rope_parameters or {})
+        rotated = rotary_size(rope, config.head_dim)
+        rope.pop("partial_rotary_factor", None)
+        return {
+            "rope_parameters": rope,
+            "qk_rope_head_dim": rotated,
+            "qk_nope_head_dim": config.head_dim - rotated,
+        }
+
+
+def _groups(summed: int) -> Computed:
+    """Groups of experts, of which each token takes the best; a group's score is the sum of so many of its experts."""
+
+    def read(official) -> dict[str, Any]:
+        config = official.config
+        if (config.n_group or 1) == 1 or getattr(config, "topk_method", None) == "greedy":
+            return {}
+        return {
+            "num_expert_groups": config.n_group,
+            "num_expert_groups_per_tok": config.topk_group,
+            "experts_per_group_score": summed,
+        }
+
+    def write(config: PretrainedConfig, head: Any) -> dict[str, Any]:
+        if config.num_expert_groups and config.experts_per_group_score != summed:
+            raise NotExpressible("experts_per_group_score", repr(summed), config.experts_per_group_score)
+        return {"n_group": config.num_expert_groups or 1, "topk_group": config.num_expert_groups_per_tok or 1}
+
+    return Computed(read, write)
+
+
+def _method(config: PretrainedConfig, head: Any) -> dict[str, Any]:
+    return {"topk_method": "greedy" if config.num_expert_groups == 0 else "group_limited_greedy"}
+
+
+class DeepseekFamily(ExpertsFamily):
+    """DeepSeek's, whose linear maps, except the router and the head, may have 8 bits."""
+
+    def variant_of(self, official, names=None, read=None):
+        """See `Family.variant_of`."""
+        variant = super().variant_of(official, names, read)
+        is_low = any(name.endswith(fp8.SCALE) for name in names or ())
+        return replace(variant, traits=variant.traits | {fp8.TRAIT}) if is_low else variant
+
+    def plain_entries(self, official, variant):
+        """See `ConfigTranslation.plain_entries`. The layers that predict further tokens do not go back out."""
+        if fp8.TRAIT not in variant.traits:
+            return official
+        further = {"num_nextn_predict_layers": 0} if "num_nextn_predict_layers" in official else {}
+        return {**awq.without(official), **further}
+
+    def dequantized(self, official, variant):
+        """See `Family.dequantized`."""
+        if fp8.TRAIT not in variant.traits:
+            return None
+        fp8.check(official)
+        return dict(self.plain_entries(official, variant))
+
+    def notes(self, variant):
+        """See `Family.notes`."""
+        said = "the FP8 weights have become bfloat16; the way back writes bfloat16 too"
+        return [said] if fp8.TRAIT in variant.traits else []
+
+    def not_runnable(self, config):
+        """See `Family.not_runnable`."""
+        release = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+        if release >= (since := RIGHT_SINCE[self.name]):
+            return None
+        first = ".".join(map(str, since))
+        return f"transformers {transformers.__version__} computes {self.name} wrongly; install {first} or later"
+
+    def storage(self, variant, config, plain=None):
+        """See `Family.storage`."""
+        rules = super().storage(variant, config, plain)
+        if fp8.TRAIT not in variant.traits:
+            return rules
+        layer = self.head(variant).root + self.layers
+        linear = [name for name in self.layer if "norm" not in name] + [f"mlp.{name}" for name in SHARED_EXPERTS]
+        linear += [LATENT, "self_attn.kv_b_proj", "self_attn.q_proj", "self_attn.q_b_proj"]
+        weights = fp8.plain_rules(f"{layer}{name}.weight" for name in linear)
+        return [*map(fp8.from_fp8, rules), *weights]
+
+
+# Sizes of a fresh model.
+FRESH = {
+    **rotary(10_000.0, 0.5),
+    **FINE,
+    "kv_lora_rank": 128,
+    "num_expert_groups": 2,
+    "num_expert_groups_per_tok": 1,
+    "experts_per_group_score": 2,
+}
+SETTINGS: dict[str, Any] = {
+    "layer": {
+        **MLP,
+        **NORMS,
+        "self_attn.kv_a_layernorm": "self_attn.kv_a_norm",
+        "self_attn.q_a_proj": "self_attn.q_a_proj",
+        "self_attn.q_a_layernorm": "self_attn.q_a_norm",
+        "self_attn.o_proj": "self_attn.o_proj",
+    },
+    "more_rules": _attention_rules,
+    "sparse": SHARED_EXPERTS,
+    "head_dim": None,
+    "rope": LatentRope(),
+    "not_none": ("kv_lora_rank",),
+    "without_effect": ("router_aux_loss_coef", "output_router_logits"),
+}
+FIELDS = {
+    **DEEPSEEK_FIELDS,
+    **{name: name for name in ("kv_lora_rank", "q_lora_rank", "v_head_dim")},
+    "attention_bias": ALL_ATTENTION_BIASES,
+}
+DEEPSEEK_V2 = DeepseekFamily(
+    "deepseek_v2",
+    "DeepseekV2Config",
+    "DeepseekV2ForCausalLM DeepseekV2Model DeepseekV2ForSequenceClassification",
+    structure={**LLAMA, "latent_norm_eps": 1e-6, "norm_topk_prob": False, "router_float32": True},
+    fresh={**FRESH, "shared_expert_intermediate_size": 768, "experts_per_group_score": 1},
+    fields={**FIELDS, "norm_topk_prob": None, "mlp_bias": "mlp_bias"},
+    unsupported={
+        "topk_method": ("greedy", "group_limited_greedy"),
+        "norm_topk_prob": (False,),
+        "scoring_func": ("softmax",),
+        "moe_layer_freq": (1,),
+    },
+    computed=(shared_experts("n_shared_experts"), FIRST_DENSE, _groups(1), Computed(writer=_method)),
+    **SETTINGS,
+)
+DEEPSEEK_V3 = DeepseekFamily(
+    "deepseek_v3",
+    "DeepseekV3Config",
+    "DeepseekV3ForCausalLM DeepseekV3Model DeepseekV3ForSequenceClassification DeepseekV3ForTokenClassification",
+    structure={**LLAMA, "latent_norm_eps": 1e-6, "router_score": "sigmoid", "router_selection_bias": True},
+    fresh={**FRESH, "shared_expert_intermediate_size": 384, "q_lora_rank": 192, "routed_scaling_factor": 2.5},
+    ignored=["layers.{beyond}.*"],
+    fields=FIELDS,
+    unsupported={
+        "rope_interleave": (True,),
+        "topk_method": ("noaux_tc",),
+        "scoring_func": ("sigmoid",),
+        "moe_layer_freq": (1,),
+    },
+    computed=(
+        shared_experts("n_shared_experts"),
+        FIRST_DENSE,
+        _groups(2),
+        constants(num_nextn_predict_layers=0),
+    ),
+    **SETTINGS,
+)
