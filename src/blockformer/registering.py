@@ -15,10 +15,11 @@ from safetensors.torch import load, save
 
 from .model.attention import Attention
 from .model.axes import BLOCKS, axes
-from .model.blocks import ENTRY, Block
+from .model.blocks import ENTRY, SCHEMES, Block
 from .model.configuration_decoder import BlockformerDecoderConfig
 from .model.configuration_encoder import BlockformerEncoderConfig
 from .model.configuration_encoder_decoder import BlockformerEncoderDecoderConfig
+from .model.layer import Layer
 from .model.modeling_decoder import BlockformerDecoderForCausalLM
 from .publishing.repo_code import MODEL, topology_files
 
@@ -40,9 +41,10 @@ def register(file: str | PathLike[str]) -> dict[str, list[str]]:
 
     The file is Python, and imports only torch and its siblings in a repo (`from .blocks import block`). Each class in
     it under `@block(axis, value)` is one more value of that axis: `norm_type` (called with the config and the size of
-    the last dimension), `mlp_type` (with the config and the inner width) or `attention_type` (a self-attention that
-    extends `Attention`). Every repo of a model that uses it carries the file as it is now. Registering the same file
-    again changes nothing.
+    the last dimension), `mlp_type` (with the config and the inner width), `attention_type` (a self-attention that
+    extends `Attention`), `position_type` (`gives` says which positions: vectors, rotations or biases) or `residual` (a
+    layer that extends `Layer`). Every repo of a model that uses it carries the file as it is now. Registering the same
+    file again changes nothing.
 
     Args:
         file: its path. Its name is the one that it has in a repo.
@@ -171,9 +173,15 @@ def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
             raise ValueError(f"{path}: {what} is registered from {earlier.file}: give your block another name.")
         if block.axis == "attention_type" and not issubclass(block.cls, Attention):
             fix = "from .attention import Attention, and extend it: caches, masks and backends are its own"
-            raise ValueError(f"{path}: {name} is no Attention: {fix}.")
+            raise ValueError(f"{path}: {name} is not an Attention: {fix}.")
+        if block.axis == "residual" and not issubclass(block.cls, Layer):
+            fix = "from .layer import Layer, and extend it: norms, attention and network are its own"
+            raise ValueError(f"{path}: {name} is not a Layer: {fix}.")
         if not issubclass(block.cls, torch.nn.Module):
-            raise ValueError(f"{path}: {name} is no torch.nn.Module.")
+            raise ValueError(f"{path}: {name} is not a torch.nn.Module.")
+        if block.axis == "position_type" and getattr(block.cls, "gives", None) not in SCHEMES:
+            fix = f"write `gives = ...` in the class, one of {', '.join(map(repr, SCHEMES))}"
+            raise ValueError(f"{path}: {name} does not say which positions it gives: {fix}.")
         if taken := sorted(block.fields.keys() & ours.keys()):
             raise ValueError(f"{path}: {taken[0]} is a field of Blockformer's: give yours another name.")
 

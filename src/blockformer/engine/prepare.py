@@ -11,7 +11,7 @@ from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.awq_linear import QuantizedLinear
 from ..model.experts import Experts
 from ..model.feed_forward import FeedForward
-from ..model.positions import SCORE_TERMS
+from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.stack import Stack
 from . import accelerator, eight_bit_head, layers, onednn, step
@@ -220,7 +220,7 @@ def _check_compiles(model) -> None:
             f"compile=True needs 4-bit weights in groups of an even number of inputs; linear_group_size is "
             f"{model.config.linear_group_size}: prepare the model without it."
         )
-    if model.config.pruned_heads and (model.config.is_decoder or model.config.position_type in SCORE_TERMS):
+    if model.config.pruned_heads and (model.config.is_decoder or adds_to_scores(model.config.position_type)):
         raise ValueError(
             "compile=True with pruned_heads needs an encoder without relative positions: prepare the model without it, "
             "or pass it through blockformer.restore_heads."
