@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load, save
+from torch.nn import functional as F
 
 from .model.attention import Attention
 from .model.axes import BLOCKS, axes
@@ -208,6 +209,10 @@ def _check_state(path: Path, axis: str, value: str) -> None:
         if not torch.allclose(torch.cat((start.logits, rest), dim=1), wanted, rtol=1e-3, atol=1e-4):
             fix = "a block computes each token's state from this state only"
             raise ValueError(f"{what} writes other text with a cache than without: {fix}.")
+        _check_rows(what, model, ids, wanted)
+        _check_checkpointing(what, model, ids)
+        if axis == "position_type":
+            _check_plan(path, model, BLOCKS[axis][value])
         fix = "make every tensor an nn.Parameter or a persistent buffer (self.register_buffer(name, tensor))"
         try:
             # As `from_pretrained` loads a file; files themselves are the first process's alone where there are several.
@@ -224,6 +229,55 @@ def _check_state(path: Path, axis: str, value: str) -> None:
         if lost or not torch.equal(found, wanted):
             where = f": {', '.join(lost)} differ" if lost else ", though all that was saved is the same"
             raise ValueError(f"{what} does not come back from its files{where}: {fix}.")
+
+
+def _check_rows(what: str, model, ids, wanted) -> None:
+    """Refuse a block to which padding or other sequences in a row make a difference: ids [B, T], logits [B, T, V]."""
+    rows, length = ids.shape
+    padded, mask = (F.pad(each, (3, 0)) for each in (ids, torch.ones_like(ids)))
+    with torch.no_grad():
+        found = model(padded, attention_mask=mask).logits[:, 3:]
+        positions = torch.arange(length).repeat(rows)[None]
+        packed = model(ids.reshape(1, -1), position_ids=positions, use_cache=False).logits
+    fix = "take positions from position_ids; of a bias, compute with differences of positions only"
+    if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-4):
+        raise ValueError(f"{what} writes other text with padding than without: {fix}.")
+    if not torch.allclose(packed.view_as(wanted), wanted, rtol=1e-3, atol=1e-4):
+        raise ValueError(f"{what} gives sequences that share a row other states than each by itself: {fix}.")
+
+
+def _check_checkpointing(what: str, model, ids) -> None:
+    """Refuse a block whose gradients are others where states are computed again in the backward pass."""
+
+    def gradients() -> dict:
+        torch.manual_seed(0)
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+    model.train()
+    plain = gradients()
+    model.gradient_checkpointing_enable()
+    try:
+        found = gradients()
+    except Exception as error:
+        raise ValueError(f"{what} does not run with gradient checkpointing: {error}") from error
+    model.gradient_checkpointing_disable()
+    model.eval()
+    for name, gradient in plain.items():
+        if name not in found or not torch.allclose(found[name], gradient, rtol=1e-3, atol=1e-5):
+            fix = "pass tensors to later layers with leave and read of .blocks, and keep none in a module"
+            raise ValueError(f"{what} learns something else with gradient checkpointing ({name}): {fix}.")
+
+
+def _check_plan(path: Path, model, block: Block) -> None:
+    """Refuse positions with parameters whose gradients processes of tensor parallelism would not add up."""
+    place = SCHEMES[block.cls.gives]
+    for name, module in getattr(model.model, place).named_modules() if block.cls.gives != "vectors" else ():
+        has_parameters = any(True for _ in module.parameters(recurse=False))
+        if has_parameters and f"{place}.{name}".rstrip(".") not in model.config.base_model_tp_plan:
+            fix = f"write tensor_parallel_plan = {{'{name}': SHARED}} in the class, with SHARED of .axes"
+            raise ValueError(f"{path}: each process of tensor parallelism has other gradients of '{name}': {fix}.")
 
 
 @contextlib.contextmanager

@@ -73,6 +73,10 @@ def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
     return ("pre",) if placement == "input_pre" and sublayer == "mlp" else NORM_SLOTS[placement]
 
 
+class Earlier:
+    """Tensors by name, which `blocks.leave` keeps and `blocks.read` gives. Of a dict, hooks would make copies."""
+
+
 class LayerInputs(NamedTuple):
     """What every layer reads in addition to the states; the stack makes it once for all of them.
 
@@ -86,7 +90,7 @@ class LayerInputs(NamedTuple):
         head_mask: [layers, H], multiplies each head's output in self-attention, or None.
         unpadding: where the sequences of an unpadded batch lie ([B, T] is then [1, N]), or None.
         cross_head_mask: as `head_mask`, in cross-attention.
-        earlier: what layers of this forward leave for later ones, by `blocks.leave`; hooks would copy a dict.
+        earlier: what layers of this forward leave for later ones.
     """
 
     masks: dict

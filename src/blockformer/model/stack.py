@@ -5,8 +5,6 @@ What all layers need of a batch is made once: positions, masks and rotations, an
 B batch, T query length, S key length, C hidden size.
 """
 
-from types import SimpleNamespace
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -16,7 +14,7 @@ from transformers.utils import logging
 
 from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_mask, encoder_masks, takes_cache
 from .input_checks import cached_length, check_inputs, check_positions, check_source
-from .layer import LayerInputs, layer_class
+from .layer import Earlier, LayerInputs, layer_class
 from .normalization import make_norm
 from .positions import flattened_positions, positions_from_mask, rotations_of, scheme_of
 from .pretrained_model import BlockformerPreTrainedModel
@@ -138,7 +136,7 @@ class Stack(BlockformerPreTrainedModel):
             cross_attn_head_mask = head_mask
         rotations = rotations_of(self.rotary_emb, self.config, hidden_states, position_ids)
         encoder_mask = self._encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask)
-        own = (query_positions, encoder_mask, head_mask, unpadding, cross_attn_head_mask, SimpleNamespace())
+        own = (query_positions, encoder_mask, head_mask, unpadding, cross_attn_head_mask, Earlier())
         layer_inputs = LayerInputs(masks, rotations, *own)
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)
