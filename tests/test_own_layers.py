@@ -439,7 +439,7 @@ def test_two_processes_that_share_them_answer_like_one(tmp_path, processes):
     [
         ({"position_type": "my_table"}, ["My table", "my_table.py · MyTable"]),
         ({"position_type": "my_slopes"}, ["My slopes", "my_slopes.py · MySlopes", "my slopes"]),
-        ({"position_type": "p_rope"}, ["P rope", "p_rope.py · PartialFrequencies", "p_rope_share"]),
+        ({"position_type": "p_rope"}, ["P rope", "p_rope.py · PartialRotation", "p_rope_share"]),
         ({"residual": "rezero"}, ["Rezero"]),
         ({"attention_type": "value_residual"}, ["value residual", "value_residual.py · ValueResidual"]),
     ],

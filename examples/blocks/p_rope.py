@@ -7,16 +7,19 @@ from .blocks import block
 from .positions import ComputedPositions
 
 
-@block(
-    "position_type", "p_rope", p_rope_share=axis(0.75, "a probability from 0 to 1", "positions", "share that rotates")
-)
-class PartialFrequencies(ComputedPositions):
-    """Rotary positions whose lowest frequencies are 0: these channels see content only. -> two of [B, 1, T, D]."""
+@block("position_type", "p_rope", p_rope_share=axis(0.75, "a probability from 0 to 1", "positions", "share that rotates"))
+class PartialRotation(ComputedPositions):
+    """Rotary positions without their lowest frequencies: those channels see content only.
+
+    position_ids [B, T] -> cosines and signed sines for `rotate`, each [B, 1, T, D].
+    """
 
     gives = "rotations"
 
     def __init__(self, config):
         super().__init__()
+        if config.head_dim % 2:
+            raise ValueError(f"head_dim ({config.head_dim}) must be even with p_rope: it rotates pairs of channels.")
         self.head_dim, self.share = config.head_dim, config.p_rope_share
         self._set_frequencies(torch.get_default_device())
 

@@ -9,7 +9,7 @@ from .layer import Layer
 
 @block("residual", "rezero")
 class ReZeroLayer(Layer):
-    """x + alpha * f(x) for each sub-layer f, alpha a trained number that is 0 at the start."""
+    """x + alpha * f(x) for each sub-layer f with its norms; alpha is a trained number, 0 at the start."""
 
     def __init__(self, config, layer_idx, is_causal, has_cross_attention):
         super().__init__(config, layer_idx, is_causal, has_cross_attention)
