@@ -7,7 +7,9 @@ from .blocks import block
 from .positions import ComputedPositions
 
 
-@block("position_type", "p_rope", p_rope_share=axis(0.75, "a probability from 0 to 1", "positions", "share that rotates"))
+@block(
+    "position_type", "p_rope", p_rope_share=axis(0.75, "a probability from 0 to 1", "positions", "share that rotates")
+)
 class PartialRotation(ComputedPositions):
     """Rotary positions without their lowest frequencies: those channels see content only.
 

@@ -2,10 +2,12 @@
 
 import ast
 import contextlib
+import copy
 import importlib.util
 import re
 import sys
 import threading
+import warnings
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -255,15 +257,15 @@ def _check_checkpointing(what: str, model, ids) -> None:
         model(ids, labels=ids).loss.backward()
         return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
-    model.train()
+    model = copy.deepcopy(model).train()
     plain = gradients()
-    model.gradient_checkpointing_enable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of the newest releases, about the name
+        model.gradient_checkpointing_enable()
     try:
         found = gradients()
     except Exception as error:
         raise ValueError(f"{what} does not run with gradient checkpointing: {error}") from error
-    model.gradient_checkpointing_disable()
-    model.eval()
     for name, gradient in plain.items():
         if name not in found or not torch.allclose(found[name], gradient, rtol=1e-3, atol=1e-5):
             fix = "pass tensors to later layers with leave and read of .blocks, and keep none in a module"

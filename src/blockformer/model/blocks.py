@@ -114,8 +114,8 @@ def read(earlier, name: str):
     """
     tensor, has_gradients = getattr(earlier, name)
     if torch.is_grad_enabled() and not has_gradients:
-        fix = "gradient_checkpointing_enable({'use_reentrant': False})"
-        raise ValueError(f"reentrant checkpointing loses the gradients of '{name}' of an earlier layer: use {fix}.")
+        fix = "leave out use_reentrant=True, or set gradient_checkpointing_kwargs={'use_reentrant': False}"
+        raise ValueError(f"use_reentrant=True loses the gradients of '{name}', which an earlier layer left: {fix}.")
     return tensor
 
 
