@@ -70,7 +70,13 @@ def written() -> str:
                 continue
             owners = [kind for kind, config_class in CONFIGS.items() if name in axes(config_class)]
             where = "" if len(owners) == len(CONFIGS) else f" ({' and '.join(owners)})"
-            cells = (f"`{name}`{where}", values_of(name, axis), f"`{axis.default!r}`", axis.meaning, presets_that_set(name))
+            cells = (
+                f"`{name}`{where}",
+                values_of(name, axis),
+                f"`{axis.default!r}`",
+                axis.meaning,
+                presets_that_set(name),
+            )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         if lines:
             table = "| field | takes | default | meaning | set by |\n|---|---|---|---|---|\n" + "\n".join(lines)

@@ -182,7 +182,7 @@ def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
             raise ValueError(f"{path}: {name} is not a Layer: {fix}.")
         if not issubclass(block.cls, torch.nn.Module):
             raise ValueError(f"{path}: {name} is not a torch.nn.Module.")
-        if block.axis == "position_type" and getattr(block.cls, "gives", None) not in SCHEMES:
+        if block.axis == "position_type" and block.gives not in SCHEMES:
             fix = f"write `gives = ...` in the class, one of {', '.join(map(repr, SCHEMES))}"
             raise ValueError(f"{path}: {name} does not say which positions it gives: {fix}.")
         if taken := sorted(block.fields.keys() & ours.keys()):
@@ -274,12 +274,13 @@ def _check_checkpointing(what: str, model, ids) -> None:
 
 def _check_plan(path: Path, model, block: Block) -> None:
     """Refuse positions with parameters whose gradients processes of tensor parallelism would not add up."""
-    place = SCHEMES[block.cls.gives]
-    for name, module in getattr(model.model, place).named_modules() if block.cls.gives != "vectors" else ():
+    place = SCHEMES[block.gives]
+    for name, module in getattr(model.model, place).named_modules() if block.gives != "vectors" else ():
         has_parameters = any(True for _ in module.parameters(recurse=False))
         if has_parameters and f"{place}.{name}".rstrip(".") not in model.config.base_model_tp_plan:
             fix = f"write tensor_parallel_plan = {{'{name}': SHARED}} in the class, with SHARED of .axes"
-            raise ValueError(f"{path}: each process of tensor parallelism has other gradients of '{name}': {fix}.")
+            what = f"'{name}'" if name else "the block"
+            raise ValueError(f"{path}: each process of tensor parallelism has other gradients of {what}: {fix}.")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from .axes import BLOCKS, SHARED, blocks_of
+from .axes import BLOCKS, blocks_of
 from .positions import POSITION_TYPES
 
 ENTRY = "with_blocks.py"
@@ -42,6 +42,7 @@ class Block:
     """A class from outside, and the file that it stands in.
 
     Attributes:
+        gives: of a position scheme, which positions: a key of `SCHEMES`; of others empty.
         fields: its fields by name, each an `axes.Axis`.
         file: the file's name, `source` its content, `digest` the content's SHA-256 in hexadecimal.
         tensor_parallel_plan: how processes share its modules, by name within it; empty: it is whole in each.
@@ -49,6 +50,7 @@ class Block:
 
     def __init__(self, axis: str, value: str, cls: type, fields: dict):
         self.axis, self.value, self.cls = axis, value, cls
+        self.gives: str = getattr(cls, "gives", "")
         declared = {name: field.metadata["axis"] for name, field in fields.items()}
         self.fields = {name: each._replace(optional=each.default is None) for name, each in declared.items()}
         self.file = f"{cls.__module__.rpartition('.')[2]}.py"
@@ -71,25 +73,20 @@ class Block:
                 raise ValueError(f"{what}: leave {name} out.")
 
     def share_out(self, plan: dict[str, str]) -> None:
-        """Put this block's plan into that of a stack. Without one it is whole in each process, as a norm always is.
-
-        Each process has the gradients of its heads of rotations and biases, which are added.
-        """
-        own_plan = self.tensor_parallel_plan
+        """Put this block's plan into that of a stack. Without one it is whole in each process, as a norm always is."""
+        own, is_shared = self.tensor_parallel_plan, "layers.*.self_attn.q_proj" in plan
         if self.axis == "position_type":
-            place, is_shared = f"{SCHEMES[self.cls.gives]}.", "layers.*.self_attn.q_proj" in plan
-            own_plan = own_plan or ({} if self.cls.gives == "vectors" else {"": SHARED})
-        elif self.axis in ("attention_type", "mlp_type"):
-            place = {"attention_type": "layers.*.self_attn.", "mlp_type": "layers.*.mlp."}[self.axis]
-            own = [name for name in plan if name.startswith(place)]
-            is_shared = bool(own) or self.axis == "mlp_type"
-            if self.axis == "mlp_type" or not own_plan:
-                for name in own:
-                    del plan[name]
+            place = f"{SCHEMES[self.gives]}."
         else:
-            place, is_shared = "layers.*.", self.axis == "residual"
-        if is_shared:
-            plan |= {f"{place}{name}".rstrip("."): style for name, style in own_plan.items()}
+            places = {"attention_type": "layers.*.self_attn.", "mlp_type": "layers.*.mlp.", "residual": "layers.*."}
+            place = places.get(self.axis, "")
+        if self.axis in ("attention_type", "mlp_type"):
+            usual = [name for name in plan if name.startswith(place)]
+            is_shared = bool(usual) or self.axis == "mlp_type"
+            for name in usual if self.axis == "mlp_type" or not own else ():
+                del plan[name]
+        if place and is_shared:
+            plan |= {f"{place}{name}".rstrip("."): style for name, style in own.items()}
 
     def write(self, config, beside) -> None:
         """Write what a repo with the config has more than others next to a file, this block's own as it is."""

@@ -56,7 +56,7 @@ KEY_TERMS: dict = {}  # terms of the scores that a layer's queries and keys give
 def scheme_of(gives: str, kind: str):
     """What makes the module of a position type that gives "vectors", "rotations" or "biases", or None."""
     if (own := BLOCKS["position_type"].get(kind)) is not None:
-        return own if own.cls.gives == gives else None
+        return own if own.gives == gives else None
     return {"vectors": TABLES, "rotations": ROTATIONS, "biases": BIASES}[gives].get(kind)
 
 
