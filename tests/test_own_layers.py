@@ -207,6 +207,17 @@ def test_other_topologies_come_back_and_skip_padding(tmp_path, name, settings):
     assert torch.equal(again(ids, **more).logits, wanted)
 
 
+@pytest.mark.versions
+def test_a_repo_with_them_loads_where_neither_the_package_nor_the_blocks_are(tmp_path, fresh):
+    model, ids = model_of(initializer_range=0.2, **SETTINGS[-1]), ids_of(2, 7)
+    wanted = {"logits": model(ids).logits, "ids": model.generate(ids, max_new_tokens=6, do_sample=False)}
+    blockformer.export_model(model, tmp_path / "repo")
+    arguments = (tmp_path / "repo", tmp_path / "again", "AutoModelForCausalLM", json.dumps({"input_ids": ids.tolist()}))
+    found = json.loads(fresh(program("remote_blocks"), *arguments, folder=tmp_path))
+    assert_close(torch.tensor(found["logits"]), wanted["logits"])
+    assert found["ids"] == wanted["ids"].tolist()
+
+
 def gradients(model, ids):
     model.zero_grad()
     model(ids, labels=ids).loss.backward()
