@@ -89,7 +89,7 @@ def is_empty(cache) -> bool:
 
 
 def masks_for_generate(**given):
-    """The library's `create_masks_for_generate`, faster for steps; a fresh static cache's prompt keeps its mask [B, T].
+    """The library's `create_masks_for_generate`, faster for a step; a prompt for an empty static cache keeps its own.
 
     So the stack sees where the padding of a prompt is. `generate` asks a model that has such an attribute.
     """
