@@ -7,7 +7,7 @@ import functools
 from pathlib import Path
 
 import blockformer
-from blockformer.model.axes import GROUPS, axes, spelt
+from blockformer.model.axes import BLOCKS, GROUPS, axes, spelt
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "fields.md"
 CONFIGS = {
@@ -47,14 +47,14 @@ def presets_that_set(name: str) -> str:
     return ", ".join(f"`{preset}`" for preset in setters[:MOST]) + more
 
 
-def values_of(axis) -> str:
+def values_of(name: str, axis) -> str:
     """What a field takes, in words."""
     if isinstance(axis.values, str):
         return axis.values + (", or None" if axis.optional and "None" not in axis.values else "")
     if len(axis.values) > 12:
         return "a name in transformers' `ACT2FN`" + (", or None" if axis.optional else "")
-    names = ", ".join(f"`{value}`" for value in spelt(axis.values)) or "[a block of your own](own-block.md)"
-    return names + (", or None" if axis.optional else "")
+    names = [f"`{value}`" for value in spelt(axis.values)] + ["[a block of your own](own-block.md)"] * (name in BLOCKS)
+    return ", ".join(names) + (", or None" if axis.optional else "")
 
 
 def written() -> str:
@@ -70,7 +70,13 @@ def written() -> str:
                 continue
             owners = [kind for kind, config_class in CONFIGS.items() if name in axes(config_class)]
             where = "" if len(owners) == len(CONFIGS) else f" ({' and '.join(owners)})"
-            cells = (f"`{name}`{where}", values_of(axis), f"`{axis.default!r}`", axis.meaning, presets_that_set(name))
+            cells = (
+                f"`{name}`{where}",
+                values_of(name, axis),
+                f"`{axis.default!r}`",
+                axis.meaning,
+                presets_that_set(name),
+            )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         if lines:
             table = "| field | takes | default | meaning | set by |\n|---|---|---|---|---|\n" + "\n".join(lines)

@@ -10,8 +10,16 @@ from blockformer.model.axes import BLOCKS
 
 NORM, NETWORK = EXAMPLES / "blocks/dynamic_tanh.py", EXAMPLES / "blocks/squared_relu.py"
 ATTENTION = EXAMPLES / "blocks/gated_attention.py"
-FILES = (NORM, ATTENTION, NETWORK)
-ALL = {"norm_type": "dynamic_tanh", "mlp_type": "squared_relu", "attention_type": "gated_attention"}
+POSITIONS, RESIDUAL = EXAMPLES / "blocks/p_rope.py", EXAMPLES / "blocks/rezero.py"
+VALUES = EXAMPLES / "blocks/value_residual.py"
+FILES = (NORM, ATTENTION, POSITIONS, RESIDUAL, NETWORK)
+ALL = {
+    "norm_type": "dynamic_tanh",
+    "mlp_type": "squared_relu",
+    "attention_type": "gated_attention",
+    "position_type": "p_rope",
+    "residual": "rezero",
+}
 SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
@@ -32,7 +40,7 @@ def forgotten_after():
 
 def register_all():
     """The blocks of `examples/blocks`."""
-    for file in FILES:
+    for file in (*FILES, VALUES):
         blockformer.register(file)
 
 

@@ -270,4 +270,6 @@ def tensor_parallel(rank, size, folder):
 
 def blocks_in_parallel(rank, size, folder):
     register_all()
+    for file in folder.glob("*.py"):
+        blockformer.register(file)
     return tensor_parallel(rank, size, folder)

@@ -16,7 +16,7 @@ from transformers import DynamicCache, EncoderDecoderCache, StaticCache
 
 import blockformer
 from blockformer.model.axes import axes
-from blockformer.model.positions import SCORE_TERMS
+from blockformer.model.positions import adds_to_scores
 
 # The fields with a closed list of values.
 CHOICES = {
@@ -43,7 +43,7 @@ MODELS = {
 TOPOLOGIES = tuple(MODELS)
 WRITERS = TOPOLOGIES[1:]
 # Relative terms are no business of a backend that takes no bias.
-ABSOLUTE = tuple(name for name in CHOICES["position_type"] if name not in SCORE_TERMS)
+ABSOLUTE = tuple(name for name in CHOICES["position_type"] if not adds_to_scores(name))
 ROPES = (
     {"rope_type": "default", "rope_theta": 100.0},
     {"rope_type": "linear", "factor": 2.0},

@@ -21,7 +21,7 @@ from blockformer.conversion.exporting import export_folder
 from blockformer.conversion.reshaped import convert_reshaped as convert_shape
 from blockformer.conversion.summary import summarize
 from blockformer.declared_fields import axes_of
-from blockformer.model.axes import BLOCKS
+from blockformer.model.axes import BLOCKS, axes
 from blockformer.page.making import page_of
 
 MODELS = {
@@ -121,10 +121,11 @@ def test_without_blocks_nothing_is_written_of_them(tmp_path):
 def test_a_config_that_no_longer_names_a_block_carries_none(tmp_path):
     model_of().config.save_pretrained(tmp_path / "first")
     config = blockformer.BlockformerDecoderConfig.from_pretrained(tmp_path / "first")
-    fields = {name: value for name, value in config.to_dict().items() if not name.startswith("dynamic_tanh")}
-    plain = blockformer.BlockformerDecoderConfig(
-        **{**fields, "norm_type": "rms_norm", "mlp_type": None, "attention_type": None}
-    )
+    own = axes_of(config).keys() - axes_of(blockformer.BlockformerDecoderConfig()).keys()
+    assert own == {"dynamic_tanh_alpha", "p_rope_share"}
+    fields = {name: value for name, value in config.to_dict().items() if name not in own}
+    defaults = {name: each.default for name, each in axes(blockformer.BlockformerDecoderConfig).items()}
+    plain = blockformer.BlockformerDecoderConfig(**{**fields, **{name: defaults[name] for name in ALL}})
     plain.save_pretrained(tmp_path / "second")
     assert plain.blocks is None
     assert plain.to_dict()["auto_map"] == plain.auto_classes
@@ -193,8 +194,22 @@ HEAD = "from torch import nn\nfrom .blocks import block\n\n"
         ("raise RuntimeError('no')\n", "importing it fails: RuntimeError: no"),
         ("from .blocks import block\n\nblock('qk_norm', 'x')(int)\n", "importing it fails"),
         (
+            f"{HEAD}@block('hidden_act', 'x')\nclass X(nn.Module): ...\n",
+            "'hidden_act' takes no blocks from outside; the axes that do: attention_type, mlp_type, norm_type, "
+            "position_type, residual",
+        ),
+        (
             f"{HEAD}@block('position_type', 'x')\nclass X(nn.Module): ...\n",
-            "'position_type' takes no blocks from outside; the axes that do: attention_type, mlp_type, norm_type",
+            "X does not say which positions it gives: write `gives = ...` in the class, one of 'vectors', 'rotations', "
+            "'biases'",
+        ),
+        (
+            f"{HEAD}@block('position_type', 'x')\nclass X(nn.Module):\n    gives = 'scores'\n",
+            "X does not say which positions it gives",
+        ),
+        (
+            f"{HEAD}@block('residual', 'x')\nclass X(nn.Module): ...\n",
+            "X is not a Layer: from .layer import Layer, and extend it",
         ),
         (
             f"{HEAD}@block('norm_type', 'rms_norm')\nclass X(nn.Module): ...\n",
@@ -202,11 +217,11 @@ HEAD = "from torch import nn\nfrom .blocks import block\n\n"
         ),
         (
             f"{HEAD}@block('attention_type', 'x')\nclass X(nn.Module): ...\n",
-            "X is no Attention: from .attention import",
+            "X is not an Attention: from .attention import",
         ),
         (
             "from .blocks import block\n\n@block('norm_type', 'x')\nclass X: ...\n",
-            "X is no torch.nn.Module",
+            "X is not a torch.nn.Module",
         ),
         (
             "from torch import nn\nfrom .axes import flag\nfrom .blocks import block\n\n"
@@ -577,7 +592,7 @@ def test_the_command_line_registers_blocks_first(tmp_path, capsys):
     said = capsys.readouterr().out
     assert end.value.code == 1
     assert f"to read   {NORM.name}, SHA-256 {hashlib.sha256(NORM.read_bytes()).hexdigest()}" in said
-    assert "all as in release 0.1.0; dynamic_tanh.py, gated_attention.py, squared_relu.py: of the repo's author" in said
+    assert f"all as in release 0.1.0; {', '.join(sorted(file.name for file in FILES))}: of the repo's author" in said
     assert "names and shapes match" not in said
     assert said.count("not compared (see the note below)") == 2
     with pytest.raises(SystemExit) as end:

@@ -2,23 +2,27 @@
 
 import ast
 import contextlib
+import copy
 import importlib.util
 import re
 import sys
 import threading
+import warnings
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load, save
+from torch.nn import functional as F
 
 from .model.attention import Attention
 from .model.axes import BLOCKS, axes
-from .model.blocks import ENTRY, Block
+from .model.blocks import ENTRY, SCHEMES, Block
 from .model.configuration_decoder import BlockformerDecoderConfig
 from .model.configuration_encoder import BlockformerEncoderConfig
 from .model.configuration_encoder_decoder import BlockformerEncoderDecoderConfig
+from .model.layer import Layer
 from .model.modeling_decoder import BlockformerDecoderForCausalLM
 from .publishing.repo_code import MODEL, topology_files
 
@@ -40,9 +44,10 @@ def register(file: str | PathLike[str]) -> dict[str, list[str]]:
 
     The file is Python, and imports only torch and its siblings in a repo (`from .blocks import block`). Each class in
     it under `@block(axis, value)` is one more value of that axis: `norm_type` (called with the config and the size of
-    the last dimension), `mlp_type` (with the config and the inner width) or `attention_type` (a self-attention that
-    extends `Attention`). Every repo of a model that uses it carries the file as it is now. Registering the same file
-    again changes nothing.
+    the last dimension), `mlp_type` (with the config and the inner width), `attention_type` (a self-attention that
+    extends `Attention`), `position_type` (`gives` says which positions: vectors, rotations or biases) or `residual` (a
+    layer that extends `Layer`). Every repo of a model that uses it carries the file as it is now. Registering the same
+    file again changes nothing.
 
     Args:
         file: its path. Its name is the one that it has in a repo.
@@ -171,9 +176,15 @@ def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
             raise ValueError(f"{path}: {what} is registered from {earlier.file}: give your block another name.")
         if block.axis == "attention_type" and not issubclass(block.cls, Attention):
             fix = "from .attention import Attention, and extend it: caches, masks and backends are its own"
-            raise ValueError(f"{path}: {name} is no Attention: {fix}.")
+            raise ValueError(f"{path}: {name} is not an Attention: {fix}.")
+        if block.axis == "residual" and not issubclass(block.cls, Layer):
+            fix = "from .layer import Layer, and extend it: norms, attention and network are its own"
+            raise ValueError(f"{path}: {name} is not a Layer: {fix}.")
         if not issubclass(block.cls, torch.nn.Module):
-            raise ValueError(f"{path}: {name} is no torch.nn.Module.")
+            raise ValueError(f"{path}: {name} is not a torch.nn.Module.")
+        if block.axis == "position_type" and block.gives not in SCHEMES:
+            fix = f"write `gives = ...` in the class, one of {', '.join(map(repr, SCHEMES))}"
+            raise ValueError(f"{path}: {name} does not say which positions it gives: {fix}.")
         if taken := sorted(block.fields.keys() & ours.keys()):
             raise ValueError(f"{path}: {taken[0]} is a field of Blockformer's: give yours another name.")
 
@@ -200,6 +211,10 @@ def _check_state(path: Path, axis: str, value: str) -> None:
         if not torch.allclose(torch.cat((start.logits, rest), dim=1), wanted, rtol=1e-3, atol=1e-4):
             fix = "a block computes each token's state from this state only"
             raise ValueError(f"{what} writes other text with a cache than without: {fix}.")
+        _check_rows(what, model, ids, wanted)
+        _check_checkpointing(what, model, ids)
+        if axis == "position_type":
+            _check_plan(path, model, BLOCKS[axis][value])
         fix = "make every tensor an nn.Parameter or a persistent buffer (self.register_buffer(name, tensor))"
         try:
             # As `from_pretrained` loads a file; files themselves are the first process's alone where there are several.
@@ -216,6 +231,56 @@ def _check_state(path: Path, axis: str, value: str) -> None:
         if lost or not torch.equal(found, wanted):
             where = f": {', '.join(lost)} differ" if lost else ", though all that was saved is the same"
             raise ValueError(f"{what} does not come back from its files{where}: {fix}.")
+
+
+def _check_rows(what: str, model, ids, wanted) -> None:
+    """Refuse a block to which padding or other sequences in a row make a difference: ids [B, T], logits [B, T, V]."""
+    rows, length = ids.shape
+    padded, mask = (F.pad(each, (3, 0)) for each in (ids, torch.ones_like(ids)))
+    with torch.no_grad():
+        found = model(padded, attention_mask=mask).logits[:, 3:]
+        positions = torch.arange(length).repeat(rows)[None]
+        packed = model(ids.reshape(1, -1), position_ids=positions, use_cache=False).logits
+    fix = "take positions from position_ids; of a bias, compute with differences of positions only"
+    if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-4):
+        raise ValueError(f"{what} writes other text with padding than without: {fix}.")
+    if not torch.allclose(packed.view_as(wanted), wanted, rtol=1e-3, atol=1e-4):
+        raise ValueError(f"{what} gives sequences that share a row other states than each by itself: {fix}.")
+
+
+def _check_checkpointing(what: str, model, ids) -> None:
+    """Refuse a block whose gradients are others where states are computed again in the backward pass."""
+
+    def gradients() -> dict:
+        torch.manual_seed(0)
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+    model = copy.deepcopy(model).train()
+    plain = gradients()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of the newest releases, about the name
+        model.gradient_checkpointing_enable()
+    try:
+        found = gradients()
+    except Exception as error:
+        raise ValueError(f"{what} does not run with gradient checkpointing: {error}") from error
+    for name, gradient in plain.items():
+        if name not in found or not torch.allclose(found[name], gradient, rtol=1e-3, atol=1e-5):
+            fix = "pass tensors to later layers with leave and read of .blocks, and keep none in a module"
+            raise ValueError(f"{what} learns something else with gradient checkpointing ({name}): {fix}.")
+
+
+def _check_plan(path: Path, model, block: Block) -> None:
+    """Refuse positions with parameters whose gradients processes of tensor parallelism would not add up."""
+    place = SCHEMES[block.gives]
+    for name, module in getattr(model.model, place).named_modules() if block.gives != "vectors" else ():
+        has_parameters = any(True for _ in module.parameters(recurse=False))
+        if has_parameters and f"{place}.{name}".rstrip(".") not in model.config.base_model_tp_plan:
+            fix = f"write tensor_parallel_plan = {{'{name}': SHARED}} in the class, with SHARED of .axes"
+            what = f"'{name}'" if name else "the block"
+            raise ValueError(f"{path}: each process of tensor parallelism has other gradients of {what}: {fix}.")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import yaml
 from example_files import EXAMPLES
-from own_blocks import ALL, FILES, NORM, block_file, forgotten_after
+from own_blocks import ALL, FILES, NORM, VALUES, block_file, forgotten_after
 
 from blockformer.cli.entry import main
 from blockformer.lab.experiment import LabError
@@ -22,7 +22,7 @@ def forgotten():
         yield
 
 
-def test_the_example_compares_three_ideas_and_the_folder_keeps_them(tmp_path):
+def test_the_example_compares_ideas_and_the_folder_keeps_them(tmp_path):
     """`examples/lab/ideas.yaml`, with a tiny model and one seed."""
     ideas = yaml.safe_load((EXAMPLES / "lab/ideas.yaml").read_text(encoding="utf-8"))
     small = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -32,12 +32,13 @@ def test_the_example_compares_three_ideas_and_the_folder_keeps_them(tmp_path):
         main(["lab", str(path), "--output", str(tmp_path / "out")])
     assert not end.value.code
     rows = {row["variant"]: row for row in read_rows(tmp_path / "out")}
-    assert {"base", *(f"{axis}={value}" for axis, value in ALL.items())} == rows.keys()
+    ideas = {**ALL, "attention_type": "value_residual"}
+    assert {"base", *(f"{axis}={value}" for each in (ALL, ideas) for axis, value in each.items())} == rows.keys()
     digest = hashlib.sha256(NORM.read_bytes()).hexdigest()
     row = rows["norm_type=dynamic_tanh"]
     assert (row["config"]["blocks"], row["config"]["dynamic_tanh_alpha"]) == ({NORM.name: digest}, 0.5)
     assert rows["base"]["config"]["blocks"] is None
-    for file in FILES:
+    for file in (*FILES, VALUES):
         assert (tmp_path / "out/blocks" / file.name).read_bytes() == file.read_bytes()
     assert len({row["bits_per_byte"] for row in rows.values()}) == len(rows)
 

@@ -15,7 +15,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from ..model.attention import Attention
 from ..model.compat import CACHE, causal_masks, encoder_masks
-from ..model.positions import SCORE_TERMS
+from ..model.positions import adds_to_scores
 from ..model.unpadding import Unpadding, find_unpadding
 from .measure import is_enabled
 
@@ -318,7 +318,7 @@ def _names(function) -> frozenset[str]:
 def _is_plain(stack) -> bool:
     """Whether attention looks at queries, keys and whole sequences only, and values are as wide as keys."""
     config = stack.config
-    has_terms = config.position_type in SCORE_TERMS or config.attn_logit_softcapping is not None
+    has_terms = adds_to_scores(config.position_type) or config.attn_logit_softcapping is not None
     has_terms = has_terms or getattr(config, "kv_lora_rank", None) is not None
     return not (has_terms or config.attention_sinks or "sliding_attention" in config.layer_types) and is_enabled()
 

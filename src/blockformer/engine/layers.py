@@ -13,6 +13,7 @@ from torch import nn
 from torch.export import Dim
 from transformers.cache_utils import Cache, DynamicCache
 
+from ..model.axes import BLOCKS
 from ..model.layer import LayerInputs
 from ..model.positions import rotations_of
 from .attention import is_in_use
@@ -25,7 +26,8 @@ from .measure import is_enabled
 from .onednn import PackedCopies
 from .sequences import TracedSequences
 
-# Where the stack makes all position terms itself; a relative bias of all layers is one of its tensors.
+# Where the stack makes all position terms itself, as it does of a block from outside; a relative bias of all layers is
+# one of its tensors.
 _POSITION_TYPES = (
     "learned",
     "sinusoidal",
@@ -237,8 +239,8 @@ def _in_a_row(each, rows: int):
 def can_compile(stack) -> bool:
     """Whether the compiled function gets everything that the stack's layers know."""
     config = stack.config
-    is_known = config.position_type in _POSITION_TYPES and not getattr(config, "relative_bias_per_layer", False)
-    if not is_known or "sliding_attention" in config.layer_types:
+    is_known = config.position_type in (*_POSITION_TYPES, *BLOCKS["position_type"])
+    if not is_known or getattr(config, "relative_bias_per_layer", False) or "sliding_attention" in config.layer_types:
         return False
     if not stack.is_causal:
         return config.attn_logit_softcapping is None

@@ -12,7 +12,7 @@ from ..model.awq_linear import QuantizedLinear
 from ..model.experts import Experts
 from ..model.feed_forward import FeedForward
 from ..model.latent_attention import LatentAttention
-from ..model.positions import SCORE_TERMS
+from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.stack import Stack
 from . import accelerator, eight_bit_head, layers, onednn, step
@@ -229,7 +229,7 @@ def _check_compiles(model) -> None:
             "compile=True on the CPU is not supported with latent attention (kv_lora_rank is set): prepare the model "
             "without it."
         )
-    if model.config.pruned_heads and (model.config.is_decoder or model.config.position_type in SCORE_TERMS):
+    if model.config.pruned_heads and (model.config.is_decoder or adds_to_scores(model.config.position_type)):
         raise ValueError(
             "compile=True with pruned_heads needs an encoder without relative positions: prepare the model without it, "
             "or pass it through blockformer.restore_heads."

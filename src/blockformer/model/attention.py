@@ -15,7 +15,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from .axes import FLAG, SHARED, Part, axis, check_choice, flag
 from .compat import CACHE
 from .normalization import make_norm
-from .positions import BIASES, KEY_TERMS, SCORE_TERMS, rotate
+from .positions import BIASES, KEY_TERMS, adds_to_scores, rotate
 from .unpadding import attend_unpadded
 
 
@@ -133,10 +133,10 @@ class AttentionFields(Part):
             raise ValueError("layer_types names 'sliding_attention' but sliding_window is None: set it, in tokens.")
         if self.sliding_window is not None and not slides:
             raise ValueError("sliding_window is set but layer_types has no 'sliding_attention': add it, or set None.")
-        if slides and self.position_type in SCORE_TERMS:
+        if slides and adds_to_scores(self.position_type):
             raise ValueError(f"sliding_window is not supported with position_type='{self.position_type}': drop it.")
-        alone = self.is_decoder and not self.add_cross_attention and self.position_type not in SCORE_TERMS
-        capped = alone or (self.is_encoder_decoder and self.position_type not in SCORE_TERMS)
+        alone = self.is_decoder and not self.add_cross_attention and not adds_to_scores(self.position_type)
+        capped = alone or (self.is_encoder_decoder and not adds_to_scores(self.position_type))
         if (self.attn_logit_softcapping and not capped) or (self.attention_sinks and not alone):
             name = "attention_sinks" if self.attention_sinks and not alone else "attn_logit_softcapping"
             raise ValueError(f"{name} needs a decoder-only model without relative positions or ALiBi: leave it out.")
@@ -199,7 +199,7 @@ class Attention(nn.Module):
         self.scaling = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.dropout = config.attention_dropout
         self.softcap, self.clip_qkv = config.attn_logit_softcapping, config.clip_qkv
-        self.has_relative_terms = config.position_type in SCORE_TERMS and not is_cross_attention
+        self.has_relative_terms = adds_to_scores(config.position_type) and not is_cross_attention
         sliding = not is_cross_attention and layer_type_of(config, layer_idx, is_causal) == "sliding_attention"
         # Backends count the token itself; a window to both sides is given without it.
         self.sliding_window = config.sliding_window + (not is_causal) if sliding else None
@@ -243,6 +243,7 @@ class Attention(nn.Module):
         past_key_values=None,
         head_mask=None,
         unpadding=None,
+        earlier=None,
         **kwargs,
     ):
         """States [B, T, C] -> states [B, T, C], and the probabilities [B, H, T, S] or None where the backend has none.
@@ -251,7 +252,7 @@ class Attention(nn.Module):
             key_value_states: [B, S, C], the source of keys and values of cross-attention.
             position_bias: [1 or B, H, T, S], added to the scores, or None.
             head_mask: [H] or [B, H], multiplies each head's output, or None.
-            attention_mask, position_embeddings, query_positions, unpadding: as in `layer.LayerInputs`.
+            attention_mask, position_embeddings, query_positions, unpadding, earlier: as in `layer.LayerInputs`.
         """
         self._check_backend()  # it may be another one since
         if self.is_cross_attention:
@@ -264,6 +265,7 @@ class Attention(nn.Module):
             if self.clip_qkv is not None:
                 q, k, v = (states.clamp(-self.clip_qkv, self.clip_qkv) for states in (q, k, v))
             query, key, value = self._split_states(q, k, v, position_embeddings)
+            key, value = self.before_cache(key, value, earlier)
             key, value = self._with_past(key, value, past_key_values, kwargs)  # [B, K, S, D]
         if self.has_relative_terms:
             attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions, unpadding)
@@ -285,6 +287,10 @@ class Attention(nn.Module):
         if probabilities is not None and len(probabilities) != len(hidden_states):
             probabilities = probabilities.unflatten(2, (-1, hidden_states.shape[1])).transpose(1, 2).flatten(0, 1)
         return self.o_proj(self.before_output(output, hidden_states)), probabilities
+
+    def before_cache(self, key, value, earlier):
+        """Self-attention's keys and values [B, K, T, D] of these tokens, as the cache gets them, for blocks."""
+        return key, value
 
     def before_output(self, output, hidden_states):
         """What the output projection reads, of the heads' output [B, T, H * D] and the states [B, T, C], for blocks."""

@@ -46,7 +46,7 @@ FLAG = (True, False)  # of a field that is a flag or a name: (*FLAG, "fixed")
 GROUPS = tuple("size embeddings norm positions attention feed-forward weights head training tokens use".split())
 SHARED = "replicated_with_grad_allreduce"  # in a tensor-parallel plan: whole in each process, gradients added
 # Axis -> value -> a block from outside, which `blocks.py` enters. A repo without any does not have that file.
-BLOCKS: dict[str, dict[str, Any]] = {"attention_type": {}, "mlp_type": {}, "norm_type": {}}
+BLOCKS: dict[str, dict] = {name: {} for name in "attention_type mlp_type norm_type position_type residual".split()}
 _DECLARED: dict[type, dict] = {}  # what `axes` has found of a config class
 
 

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+import torch
+
 from .axes import BLOCKS, blocks_of
 from .positions import POSITION_TYPES
 
@@ -22,6 +24,8 @@ _IDLE: dict[str, dict[str, Collection]] = {
     ),
     "norm_type": {"norm_bias": (False, None), "norm_weight": ("plain",), "qk_norm": (False, True, "projection")},
 }
+# What a position scheme gives, by its class attribute `gives` -> where the stack has its module.
+SCHEMES = {"vectors": "embed_positions", "rotations": "rotary_emb", "biases": "relative_bias"}
 
 
 def block(axis: str, value: str, **fields):
@@ -38,6 +42,7 @@ class Block:
     """A class from outside, and the file that it stands in.
 
     Attributes:
+        gives: of a position scheme, which positions: a key of `SCHEMES`; of others empty.
         fields: its fields by name, each an `axes.Axis`.
         file: the file's name, `source` its content, `digest` the content's SHA-256 in hexadecimal.
         tensor_parallel_plan: how processes share its modules, by name within it; empty: it is whole in each.
@@ -45,6 +50,7 @@ class Block:
 
     def __init__(self, axis: str, value: str, cls: type, fields: dict):
         self.axis, self.value, self.cls = axis, value, cls
+        self.gives: str = getattr(cls, "gives", "")
         declared = {name: field.metadata["axis"] for name, field in fields.items()}
         self.fields = {name: each._replace(optional=each.default is None) for name, each in declared.items()}
         self.file = f"{cls.__module__.rpartition('.')[2]}.py"
@@ -52,29 +58,35 @@ class Block:
         self.digest = hashlib.sha256(self.source).hexdigest()
         self.tensor_parallel_plan: dict[str, str] = getattr(cls, "tensor_parallel_plan", {})
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments, **named):
         """A module of the class."""
-        return self.cls(*arguments)
+        return self.cls(*arguments, **named)
 
     def take_fields(self, config, settings: dict) -> None:
         """Move this block's settings into the config that names it, with its defaults; refuse what nothing reads."""
         for name, each in self.fields.items():
             each.check(name, value := settings.pop(name, each.default))
             setattr(config, name, value)
-        for name, idle in _IDLE[self.axis].items():
-            if (value := getattr(config, name, None)) not in idle:
+        for name, idle in _IDLE.get(self.axis, {}).items():
+            if (value := getattr(config, name, None)) not in idle and value not in BLOCKS.get(name, ()):
                 what = f"{self.axis}={self.value!r} is a block from outside, which does not read {name}={value!r}"
                 raise ValueError(f"{what}: leave {name} out.")
 
     def share_out(self, plan: dict[str, str]) -> None:
         """Put this block's plan into that of a stack. Without one it is whole in each process, as a norm always is."""
-        place = {"attention_type": "layers.*.self_attn.", "mlp_type": "layers.*.mlp.", "norm_type": None}[self.axis]
-        own = [name for name in plan if place and name.startswith(place)]
-        if self.axis == "mlp_type" or not self.tensor_parallel_plan:
-            for name in own:
+        own, is_shared = self.tensor_parallel_plan, "layers.*.self_attn.q_proj" in plan
+        if self.axis == "position_type":
+            place = f"{SCHEMES[self.gives]}."
+        else:
+            places = {"attention_type": "layers.*.self_attn.", "mlp_type": "layers.*.mlp.", "residual": "layers.*."}
+            place = places.get(self.axis, "")
+        if self.axis in ("attention_type", "mlp_type"):
+            usual = [name for name in plan if name.startswith(place)]
+            is_shared = bool(usual) or self.axis == "mlp_type"
+            for name in usual if self.axis == "mlp_type" or not own else ():
                 del plan[name]
-        if place and (own or self.axis == "mlp_type"):
-            plan |= {f"{place}{name}": style for name, style in self.tensor_parallel_plan.items()}
+        if place and is_shared:
+            plan |= {f"{place}{name}".rstrip("."): style for name, style in own.items()}
 
     def write(self, config, beside) -> None:
         """Write what a repo with the config has more than others next to a file, this block's own as it is."""
@@ -84,6 +96,24 @@ class Block:
         files = sorted({each.file for each in blocks_of(config)})
         source = Path(sys.modules[type(config).__module__].__file__).read_text("utf-8")  # type: ignore[arg-type]
         (folder / ENTRY).write_bytes(entry(files, config.auto_classes, source).encode())
+
+
+def leave(earlier, name: str, tensor) -> None:
+    """Keep a tensor for later layers of the same forward; `earlier` is what the attention's `before_cache` gets."""
+    setattr(earlier, name, (tensor, torch.is_grad_enabled()))
+
+
+def read(earlier, name: str):
+    """A tensor that an earlier layer of the same forward has left.
+
+    Raises:
+        ValueError: reentrant checkpointing would lose its gradients.
+    """
+    tensor, has_gradients = getattr(earlier, name)
+    if torch.is_grad_enabled() and not has_gradients:
+        fix = "leave out use_reentrant=True, or set gradient_checkpointing_kwargs={'use_reentrant': False}"
+        raise ValueError(f"use_reentrant=True loses the gradients of '{name}', which an earlier layer left: {fix}.")
+    return tensor
 
 
 def entry(files: list[str], auto_classes: dict[str, str], source: str) -> str:

@@ -16,6 +16,7 @@ from .feed_forward import FEED_FORWARDS
 from .normalization import make_norm
 from .positions import ATTENTIONS
 
+PARALLEL = ("parallel", "parallel_shared_norm")  # residuals whose sub-layers read the same states
 # Where a sub-layer f has norms: post(y + output(f(pre(y)))) with y = input(x).
 NORM_SLOTS = {"pre": ("pre",), "post": ("post",), "output": ("output",), "pre_output": ("pre", "output")}
 NORM_SLOTS |= {"input": ("input",), "input_pre": ("input",)}  # the feed-forward network of the latter has "pre"
@@ -31,7 +32,7 @@ class LayerFields(Part):
     first_attention_norm: bool = flag(True, "norm", "a norm before the first attention too, where norms come first")
     residual: str = axis(
         "sequential",
-        ("sequential", "parallel", "parallel_shared_norm"),
+        ("sequential", *PARALLEL),
         "norm",
         "feed-forward reads what attention wrote, or both read the same: x + attention(norm(x)) + mlp(norm2(x))",
     )
@@ -54,7 +55,7 @@ class LayerFields(Part):
             raise ValueError("final_norm=True with norm_placement='post' would norm twice: set final_norm=False.")
         if not self.first_attention_norm and (self.norm_placement, self.residual) != ("pre", "sequential"):
             raise ValueError("first_attention_norm=False needs norm_placement='pre' and residual='sequential'.")
-        if self.residual == "sequential":
+        if self.residual not in PARALLEL:
             return
         if self.norm_placement != "pre":
             fix = "parallel sub-layers are normed before; set norm_placement='pre' or residual='sequential'"
@@ -72,6 +73,10 @@ def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
     return ("pre",) if placement == "input_pre" and sublayer == "mlp" else NORM_SLOTS[placement]
 
 
+class Earlier:
+    """Tensors by name, which `blocks.leave` keeps and `blocks.read` gives. Of a dict, hooks would make copies."""
+
+
 class LayerInputs(NamedTuple):
     """What every layer reads in addition to the states; the stack makes it once for all of them.
 
@@ -85,6 +90,7 @@ class LayerInputs(NamedTuple):
         head_mask: [layers, H], multiplies each head's output in self-attention, or None.
         unpadding: where the sequences of an unpadded batch lie ([B, T] is then [1, N]), or None.
         cross_head_mask: as `head_mask`, in cross-attention.
+        earlier: what layers of this forward leave for later ones.
     """
 
     masks: dict
@@ -94,6 +100,7 @@ class LayerInputs(NamedTuple):
     head_mask: torch.Tensor | None = None
     unpadding: Any = None
     cross_head_mask: torch.Tensor | None = None
+    earlier: Any = None
 
 
 class Layer(GradientCheckpointingLayer):
@@ -142,11 +149,11 @@ class Layer(GradientCheckpointingLayer):
         hidden_states = self._norm("self_attn", "input", hidden_states)
         states = self._norm("self_attn", "pre", hidden_states)
         change = self._self_attention(states, position_bias, layer_inputs, past_key_values, kwargs)
-        if self.residual != "sequential":
+        if self.residual in PARALLEL:
             if self.residual == "parallel":
                 states = self._norm("mlp", "pre", hidden_states)
-            return self._residual("mlp", self._residual("self_attn", hidden_states, change), self.mlp(states))
-        hidden_states = self._residual("self_attn", hidden_states, change)
+            return self.residual_step("mlp", self.residual_step("self_attn", hidden_states, change), self.mlp(states))
+        hidden_states = self.residual_step("self_attn", hidden_states, change)
         if self.has_cross_attention and encoder_hidden_states is not None:
             hidden_states, mask = self._norm("cross_attn", "input", hidden_states), layer_inputs.cross_head_mask
             change = self.cross_attn(
@@ -157,9 +164,9 @@ class Layer(GradientCheckpointingLayer):
                 head_mask=None if mask is None else mask[self.layer_idx],
                 **kwargs,
             )[0]
-            hidden_states = self._residual("cross_attn", hidden_states, change)
+            hidden_states = self.residual_step("cross_attn", hidden_states, change)
         hidden_states = self._norm("mlp", "input", hidden_states)
-        return self._residual("mlp", hidden_states, self.mlp(self._norm("mlp", "pre", hidden_states)))
+        return self.residual_step("mlp", hidden_states, self.mlp(self._norm("mlp", "pre", hidden_states)))
 
     def _self_attention(self, states, position_bias, layer_inputs, past_key_values, kwargs):
         return self.self_attn(
@@ -171,10 +178,11 @@ class Layer(GradientCheckpointingLayer):
             past_key_values=past_key_values,
             head_mask=None if layer_inputs.head_mask is None else layer_inputs.head_mask[self.layer_idx],
             unpadding=layer_inputs.unpadding,
+            earlier=layer_inputs.earlier,
             **kwargs,
         )[0]
 
-    def _residual(self, sublayer: str, hidden_states, change):
+    def residual_step(self, sublayer: str, hidden_states, change):
         """The residual step, post(y + output(f(pre(y)))), after f."""
         change = self._norm(sublayer, "output", change)
         change = change if self.multiplier is None else change * self.multiplier
@@ -185,6 +193,11 @@ class Layer(GradientCheckpointingLayer):
     def _norm(self, sublayer: str, slot: str, states):
         norm = self._modules.get(f"{sublayer}_{slot}_norm")
         return states if norm is None else norm(states)
+
+
+def layer_class(config) -> type:
+    """The class of a config's layers."""
+    return getattr(BLOCKS["residual"].get(config.residual), "cls", Layer)
 
 
 def _hold_finite(states):

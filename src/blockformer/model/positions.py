@@ -9,16 +9,15 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .axes import Part, axis
+from .axes import BLOCKS, Part, axis
 
 POSITION_TYPES = tuple(
     "learned sinusoidal sinusoidal_halves sinusoidal_inclusive rotary relative_bias learned_relative_bias "
     "relative_key relative_key_query alibi disentangled none".split()
 )
-# Positions that are computed, that have a table, and that have a bias of the scores or any other term of them.
+# Positions that are computed, that have a table, and that have a bias of the scores.
 SINUSOIDAL = ("sinusoidal", "sinusoidal_halves", "sinusoidal_inclusive")
 LEARNED, RELATIVE_BIAS = ("learned", "learned_relative_bias"), ("relative_bias", "learned_relative_bias")
-SCORE_TERMS = (*RELATIVE_BIAS, "relative_key", "relative_key_query", "alibi", "disentangled")
 
 
 @dataclass(eq=False, repr=False)
@@ -52,6 +51,18 @@ ROTATIONS: dict = {}  # cosines and sines that rotate queries and keys, of a con
 BIASES: dict = {}  # biases of the scores that layers share, of a config and whether both sides are seen
 ATTENTIONS: dict = {}  # the self-attention that reads them, where it is not the usual one
 KEY_TERMS: dict = {}  # terms of the scores that a layer's queries and keys give, of a config
+
+
+def scheme_of(gives: str, kind: str):
+    """What makes the module of a position type that gives "vectors", "rotations" or "biases", or None."""
+    if (own := BLOCKS["position_type"].get(kind)) is not None:
+        return own if own.gives == gives else None
+    return {"vectors": TABLES, "rotations": ROTATIONS, "biases": BIASES}[gives].get(kind)
+
+
+def adds_to_scores(kind: str) -> bool:
+    """Whether a position type has a bias of the scores or any other term of them."""
+    return kind in KEY_TERMS or scheme_of("biases", kind) is not None
 
 
 class LearnedPositions(nn.Embedding):

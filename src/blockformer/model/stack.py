@@ -14,9 +14,9 @@ from transformers.utils import logging
 
 from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_mask, encoder_masks, takes_cache
 from .input_checks import cached_length, check_inputs, check_positions, check_source
-from .layer import Layer, LayerInputs
+from .layer import Earlier, LayerInputs, layer_class
 from .normalization import make_norm
-from .positions import BIASES, ROTATIONS, TABLES, flattened_positions, positions_from_mask, rotations_of
+from .positions import flattened_positions, positions_from_mask, rotations_of, scheme_of
 from .pretrained_model import BlockformerPreTrainedModel
 from .unpadding import sequence_numbers
 
@@ -47,16 +47,18 @@ class Stack(BlockformerPreTrainedModel):
         types, task_types = config.type_vocab_size, config.task_type_vocab_size
         self.embed_token_types = nn.Embedding(types, width) if types else None
         self.embed_task_types = nn.Embedding(task_types, width) if task_types else None
-        kind = config.position_type
-        self.embed_positions = TABLES[kind](config) if kind in TABLES else None
+        schemes = (scheme_of(gives, config.position_type) for gives in ("vectors", "rotations", "biases"))
+        vectors, rotations, biases = schemes
+        self.embed_positions = vectors(config) if vectors else None
         self.embedding_norm = make_norm(config, width) if config.embedding_norm else None
         self.embed_projection = None if width == config.hidden_size else nn.Linear(width, config.hidden_size)
-        self.rotary_emb = ROTATIONS[kind](config) if kind in ROTATIONS else None
-        has_bias = kind in BIASES and not getattr(config, "relative_bias_per_layer", False)
-        self.relative_bias = BIASES[kind](config, bidirectional=not is_causal) if has_bias else None
+        self.rotary_emb = rotations(config) if rotations else None
+        has_bias = biases and not getattr(config, "relative_bias_per_layer", False)
+        self.relative_bias = biases(config, bidirectional=not is_causal) if has_bias else None
         groups = getattr(config, "num_hidden_groups", None) or num_layers
         self.passes = num_layers // groups  # more than one where layers share weights
-        self.layers = nn.ModuleList(Layer(config, index, is_causal, has_cross_attention) for index in range(groups))
+        layer = layer_class(config)
+        self.layers = nn.ModuleList(layer(config, index, is_causal, has_cross_attention) for index in range(groups))
         self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
         self.gradient_checkpointing = False
         # False where a head reads the states of padding too.
@@ -134,7 +136,7 @@ class Stack(BlockformerPreTrainedModel):
             cross_attn_head_mask = head_mask
         rotations = rotations_of(self.rotary_emb, self.config, hidden_states, position_ids)
         encoder_mask = self._encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask)
-        own = (query_positions, encoder_mask, head_mask, unpadding, cross_attn_head_mask)
+        own = (query_positions, encoder_mask, head_mask, unpadding, cross_attn_head_mask, Earlier())
         layer_inputs = LayerInputs(masks, rotations, *own)
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)

@@ -71,8 +71,8 @@ def _is_idle(name: str, box: Box, config) -> bool:
         return box.role.endswith(("rotary_emb", "relative_bias"))
     if name in ("sliding_window", "layer_types", "decoder_layer_types"):
         return config.sliding_window is None or box.mask == "cross"
-    if name in BLOCKS:
-        return getattr(config, name) is None
+    if name in BLOCKS and getattr(config, name) is None:
+        return True
     if name in ("kv_lora_rank", *OF_LATENTS):
         return config.kv_lora_rank is None
     if name.startswith("linear_"):

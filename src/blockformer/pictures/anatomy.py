@@ -10,6 +10,7 @@ from torch import nn
 
 from ..inputs import inputs_of
 from ..model.attention import Attention
+from ..model.layer import PARALLEL
 from ..model.stack import Stack
 from .canvas import TIMES
 from .words import (
@@ -205,7 +206,7 @@ def _kinds(stack: Stack, side: str, prefix: str) -> tuple[LayerKind, ...]:
         described = tuple(_sublayer(stack, layer, side, f"{prefix}layers.{indices[0]}.", name) for name in subs)
         numbers = tuple(index * stack.passes + turn for index in indices for turn in range(stack.passes))
         positioned = layer.rotates or stack.rotary_emb is None
-        kinds.append(LayerKind(title, numbers, described, positioned, layer.residual != "sequential", layer.multiplier))
+        kinds.append(LayerKind(title, numbers, described, positioned, layer.residual in PARALLEL, layer.multiplier))
     return tuple(kinds)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..model.axes import BLOCKS
-from ..model.positions import RELATIVE_BIAS, SINUSOIDAL
+from ..model.positions import RELATIVE_BIAS, SINUSOIDAL, scheme_of
 from ..model.rotary import rotary_size
 from .canvas import TIMES
 
@@ -41,12 +41,16 @@ def own_title(value: str) -> str:
 
 def added_title(config) -> str:
     """The name of what is added to the embeddings for their order."""
-    return "Sinusoids" if config.position_type in SINUSOIDAL else "Learned positions"
+    kind = config.position_type
+    if kind in BLOCKS["position_type"]:
+        return own_title(kind)
+    return "Sinusoids" if kind in SINUSOIDAL else "Learned positions"
 
 
 def attended_title(config) -> str:
     """The name of the positions in each attention."""
-    return _POSITIONS[config.position_type]
+    kind = config.position_type
+    return own_title(kind) if kind in BLOCKS["position_type"] else _POSITIONS[kind]
 
 
 def head_title(name: str) -> str:
@@ -72,7 +76,9 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
     chips: list[str] = []
     if not module.is_cross_attention:
         chips += [own_title(config.attention_type).lower()] if config.attention_type else []
-        if config.position_type == "rotary":
+        if scheme_of("vectors", config.position_type) is None and config.position_type in BLOCKS["position_type"]:
+            chips.append(own_title(config.position_type).lower())
+        elif config.position_type == "rotary":
             chips.append(_rotary(config, layer.layer_type) if layer.rotates else "no positions")
         elif config.position_type in RELATIVE_BIAS:
             chips.append("own relative bias" if module.relative_bias is not None else "+ relative bias")
@@ -139,7 +145,10 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
 
 
 def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]) -> list[str]:
-    """What sets each kind of layers apart: of its type, whether it rotates, its feed-forward, heads and norms."""
+    """What sets each kind of layers apart: of its type, whether it rotates, its feed-forward, heads and norms.
+
+    A residual from outside has no box of its own, and is named here.
+    """
     types = {
         "full_attention": "full attention",
         "sliding_attention": f"window of {config.sliding_window or 0:,} tokens",
@@ -152,4 +161,6 @@ def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]
         ["" if "self_attn_pre_norm" in each else "no first norm" for each in names],
     ]
     varying = [aspect for aspect in aspects if len(set(aspect)) > 1]
+    if config.residual in BLOCKS["residual"]:
+        varying.append([own_title(config.residual)] * len(kinds))
     return [", ".join(aspect[index] for aspect in varying if aspect[index]) for index in range(len(kinds))]

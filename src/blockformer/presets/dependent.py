@@ -6,7 +6,7 @@ from typing import Any
 from ..model.axes import axes
 from ..model.experts import ExpertsFields
 from ..model.latent_attention import OF_LATENTS
-from ..model.positions import SCORE_TERMS
+from ..model.positions import adds_to_scores
 
 
 def _has_experts(settings: Mapping[str, Any]) -> bool:
@@ -25,7 +25,7 @@ def _has_groups(settings: Mapping[str, Any]) -> bool:
 
 
 def _has_plain_scores(settings: Mapping[str, Any]) -> bool:
-    return settings["position_type"] not in SCORE_TERMS
+    return not adds_to_scores(settings["position_type"])
 
 
 def _may_slide(settings: Mapping[str, Any]) -> bool:
