@@ -136,6 +136,24 @@ def test_steps_read_no_more_than_a_window(untraced):
     assert torch.equal(text(quick, 1, prompt_lookup_num_tokens=3, max_new_tokens=30), text(plain, 1, max_new_tokens=30))
 
 
+@torch.no_grad()
+def test_a_window_that_somebody_moved_is_seen(untraced):
+    plain, quick = pair("mistral", sliding_window=6, layer_types=["sliding_attention"] * 2)
+    ids, caches = token_ids(1, 90, vocab=STRONG["vocab_size"])[:, :60], []
+    for model in (plain, quick):
+        caches.append(model(ids[:, :9]).past_key_values)
+    for place in range(9, 60):
+        if place == 40:
+            layer = caches[1].layers[0]
+            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
+        expected, found = (
+            model(ids[:, place : place + 1], past_key_values=cache).logits
+            for model, cache in zip((plain, quick), caches, strict=True)
+        )
+        assert_close(found, expected)
+    assert list(quick.runtime.steps.fallbacks.reasons) == ["the cache's layers hold their tokens in different places"]
+
+
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 @torch.no_grad()
 def test_experts_in_a_trace_give_the_same(family):

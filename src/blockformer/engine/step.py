@@ -148,8 +148,7 @@ class CompiledSteps:
         functions = self._functions_for(sources, rows // sources)
         visible, positions = self._seen(attention_mask, position_ids, rows, length)
         buffers = [layer.reserve(WRITTEN) for layer in own.layers]
-        kinds = [layer.layer_type for layer in self._stack.layers]
-        places = dict(zip(kinds, [layer.written for layer in own.layers], strict=True))
+        places = self._places(own)
         seen = {kind: in_buffers(visible, place, self._window_of(kind)) for kind, place in places.items()}
         told = (None, []) if cross is None else self._source(cross, source_mask)
         logits = functions.run(input_ids.long(), positions, seen, buffers, *told)
@@ -215,6 +214,14 @@ class CompiledSteps:
             positions = (visible.sum(-1, keepdim=True) - 1).clamp(min=0)
         check_positions(self._stack.config, positions, (rows, 1), None)
         return visible, positions
+
+    def _places(self, cache) -> dict[str, int]:
+        """Layer type -> where in its layers' buffers the new token goes."""
+        places: dict[str, int] = {}
+        for layer, held in zip(self._stack.layers, cache.layers, strict=True):
+            if places.setdefault(layer.layer_type, held.written) != held.written:
+                raise Uncompiled("the cache's layers hold their tokens in different places")
+        return places
 
     def _window_of(self, kind: str) -> int | None:
         return self._stack.config.sliding_window if kind == "sliding_attention" else None
