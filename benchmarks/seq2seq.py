@@ -103,7 +103,7 @@ def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, flo
 
     times = interleaved(lambda: once(ours), lambda: once(peer), rounds)
     config = ours.config
-    # Packed weights are not parameters, so the peer's are counted; those of an export are the plain model's.
+    # Packed weights are not parameters, so the peer's are counted; an export has the plain model's.
     counted = peer if isinstance(peer, torch.nn.Module) else ours
     layers = getattr(counted, "encoder", counted)
     weights = sum(parameter.numel() for name, parameter in layers.named_parameters() if "embed" not in name)
