@@ -41,6 +41,8 @@ On the way out the first that can express a config is taken: the more a family d
 """
 MODEL_TYPES = {name: name.removesuffix("-decoder") for name in GROUPS[-1]}
 """Families whose official `model_type` is not their name."""
+FORMER_TYPES = {"new": "gte"}
+"""`model_type` of checkpoints that came with code of their own -> the family that reads them."""
 ARTICLES = ("article-gpt", "article-encoder-decoder", "article-transformer")
 """Families without an official layout, read from an article's weight file."""
 MORE_PRESETS = {
