@@ -46,7 +46,8 @@ LATENT = {
     "v_head_dim": 10,
     "first_k_dense_replace": 1,
 }
-LATENT_V3 = {**LATENT, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+GROUPS = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+LATENT_V3 = {**LATENT, **GROUPS}
 LATENT_V2 = {**LATENT_V3, "n_shared_experts": 2, "topk_method": "group_limited_greedy"}
 GRANITE_EXPERTS = {
     "num_local_experts": 6,
@@ -108,8 +109,10 @@ ROWS = [
     Row("dots1", DEEPSEEK_EXPERTS),
     Row("dots1", DEEPSEEK_EXPERTS | {"first_k_dense_replace": 1, "n_shared_experts": 2, "norm_topk_prob": True}, True),
     Row("dots1", DEEPSEEK_EXPERTS | {"sliding_window": 8, "max_window_layers": 1, "attention_bias": True}),
+    Row("dots1", DEEPSEEK_EXPERTS | GROUPS | {"norm_topk_prob": True}),
     Row("glm4_moe", DEEPSEEK_EXPERTS | {"use_qk_norm": True, "attention_bias": True}),
     Row("glm4_moe", DEEPSEEK_EXPERTS | {"first_k_dense_replace": 0, "norm_topk_prob": False, **TIED}, shards=True),
+    Row("glm4_moe", DEEPSEEK_EXPERTS | GROUPS | {"topk_group": 1, "num_experts_per_tok": 2}, shards=True),
     Row("glm4_moe", DEEPSEEK_EXPERTS | {"partial_rotary_factor": 1.0, "head_dim": 16, "n_shared_experts": 2}),
     Row("deepseek_v3", LATENT_V3 | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.9}}),
     Row("deepseek_v3", LATENT_V3 | {"attention_bias": True, "norm_topk_prob": False, **TIED}, shards=True),

@@ -7,6 +7,7 @@ from pairs import assert_close
 from sizes import OFFICIAL_DECODER
 
 from blockformer.conversion import ConversionError, convert, from_official
+from blockformer.conversion.families import with_experts
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.rules.table import Rule, RuleTable, _Pattern
 from blockformer.conversion.storage.experts import Stack
@@ -258,3 +259,16 @@ def test_other_low_bits_than_mxfp4_are_refused(tmp_path):
     edit_config(tmp_path / "src", quantization_config={"quant_method": "mystery"})
     with pytest.raises(ConversionError, match="mystery"):
         from_official(tmp_path / "src")
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_groups_are_not_compared_with_a_release_that_takes_experts_of_others(tmp_path, monkeypatch, groups):
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 24}
+    settings = {"n_group": groups, "topk_group": 1, "first_k_dense_replace": 1, **experts}
+    sizes = {**OFFICIAL_DECODER, "pad_token_id": 0}
+    model = transformers.Dots1ForCausalLM(transformers.Dots1Config(**sizes, **settings))
+    model.save_pretrained(tmp_path / "src")
+    monkeypatch.setattr(with_experts.transformers, "__version__", "5.5.4")
+    report = convert(tmp_path / "src", tmp_path / "repo")
+    wrong = "transformers 5.5.4 computes dots1 wrongly; install 5.6 or later"
+    assert report.not_verified == (f"not compared with the official model: {wrong}" if groups > 1 else "")
