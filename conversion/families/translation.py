@@ -41,12 +41,14 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 MASKS = ("is_causal", "sliding_window", "attention_chunk_size")
 """Official settings that the masks and caches of transformers follow in every class, also in one that lacks them."""
 _NO_WINDOW = "this family has no windows, but the official cache would forget what lies before one; set it to null"
+_NOT_FOLLOWED = "the official class computes as if it were not there, so run this model with its own code"
 REMEDIES = {
     "is_encoder_decoder": "generate follows it; it must be true for an encoder-decoder and false for other models",
     "is_causal": "the official class then looks the other way; remove it if the model was not trained like that",
     "sliding_window": _NO_WINDOW,
     "attention_chunk_size": _NO_WINDOW,
     "word_embed_proj_dim": "ours has no projections around narrower embeddings, so run this model with transformers",
+    **dict.fromkeys(("no_bias", "logit_scale", "expansion_ratio"), _NOT_FOLLOWED),
     "slow_but_exact": "with pretraining_tp above 1 the official class leaves out two biases; set it to false",
 }
 """Official setting -> why it cannot be converted and what to do, where its name does not say that."""

@@ -317,3 +317,29 @@ def test_decoders_that_read_texts_whole(tmp_path, row):
         logits = ours(**given).logits
         assert_close(logits[real], theirs(**given).logits[real])
         assert not torch.equal(ours(**changed).logits[:, -2], logits[:, -2])  # near enough for every window
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("alibi", False), ("alibi_bias_max", 16), ("qk_ln", True), ("prefix_lm", True)),
+        *(("attn_uses_sequence_id", True), ("attn_type", "multiquery_attention")),
+        *(("no_bias", False), ("logit_scale", 0.5), ("expansion_ratio", 2)),
+    ],
+)
+def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, value):
+    theirs = model_of(Row("mpt"), SIZES)
+    settings = theirs.config.to_dict()
+    part = settings["attn_config"] if name in settings["attn_config"] else settings
+    part[name] = value
+    other = type(theirs)(type(theirs.config)(**settings)).eval()
+    other.load_state_dict(theirs.state_dict())
+    with torch.no_grad():
+        assert torch.equal(*(model(**batch(theirs)).logits for model in (other, theirs)))
+    other.save_pretrained(tmp_path / "src")
+    with pytest.raises(
+        ConversionError, match=rf"{name} is .*run this model with its own code|its own code:\s+{name} is"
+    ):
+        convert(tmp_path / "src", tmp_path / "dst")
+    assert not (tmp_path / "dst").exists()
