@@ -19,6 +19,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("gpt_neox", "persimmon", "gptj", "codegen", "falcon", "bloom", "mpt", "opt", "gpt_bigcode"),
     ("qwen3_moe", "qwen2_moe", "mixtral"),
     ("olmoe", "flex_olmo", "dots1", "glm4_moe", "ernie4_5_moe", "minimax_m2", "granitemoe", "granitemoeshared"),
+    ("phimoe",),
     ("deepseek_v3", "deepseek_v2"),
     ("gpt_oss",),
     ("distilbert", "roberta", "xlm-roberta", "bert"),

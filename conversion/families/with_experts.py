@@ -45,6 +45,7 @@ class ExpertsFamily(DecoderFamily):
     Args:
         names: the first arguments of `DecoderFamily`.
         published: how published checkpoints hold the tensors of a sparse layer; None: as the class has them.
+        router: the official name of the router.
         sparse: the other official modules of a sparse layer -> ours, without prefix.
         bias_of_choice: the official name of the router's selection bias [E], or [1, E] where `published` moves it.
         sparse_rules: a config of ours -> the rules of a sparse layer, without its prefix, if not the usual ones.
@@ -55,13 +56,14 @@ class ExpertsFamily(DecoderFamily):
         self,
         *names: str,
         published: OneByOne | None = OneByOne(),  # noqa: B008 - never changed
+        router: str = "gate",
         sparse: Mapping[str, str] | None = None,
         bias_of_choice: str = f"gate.{SELECTION_BIAS}",
         sparse_rules: Callable[[PretrainedConfig], list[Rule]] | None = None,
         **settings,
     ):
         super().__init__(*names, **settings)
-        self.published, self.sparse = published, {"gate": "gate", **(sparse or {})}
+        self.published, self.sparse = published, {router: "gate", **(sparse or {})}
         self.bias_of_choice, self.has_low_bits = bias_of_choice, False
         self.sparse_rules = sparse_rules or self._usual_rules
 

@@ -57,6 +57,16 @@ GRANITE_EXPERTS = {
     "attention_multiplier": 0.3,
     "logits_scaling": 2.0,
 }
+PHI_EXPERTS = {"num_local_experts": 6, "router_jitter_noise": 0.3}
+MSCALE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.2, 1.5, 2.0],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": 64,
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+}
 GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 12}
 ERNIE_EXPERTS = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2}
 SHARED_WINDOW = {
@@ -99,6 +109,9 @@ ROWS = [
     Row("granitemoe", GRANITE_EXPERTS | {"attention_bias": True, "tie_word_embeddings": True}, shards=True),
     Row("granitemoeshared", GRANITE_EXPERTS | {"shared_intermediate_size": 40}),
     Row("granitemoeshared", GRANITE_EXPERTS | {"shared_intermediate_size": 0}, shards=True),
+    Row("phimoe", PHI_EXPERTS),
+    Row("phimoe", PHI_EXPERTS | {"rope_parameters": MSCALE, "attention_bias": True, "lm_head_bias": True}, shards=True),
+    Row("phimoe", PHI_EXPERTS | {"router_jitter_noise": 0.0, "sliding_window": 8, **TIED}),
     Row("gpt_oss", GPT_OSS),
     Row("gpt_oss", GPT_OSS | {"sliding_window": 6, "attention_bias": False, "num_experts_per_tok": 1}, shards=True),
     Row("gpt_oss", GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"], "tie_word_embeddings": True}),
