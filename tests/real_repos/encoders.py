@@ -598,6 +598,16 @@ RECORDS = (
         todays=todays_gte(160000, 2.0),
     ),
     Record(
+        "Snowflake/snowflake-arctic-embed-m-v2.0",
+        "GteModel",
+        bert_config("GteModel", "gte", **own_gte(160000, 2.0), matryoshka_dimensions=[256], pad_token_id=1,
+                    torch_dtype="float32", transformers_version="4.39.3", type_vocab_size=1) | {"rope_scaling": None},
+        partial(xlm_roberta, config=XLMR, special_map=XLMR_MAP, model_file=None),
+        files={**sentence_files("cls", length=8192), "configuration_hf_alibaba_nlp_gte.py": "raise SystemExit\n",
+               "modeling_hf_alibaba_nlp_gte.py": "raise SystemExit\n"},
+        stubs=("onnx/model.onnx",),
+    ),
+    Record(
         "assumed/gte-multilingual-base",
         "GteModel",
         bert_config("GteModel", "gte", gradient_checkpointing=..., max_position_embeddings=128, pad_token_id=1,
