@@ -104,7 +104,7 @@ class BertLikeFamily(Family[EncoderHead]):
                 *([PRUNED_HEADS] if pruned else []),
                 *computed,
             ],
-            extra_fields=("position_embedding_type", *pruned, *extra_fields),
+            extra_fields=(*([] if positions else ["position_embedding_type"]), *pruned, *extra_fields),
             **settings,
         )
         self.root, self.former_root = root, former_root
@@ -154,17 +154,20 @@ class BertLikeFamily(Family[EncoderHead]):
         return CheckpointVariant(head.official, frozenset(traits))
 
     def find_head(self, official, names):
-        """See `Family.find_head`; a decoder has heads of its own."""
+        """See `Family.find_head`; a decoder has heads of its own, and a head's model may be named with its stack."""
         is_decoder = official.get("is_decoder", False) is True
-        architectures = official.get("architectures") or [None]
+        architectures = official.get("architectures") or []
         known = [head for head in self.heads if head.is_decoder == is_decoder]
-        chosen = [head for head in known if head.official == architectures[0]]
-        if architectures[0] is not None and (len(architectures) != 1 or not chosen):
+        named = [self.former_names.get(name, name) for name in architectures]
+        chosen = [head for head in known if head.official in named]
+        with_head = [head for head in chosen if not head.bare]
+        if named and (len(chosen) != len(named) or len(with_head) > 1):
             raise ConversionError(
                 f"config.json: architectures is {shown(architectures)}, which cannot be converted; of '{self.name}' "
                 f"with is_decoder {'true' if is_decoder else 'false'} there are "
                 f"{', '.join(head.official for head in known) or 'none'}"
             )
+        chosen = with_head or chosen
         names = names or ()
         modules = {LM: self.language_model.dense or "lm_head", NSP: self.next_sentence}
         held = {part for part, module in modules.items() if any(name.startswith(module + ".") for name in names)}

@@ -9,7 +9,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import transformers
 from transformers import PretrainedConfig
 
 from blockformer.model.rotary import rotary_size
@@ -17,13 +16,22 @@ from blockformer.model.rotary import rotary_size
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, LastFirst, Split
 from ..rules.table import Rule
 from ..storage import awq, fp8
-from ..values import Computed, NotExpressible, Rope, constants, part_of
+from ..values import Computed, Rope, constants, part_of
 from .decoder import ALL_ATTENTION_BIASES, LLAMA, MLP, NORMS
 from .fresh import rotary
-from .with_experts import DEEPSEEK_FIELDS, FINE, FIRST_DENSE, SHARED_EXPERTS, ExpertsFamily, shared_experts
+from .with_experts import (
+    DEEPSEEK_FIELDS,
+    FINE,
+    FIRST_DENSE,
+    GROUPS_SINCE,
+    SHARED_EXPERTS,
+    ExpertsFamily,
+    expert_groups,
+    shared_experts,
+)
 
 LATENT = "self_attn.kv_a_proj_with_mqa"
-RIGHT_SINCE = {"deepseek_v2": (5, 15), "deepseek_v3": (5, 6)}
+RIGHT_SINCE = {"deepseek_v2": (5, 15), "deepseek_v3": GROUPS_SINCE}
 """The first release of transformers whose class chooses among groups, and scales scores with YaRN, as today's does."""
 
 
@@ -73,27 +81,6 @@ class LatentRope(Rope):
         }
 
 
-def _groups(summed: int) -> Computed:
-    """Groups of experts, of which each token takes the best; a group's score is the sum of so many of its experts."""
-
-    def read(official) -> dict[str, Any]:
-        config = official.config
-        if (config.n_group or 1) == 1 or getattr(config, "topk_method", None) == "greedy":
-            return {}
-        return {
-            "num_expert_groups": config.n_group,
-            "num_expert_groups_per_tok": config.topk_group,
-            "experts_per_group_score": summed,
-        }
-
-    def write(config: PretrainedConfig, head: Any) -> dict[str, Any]:
-        if config.num_expert_groups and config.experts_per_group_score != summed:
-            raise NotExpressible("experts_per_group_score", repr(summed), config.experts_per_group_score)
-        return {"n_group": config.num_expert_groups or 1, "topk_group": config.num_expert_groups_per_tok or 1}
-
-    return Computed(read, write)
-
-
 def _method(config: PretrainedConfig, head: Any) -> dict[str, Any]:
     return {"topk_method": "greedy" if config.num_expert_groups == 0 else "group_limited_greedy"}
 
@@ -128,11 +115,7 @@ class DeepseekFamily(ExpertsFamily):
 
     def not_runnable(self, config):
         """See `Family.not_runnable`."""
-        release = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-        if release >= (since := RIGHT_SINCE[self.name]):
-            return None
-        first = ".".join(map(str, since))
-        return f"transformers {transformers.__version__} computes {self.name} wrongly; install {first} or later"
+        return self.wrong_before(RIGHT_SINCE[self.name])
 
     def storage(self, variant, config, plain=None):
         """See `Family.storage`."""
@@ -189,7 +172,7 @@ DEEPSEEK_V2 = DeepseekFamily(
         "scoring_func": ("softmax",),
         "moe_layer_freq": (1,),
     },
-    computed=(shared_experts("n_shared_experts"), FIRST_DENSE, _groups(1), Computed(writer=_method)),
+    computed=(shared_experts("n_shared_experts"), FIRST_DENSE, expert_groups(1), Computed(writer=_method)),
     **SETTINGS,
 )
 DEEPSEEK_V3 = DeepseekFamily(
@@ -209,7 +192,7 @@ DEEPSEEK_V3 = DeepseekFamily(
     computed=(
         shared_experts("n_shared_experts"),
         FIRST_DENSE,
-        _groups(2),
+        expert_groups(2),
         constants(num_nextn_predict_layers=0),
     ),
     **SETTINGS,

@@ -5,11 +5,11 @@ from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, NORMS, Q_AND_K
 from .fresh import rotary
 from .with_experts import (
     DEEPSEEK_FIELDS,
-    DEEPSEEK_GROUPS,
     FINE,
     FIRST_DENSE,
     SHARED_EXPERTS,
     ExpertsFamily,
+    expert_groups,
     shared_experts,
 )
 
@@ -31,8 +31,7 @@ FAMILY = ExpertsFamily(
     layer={**ATTENTION, **MLP, **NORMS, **Q_AND_K_NORM},
     sparse=SHARED_EXPERTS,
     fields={**DEEPSEEK_FIELDS, "attention_bias": ALL_ATTENTION_BIASES},
-    unsupported=DEEPSEEK_GROUPS,
     without_effect=("router_aux_loss_coef", "output_router_logits"),
-    computed=(shared_experts("n_shared_experts"), FIRST_DENSE),
+    computed=(shared_experts("n_shared_experts"), FIRST_DENSE, expert_groups(2)),
     window=Window(),
 )

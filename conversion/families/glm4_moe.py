@@ -8,11 +8,11 @@ from .decoder import ATTENTION, LLAMA, MLP, NORMS, Q_AND_K_NORM
 from .fresh import rotary
 from .with_experts import (
     DEEPSEEK_FIELDS,
-    DEEPSEEK_GROUPS,
     FINE,
     FIRST_DENSE,
     SHARED_EXPERTS,
     ExpertsFamily,
+    expert_groups,
     shared_experts,
 )
 
@@ -33,11 +33,11 @@ FAMILY = ExpertsFamily(
     ignored=["layers.{beyond}.*"],
     fields={**DEEPSEEK_FIELDS, "attention_bias": "attention_bias"},
     rope=Rope(by_part=True),
-    unsupported=DEEPSEEK_GROUPS,
     without_effect=("router_aux_loss_coef", "output_router_logits"),
     computed=(
         shared_experts("n_shared_experts"),
         FIRST_DENSE,
+        expert_groups(2),
         Flag("use_qk_norm", "qk_norm", (False, True)),
         constants(num_nextn_predict_layers=0),
     ),

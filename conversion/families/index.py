@@ -19,6 +19,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("gpt_neox", "persimmon", "gptj", "codegen", "falcon", "bloom", "mpt", "opt", "gpt_bigcode"),
     ("qwen3_moe", "qwen2_moe", "mixtral"),
     ("olmoe", "flex_olmo", "dots1", "glm4_moe", "ernie4_5_moe", "minimax_m2", "granitemoe", "granitemoeshared"),
+    ("phimoe",),
     ("deepseek_v3", "deepseek_v2"),
     ("gpt_oss",),
     ("distilbert", "roberta", "xlm-roberta", "bert"),
@@ -41,6 +42,8 @@ On the way out the first that can express a config is taken: the more a family d
 """
 MODEL_TYPES = {name: name.removesuffix("-decoder") for name in GROUPS[-1]}
 """Families whose official `model_type` is not their name."""
+FORMER_TYPES = {"new": "gte"}
+"""`model_type` of checkpoints that came with code of their own -> the family that reads them."""
 ARTICLES = ("article-gpt", "article-encoder-decoder", "article-transformer")
 """Families without an official layout, read from an article's weight file."""
 MORE_PRESETS = {

@@ -7,16 +7,29 @@ from .fresh import four_widths
 
 ATTENTION = {"attn_pdrop": "attention_dropout", "softmax_scale": "attention_scale", "clip_qkv": "clip_qkv"}
 """Field of the official `attn_config` -> ours."""
-USUAL = {"alibi": True, "alibi_bias_max": 8, "prefix_lm": False, "qk_ln": False, "attn_uses_sequence_id": False}
-"""What an `attn_config` must say."""
+USUAL = {
+    "attn_type": "multihead_attention",
+    "alibi": True,
+    "alibi_bias_max": 8,
+    "prefix_lm": False,
+    "qk_ln": False,
+    "attn_uses_sequence_id": False,
+}
+"""What the official class computes, whatever an `attn_config` says."""
 
 
 def read_attention(official):
     """The settings of attention, which are a config of their own."""
     config = official.config.attn_config
-    wrong = [f"{name} is {shown(getattr(config, name))}" for name in USUAL if getattr(config, name) != USUAL[name]]
+    said = {name: getattr(config, name) for name in USUAL}
+    wrong = [
+        f"{name} is {shown(value)}, not {shown(USUAL[name])}" for name, value in said.items() if value != USUAL[name]
+    ]
     if wrong:
-        raise ConversionError(f"config.json: attn_config: settings that cannot be converted:{listed(wrong)}")
+        raise ConversionError(
+            "config.json: attn_config: settings that cannot be converted, because the official class does not follow "
+            f"them; run this model with its own code:{listed(wrong)}"
+        )
     read = {ours: getattr(config, theirs) for theirs, ours in ATTENTION.items()}
     # The official class drops as much after each sub-layer.
     return {**read, "clip_qkv": read["clip_qkv"] or None, "hidden_dropout": read["attention_dropout"]}
@@ -68,5 +81,5 @@ FAMILY = DecoderFamily(
     head_dim=HeadDim(always=False),
     computed=[InnerSize(), Computed(read_attention, write_attention)],
     former_names={"MPTForCausalLM": "MptForCausalLM", "MPTModel": "MptModel"},
-    unsupported={"no_bias": (True,), "logit_scale": (None,), "embedding_fraction": (1, 1.0)},
+    unsupported={"no_bias": (True,), "logit_scale": (None,), "embedding_fraction": (1, 1.0), "expansion_ratio": (4,)},
 )

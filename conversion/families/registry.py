@@ -72,7 +72,8 @@ def family_of(official: Mapping[str, Any]) -> Family:
     model_type = official.get("model_type")
     if not isinstance(model_type, str):
         raise ConversionError("config.json: model_type is missing; set it, or name the family")
-    names = [name for name in index.NAMES if index.MODEL_TYPES.get(name, name) == model_type]
+    todays = index.FORMER_TYPES.get(model_type, model_type)
+    names = [name for name in index.NAMES if index.MODEL_TYPES.get(name, name) == todays]
     alike = [FAMILIES[name] for name in names if name in FAMILIES]
     if not alike:
         known = ", ".join(sorted({family.model_type for family in FAMILIES.values()}))

@@ -1,10 +1,15 @@
 """BERT with rotary positions: Nomic Embed (Nussbaum et al.), GTE (Zhang et al.), Jina v3 (Sturua et al.), all of 2024.
 
 Checkpoints hold queries, keys and values in one matrix, and have other names than today's official classes.
+GTE's own come with code of their own, in which its `model_type` is "new".
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+from blockformer.model.axes import is_number
+
+from ..errors import ConversionError, shown
 from ..storage.modules import ModulesInFiles
 from ..values import Computed, HeadDim, Rope
 from .bert import EMBEDDINGS, FRESH, LANGUAGE_MODEL, POOLED_ROWS
@@ -42,6 +47,33 @@ ROTARY: dict[str, Any] = {
 FIELDS = {**BERT_NAMES["fields"], "use_cache": None, "max_position_embeddings": "max_position_embeddings"}
 
 
+def without_fixed_ntk(entries: Mapping[str, Any]) -> dict[str, Any] | None:
+    """GTE's own `rope_scaling` as `rope_parameters`: rotary scaling "ntk" as "linear".
+
+    It raises the base by the factor, and slows every pair of the D channels of a head by its (2/D)th power
+    (https://kexue.fm/archives/9706, equation 6).
+    """
+    scaling, theta = entries["rope_scaling"], entries.get("rope_theta")
+    base = {} if theta is None else {"rope_theta": theta}
+    if not isinstance(scaling, dict):
+        return base or None
+    if scaling.get("type", scaling.get("rope_type")) != "ntk":
+        return {**base, **scaling}
+    width, heads, factor = entries.get("hidden_size"), entries.get("num_attention_heads"), scaling.get("factor")
+    numbers = {"factor": factor, "rope_theta": theta, "hidden_size": width, "num_attention_heads": heads}
+    for name, value in numbers.items():
+        if not is_number(value) or value <= 0:
+            raise ConversionError(
+                f"config.json: with rope_scaling of type 'ntk', {name} must be a positive number, not {shown(value)}"
+            )
+    if scaling.get("mixed_b") is not None:
+        raise ConversionError(
+            f"config.json: rope_scaling has mixed_b {shown(scaling['mixed_b'])}, which ours does not have: only 'ntk' "
+            "without it can be converted"
+        )
+    return {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 * heads / width)}
+
+
 GTE = BertLikeFamily(
     "gte",
     "GteConfig",
@@ -61,6 +93,21 @@ GTE = BertLikeFamily(
     },
     root="gte.",
     former_root="new.",
+    former_names={
+        "NewModel": "GteModel",
+        "NewForMaskedLM": "GteForMaskedLM",
+        "NewForSequenceClassification": "GteForSequenceClassification",
+        "NewForTokenClassification": "GteForTokenClassification",
+    },
+    former_fields={"rope_scaling": ("rope_parameters", without_fixed_ntk)},
+    former_types={"new": {"rope_theta": 10_000.0}},
+    unsupported={
+        "position_embedding_type": ("rope",),
+        "layer_norm_type": ("layer_norm",),
+        "logn_attention_scale": (False,),
+        "pack_qkv": (True,),
+    },
+    ignored_heads=("classifier.weight", "classifier.bias"),
     modules=GATED,
     in_files=ModulesInFiles(
         "encoder.layer.{layer}.",

@@ -41,12 +41,14 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 MASKS = ("is_causal", "sliding_window", "attention_chunk_size")
 """Official settings that the masks and caches of transformers follow in every class, also in one that lacks them."""
 _NO_WINDOW = "this family has no windows, but the official cache would forget what lies before one; set it to null"
+_NOT_FOLLOWED = "the official class computes as if it were not there, so run this model with its own code"
 REMEDIES = {
     "is_encoder_decoder": "generate follows it; it must be true for an encoder-decoder and false for other models",
     "is_causal": "the official class then looks the other way; remove it if the model was not trained like that",
     "sliding_window": _NO_WINDOW,
     "attention_chunk_size": _NO_WINDOW,
     "word_embed_proj_dim": "ours has no projections around narrower embeddings, so run this model with transformers",
+    **dict.fromkeys(("no_bias", "logit_scale", "expansion_ratio"), _NOT_FOLLOWED),
     "slow_but_exact": "with pretraining_tp above 1 the official class leaves out two biases; set it to false",
 }
 """Official setting -> why it cannot be converted and what to do, where its name does not say that."""
@@ -58,6 +60,9 @@ NOT_COMPUTED = frozenset(("blocks", "use_cache", "initializer_range", "classifie
 """Our fields that need not come back: nothing that a trained model computes depends on them."""
 OF_LANGUAGE_MODELS = frozenset(("lm_head_transform", "lm_head_bias", "logit_scale", "tie_word_embeddings"))
 """Our fields that need not come back where there is no language model head."""
+
+Formerly = Mapping[str, str] | Callable[[Mapping[str, Any]], Any]
+"""Earlier value of an official field -> today's, or what makes today's of all entries."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,9 @@ class ConfigTranslation(ABC):
         not_none: our fields that the family cannot express as None.
         without_effect: our fields that change nothing in its models, so that they need not come back.
         former_names: earlier names of official classes -> today's.
-        former_fields: earlier names of official fields -> today's, perhaps with earlier values -> today's.
+        former_fields: earlier names of official fields -> today's, perhaps with earlier values -> today's, or with a
+            function that makes today's value of all entries.
+        former_types: earlier `model_type` -> what its config meant by entries that it leaves out.
         refused: official classes of this `model_type` that no class of ours can be, with the reason.
     """
 
@@ -122,7 +129,8 @@ class ConfigTranslation(ABC):
         not_none: Collection[str] = (),
         without_effect: Collection[str] = (),
         former_names: Mapping[str, str] | None = None,
-        former_fields: Mapping[str, str | tuple[str, Mapping[str, str]]] | None = None,
+        former_fields: Mapping[str, str | tuple[str, Formerly]] | None = None,
+        former_types: Mapping[str, Mapping[str, Any]] | None = None,
         refused: Mapping[str, str] | None = None,
     ):
         self.name = name
@@ -135,9 +143,10 @@ class ConfigTranslation(ABC):
         self.computed = tuple(computed)
         self.unsupported = {**UNSUPPORTED, **(unsupported or {})}
         self.contradictions, self.training_only = contradictions, tuple(training_only)
-        self.former_fields = {
+        self.former_fields: dict[str, tuple[str, Formerly]] = {
             name: (today, {}) if isinstance(today, str) else today for name, today in (former_fields or {}).items()
         }
+        self.former_types = dict(former_types or {})
         self.extra_fields = (*extra_fields, *self.former_fields)
         self.not_none = tuple(not_none)
         self.without_effect = frozenset(without_effect)
@@ -279,6 +288,8 @@ class ConfigTranslation(ABC):
         Raises:
             ConversionError: transformers refuses it.
         """
+        left_out = self.former_types.get(str(official.get("model_type")))
+        official = official if left_out is None else {**left_out, **official, "model_type": self.model_type}
         hidden = (*ABOUT_THE_FILE, *NEVER_FOLLOWED, *self.former_fields)
         settings = self._formerly(official) | {name: value for name, value in official.items() if name not in hidden}
         layers = settings.get("num_hidden_layers")
@@ -291,8 +302,16 @@ class ConfigTranslation(ABC):
 
     def _formerly(self, official: Mapping[str, Any]) -> dict[str, Any]:
         """The entries under an earlier name, under today's."""
-        found = ((official[name], *self.former_fields[name]) for name in self.former_fields if name in official)
-        return {today: values.get(value, value) if isinstance(value, str) else value for value, today, values in found}
+        entries: dict[str, Any] = {}
+        for name, (today, values) in self.former_fields.items():
+            if name in official:
+                value = official[name]
+                if callable(values):
+                    value = values(official)
+                elif isinstance(value, str):
+                    value = values.get(value, value)
+                entries[today] = value
+        return entries
 
     def our_config(self, settings: Mapping[str, Any]) -> PretrainedConfig:
         """Our configuration object of the settings that `config_from` gives.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import transformers
 from transformers import PretrainedConfig
 
 from ..rules.operations import Identity, LeadingAxis
@@ -34,6 +35,8 @@ SHARED = {
 }
 """Modules of an expert for every token, official and ours."""
 SELECTION_BIAS = "e_score_correction_bias"
+GROUPS_SINCE = (5, 6)
+"""The first release of transformers whose classes leave out the experts of other groups, as today's do."""
 
 
 class ExpertsFamily(DecoderFamily):
@@ -42,6 +45,7 @@ class ExpertsFamily(DecoderFamily):
     Args:
         names: the first arguments of `DecoderFamily`.
         published: how published checkpoints hold the tensors of a sparse layer; None: as the class has them.
+        router: the official name of the router.
         sparse: the other official modules of a sparse layer -> ours, without prefix.
         bias_of_choice: the official name of the router's selection bias [E], or [1, E] where `published` moves it.
         sparse_rules: a config of ours -> the rules of a sparse layer, without its prefix, if not the usual ones.
@@ -52,13 +56,14 @@ class ExpertsFamily(DecoderFamily):
         self,
         *names: str,
         published: OneByOne | None = OneByOne(),  # noqa: B008 - never changed
+        router: str = "gate",
         sparse: Mapping[str, str] | None = None,
         bias_of_choice: str = f"gate.{SELECTION_BIAS}",
         sparse_rules: Callable[[PretrainedConfig], list[Rule]] | None = None,
         **settings,
     ):
         super().__init__(*names, **settings)
-        self.published, self.sparse = published, {"gate": "gate", **(sparse or {})}
+        self.published, self.sparse = published, {router: "gate", **(sparse or {})}
         self.bias_of_choice, self.has_low_bits = bias_of_choice, False
         self.sparse_rules = sparse_rules or self._usual_rules
 
@@ -75,6 +80,17 @@ class ExpertsFamily(DecoderFamily):
         if earlier is None or earlier.head != variant.head:
             return variant
         return replace(variant, traits=earlier.traits & {PREFIX, NO_PREFIX, STACKED})
+
+    def not_runnable(self, config):
+        """See `Family.not_runnable`."""
+        return self.wrong_before(GROUPS_SINCE) if config.num_expert_groups else None
+
+    def wrong_before(self, first: tuple[int, int]) -> str | None:
+        """Why the installed transformers cannot run the official model, if it is older than this release, or None."""
+        if tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= first:
+            return None
+        wanted = ".".join(map(str, first))
+        return f"transformers {transformers.__version__} computes {self.name} wrongly; install {wanted} or later"
 
     def storage(self, variant, config, plain=None):
         """See `Family.storage`."""
@@ -113,6 +129,27 @@ def shared_experts(field: str) -> Computed:
     return Computed(read, write)
 
 
+def expert_groups(summed: int) -> Computed:
+    """Groups of experts, of which each token takes the best; a group's score is the sum of so many of its experts."""
+
+    def read(official) -> dict[str, Any]:
+        config = official.config
+        if (config.n_group or 1) == 1 or getattr(config, "topk_method", None) == "greedy":
+            return {}
+        return {
+            "num_expert_groups": config.n_group,
+            "num_expert_groups_per_tok": config.topk_group,
+            "experts_per_group_score": summed,
+        }
+
+    def write(config: PretrainedConfig, head: Any) -> dict[str, Any]:
+        if config.num_expert_groups and config.experts_per_group_score != summed:
+            raise NotExpressible("experts_per_group_score", repr(summed), config.experts_per_group_score)
+        return {"n_group": config.num_expert_groups or 1, "topk_group": config.num_expert_groups_per_tok or 1}
+
+    return Computed(read, write)
+
+
 def _read_first_dense(official) -> dict[str, Any]:
     dense, layers = official.config.first_k_dense_replace, official.config.num_hidden_layers
     return {"mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(layers)]}
@@ -129,8 +166,6 @@ DEEPSEEK_FIELDS = {
     "n_routed_experts": "num_experts",
     "routed_scaling_factor": "routed_scaling_factor",
 }
-DEEPSEEK_GROUPS = {"n_group": (None, 1), "topk_group": (None, 1)}
-"""Official settings of a choice among groups of experts -> values that mean one group."""
 SHARED_EXPERTS = {
     "shared_experts.gate_proj": "shared_expert.gate_proj",
     "shared_experts.up_proj": "shared_expert.up_proj",

@@ -3,8 +3,8 @@
 E experts, C hidden size, I inner width of an expert.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -51,11 +51,13 @@ class OneByOne:
         block: what the names of its tensors begin with, without the layer's prefix; in the class it is "mlp.".
         parts: what an expert's gate, up and down projection are called.
         statics: the name of the router's selection bias [1, E], which the class has in its gate; None: it is not moved.
+        modules: module in the class -> what it is called here, where that is something else.
     """
 
     block: str = "mlp."
     parts: tuple[str, str, str] = PARTS
     statics: str | None = None
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     def rules(self, layer: str, modules: Iterable[str], tensors: Iterable[str], experts: int) -> list[Rule]:
         """Tensors of the file -> of the class.
@@ -69,7 +71,7 @@ class OneByOne:
         theirs, ours = layer + self.block, f"{layer}mlp."
         rules = []
         if theirs != ours:
-            rules += module_rules({theirs + name: ours + name for name in modules})
+            rules += module_rules({theirs + self.modules.get(name, name): ours + name for name in modules})
             rules += [Rule(theirs + name, ours + name) for name in tensors]
         if self.statics is not None:
             rules.append(Rule(theirs + self.statics, f"{ours}gate.{self.statics}"))

@@ -46,7 +46,8 @@ LATENT = {
     "v_head_dim": 10,
     "first_k_dense_replace": 1,
 }
-LATENT_V3 = {**LATENT, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+GROUPS = {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3}
+LATENT_V3 = {**LATENT, **GROUPS}
 LATENT_V2 = {**LATENT_V3, "n_shared_experts": 2, "topk_method": "group_limited_greedy"}
 GRANITE_EXPERTS = {
     "num_local_experts": 6,
@@ -55,6 +56,16 @@ GRANITE_EXPERTS = {
     "residual_multiplier": 0.5,
     "attention_multiplier": 0.3,
     "logits_scaling": 2.0,
+}
+PHI_EXPERTS = {"num_local_experts": 6, "router_jitter_noise": 0.3}
+MSCALE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.2, 1.5, 2.0],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+    "original_max_position_embeddings": 64,
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
 }
 GPT_OSS = {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 12}
 ERNIE_EXPERTS = {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": 2}
@@ -98,6 +109,9 @@ ROWS = [
     Row("granitemoe", GRANITE_EXPERTS | {"attention_bias": True, "tie_word_embeddings": True}, shards=True),
     Row("granitemoeshared", GRANITE_EXPERTS | {"shared_intermediate_size": 40}),
     Row("granitemoeshared", GRANITE_EXPERTS | {"shared_intermediate_size": 0}, shards=True),
+    Row("phimoe", PHI_EXPERTS),
+    Row("phimoe", PHI_EXPERTS | {"rope_parameters": MSCALE, "attention_bias": True, "lm_head_bias": True}, shards=True),
+    Row("phimoe", PHI_EXPERTS | {"router_jitter_noise": 0.0, "sliding_window": 8, **TIED}),
     Row("gpt_oss", GPT_OSS),
     Row("gpt_oss", GPT_OSS | {"sliding_window": 6, "attention_bias": False, "num_experts_per_tok": 1}, shards=True),
     Row("gpt_oss", GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"], "tie_word_embeddings": True}),
@@ -108,8 +122,10 @@ ROWS = [
     Row("dots1", DEEPSEEK_EXPERTS),
     Row("dots1", DEEPSEEK_EXPERTS | {"first_k_dense_replace": 1, "n_shared_experts": 2, "norm_topk_prob": True}, True),
     Row("dots1", DEEPSEEK_EXPERTS | {"sliding_window": 8, "max_window_layers": 1, "attention_bias": True}),
+    Row("dots1", DEEPSEEK_EXPERTS | GROUPS | {"norm_topk_prob": True}),
     Row("glm4_moe", DEEPSEEK_EXPERTS | {"use_qk_norm": True, "attention_bias": True}),
     Row("glm4_moe", DEEPSEEK_EXPERTS | {"first_k_dense_replace": 0, "norm_topk_prob": False, **TIED}, shards=True),
+    Row("glm4_moe", DEEPSEEK_EXPERTS | GROUPS | {"topk_group": 1, "num_experts_per_tok": 2}, shards=True),
     Row("glm4_moe", DEEPSEEK_EXPERTS | {"partial_rotary_factor": 1.0, "head_dim": 16, "n_shared_experts": 2}),
     Row("deepseek_v3", LATENT_V3 | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.9}}),
     Row("deepseek_v3", LATENT_V3 | {"attention_bias": True, "norm_topk_prob": False, **TIED}, shards=True),
@@ -314,3 +330,29 @@ def test_decoders_that_read_texts_whole(tmp_path, row):
         logits = ours(**given).logits
         assert_close(logits[real], theirs(**given).logits[real])
         assert not torch.equal(ours(**changed).logits[:, -2], logits[:, -2])  # near enough for every window
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("alibi", False), ("alibi_bias_max", 16), ("qk_ln", True), ("prefix_lm", True)),
+        *(("attn_uses_sequence_id", True), ("attn_type", "multiquery_attention")),
+        *(("no_bias", False), ("logit_scale", 0.5), ("expansion_ratio", 2)),
+    ],
+)
+def test_mpt_refuses_what_the_official_class_does_not_follow(tmp_path, name, value):
+    theirs = model_of(Row("mpt"), SIZES)
+    settings = theirs.config.to_dict()
+    part = settings["attn_config"] if name in settings["attn_config"] else settings
+    part[name] = value
+    other = type(theirs)(type(theirs.config)(**settings)).eval()
+    other.load_state_dict(theirs.state_dict())
+    with torch.no_grad():
+        assert torch.equal(*(model(**batch(theirs)).logits for model in (other, theirs)))
+    other.save_pretrained(tmp_path / "src")
+    with pytest.raises(
+        ConversionError, match=rf"{name} is .*run this model with its own code|its own code:\s+{name} is"
+    ):
+        convert(tmp_path / "src", tmp_path / "dst")
+    assert not (tmp_path / "dst").exists()

@@ -7,7 +7,7 @@ from pairs import LATENT, latent_pair
 from safetensors.torch import load_file
 
 from blockformer.conversion import ConversionError, convert, from_official
-from blockformer.conversion.families import deepseek
+from blockformer.conversion.families import with_experts
 from blockformer.conversion.storage.fp8 import Fp8
 
 from .oracles import assert_verified, edit_config, edit_tensors, entries_of, stored
@@ -191,7 +191,7 @@ def test_ours_goes_out_only_as_what_it_is(tmp_path, family):
 
 def test_a_release_that_computes_it_wrongly_is_not_compared_with(tmp_path, monkeypatch):
     latent_pair(tmp_path / "src", "deepseek_v2", **SPARSE)
-    monkeypatch.setattr(deepseek.transformers, "__version__", "5.14.1")
+    monkeypatch.setattr(with_experts.transformers, "__version__", "5.14.1")
     report = convert(tmp_path / "src", tmp_path / "repo")
     wrong = "transformers 5.14.1 computes deepseek_v2 wrongly; install 5.15 or later"
     assert report.not_verified == f"not compared with the official model: {wrong}"

@@ -173,6 +173,91 @@ def test_gte_under_the_prefix_of_its_first_checkpoints(tmp_path, kind):
     assert_same_there_and_back(tmp_path, theirs)
 
 
+OWN_GTE = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "layer_norm_type": "layer_norm",
+    "logn_attention_clip1": False,
+    "logn_attention_scale": False,
+    "model_type": "new",
+    "pack_qkv": True,
+    "position_embedding_type": "rope",
+    "rope_theta": 20000,
+    "unpad_inputs": False,
+    "use_memory_efficient_attention": False,
+}
+"""The entries of GTE's own code."""
+
+
+def own_gte(folder, kind, **entries):
+    """A checkpoint of GTE's own code in `src`, and the official model that it was made from."""
+    row = FIRST["gte"]
+    theirs = model_of(row, SIZES, next(head for head in family_of(row).heads if head.official == f"Gte{kind}"))
+    theirs.save_pretrained(folder / "src")
+    edit_tensors(
+        folder / "src",
+        lambda tensors: {
+            name if name.startswith(("classifier.", "lm_head.")) else "new." + name.removeprefix("gte."): tensor
+            for name, tensor in tensors.items()
+        },
+    )
+    edit_config(folder / "src", rope_parameters=..., **{"architectures": [f"New{kind}"], **OWN_GTE, **entries})
+    return theirs
+
+
+def turn_by(theirs, base, slower=1.0):
+    """Let the heads of an official model turn by a base, each pair slower by a factor."""
+    size = theirs.config.hidden_size // theirs.config.num_attention_heads
+    turns = base ** -(torch.arange(0, size, 2) / size) / slower
+    getattr(theirs, "gte", theirs).rotary_emb.inv_freq.copy_(turns)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("kind", ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification"])
+@pytest.mark.parametrize("factor", [None, 8.0])
+def test_gte_with_its_own_code(tmp_path, kind, factor):
+    scaling = None if factor is None else {"factor": factor, "type": "ntk"}
+    theirs = own_gte(tmp_path, kind, rope_scaling=scaling)
+    if factor is None:
+        turn_by(theirs, 20_000.0)
+    else:  # a larger base, and each of the four pairs of a head slower by the fourth root
+        turn_by(theirs, 20_000.0 * factor, factor**0.25)
+    assert_same_there_and_back(tmp_path, theirs)
+
+
+def test_gte_with_its_own_code_and_no_base(tmp_path):
+    theirs = own_gte(tmp_path, "Model", rope_scaling=None, rope_theta=...)
+    turn_by(theirs, 10_000.0)
+    assert_same_there_and_back(tmp_path, theirs)
+
+
+@pytest.mark.parametrize("named", [["NewModel", "NewForTokenClassification"], ["NewModel"]])
+def test_gte_with_a_head_beyond_its_first_architecture(tmp_path, named):
+    theirs = own_gte(tmp_path, "ForTokenClassification", rope_scaling=None, architectures=named)
+    turn_by(theirs, 20_000.0)
+    assert_same_there_and_back(tmp_path, theirs if len(named) == 2 else theirs.gte)
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"logn_attention_scale": True}, "logn_attention_scale is 'True'"),
+        ({"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
+        ({"pack_qkv": False}, "pack_qkv is 'False'"),
+        ({"position_embedding_type": "absolute"}, "position_embedding_type is 'absolute'"),
+        ({"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}}, "mixed_b '0.6', which ours does not have"),
+        ({"rope_scaling": {"type": "ntk"}}, "factor must be a positive number, not 'None'"),
+        ({"architectures": ["NewForMultipleChoice"]}, "NewForMultipleChoice.*there are GteModel"),
+        ({"architectures": ["NewForMaskedLM", "NewForTokenClassification"]}, "architectures is .* cannot be converted"),
+    ],
+)
+def test_gte_refuses_what_only_its_own_code_has(tmp_path, entries, told):
+    own_gte(tmp_path, "Model", **{"rope_scaling": None, **entries})
+    with pytest.raises(ConversionError, match=told):
+        convert(tmp_path / "src", tmp_path / "dst", verify=False)
+    assert not (tmp_path / "dst").exists()
+
+
 @pytest.mark.versions
 def test_nomic_under_the_names_of_its_first_configs(tmp_path):
     row = Row("nomic_bert", {"layer_norm_eps": 1e-5, "hidden_act": "gelu", "intermediate_size": 40})

@@ -6,7 +6,9 @@ import transformers
 from pairs import assert_close
 from sizes import OFFICIAL_DECODER
 
+import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
+from blockformer.conversion.families import with_experts
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.rules.table import Rule, RuleTable, _Pattern
 from blockformer.conversion.storage.experts import Stack
@@ -258,3 +260,71 @@ def test_other_low_bits_than_mxfp4_are_refused(tmp_path):
     edit_config(tmp_path / "src", quantization_config={"quant_method": "mystery"})
     with pytest.raises(ConversionError, match="mystery"):
         from_official(tmp_path / "src")
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_groups_are_not_compared_with_a_release_that_takes_experts_of_others(tmp_path, monkeypatch, groups):
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 24}
+    settings = {"n_group": groups, "topk_group": 1, "first_k_dense_replace": 1, **experts}
+    sizes = {**OFFICIAL_DECODER, "pad_token_id": 0}
+    model = transformers.Dots1ForCausalLM(transformers.Dots1Config(**sizes, **settings))
+    model.save_pretrained(tmp_path / "src")
+    monkeypatch.setattr(with_experts.transformers, "__version__", "5.5.4")
+    report = convert(tmp_path / "src", tmp_path / "repo")
+    wrong = "transformers 5.5.4 computes dots1 wrongly; install 5.6 or later"
+    assert report.not_verified == (f"not compared with the official model: {wrong}" if groups > 1 else "")
+
+
+PHI = {"num_local_experts": 4, "router_jitter_noise": 0.25}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 64,
+    "short_mscale": 1.2,
+    "long_mscale": 1.2,
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"num_experts_per_tok": 3}, "num_experts_per_tok is '3'"),
+        ({"rope_parameters": LONGROPE | {"long_mscale": 1.3}}, "'longrope', short_mscale '1.2', long_mscale '1.3'"),
+        (
+            {"rope_parameters": LONGROPE | {"rope_type": "linear", "factor": 2.0}},
+            "rope_type is 'linear'.*only 'default' can be",
+        ),
+    ],
+)
+def test_phimoe_refuses_what_ours_does_not_compute(settings, told):
+    family = FAMILIES["phimoe"]
+    entries = {"architectures": ["PhimoeForCausalLM"], **OFFICIAL_DECODER, **PHI, **settings}
+    with pytest.raises(ConversionError, match=told):
+        family.config_from(entries)
+
+
+def test_conversion_says_that_phimoe_trains_otherwise(tmp_path):
+    config = transformers.PhimoeConfig(**{**OFFICIAL_DECODER, **PHI, "pad_token_id": 0})
+    transformers.PhimoeForCausalLM(config).save_pretrained(tmp_path / "src")
+    report = convert(tmp_path / "src", tmp_path / "repo")
+    assert any("draws experts at random" in note for note in report.notes)
+    assert_verified(report)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"router_margin": None}, "router_margin must be set"),
+        ({"num_experts_per_tok": 3}, "num_experts_per_tok must be 2"),
+        ({"routed_scaling_factor": 2.0}, "routed_scaling_factor must be 1.0"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+            "rope_parameters must be 'default', or 'longrope'",
+        ),
+    ],
+)
+def test_ours_goes_out_as_phimoe_only_as_what_it_computes(settings, told):
+    config = blockformer.preset("phimoe", num_experts=4, **settings)
+    with pytest.raises(ConversionError, match=told):
+        FAMILIES["phimoe"].config_to(config)

@@ -24,6 +24,7 @@ MIXES = {
     },
     "biases, a clamped gate": {"expert_bias": True, "expert_gate_limit": 0.7, "hidden_act": "quick_gelu"},
     "sigmoid": {"router_score": "sigmoid", "router_selection_bias": True, "routed_scaling_factor": 2.5},
+    "shares of near ones": {"router_margin": 0.6, "norm_topk_prob": False},
     "groups": {"num_expert_groups": 3, "num_expert_groups_per_tok": 2, "experts_per_group_score": 1},
 }
 GROUPS = MIXES["groups"]
@@ -92,6 +93,26 @@ def test_a_router_in_float32_chooses_as_the_weights_say():
     assert torch.equal(found[0], wide.topk(2).indices)
     assert not torch.equal(*found)
     assert logits.dtype is torch.bfloat16
+
+
+def test_a_margin_weighs_each_expert_among_the_near_ones_left():
+    """Written out for each token, equal logits among them: the best one left, its share of those near it, the next."""
+    config = blockformer.BlockformerDecoderConfig(**{**SPARSE, "router_margin": 0.5, "norm_topk_prob": False})
+    torch.manual_seed(0)
+    router, shares = blockformer.BlockformerDecoderModel(config).layers[0].mlp.gate, set()
+    with torch.no_grad():
+        router.weight[4] = router.weight[1]
+    logits, weights, experts = router(torch.randn(200, 64))
+    for row, found, chosen in zip(logits, weights, experts, strict=True):
+        left = list(range(6))
+        for share, expert in zip(found, chosen, strict=True):
+            best = max(left, key=lambda each: row[each])
+            near = [each for each in left if row[best] - row[each] <= 0.5 * max(abs(row[each]), row[best])]
+            assert expert == best
+            assert_close(share, row[best].exp() / row[near].exp().sum())
+            left.remove(best)
+            shares.add(len(near))
+    assert len(shares) > 2
 
 
 @pytest.mark.parametrize("summed", [1, 2])
@@ -261,6 +282,9 @@ def test_saved_and_loaded_it_is_the_same_and_what_is_missing_is_refused(tmp_path
         ({"num_expert_groups": 3}, "num_expert_groups_per_tok=0.* do not fit"),
         ({**GROUPS, "num_expert_groups": 2, "num_expert_groups_per_tok": 3}, "do not fit 6 experts"),
         ({**GROUPS, "experts_per_group_score": 3}, "do not fit 6 experts"),
+        ({**GROUPS, "router_margin": 0.1}, "router_margin goes by logits"),
+        ({"router_score": "sigmoid", "router_margin": 0.1}, "router_margin goes by logits"),
+        ({"router_selection_bias": True, "router_margin": 0.0}, "router_margin goes by logits"),
         ({**GROUPS, "num_expert_groups_per_tok": 1, "num_experts_per_tok": 3}, "must be at most 2, not 3"),
         ({"num_expert_groups_per_tok": 2}, "num_expert_groups_per_tok=2.* do not fit 6 experts"),
         ({"experts_per_group_score": 1}, "experts_per_group_score=1 do not fit 6 experts"),

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 import blockformer
 from blockformer.conversion import convert
 
-from .record import Record, make
+from .record import Record, make, readable
 
 TEXTS = (
     "A small boat sails along the river.",
@@ -88,7 +88,9 @@ def load_official(record: Record, folder: Path) -> PreTrainedModel:
     """The official class with the weights of a folder, in float32."""
     kind = getattr(transformers, record.oracle_class)
     capped = record.config.get("attn_logit_softcapping") is not None
-    settings = {"attn_implementation": "eager"} if capped else {}
+    settings: dict[str, Any] = {"attn_implementation": "eager"} if capped else {}
+    if record.todays:
+        settings["config"] = kind.config_class(**readable(record, entries_of(folder)))
     return kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True, **settings).eval()
 
 

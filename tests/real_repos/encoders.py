@@ -1,12 +1,14 @@
 """Encoders."""
 
+import re
 from functools import partial
+from typing import Any
 
 from .byte_level import byte_level
 from .common import APACHE, HUGE, MIT, bert_config, ends, roberta_config, sentence_files
 from .record import Head, Record, Rows, Token
 from .sentence_pieces import MASK, ROBERTA, ROBERTA_MAP, albert, camembert, deberta, xlm_roberta
-from .weights import added, doubled, gamma_beta, positions, prefixed, rows_of, without
+from .weights import Tensors, added, doubled, gamma_beta, positions, prefixed, rows_of, without
 from .word_pieces import MPNET_MAP, SPECIAL_MAP, word_pieces
 
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -49,6 +51,41 @@ DEBERTA = {
     "type_vocab_size": 0,
     "vocab_size": Rows(7),
 }
+
+
+def own_gte(theta: int, factor: float) -> dict[str, Any]:
+    """The entries of GTE's own code, beyond those of BERT."""
+    auto = {"AutoConfig": "configuration.NewConfig", "AutoModel": "modeling.NewModel"}
+    return {
+        "attention_probs_dropout_prob": 0.0,
+        "auto_map": {kind: f"Alibaba-NLP/new-impl--{name}" for kind, name in auto.items()},
+        "classifier_dropout": 0.0,
+        "gradient_checkpointing": ...,
+        "layer_norm_type": "layer_norm",
+        "logn_attention_clip1": False,
+        "logn_attention_scale": False,
+        "max_position_embeddings": 128,
+        "pack_qkv": True,
+        "position_embedding_type": "rope",
+        "rope_scaling": {"factor": factor, "type": "ntk"},
+        "rope_theta": theta,
+        "unpad_inputs": False,
+        "use_cache": ...,
+        "use_memory_efficient_attention": False,
+    }
+
+
+def todays_gte(theta: int, factor: float) -> dict[str, Any]:
+    """The same for transformers' class: heads have four pairs of channels."""
+    turns = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor**0.25}
+    return {"model_type": "gte", "rope_scaling": ..., "rope_theta": ..., "rope_parameters": turns}
+
+
+def gte_prefix(tensors: Tensors) -> Tensors:
+    """The prefix of GTE's own classes."""
+    return {re.sub("^gte", "new", name): tensor for name, tensor in tensors.items()}
+
+
 replaced_tokens = added(
     {
         f"{root}.{part}": shape
@@ -536,6 +573,39 @@ RECORDS = (
         files={"configuration_eurobert.py": "raise SystemExit\n", "modeling_eurobert.py": "raise SystemExit\n"},
         card={"library_name": "transformers", "license": "apache-2.0"},
         known="assumed",
+    ),
+    Record(
+        "Alibaba-NLP/gte-multilingual-base",
+        "GteForTokenClassification",
+        bert_config("NewForTokenClassification", "new", **own_gte(20000, 8.0), id2label={"0": "LABEL_0"},
+                    label2id={"LABEL_0": 0}, pad_token_id=1, torch_dtype="float16", transformers_version="4.39.1",
+                    type_vocab_size=1),
+        partial(xlm_roberta, config=XLMR, special_map=XLMR_MAP, model_file=None),
+        "known",
+        (gte_prefix,),
+        dtype="float16",
+        files={**sentence_files("cls", length=8192), "scripts/gte_embedding.py": "raise SystemExit\n"},
+        todays=todays_gte(20000, 8.0),
+        quick=True,
+    ),
+    Record(
+        "Alibaba-NLP/gte-large-en-v1.5",
+        "GteModel",
+        bert_config("NewModel", "new", **own_gte(160000, 2.0), torch_dtype="float32", transformers_version="4.39.1"),
+        partial(word_pieces, config={**UNCASED, **CLEAN, **SPECIAL_MAP, "model_max_length": 32768}),
+        files=sentence_files("cls", normalize=False, length=8192),
+        stubs=("onnx/model.onnx",),
+        todays=todays_gte(160000, 2.0),
+    ),
+    Record(
+        "Snowflake/snowflake-arctic-embed-m-v2.0",
+        "GteModel",
+        bert_config("GteModel", "gte", **own_gte(160000, 2.0), matryoshka_dimensions=[256], pad_token_id=1,
+                    torch_dtype="float32", transformers_version="4.39.3", type_vocab_size=1) | {"rope_scaling": None},
+        partial(xlm_roberta, config=XLMR, special_map=XLMR_MAP, model_file=None),
+        files={**sentence_files("cls", length=8192), "configuration_hf_alibaba_nlp_gte.py": "raise SystemExit\n",
+               "modeling_hf_alibaba_nlp_gte.py": "raise SystemExit\n"},
+        stubs=("onnx/model.onnx",),
     ),
     Record(
         "assumed/gte-multilingual-base",

@@ -4,7 +4,20 @@ from functools import partial
 
 from .byte_level import byte_level
 from .common import APACHE, CHATML, HUGE, INSTRUCTIONS, MIT, ends, llama_config, written_by
-from .decoders import END, FAST, GPT2, LLAMA2, LLAMA2_MAP, NO_HEAD, SAME_END, qwen_words, turns, words_at_end
+from .decoders import (
+    CODE,
+    END,
+    FAST,
+    GPT2,
+    LLAMA2,
+    LLAMA2_MAP,
+    NO_HEAD,
+    PHI3,
+    SAME_END,
+    qwen_words,
+    turns,
+    words_at_end,
+)
 from .record import Record, Rows, Token
 from .sentence_pieces import llama
 from .weights import added
@@ -19,6 +32,14 @@ DEEPSEEK_EXPERTS = {
     "num_experts_per_tok": 2,
 }
 DEEPSEEK_YARN = {"beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 16, "type": "yarn"}
+MSCALE = {
+    "long_factor": [1.08, 1.11, 1.14, 1.34],
+    "long_mscale": 1.243163121016122,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0, 1.02, 1.03, 1.05],
+    "short_mscale": 1.243163121016122,
+    "type": "longrope",
+}
 DEEPSEEK_WORDS = {**FAST, "bos_token": BEGIN, "eos_token": FINISH, "pad_token": FINISH}
 
 RECORDS = (
@@ -253,6 +274,26 @@ RECORDS = (
         files={"LICENSE": MIT},
         card={"license": "mit"},
         known="assumed",
+    ),
+    Record(
+        "microsoft/Phi-3.5-MoE-instruct",
+        "PhimoeForCausalLM",
+        llama_config("PhimoeForCausalLM", "phimoe", _name_or_path="Phi-3.5-MoE-instruct", attention_bias=True,
+                     auto_map={"AutoConfig": "configuration_phimoe.PhiMoEConfig",
+                               "AutoModelForCausalLM": "modeling_phimoe.PhiMoEForCausalLM"},
+                     hidden_dropout=0.0, input_jitter_noise=0.01, lm_head_bias=True, num_experts_per_tok=2,
+                     num_local_experts=4, output_router_logits=False, rope_scaling=MSCALE,
+                     router_aux_loss_coef=0.0, router_jitter_noise=0.01, sliding_window=128,
+                     transformers_version="4.43.3"),
+        partial(llama, PHI3, bos=False, added=True,
+                config={**LLAMA2, "add_bos_token": False, "eos_token": END, "pad_token": END},
+                special_map={"bos_token": "<s>", "eos_token": END, "pad_token": END, "unk_token": "<unk>"}),
+        dtype="bfloat16",
+        shards=2,
+        generation=written_by("4.43.3", bos_token_id=1, eos_token_id=[Token(END), Token("<|end|>")],
+                              pad_token_id=Token(END)),
+        files={"LICENSE": MIT, "configuration_phimoe.py": CODE, "modeling_phimoe.py": CODE},
+        card={"license": "mit", "pipeline_tag": "text-generation"},
     ),
     Record(
         "baidu/ERNIE-4.5-21B-A3B-PT",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from blockformer.conversion.families.index import MODEL_TYPES
+from blockformer.conversion.families.index import FORMER_TYPES, MODEL_TYPES
 
 from .weights import Spelling, random_weights, write_pickle, write_weights
 from .words import Words
@@ -69,6 +69,8 @@ class Record:
         stubs: names of files in formats that no PyTorch class reads.
         card: the front matter of README.md.
         oracle: the official class that reads the result; `model` if it is None.
+        todays: entries of `config.json` as the official class needs them, where the repo's own code read others; `...`
+            takes one away.
         quick: whether it is among those that every run of the tests makes.
     """
 
@@ -87,12 +89,14 @@ class Record:
     stubs: tuple[str, ...] = ()
     card: Mapping[str, Any] = field(default_factory=lambda: {"license": "apache-2.0"})
     oracle: str | None = None
+    todays: Mapping[str, Any] = field(default_factory=dict)
     quick: bool = False
 
     @property
     def family(self) -> str:
         """The family that reads it: its model type, or with `-decoder` the decoder of an encoder-decoder."""
         kind = self.config["model_type"]
+        kind = FORMER_TYPES.get(kind, kind)
         only_decoder = self.oracle_class.endswith("ForCausalLM") and f"{kind}-decoder" in MODEL_TYPES
         return f"{kind}-decoder" if only_decoder else kind
 
@@ -118,6 +122,12 @@ def resolved(entries: Any, words: Words) -> Any:
     if isinstance(entries, (list, tuple)):
         return [resolved(each, words) for each in entries]
     return entries
+
+
+def readable(record: Record, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's `config.json` as the official class reads it."""
+    changed = {**config, **record.todays}
+    return {name: value for name, value in changed.items() if value is not ... and name != "auto_map"}
 
 
 def write(folder: Path, name: str, content: Any) -> None:
@@ -146,7 +156,7 @@ def make(record: Record, folder: Path) -> None:
         files[name] = MAGIC.get(Path(name).suffix, b"stub\n") + bytes(16)
     for name, content in files.items():
         write(folder, name, content)
-    tensors: Any = random_weights(record.model, config)
+    tensors: Any = random_weights(record.model, readable(record, config))
     for change in record.spelling:
         tensors = change(tensors)
     for kind in ("safetensors", "bin"):

@@ -23,8 +23,7 @@ def random_weights(model_class: str, entries: Mapping[str, Any]) -> dict[str, Te
     """The tensors that `save_pretrained` writes, drawn so widely that the outputs are peaky."""
     kind = getattr(transformers, model_class)
     with tempfile.TemporaryDirectory() as folder:
-        readable = {name: value for name, value in entries.items() if name != "auto_map"}
-        (Path(folder) / "config.json").write_text(json.dumps(readable))
+        (Path(folder) / "config.json").write_text(json.dumps(entries))
         config = kind.config_class.from_pretrained(folder)
         config.dtype = torch.float32
         torch.manual_seed(0)

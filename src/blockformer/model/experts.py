@@ -43,6 +43,7 @@ class ExpertsFields(Part):
     )
     router_score: str = axis("softmax", ("softmax", "sigmoid"), "feed-forward", "how router logits become scores")
     router_float32: bool = flag(False, "feed-forward", "router logits are computed in float32, whatever the dtype")
+    router_margin: float | None = axis(None, "a number of 0 or more", "feed-forward", "weights among logits this close")
     router_selection_bias: bool = flag(False, "feed-forward", "a bias that only affects which experts are chosen")
     num_expert_groups: int = axis(0, "an integer of 0 or more", "feed-forward", "equal groups of experts; 0 means none")
     num_expert_groups_per_tok: int = axis(0, "an integer of 0 or more", "feed-forward", "how many of them a token uses")
@@ -74,6 +75,8 @@ class ExpertsFields(Part):
             raise ValueError(f"{told} do not fit {self.num_experts} experts: set none of the three, or change one.")
         if self.num_experts_per_tok > (most := size * (chosen or 1)):
             raise ValueError(f"num_experts_per_tok must be at most {most}, not {self.num_experts_per_tok}.")
+        if self.router_margin is not None and (groups or self.router_selection_bias or self.router_score != "softmax"):
+            raise ValueError("router_margin goes by logits: leave out router_score, router_selection_bias and groups.")
         types: list = self.mlp_layer_types  # type: ignore[assignment]  # filled by now
         if len(types) != self.num_hidden_layers or not all(each in ("dense", "sparse") for each in types):
             raise ValueError(f"mlp_layer_types must list 'dense' or 'sparse' for each layer, not {types!r}.")
@@ -133,9 +136,20 @@ class Router(DrawnModule):
             choice = self._of_best_groups(choice)
         experts = choice.topk(config.num_experts_per_tok, dim=-1).indices
         weights = scores.gather(-1, experts)
+        if config.router_margin is not None:
+            experts = logits.sort(dim=-1, descending=True, stable=True).indices[:, : config.num_experts_per_tok]
+            weights = self._shares_of_near_ones(logits, experts)
         if config.norm_topk_prob:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return logits, weights * config.routed_scaling_factor, experts
+
+    def _shares_of_near_ones(self, logits, experts):
+        """Each one's share of a softmax over the experts not yet taken, without far lower logits (Liu et al., 2024)."""
+        own, all_logits = logits.gather(-1, experts)[..., None], logits[:, None]  # [N, k, 1], [N, 1, E]
+        is_far = (own - all_logits) / torch.maximum(all_logits.abs(), own) > self.config.router_margin
+        own_place = experts[..., None] == torch.arange(logits.shape[-1], device=logits.device)
+        left = all_logits.masked_fill(is_far | (own_place.cumsum(1) > own_place), -torch.inf)  # [N, k, E]
+        return 1 / (left - own).float().exp().sum(-1)
 
     def _of_best_groups(self, choice):
         """Scores [N, E] with -inf for the experts outside of each token's best groups (DeepSeek-AI, 2024)."""

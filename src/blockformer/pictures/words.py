@@ -133,6 +133,7 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
         if config.num_expert_groups:
             chips.append(f"from {config.num_expert_groups_per_tok} of {config.num_expert_groups} groups")
         chips += ["sigmoid scores"] * (config.router_score == "sigmoid")
+        chips += [] if config.router_margin is None else ["weights among near scores"]
         chips += ["choice bias"] * config.router_selection_bias + ["biases"] * config.expert_bias
         return size, tuple(chips), (count, each)
     if config.mlp_type:
