@@ -50,7 +50,7 @@ def is_quicker_for(rows: int, outputs: int, inputs: int) -> bool:
 @torch.no_grad()
 def _measure(rows: int, outputs: int, inputs: int) -> bool:
     """This takes up to a tenth of a second."""
-    states, weights = random_matrix(rows, inputs), some_weights(rows, outputs, inputs)
+    states, weights = random_matrix(rows, inputs), some_weights(outputs, inputs)
     if not torch.allclose(product(states, weights[0]), F.linear(states, weights[0]), atol=1e-3, rtol=1e-4):
         return False
     work, other = (lambda by=by: [by(states, weight) for weight in weights] for by in (product, F.linear))
