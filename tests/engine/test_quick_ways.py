@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 
 import blockformer
 from blockformer.engine import attention as quick_attention
-from blockformer.engine import blocks, four_bits, in_parts, measure, onednn
+from blockformer.engine import blocks, four_bits, measure, onednn
 from blockformer.engine import linear as quick_linear
 from blockformer.engine.attention import attend_grouped, can_attend_grouped
 from blockformer.engine.linear import QuickLinear
@@ -274,7 +274,7 @@ def test_measuring_leaves_the_random_state_alone(monkeypatch):
     halves = (torch.float16, torch.bfloat16)
     for dtype in (*halves, torch.float32):  # the first one asks for the last
         linear(nn.utils.skip_init(nn.Linear, 4, 3, dtype=dtype), torch.ones(8, 4, dtype=dtype))
-    in_parts.is_quicker_for(1, 512, 256)
+    quick_linear.is_quicker_in_parts(1, 512, 256)
     for dtype in (torch.bfloat16, torch.float32):
         onednn.is_quicker_packed(dtype)
     states = torch.ones(1, 8, 512, 64, dtype=torch.bfloat16)

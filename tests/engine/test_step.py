@@ -19,13 +19,13 @@ from transformers.generation import BaseStreamer
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiled, compiling, linear, measure, onednn, step
+from blockformer.engine import compiled, compiling, linear, measure, onednn, step_functions
 from blockformer.engine.attention import PreparedAttention
 from blockformer.engine.cache_folder import cache_folder
-from blockformer.engine.experts import TracedExperts
 from blockformer.engine.onednn import PackedCopies
-from blockformer.engine.step import CompiledSteps, _Example
-from blockformer.engine.step_parts import LayersPart
+from blockformer.engine.step import CompiledSteps
+from blockformer.engine.step_functions import Example, StepFunctions
+from blockformer.engine.step_parts import LayersPart, TracedExperts
 
 # On a busy machine the compiler may take minutes for one step, and some tests compile four.
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.timeout(1200)]
@@ -108,7 +108,7 @@ def family_pair(family):
 @pytest.mark.parametrize("together", [1, 8])
 @pytest.mark.parametrize("family", ["gpt2", "mistral", "umt5"])
 def test_the_step_is_right_before_it_is_compiled(family, together, untraced, monkeypatch):
-    monkeypatch.setattr(step, "_SMALL_LAYERS", together)
+    monkeypatch.setattr(step_functions, "_SMALL_LAYERS", together)
     plain, quick = family_pair(family)
     for rows in (1, 3):
         for settings in WAYS[:2]:
@@ -119,12 +119,12 @@ def test_the_step_is_right_before_it_is_compiled(family, together, untraced, mon
 def test_steps_read_no_more_than_a_window(untraced):
     plain, quick = family_pair("mistral")
     long = {"max_new_tokens": 50, "min_new_tokens": 50, "return_dict_in_generate": True}
-    places, run = [], step._Functions.run
+    places, run = [], StepFunctions.run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step._Functions, "run", lambda *given: places.append(given[3]) or run(*given))
+        patch.setattr(StepFunctions, "run", lambda *given: places.append(given[3]) or run(*given))
         written = text(quick, **long)
     assert torch.equal(written.sequences, text(plain, **long).sequences)
-    seen = [{kind: blocks.shape[1] * step.BLOCK for kind, (blocks, _) in each.items()} for each in places]
+    seen = [{kind: blocks.shape[1] * step_functions.BLOCK for kind, (blocks, _) in each.items()} for each in places]
     assert len(seen) == 49
     assert max(each["full_attention"] for each in seen) >= 9 + 49
     assert max(each["sliding_attention"] for each in seen) <= 6 + 64
@@ -346,7 +346,7 @@ def test_a_step_takes_any_number_of_rows_whatever_product_is_quicker(dtype, is_q
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
     steps = pair(dtype=dtype)[1].runtime.steps
     for sources, most in (("few", 4), ("many", 1 << 40)):
-        example = _Example(steps._stack, sources, 1)
+        example = Example(steps._stack, sources, 1)
         arguments, varying = example.layers(2)
         part = LayersPart(steps._stack.layers, steps._stack.config, example.rotating)
         with measure.own_trace(is_packed):
@@ -449,9 +449,9 @@ def test_it_steps_aside_where_more_is_asked_for():
 def test_a_call_that_asks_for_more_does_not_end_the_steps(family, untraced):
     plain, quick = family_pair(family)
     steps = []
-    run = step._Functions.run
+    run = StepFunctions.run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step._Functions, "run", lambda *given: steps.append(1) or run(*given))
+        patch.setattr(StepFunctions, "run", lambda *given: steps.append(1) or run(*given))
         everything = {"output_hidden_states": True, "return_dict_in_generate": True}
         asked = [text(model, **everything) for model in (plain, quick)]
         assert not steps

@@ -12,13 +12,16 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from . import in_parts, onednn
+from . import onednn
 from .few_rows import MOST_ROWS, are_few
-from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix, reads_packed_copies
+from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix, reads_packed_copies, some_weights
 
+# Into how many parts a weight is cut, and how many numbers it has at least: putting less together takes longer than it
+# gains.
+_PARTS, _LEAST_IN_PARTS = 16, 1 << 17
 # Multiplications below which no other product gains; and those below which oneDNN's overhead, tens of microseconds a
 # call, costs more than it gains.
-_LEAST, _LEAST_WORK = in_parts.LEAST_WEIGHTS, 1 << 23
+_LEAST, _LEAST_WORK = _LEAST_IN_PARTS, 1 << 23
 # Weights from which oneDNN's product of many rows is faster in a graph, and packed ones from which it is.
 _LEAST_WEIGHTS_IN_GRAPHS, _LEAST_PACKED_WEIGHTS = 1 << 18, 1 << 16
 HALVES = (torch.float16, torch.bfloat16)
@@ -55,7 +58,7 @@ class QuickLinear(nn.Linear):
         if weight.dtype in HALVES:
             return _widened if rows >= _MANY_ROWS and not learns and is_quicker_widened(weight.dtype) else None
         if rows <= MOST_ROWS and not learns:
-            return in_parts.product if in_parts.is_quicker_for(rows, *weight.shape) else None
+            return in_parts if is_quicker_in_parts(rows, *weight.shape) else None
         is_quicker = rows * weight.numel() >= _LEAST_WORK and onednn.is_quicker_in_float32()
         return (_Product.apply if learns else onednn.product) if is_quicker else None
 
@@ -69,6 +72,50 @@ class QuickLinear(nn.Linear):
         return onednn.product if is_quicker else None
 
 
+def in_parts(states, weight, bias=None):
+    """`F.linear` of float32 states [..., I] that are few rows, weight [O, I], as a batch of products of its parts.
+
+    MKL reads a weight for one row, or for a few, with one thread, and the weights of a batch with all of them.
+    """
+    size = len(weight) // _PARTS
+    if size == 0:
+        return F.linear(states, weight, bias)
+    whole = _PARTS * size
+    is_whole = whole == len(weight)
+    parts = (weight if is_whole else weight[:whole]).view(_PARTS, size, -1)
+    rows = states.reshape(-1, states.shape[-1])
+    columns = rows.t().expand(_PARTS, -1, -1)  # [parts, I, R]: another order of the strides is much slower
+    if bias is None:
+        outputs = torch.bmm(parts, columns)
+    else:
+        outputs = torch.baddbmm((bias if is_whole else bias[:whole]).view(_PARTS, size, 1), parts, columns)
+    if is_whole and len(rows) == 1:
+        return outputs.view(*states.shape[:-1], whole)
+    outputs = outputs.view(whole, -1).t().contiguous()  # attention is slower by others, and some code wants to view it
+    if not is_whole:
+        rest = F.linear(rows, weight[whole:], None if bias is None else bias[whole:])
+        outputs = torch.cat([outputs, rest], 1)
+    return outputs.reshape(*states.shape[:-1], len(weight))
+
+
+def is_quicker_in_parts(rows: int, outputs: int, inputs: int) -> bool:
+    """Whether this product of so many rows by a weight [outputs, inputs] is faster here than PyTorch's own."""
+    if not 0 < rows <= MOST_ROWS or outputs * inputs < _LEAST_IN_PARTS:
+        return False
+    rows = 1 if rows == 1 else MOST_ROWS
+    return is_measured(("in parts", rows, outputs, inputs), lambda: _measure_parts(rows, outputs, inputs))
+
+
+@torch.no_grad()
+def _measure_parts(rows: int, outputs: int, inputs: int) -> bool:
+    """This takes up to a tenth of a second."""
+    states, weights = random_matrix(rows, inputs), some_weights(outputs, inputs)
+    if not torch.allclose(in_parts(states, weights[0]), F.linear(states, weights[0]), atol=1e-3, rtol=1e-4):
+        return False
+    work, other = (lambda by=by: [by(states, weight) for weight in weights] for by in (in_parts, F.linear))
+    return is_quicker(work, other, rounds=5, share=0.85)
+
+
 def can_be_quick(layer: nn.Module) -> bool:
     """Whether a layer is a plain `nn.Linear` on the CPU for which another product than PyTorch's may be faster."""
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu" or layer.weight.dim() != 2:
@@ -76,7 +123,7 @@ def can_be_quick(layer: nn.Module) -> bool:
     if layer.weight.dtype is torch.float32:
         # In a training step; in a graph that reads packed copies; by itself.
         is_quicker = onednn.is_quicker_in_float32() or onednn.is_quicker_packed(torch.float32)
-        return is_quicker or layer.weight.numel() >= in_parts.LEAST_WEIGHTS
+        return is_quicker or layer.weight.numel() >= _LEAST_IN_PARTS
     return layer.weight.dtype in HALVES and is_quicker_widened(layer.weight.dtype)
 
 

@@ -16,7 +16,6 @@ from ..model.stack import Stack
 from . import accelerator, eight_bit_head, layers, onednn, step
 from .attention import PreparedAttention, sdpa_attention
 from .eight_bit_head import EightBitHead
-from .experts import TracedExperts
 from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
 from .four_bits import PreparedQuantizedLinear
 from .latent import PreparedLatentAttention
@@ -24,6 +23,7 @@ from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled, use_decisions
 from .packed import pack_weights, unpack_weights
 from .runtime import AcceleratorRuntime, CompiledRuntime, LoadedRuntime
+from .step_parts import TracedExperts
 
 # Each plain class and its replacement of the same parameters in a prepared model, in one with compiled steps, and on a
 # GPU that has the kernel.

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from blockformer.engine import in_parts, linear, measure, onednn
+from blockformer.engine import linear, measure, onednn
 
 
 @pytest.fixture(autouse=True)
@@ -30,16 +30,16 @@ def test_weights_to_be_timed_tell_where_an_output_stands(rows, outputs, inputs):
 @pytest.mark.parametrize("shape", [(1, 24), (2, 1, 24), (4, 24), (24,)])
 def test_the_product_is_the_plain_one(shape, outputs, bias):
     layer, states = nn.Linear(24, outputs, bias=bias), torch.randn(shape)
-    found = in_parts.product(states, layer.weight, layer.bias)
+    found = linear.in_parts(states, layer.weight, layer.bias)
     torch.testing.assert_close(found, layer(states), atol=1e-5, rtol=1e-5)
     found.view(-1)
 
 
 def test_a_wrong_product_is_never_quicker(monkeypatch):
-    for module in (in_parts, onednn):
-        monkeypatch.setattr(module, "product", lambda states, weight: F.linear(states, weight).roll(64, -1))
-    assert not in_parts.is_quicker_for(1, 1024, 512)
-    assert not in_parts.is_quicker_for(3, 1024, 512)
+    for module, name in ((linear, "in_parts"), (onednn, "product")):
+        monkeypatch.setattr(module, name, lambda states, weight: F.linear(states, weight).roll(64, -1))
+    assert not linear.is_quicker_in_parts(1, 1024, 512)
+    assert not linear.is_quicker_in_parts(3, 1024, 512)
     assert not onednn.is_quicker_in_float32()
 
 
@@ -48,13 +48,13 @@ def test_a_wrong_product_is_never_quicker(monkeypatch):
 def test_few_rows_are_multiplied_in_parts_and_many_by_onednn(are_quicker, monkeypatch):
     asked = []
     verdict = lambda rows, outputs, inputs: asked.append((rows, outputs, inputs)) or "parts" in are_quicker  # noqa: E731
-    monkeypatch.setattr(in_parts, "is_quicker_for", verdict)
+    monkeypatch.setattr(linear, "is_quicker_in_parts", verdict)
     monkeypatch.setattr(onednn, "is_quicker_in_float32", lambda: "onednn" in are_quicker)
     layer, small = nn.Linear(256, 1024), nn.Linear(64, 64)
     for each in (layer, small):
         each.__class__ = linear.QuickLinear
     for rows in (1, 4):
-        assert layer._product(torch.ones(rows, 256)) is (in_parts.product if "parts" in are_quicker else None)
+        assert layer._product(torch.ones(rows, 256)) is (linear.in_parts if "parts" in are_quicker else None)
     assert asked == [(1, 1024, 256), (4, 1024, 256)]
     assert layer._product(torch.ones(100, 256)) is (onednn.product if "onednn" in are_quicker else None)
     assert layer._product(torch.ones(5, 256)) is None  # too little work
