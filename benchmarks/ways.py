@@ -50,7 +50,7 @@ class Way:
 
 BOTH = (torch.bfloat16, torch.float32)
 WAYS = {
-    "packed weights": Way(((packed, "_gains"),), BOTH),
+    "packed weights": Way(((packed, "gains"),), BOTH),
     "few rows in parts": Way(((linear, "is_quicker_in_parts"),), (torch.float32,)),
     "oneDNN's product": Way(((onednn, "is_quicker_in_float32"),), (torch.float32,)),
     "half precision by way of float32": Way(((linear, "is_quicker_widened"),), (torch.bfloat16,)),

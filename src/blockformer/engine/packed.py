@@ -6,7 +6,6 @@ A weight that is also an embedding stays plain: each look-up would have to unpac
 I inputs and O outputs of a linear layer.
 """
 
-import math
 import weakref
 from functools import partial
 from typing import Any
@@ -206,7 +205,7 @@ class PackedLinear(nn.Linear):
         return super()._apply(fn, recurse)
 
 
-def pack_weights(model: nn.Module) -> int:
+def pack_weights(model) -> int:
     """Pack the weights of the plain linear layers on the CPU, one after the other; returns how many.
 
     Layers with a wrapper or a hook stay as they are; so do those whose weight is an embedding's, too, or of a dtype
@@ -214,12 +213,14 @@ def pack_weights(model: nn.Module) -> int:
     and a single row is multiplied as fast by a plain weight.
     """
     unpack_weights(model, opened=True)
+    if not is_enabled() or not gains(model):
+        return 0
     places = [owners for owners in owners_of_weights(model) if are_packable(owners)]
     # T5 in float16 has layers in float32, whose dtype the model looks up.
     places = [owners for owners in places if owners[0].weight.dtype is model.dtype]
     plain = layers_read_as_weights(model)
     places = [owners for owners in places if not plain.intersection(owners)]
-    places = [owners for owners in places if is_enabled() and _gains(owners[0].weight, model)]
+    places = [owners for owners in places if owners[0].weight.numel() >= _LEAST_WEIGHTS[model.dtype]]
     packed = [owners for owners in places if pack(owners[0].weight)]
     for layer in (layer for owners in packed for layer in owners):
         layer.__class__ = PackedLinear
@@ -251,11 +252,11 @@ def owners_of_weights(model: nn.Module) -> list[list[Any]]:
     return list(owners.values())
 
 
-def _gains(weight, model) -> bool:
-    """Whether a weight [O, I] of the model is multiplied faster when it is packed."""
-    if weight.numel() < _LEAST_WEIGHTS.get(weight.dtype, math.inf):
+def gains(model) -> bool:
+    """Whether a model's large matrices are multiplied faster when they are packed."""
+    if model.dtype not in _LEAST_WEIGHTS or (model.dtype is torch.float32 and _writes_one_text(model)):
         return False
-    return not (weight.dtype is torch.float32 and _writes_one_text(model)) and onednn.is_quicker_packed(weight.dtype)
+    return onednn.is_quicker_packed(model.dtype)
 
 
 def _writes_one_text(model) -> bool:

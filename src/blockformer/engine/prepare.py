@@ -53,11 +53,12 @@ def prepare_for_inference(
     """Make a model faster at inference, on its present device.
 
     On a CPU, weights are packed for the processor, matmuls of few rows are split, half precision is multiplied in
-    float32, and attention is computed in blocks, each where it is faster. On a CUDA device, the padding of large batches is skipped, in half precision with PyTorch's kernel for
-    sequences of any length, and long contexts with soft caps or sinks use flex attention. Results agree within the
-    rounding of the dtype, and saving still writes plain tensors. A packed weight is still the same parameter. Whatever
-    writes to it, such as `load_state_dict` or a merged adapter, or casts or moves it, makes it plain until the model is
-    prepared again. No weight learns until `prepare_for_training`.
+    float32, and attention is computed in blocks, each where it is faster. On a CUDA device, the padding of large
+    batches is skipped, in half precision with PyTorch's kernel for sequences of any length, and long contexts with soft
+    caps or sinks use flex attention. Results agree within the rounding of the dtype, and saving still writes plain
+    tensors. A packed weight is still the same parameter. Whatever writes to it, such as `load_state_dict` or a merged
+    adapter, or casts or moves it, makes it plain until the model is prepared again. No weight learns until
+    `prepare_for_training`.
 
     Args:
         model: a Blockformer model of this package.
