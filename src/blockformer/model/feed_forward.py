@@ -24,7 +24,7 @@ class FeedForwardFields(Part):
     gated_mlp: bool = flag(True, "feed-forward", "down(act(gate(x)) * up(x)) instead of down(act(up(x)))")
     hidden_act: str = axis("silu", tuple(ACT2FN), "feed-forward", "activation, a name in transformers' ACT2FN")
     mlp_bias: bool | str = axis(
-        False, (*FLAG, "down"), "feed-forward", "bias of the projections, or of the last one alone"
+        False, (*FLAG, "down"), "feed-forward", "bias of the projections, or of the last one only"
     )
     float32_down_proj: bool = flag(False, "feed-forward", "down projections stay float32 in a float16 model")
     activation_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the feed-forward inner states")
