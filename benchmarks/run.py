@@ -17,6 +17,7 @@ import prompts
 import report
 import seq2seq
 import torch
+import ways
 import workloads
 from rich.console import Console
 from rich.progress import track
@@ -40,7 +41,7 @@ PARTS = [
     "load",
     "convert",
 ]
-OPTIONAL_PARTS = ["prompts", "peers", "int8"]
+OPTIONAL_PARTS = ["prompts", "ways", "peers", "int8"]
 PROMPTS = [8, 64]
 
 
@@ -53,7 +54,7 @@ def main() -> None:
         nargs="+",
         choices=PARTS + OPTIONAL_PARTS,
         default=PARTS,
-        help="parts to run (default: all but prompts, peers and int8)",
+        help=f"parts to run (default: all but {', '.join(OPTIONAL_PARTS)})",
     )
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
@@ -105,6 +106,8 @@ def main() -> None:
             rows += written(pair, "Marian, Transformer-base width", state, size, limits, console)
     if "prompts" in options.only:
         rows += prompts.rows(size.prefill, dtypes, [*PROMPTS, *size.prefills], size.rounds, limits, console)
+    if "ways" in options.only:
+        rows += ways.rows(size, dtypes, console)
     if "compiled" in options.only:
         rows += compiled_rows(size, dtypes[0], limits, console)
     options.output.mkdir(parents=True, exist_ok=True)

@@ -80,6 +80,12 @@ def make_marian(vocab_size: int) -> tuple[PreTrainedModel, PreTrainedModel]:
     return converted(MarianMTModel(MarianConfig(**sides, **tokens, **settings)))
 
 
+def padding(fill: float) -> torch.Tensor:
+    """A mask int64 [16, 128] of which that share is real, see `FILLS`."""
+    lengths = torch.linspace(*FILLS[fill], ROWS).round()
+    return (torch.arange(LENGTH)[None] < lengths[:, None]).long()
+
+
 @torch.inference_mode()
 def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, float], state: str = "") -> Row:
     """One forward pass of two encoders over a padded batch of 16 rows of 128.
@@ -88,8 +94,7 @@ def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, flo
         RuntimeError: the models do not compute the same, so that timing them would compare nothing.
     """
     ours, peer = pair
-    lengths = torch.linspace(*FILLS[fill], ROWS).round()
-    mask = (torch.arange(LENGTH)[None] < lengths[:, None]).long()
+    mask = padding(fill)
     ids = torch.randint(5, ours.config.vocab_size, (ROWS, LENGTH))
     states = [model(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()].float() for model in pair]
     error = (states[0] - states[1]).abs().max().item()
@@ -107,7 +112,7 @@ def encode(pair, name: str, fill: float, rounds: int, gemm_gflops: dict[str, flo
     counted = peer if isinstance(peer, torch.nn.Module) else ours
     layers = getattr(counted, "encoder", counted)
     weights = sum(parameter.numel() for name, parameter in layers.named_parameters() if "embed" not in name)
-    scores = 4 * config.num_hidden_layers * config.hidden_size * (lengths**2).sum().item()
+    scores = 4 * config.num_hidden_layers * config.hidden_size * (mask.sum(1) ** 2).sum().item()
     work = 2 * weights * mask.sum().item() + scores
     limit = work / (gemm_gflops[str(ours.dtype).removeprefix("torch.")] * 1e9)
     name = f"{name}, {config.num_hidden_layers} layers"

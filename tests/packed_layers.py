@@ -9,7 +9,7 @@ def pack_whatever_can_be(monkeypatch):
     verdicts = {f"packed, {dtype}": onednn.can_pack(dtype) for dtype in packed._LEAST_WEIGHTS}
     monkeypatch.setattr(measure, "_verdicts", {**measure._verdicts, **verdicts})
     monkeypatch.setattr(packed, "_LEAST_WEIGHTS", dict.fromkeys(packed._LEAST_WEIGHTS, 0))
-    monkeypatch.setattr(packed, "is_quicker_packed_for", lambda *_: True)
+    monkeypatch.setattr(packed, "_writes_one_text", lambda model: False)
 
 
 def packed_of(model):

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rich.console import Console
 
 from blockformer.engine import accelerator
 
@@ -76,6 +77,21 @@ def test_every_row_on_tiny_shapes(parts, processes, tmp_path):
         assert (row["limit"] > 0) == (row["work"] != "load")
         assert row["unit"] == ("bytes" if "whole process" in row["work"] or "added" in row["work"] else "seconds")
         assert row["ratio_min"] == row["peer_min"] / row["ours_min"]
+
+
+def test_a_way_that_is_off_is_not_taken(benchmark):
+    ways, sizes = benchmark("ways"), benchmark("sizes")
+    works = {"prompt": (ways._reading(torch.ones(1, 8, dtype=torch.long)), 8, 1)}
+    for way in ways.WAYS.values():
+        before = [getattr(module, name) for module, name in way.switches]
+        with way.off():
+            assert not any(getattr(module, name)(None, None) for module, name in way.switches)
+        assert before == [getattr(module, name) for module, name in way.switches]
+    model = benchmark("workloads").make_pair(sizes.TINY.prefill, torch.float32)[0]
+    rows = list(ways._measured(model, "Tiny", works, sizes.TINY, Console(quiet=True)))
+    in_float32 = {f"without {title}" for title, way in ways.WAYS.items() if torch.float32 in way.dtypes}
+    assert {row.peer for row in rows} == in_float32
+    assert all(row.ours_min > 0 and row.peer_min > 0 for row in rows)
 
 
 PEERS = {

@@ -19,7 +19,7 @@ from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
 from blockformer.engine import compiled, onednn
 from blockformer.engine.growing_cache import grow_in_place
 from blockformer.engine.onednn import PackedCopies
-from blockformer.engine.step import _Functions, in_buffers
+from blockformer.engine.step_functions import StepFunctions, in_buffers
 from blockformer.engine.step_parts import WRITTEN
 from blockformer.training import chunked_loss
 
@@ -109,7 +109,7 @@ def test_the_functions_that_are_compiled_compute_the_next_token(name, monkeypatc
     places = zip(kinds, [layer.written for layer in cache.layers], strict=True)
     windows = {"sliding_attention": model.config.sliding_window}
     seen = {kind: in_buffers(mask.bool(), place, windows.get(kind)) for kind, place in places}
-    logits = _Functions.of(model, "few", 1, PackedCopies()).run(ids[:, -1:], positions, seen, buffers, None, [])
+    logits = StepFunctions.of(model, "few", 1, PackedCopies()).run(ids[:, -1:], positions, seen, buffers, None, [])
     assert_close(logits, model(ids, attention_mask=mask).logits[:, -1:])
 
 

@@ -168,7 +168,6 @@ def made(folder):
             patch.setattr("blockformer.engine.linear._LEAST_PACKED_WEIGHTS", 0)
             for layer in (packed[0], packed[2]):
                 layer.__class__ = QuickLinear
-                layer.adopt()
             functions.append(CompiledFunction.of(packed, (states(),), VARYING, PackedCopies()))
             assert len(functions[1]._packed) == 2
         return list(zip([plain, packed], functions, strict=False))

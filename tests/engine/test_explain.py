@@ -75,15 +75,13 @@ def test_a_prepared_model_names_what_is_packed_and_what_is_not(monkeypatch):
 def test_questions_are_said_in_words(monkeypatch):
     words = {
         "onednn": "oneDNN's product",
-        ("onednn", 64, 3072, 768): "oneDNN's product, many rows by 3,072 x 768 weights",
         ("in parts", 1, 384, 384): "a product in parts, 1 row by 384 x 384 weights",
-        ("packed", 4, 384, 384): "a packed weight, 2 to 4 rows by 384 x 384 weights",
+        ("in parts", 4, 384, 768): "a product in parts, 2 to 4 rows by 384 x 768 weights",
         "packed, torch.float32": "a packed weight in float32",
         "widened, torch.float16": "a product by way of float32 in float16",
         "packed 4 bits, torch.bfloat16": "PyTorch's 4-bit product in bfloat16",
         "plain 4 bits, torch.bfloat16, 1 rows": "a plain weight in place of 4 bits in bfloat16 for 1 row",
-        "grouped heads by sdpa": "'sdpa' for heads that share keys",
-        "attention in blocks, torch.bfloat16": "attention in blocks in bfloat16",
+        "attention in blocks": "attention in blocks",
     }
     monkeypatch.setattr(measure, "_verdicts", dict.fromkeys(words, True))
     explanation = explain(make())

@@ -11,7 +11,7 @@ from test_unpadding import masked
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiled, compiling, linear, measure, prepare, step
+from blockformer.engine import compiled, compiling, linear, measure, prepare, step_functions
 from blockformer.engine.layers import CompiledLayers, _Layer
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -137,7 +137,7 @@ def test_layers_that_are_alike_are_compiled_once(settings, monkeypatch):
         return module
 
     monkeypatch.setattr(compiled.CompiledFunction, "of", classmethod(of))
-    monkeypatch.setattr(step, "_SMALL_LAYERS", 1)
+    monkeypatch.setattr(step_functions, "_SMALL_LAYERS", 1)
     monkeypatch.setitem(measure._verdicts, "widened, torch.bfloat16", False)
     kinds = []
     for _ in range(2):

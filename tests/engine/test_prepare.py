@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from quantized_layers import packed_bits_win
 
 import blockformer
-from blockformer.engine import measure, onednn, prepare
+from blockformer.engine import measure, onednn, runtime
 from blockformer.engine.four_bits import PreparedQuantizedLinear
 from blockformer.engine.packed import PackedLinear
 from blockformer.model.awq_linear import QuantizedLinear
@@ -243,8 +243,8 @@ def test_float64_takes_plain_weights():
 def test_training_a_prepared_model_names_prepare_for_training(caplog):
     torch.manual_seed(0)
     model = packed()[0]
-    if hasattr(prepare.logger.warning_once, "cache_clear"):
-        prepare.logger.warning_once.cache_clear()
+    if hasattr(runtime.logger.warning_once, "cache_clear"):
+        runtime.logger.warning_once.cache_clear()
     assert model.eval() is model
     assert not caplog.records
     assert model.train().training

@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 
 import blockformer
 from blockformer.engine import attention as quick_attention
-from blockformer.engine import blocks, four_bits, measure, onednn, packing_gains
+from blockformer.engine import blocks, four_bits, measure, onednn
 from blockformer.engine import linear as quick_linear
 from blockformer.engine.attention import attend_grouped, can_attend_grouped
 from blockformer.engine.linear import QuickLinear
@@ -64,27 +64,6 @@ def test_when_it_is_taken(monkeypatch):
     assert not can_attend_grouped(query, key, {})
 
 
-def test_pairs_of_heads_read_bfloat16_keys_as_was_measured(monkeypatch):
-    measured = []
-    monkeypatch.setattr(quick_attention, "is_measured", lambda *args: measured.append(1) or True)
-    query, key = torch.randn(1, 4, 1, 8).bfloat16(), torch.randn(1, 2, 100, 8).bfloat16()
-    mask, calls = torch.ones(1, 1, 1, 100, dtype=torch.bool), []
-    monkeypatch.setattr(quick_attention, "attend_grouped", lambda *args: calls.append(1) or attend_grouped(*args))
-    module = nn.Module().eval()
-    module.is_causal, module.num_key_value_groups = True, 2
-    arguments = {"scaling": 0.3}
-    found, _ = quick_attention.sdpa_attention(module, query, key, key, None, **arguments)
-    assert measured
-    assert not calls
-    assert_close(found, attend_grouped(query, key, key, None, 0.3, 0.0), tolerance=TOLERANCES[torch.bfloat16])
-    measured.clear()
-    for states, seen in (((query, key), mask), ((query.float(), key.float()), None), ((query, key[:, :1]), None)):
-        quick_attention.sdpa_attention(module, *states, states[1], seen, **arguments)
-    quick_attention.sdpa_attention(module, query, key[:, :, :20], key[:, :, :20], None, **arguments)
-    assert len(calls) == 4
-    assert not measured
-
-
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
 def test_text_is_the_same_without_fast_paths(family, monkeypatch):
     ours, ids = model(family), token_ids(3, 20)
@@ -102,6 +81,12 @@ def quicker(monkeypatch):
     except (AttributeError, RuntimeError, NotImplementedError):
         pytest.skip("this PyTorch has no oneDNN linear")
     monkeypatch.setattr(measure, "_verdicts", {"onednn": True})
+    take_small_ones(monkeypatch)
+
+
+def take_small_ones(monkeypatch):
+    """Have products be asked about however small they are."""
+    monkeypatch.setattr(quick_linear, "_LEAST", 0)
     monkeypatch.setattr(quick_linear, "_LEAST_WORK", 0)
 
 
@@ -239,6 +224,7 @@ def test_many_rows_of_half_precision(monkeypatch, dtype, bias, onednn, shape, is
     widened, used, verdict = quick_linear._widened, [], f"widened, {dtype}"
     monkeypatch.setattr(quick_linear, "_widened", lambda *args: used.append(args) or widened(*args))
     monkeypatch.setattr(measure, "_verdicts", {"onednn": onednn, verdict: True})
+    take_small_ones(monkeypatch)
     monkeypatch.setattr(quick_linear, "_WIDENED", 4 * 7)  # parts of 4, 4 and 3 outputs
     layer, states = nn.Linear(7, 11, bias=bias).to(dtype), torch.randn(shape).to(dtype)
     exact = nn.functional.linear(states.double(), layer.weight.double(), layer.bias.double() if bias else None)
@@ -274,8 +260,8 @@ def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
 
     monkeypatch.setattr(measure, "_verdicts", {})
     monkeypatch.setattr(onednn, "product", missing)
-    layer, states = nn.Linear(4, 3), torch.randn(2, 4)
-    monkeypatch.setattr(quick_linear, "_LEAST_WORK", 0)
+    take_small_ones(monkeypatch)
+    layer, states = nn.Linear(4, 3), torch.randn(5, 4)
     assert torch.equal(linear(layer, states), layer(states))
     assert measure._verdicts == {"onednn": False}
 
@@ -283,20 +269,19 @@ def test_without_the_private_op_the_plain_layer_runs(monkeypatch):
 @torch.no_grad()
 def test_measuring_leaves_the_random_state_alone(monkeypatch):
     monkeypatch.setattr(measure, "_verdicts", {})
+    take_small_ones(monkeypatch)
     before = torch.get_rng_state()
     halves = (torch.float16, torch.bfloat16)
     for dtype in (*halves, torch.float32):  # the first one asks for the last
         linear(nn.utils.skip_init(nn.Linear, 4, 3, dtype=dtype), torch.ones(8, 4, dtype=dtype))
-    quick_linear.quickest(1, 512, 256)
-    packing_gains.is_quicker_packed_for(1, 64, 64)
+    quick_linear.is_quicker_in_parts(1, 512, 256)
     for dtype in (torch.bfloat16, torch.float32):
         onednn.is_quicker_packed(dtype)
     states = torch.ones(1, 8, 512, 64, dtype=torch.bfloat16)
     blocks.can_attend_in_blocks(states, states)
     widened = {f"widened, {dtype}" for dtype in halves}
     ways = {"packed, torch.bfloat16", "packed, torch.float32"}
-    sizes = {("in parts", 1, 512, 256), ("onednn", 1, 512, 256), ("packed", 1, 64, 64)}
-    known = {"onednn", *sizes, *ways, "attention in blocks, torch.bfloat16", *widened}
+    known = {"onednn", ("in parts", 1, 512, 256), *ways, "attention in blocks", *widened}
     assert measure._verdicts.keys() == known
     assert torch.equal(torch.get_rng_state(), before)
 

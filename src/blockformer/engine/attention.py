@@ -3,7 +3,6 @@
 B batch, T query length, S key length, H heads, K key/value heads, D head size.
 """
 
-import torch
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
@@ -13,7 +12,7 @@ from ..model.unpadding import attend_unpadded
 from . import accelerator
 from .blocks import attend_in_blocks, can_attend_in_blocks
 from .few_rows import attend, can_attend
-from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix
+from .measure import is_enabled, is_own_trace
 from .sequences import TracedSequences, attend_sequences, is_short
 
 
@@ -46,7 +45,7 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
             return attend_sequences(*given, dropout=dropout, in_blocks=is_prepared), None
         parts = (module, query, key, value, attention_mask)
         return attend_unpadded(sdpa_attention, unpadding, *parts, scaling=scaling, dropout=dropout, **kwargs)
-    if can_attend_grouped(query, key, kwargs) and not _library_is_quicker(query, key, attention_mask):
+    if can_attend_grouped(query, key, kwargs):
         return attend_grouped(query, key, value, attention_mask, scaling, dropout), None
     if is_prepared and attention_mask is None and not dropout and kwargs.get("cache") is None:
         is_whole = query.shape[2] == key.shape[2] or not module.is_causal
@@ -95,27 +94,6 @@ def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: f
             attention_mask = attention_mask.reshape(attention_mask.shape[0], key.shape[1], -1, key.shape[2])
     output = F.scaled_dot_product_attention(folded, key, value, attention_mask, dropout, scale=scaling)
     return output.reshape(batch, 1, heads, -1)
-
-
-# Keys of a text from which it matters how they are read.
-_MANY_KEYS = 64
-
-
-def _library_is_quicker(query, key, attention_mask) -> bool:
-    """Whether "sdpa" reads bfloat16 keys that two heads share, without a mask, faster than one product for both."""
-    shares = query.dtype is torch.bfloat16 and query.shape[1] == 2 * key.shape[1] and attention_mask is None
-    return shares and key.shape[2] >= _MANY_KEYS and is_measured("grouped heads by sdpa", _measure_pairs)
-
-
-@torch.no_grad()
-def _measure_pairs() -> bool:
-    query = random_matrix(16, 128).bfloat16().view(1, 16, 1, 128)
-    key, value = (random_matrix(8 * 512, 128).bfloat16().view(1, 8, 512, 128) for _ in range(2))
-    return is_quicker(
-        lambda: F.scaled_dot_product_attention(query, key, value, enable_gqa=True),
-        lambda: attend_grouped(query, key, value, None, 0.1, 0.0),
-        rounds=30,
-    )
 
 
 class PreparedAttention(Attention):

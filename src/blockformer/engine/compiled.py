@@ -32,7 +32,7 @@ from .cache_folder import is_trusted, processor, trusted_folder
 from .compiling import PACKABLE, READ, SOURCES, compile_to
 from .eight_bit_head import ROUNDED
 from .four_bit_rows import ORDERED
-from .linear import NOTED, is_bare
+from .linear import is_bare
 from .origin import Origin, last_made
 
 logger = logging.get_logger(__name__)
@@ -281,8 +281,8 @@ def _kind(tensor) -> tuple:
 
 
 def _settings(part: nn.Module) -> list:
-    """What a module's code may ask its attributes; its place among the layers and its quickest products say nothing."""
-    silent = ("layer_idx", "name_or_path", *NOTED)
+    """What a module's code may ask its attributes; its place among the layers says nothing."""
+    silent = ("layer_idx", "name_or_path")
     is_model = isinstance(part, PreTrainedModel)
     settings = {
         key: _code_of(value) if callable(value) else value

@@ -65,8 +65,7 @@ class EightBitHead(QuickLinear):
             return super()._apply(fn, recurse)
 
     def forget(self) -> None:
-        """Free the copy, and a quick layer's notes."""
-        super().forget()
+        """Free the copy."""
         vars(self).pop("_origin", None)
         for name in ROUNDED:
             self._buffers.pop(name, None)

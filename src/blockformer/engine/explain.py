@@ -12,12 +12,10 @@ from ..model.stack import Stack
 from . import measure
 from .accelerator import SharingAttention, masks_for_generate
 from .eight_bit_head import ROUNDED, EightBitHead
-from .feed_forward import FusedFeedForward
 from .few_rows import MOST_ROWS
 from .four_bit_rows import ORDERED, TracedQuantizedLinear
 from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear
-from .measure import MANY_ROWS
 from .packed import PackedLinear
 from .prepare import check_class
 from .runtime import AcceleratorRuntime, CompiledRuntime
@@ -44,10 +42,9 @@ _MEASURED = {
     "widened": "a product by way of float32",
     "packed 4 bits": "PyTorch's 4-bit product",
     "plain 4 bits": "a plain weight in place of 4 bits",
-    "grouped heads by sdpa": "'sdpa' for heads that share keys",
     "attention in blocks": "attention in blocks",
 }
-_ROWS = {1: "1 row", MOST_ROWS: f"2 to {MOST_ROWS} rows", MANY_ROWS: "many rows"}
+_ROWS = {1: "1 row", MOST_ROWS: f"2 to {MOST_ROWS} rows"}
 
 
 @dataclass(frozen=True)
@@ -168,7 +165,7 @@ def _in_words(question: Any) -> str:
         told = (each.removeprefix("torch.").replace("1 rows", "1 row") for each in rest)
         return words + "".join(word + each for word, each in zip(details, told, strict=False))
     rows, outputs, inputs = map(int, rest)
-    return f"{words}, {_ROWS.get(rows, f'{rows} rows')} by {outputs:,} x {inputs:,} weights"
+    return f"{words}, {_ROWS[rows]} by {outputs:,} x {inputs:,} weights"
 
 
 def _stacks_of(model) -> list[Stack]:
@@ -230,9 +227,6 @@ def _products(model) -> list[Part]:
             if kind is nn.Linear and found[PackedLinear]:
                 reason = "not packed: small, tied to an embedding, or with a hook"
             parts.append(Part(name, way, reason))
-    ended = sum(isinstance(module, FusedFeedForward) for module in model.modules())
-    if ended:
-        parts.append(Part(_counted(ended, "activation"), "part of the product before it"))
     return parts
 
 

@@ -4,7 +4,6 @@ I inputs and O outputs of a linear layer.
 """
 
 import functools
-import math
 import sys
 from collections.abc import Callable
 
@@ -13,26 +12,19 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from . import in_parts, onednn
+from . import onednn
 from .few_rows import MOST_ROWS, are_few
-from .measure import (
-    MANY_ROWS,
-    is_enabled,
-    is_measured,
-    is_own_trace,
-    is_quicker,
-    random_matrix,
-    reads_packed_copies,
-)
+from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix, reads_packed_copies, some_weights
 
-# Multiplications below which oneDNN's overhead, tens of microseconds a call, costs more than its product gains.
-_LEAST_WORK = 1 << 23
+# Into how many parts a weight is cut, and how many numbers it has at least: putting less together takes longer than it
+# gains.
+_PARTS, _LEAST_IN_PARTS = 16, 1 << 17
+# Multiplications below which no other product gains; and those below which oneDNN's overhead, tens of microseconds a
+# call, costs more than it gains.
+_LEAST, _LEAST_WORK = _LEAST_IN_PARTS, 1 << 23
 # Weights from which oneDNN's product of many rows is faster in a graph, and packed ones from which it is.
 _LEAST_WEIGHTS_IN_GRAPHS, _LEAST_PACKED_WEIGHTS = 1 << 18, 1 << 16
-# Inputs of few rows that the cache next to a core does not hold: with AVX-512 a loop takes longer than oneDNN then.
-_WIDE = 1 << 11 if torch.backends.cpu.get_cpu_capability() == "AVX512" else sys.maxsize
 HALVES = (torch.float16, torch.bfloat16)
-NOTED = ("_least_states", "_quickest")  # the attributes of a layer that say which product is the fastest
 # Their rows from which converting the weights to float32 pays off, and how many of the weights' elements at a time.
 _MANY_ROWS, _WIDENED = 8, 1 << 24
 
@@ -47,83 +39,81 @@ class QuickLinear(nn.Linear):
     """
 
     def forward(self, states):
-        # A token of a small model takes no longer than this question, so it comes first, and no other.
-        if not is_own_trace() and states.numel() < self.__dict__.get("_least_states", 0):
+        # A token of a small model takes no longer than these questions, so they come first, and no others.
+        if not is_own_trace() and states.numel() * self.out_features < _LEAST:
             return F.linear(states, self.weight, self.bias)
-        product = self._product(states)
-        return super().forward(states) if product is None else product(states, self.weight, self.bias)
-
-    def adopt(self) -> None:
-        """Note from how many elements of states on another product than the plain one may be faster."""
-        self._quickest: dict[int, Callable] = {}  # the product for each kind of rows, measured when there are some
-        self._note_least()
-
-    def _note_least(self) -> None:
-        size, few = self.weight.numel(), []
-        if self.weight.dtype in HALVES:
-            least = _MANY_ROWS
-        else:
-            if size >= in_parts.LEAST_WEIGHTS:
-                few = [rows for rows, kind in ((1, 1), (2, MOST_ROWS)) if self._quickest.get(kind) is not F.linear]
-            least = few[0] if few else math.ceil(_LEAST_WORK / max(1, size))
-        self._least_states = self.in_features * least
-
-    def forget(self) -> None:
-        """Forget what `adopt` noted."""
-        for name in NOTED:
-            vars(self).pop(name, None)
+        return (self._product(states) or F.linear)(states, self.weight, self.bias)
 
     def _product(self, states) -> Callable | None:
+        """Another product than PyTorch's own, if that is faster for these states."""
         if is_own_trace():
             return self._traced_product(states)
         weight, rows = self.weight, states.numel() // self.in_features
         if weight.dtype not in (torch.float32, *HALVES) or not can_multiply(states, weight):
             return None
-        if "_quickest" not in vars(self):  # a copy, perhaps in another process
-            self.adopt()
+        if states.shape[-1:] != (self.in_features,):
+            return None  # the error is PyTorch's own
         learned = (states, weight) if self.bias is None else (states, weight, self.bias)
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in learned)
         if weight.dtype in HALVES:
             return _widened if rows >= _MANY_ROWS and not learns and is_quicker_widened(weight.dtype) else None
-        is_large = rows * weight.numel() >= _LEAST_WORK
-        if learns:
-            return _Product.apply if is_large and onednn.is_quicker_in_float32() else None
-        if states.shape[-1:] != (self.in_features,) or (rows > MOST_ROWS and not is_large):
-            return None  # where states do not fit, the error is PyTorch's own
-        kind = kind_of(rows)
-        if kind not in self._quickest:
-            self._quickest[kind] = quickest(rows, *weight.shape)
-            self._note_least()
-        return self._quickest[kind]
-
-    def __getstate__(self):
-        return {name: value for name, value in vars(self).items() if name not in NOTED}
+        if rows <= MOST_ROWS and not learns:
+            return in_parts if is_quicker_in_parts(rows, *weight.shape) else None
+        is_quicker = rows * weight.numel() >= _LEAST_WORK and onednn.is_quicker_in_float32()
+        return (_Product.apply if learns else onednn.product) if is_quicker else None
 
     def _traced_product(self, states) -> Callable | None:
         """oneDNN's product for a graph of the engine's own, where the number of rows may vary; None for another one."""
-        if self.weight.dtype is not torch.float32 or are_few(states, 1):
+        if self.weight.dtype is not torch.float32 or are_few(states):
             return None
         is_packed = reads_packed_copies() and onednn.is_quicker_packed(torch.float32)
-        if are_few(states):
-            is_quicker = is_packed and self.in_features >= _WIDE
-        else:
-            least = _LEAST_PACKED_WEIGHTS if is_packed else _LEAST_WEIGHTS_IN_GRAPHS
-            is_quicker = (is_packed or onednn.is_quicker_in_float32()) and self.weight.numel() >= least
+        least = _LEAST_PACKED_WEIGHTS if is_packed else _LEAST_WEIGHTS_IN_GRAPHS
+        is_quicker = (is_packed or onednn.is_quicker_in_float32()) and self.weight.numel() >= least
         return onednn.product if is_quicker else None
 
 
-def kind_of(rows: int) -> int:
-    """The number of rows that represents such numbers of them: 1, `MOST_ROWS` or `MANY_ROWS`."""
-    return 1 if rows == 1 else MOST_ROWS if rows <= MOST_ROWS else MANY_ROWS
+def in_parts(states, weight, bias=None):
+    """`F.linear` of float32 states [..., I] that are few rows, weight [O, I], as a batch of products of its parts.
+
+    MKL reads a weight for one row, or for a few, with one thread, and the weights of a batch with all of them.
+    """
+    size = len(weight) // _PARTS
+    if size == 0:
+        return F.linear(states, weight, bias)
+    whole = _PARTS * size
+    is_whole = whole == len(weight)
+    parts = (weight if is_whole else weight[:whole]).view(_PARTS, size, -1)
+    rows = states.reshape(-1, states.shape[-1])
+    columns = rows.t().expand(_PARTS, -1, -1)  # [parts, I, R]: another order of the strides is much slower
+    if bias is None:
+        outputs = torch.bmm(parts, columns)
+    else:
+        outputs = torch.baddbmm((bias if is_whole else bias[:whole]).view(_PARTS, size, 1), parts, columns)
+    if is_whole and len(rows) == 1:
+        return outputs.view(*states.shape[:-1], whole)
+    outputs = outputs.view(whole, -1).t().contiguous()  # attention is slower by others, and some code wants to view it
+    if not is_whole:
+        rest = F.linear(rows, weight[whole:], None if bias is None else bias[whole:])
+        outputs = torch.cat([outputs, rest], 1)
+    return outputs.reshape(*states.shape[:-1], len(weight))
 
 
-def quickest(rows: int, outputs: int, inputs: int) -> Callable:
-    """The fastest float32 product of so many rows by a plain weight [outputs, inputs]."""
-    kind, size = kind_of(rows), outputs * inputs
-    if (rows * size < _LEAST_WORK) if kind == MANY_ROWS else (size < in_parts.LEAST_WEIGHTS):
-        return F.linear
-    product = in_parts.product if in_parts.is_quicker_for(kind, outputs, inputs) else F.linear
-    return onednn.product if onednn.is_quicker_for(kind, outputs, inputs, product) else product
+def is_quicker_in_parts(rows: int, outputs: int, inputs: int) -> bool:
+    """Whether this product of so many rows by a weight [outputs, inputs] is faster here than PyTorch's own."""
+    if not 0 < rows <= MOST_ROWS or outputs * inputs < _LEAST_IN_PARTS:
+        return False
+    rows = 1 if rows == 1 else MOST_ROWS
+    return is_measured(("in parts", rows, outputs, inputs), lambda: _measure_parts(rows, outputs, inputs))
+
+
+@torch.no_grad()
+def _measure_parts(rows: int, outputs: int, inputs: int) -> bool:
+    """This takes up to a tenth of a second."""
+    states, weights = random_matrix(rows, inputs), some_weights(outputs, inputs)
+    if not torch.allclose(in_parts(states, weights[0]), F.linear(states, weights[0]), atol=1e-3, rtol=1e-4):
+        return False
+    work, other = (lambda by=by: [by(states, weight) for weight in weights] for by in (in_parts, F.linear))
+    return is_quicker(work, other, rounds=5, share=0.85)
 
 
 def can_be_quick(layer: nn.Module) -> bool:
@@ -133,7 +123,7 @@ def can_be_quick(layer: nn.Module) -> bool:
     if layer.weight.dtype is torch.float32:
         # In a training step; in a graph that reads packed copies; by itself.
         is_quicker = onednn.is_quicker_in_float32() or onednn.is_quicker_packed(torch.float32)
-        return is_quicker or layer.weight.numel() >= in_parts.LEAST_WEIGHTS
+        return is_quicker or layer.weight.numel() >= _LEAST_IN_PARTS
     return layer.weight.dtype in HALVES and is_quicker_widened(layer.weight.dtype)
 
 

@@ -184,21 +184,18 @@ def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9)
     return best[0] < share * best[1]
 
 
-# Float32 weights that a product is timed by: more than most caches hold where few rows read them, fewer for many rows.
-_READ, _MULTIPLIED = 1 << 23, 1 << 21
-MANY_ROWS = 64
-"""The number of rows that represents all larger numbers."""
+# Float32 weights by which a product of few rows is timed: more than most caches hold.
+_READ = 1 << 23
 
 
-def some_weights(rows: int, outputs: int, inputs: int) -> list:
-    """Float32 matrices [outputs or fewer, inputs] like a model's, to time products of so many rows by."""
-    most = _READ if rows < MANY_ROWS else _MULTIPLIED
-    if outputs > (whole := max(1024, most // inputs // 16 * 16)):
+def some_weights(outputs: int, inputs: int) -> list:
+    """Float32 matrices [outputs or fewer, inputs] like a model's, to time products of few rows by."""
+    if outputs > (whole := max(1024, _READ // inputs // 16 * 16)):
         outputs = whole  # of a large head a part, which is still like it
     # All random would take longer than the timing; no two rows or states begin with the same numbers.
     size, block = outputs * inputs, random_matrix(4099).flip(0)
     first = block.repeat(size // len(block) + 1)[:size].view(outputs, inputs)
-    return [first, *(first.clone() for _ in range(most // size - 1))] if rows < MANY_ROWS else [first]
+    return [first, *(first.clone() for _ in range(_READ // size - 1))]
 
 
 def random_matrix(*shape: int):

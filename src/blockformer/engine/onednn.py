@@ -6,12 +6,11 @@ I inputs and O outputs of a linear layer.
 import functools
 import threading
 import weakref
-from collections.abc import Callable
 
 import torch
 from torch.nn import functional as F
 
-from .measure import is_measured, is_quicker, random_matrix, some_weights
+from .measure import is_measured, is_quicker, random_matrix
 from .origin import Origin
 
 # The number of rows that a layout is for. In float32 the one for a single row is slower than this one, with any number.
@@ -19,15 +18,9 @@ _ROWS = {torch.bfloat16: 1, torch.float32: 16}
 _TOLERANCES = {torch.bfloat16: (0.02, 0.02), torch.float32: (1e-4, 1e-3)}  # of its products, relative and absolute
 
 
-Activation = tuple[str, str]
-"""oneDNN's name of an activation and of its form."""
-_NO_ACTIVATION = ("none", "")
-
-
-def product(states, weight, bias=None, activation: Activation = _NO_ACTIVATION):
-    """`F.linear` [..., I] -> [..., O] of a plain weight [O, I], or of a packed one, and then an activation."""
-    name, form = activation
-    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, name, [], form)
+def product(states, weight, bias=None):
+    """`F.linear` [..., I] -> [..., O] of a plain weight [O, I], or of a packed one."""
+    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
 
 
 def packed(weight):
@@ -36,14 +29,8 @@ def packed(weight):
 
 
 def is_quicker_in_float32() -> bool:
-    """Whether oneDNN's float32 product exists, is correct, and is faster than PyTorch's own."""
-    return is_measured("onednn", lambda: _measure_plain(64, [random_matrix(3072, 1024)], F.linear, 0.8))
-
-
-def is_quicker_for(rows: int, outputs: int, inputs: int, other: Callable) -> bool:
-    """Whether oneDNN's float32 product of so many rows by a plain weight [outputs, inputs] is faster than another."""
-    question = ("onednn", rows, outputs, inputs)
-    return is_measured(question, lambda: _measure_plain(rows, some_weights(rows, outputs, inputs), other, 0.9))
+    """Whether oneDNN's float32 product of many rows exists, is correct, and is faster than PyTorch's own."""
+    return is_measured("onednn", _measure_plain)
 
 
 @torch.no_grad()
@@ -122,16 +109,15 @@ def writes_to(tensor) -> int | None:
 
 
 @torch.no_grad()
-def _measure_plain(rows: int, weights: list, other: Callable, share: float) -> bool:
+def _measure_plain() -> bool:
     """This takes one or two tenths of a second."""
-    states = random_matrix(rows, weights[0].shape[1])
+    states, weight = random_matrix(64, 1024), random_matrix(3072, 1024)
     try:
-        if not torch.allclose(product(states, weights[0]), F.linear(states, weights[0]), *_TOLERANCES[torch.float32]):
+        if not torch.allclose(product(states, weight), F.linear(states, weight), *_TOLERANCES[torch.float32]):
             return False
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
-    ours, theirs = (lambda by=by: [by(states, weight) for weight in weights] for by in (product, other))
-    return is_quicker(ours, theirs, rounds=5, share=share)
+    return is_quicker(lambda: product(states, weight), lambda: F.linear(states, weight), rounds=5, share=0.8)
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ A weight that is also an embedding stays plain: each look-up would have to unpac
 I inputs and O outputs of a linear layer.
 """
 
-import math
 import weakref
 from functools import partial
 from typing import Any
@@ -16,11 +15,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
+from ..model.stack import Stack
 from . import onednn
 from .latent import layers_read_as_weights
 from .linear import is_plain_linear, is_transformed
-from .measure import MANY_ROWS, is_enabled, is_exported
-from .packing_gains import is_quicker_packed_for, rows_of_layers
+from .measure import is_enabled, is_exported
 
 # Weights below which a call of oneDNN takes longer than the product.
 _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}
@@ -175,18 +174,6 @@ class PackedLinear(nn.Linear):
             return self._product(states.to(self.weight.dtype), held).to(torch.get_autocast_dtype("cpu"))
         return self._product(states, held)
 
-    def activated(self, states, activation: onednn.Activation):
-        """The product and its activation as one operator, or None where they are two."""
-        held = self._packed()
-        if held is None or is_transformed() or torch.is_autocast_enabled("cpu"):
-            return None
-        if torch.is_grad_enabled() and (states.requires_grad or self.weight.requires_grad):
-            return None
-        try:
-            return onednn.product(states, held, self.bias, activation)
-        except RuntimeError:  # `forward` says why
-            return None
-
     @property
     def is_packed(self) -> bool:
         """Whether the numbers of the weight are packed at present: see `PackedWeight`."""
@@ -218,20 +205,22 @@ class PackedLinear(nn.Linear):
         return super()._apply(fn, recurse)
 
 
-def pack_weights(model: nn.Module) -> int:
+def pack_weights(model) -> int:
     """Pack the weights of the plain linear layers on the CPU, one after the other; returns how many.
 
     Layers with a wrapper or a hook stay as they are; so do those whose weight is an embedding's, too, or of a dtype
-    that gains nothing by packing on this processor.
+    that gains nothing by packing on this processor. In float32 a decoder gains nothing: it writes one text at a time,
+    and a single row is multiplied as fast by a plain weight.
     """
     unpack_weights(model, opened=True)
+    if not is_enabled() or not gains(model):
+        return 0
     places = [owners for owners in owners_of_weights(model) if are_packable(owners)]
     # T5 in float16 has layers in float32, whose dtype the model looks up.
     places = [owners for owners in places if owners[0].weight.dtype is model.dtype]
     plain = layers_read_as_weights(model)
     places = [owners for owners in places if not plain.intersection(owners)]
-    rows = rows_of_layers(model)
-    places = [owners for owners in places if gains(owners[0].weight, rows.get(owners[0], MANY_ROWS))]
+    places = [owners for owners in places if owners[0].weight.numel() >= _LEAST_WEIGHTS[model.dtype]]
     packed = [owners for owners in places if pack(owners[0].weight)]
     for layer in (layer for owners in packed for layer in owners):
         layer.__class__ = PackedLinear
@@ -263,17 +252,17 @@ def owners_of_weights(model: nn.Module) -> list[list[Any]]:
     return list(owners.values())
 
 
-def gains(weight, rows: int = MANY_ROWS) -> bool:
-    """Whether a weight [O, I] is multiplied faster when it is packed.
+def gains(model) -> bool:
+    """Whether a model's large matrices are multiplied faster when they are packed."""
+    if model.dtype not in _LEAST_WEIGHTS or (model.dtype is torch.float32 and _writes_one_text(model)):
+        return False
+    return onednn.is_quicker_packed(model.dtype)
 
-    Args:
-        rows: see `rows_of_layers`.
-    """
-    if not is_enabled() or weight.numel() < _LEAST_WEIGHTS.get(weight.dtype, math.inf):
-        return False
-    if not onednn.is_quicker_packed(weight.dtype):
-        return False
-    return weight.dtype is not torch.float32 or is_quicker_packed_for(rows, *weight.shape)
+
+def _writes_one_text(model) -> bool:
+    """Whether most of a model's products are of one row: those of a decoder that writes."""
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    return not model.config.is_encoder_decoder and any(stack.is_causal for stack in stacks)
 
 
 def are_packable(modules) -> bool:

@@ -5,12 +5,10 @@ from typing import Literal
 
 import torch
 from torch import nn
-from transformers.utils import logging
 
 from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.awq_linear import QuantizedLinear
 from ..model.experts import Experts
-from ..model.feed_forward import FeedForward
 from ..model.latent_attention import LatentAttention
 from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
@@ -18,8 +16,6 @@ from ..model.stack import Stack
 from . import accelerator, eight_bit_head, layers, onednn, step
 from .attention import PreparedAttention, sdpa_attention
 from .eight_bit_head import EightBitHead
-from .experts import TracedExperts
-from .feed_forward import FusedFeedForward, can_be_fused
 from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
 from .four_bits import PreparedQuantizedLinear
 from .latent import PreparedLatentAttention
@@ -27,8 +23,7 @@ from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled, use_decisions
 from .packed import pack_weights, unpack_weights
 from .runtime import AcceleratorRuntime, CompiledRuntime, LoadedRuntime
-
-logger = logging.get_logger(__name__)
+from .step_parts import TracedExperts
 
 # Each plain class and its replacement of the same parameters in a prepared model, in one with compiled steps, and on a
 # GPU that has the kernel.
@@ -36,7 +31,6 @@ _PREPARED = {
     QuantizedLinear: PreparedQuantizedLinear,
     Attention: PreparedAttention,
     LatentAttention: PreparedLatentAttention,
-    FeedForward: FusedFeedForward,
     nn.Linear: QuickLinear,
 }
 _COMPILED = {
@@ -47,8 +41,6 @@ _COMPILED = {
 }
 _ON_ACCELERATOR = {Attention: accelerator.SharingAttention}
 _ALL = (_PREPARED, _COMPILED, _ON_ACCELERATOR)
-# What else must hold of a module for these.
-_CONDITIONS = {QuickLinear: can_be_quick, FusedFeedForward: can_be_fused}
 
 
 def prepare_for_inference(
@@ -60,13 +52,13 @@ def prepare_for_inference(
 ):
     """Make a model faster at inference, on its present device.
 
-    On a CPU, weights are packed for the processor, activations are fused into the matmul before them, matmuls of few
-    rows are split, half precision is multiplied in float32, and attention is computed in blocks, each where it is
-    faster. On a CUDA device, the padding of large batches is skipped, in half precision with PyTorch's kernel for
-    sequences of any length, and long contexts with soft caps or sinks use flex attention. Results agree within the
-    rounding of the dtype, and saving still writes plain tensors. A packed weight is still the same parameter. Whatever
-    writes to it, such as `load_state_dict` or a merged adapter, or casts or moves it, makes it plain until the model is
-    prepared again. No weight learns until `prepare_for_training`.
+    On a CPU, weights are packed for the processor, matmuls of few rows are split, half precision is multiplied in
+    float32, and attention is computed in blocks, each where it is faster. On a CUDA device, the padding of large
+    batches is skipped, in half precision with PyTorch's kernel for sequences of any length, and long contexts with soft
+    caps or sinks use flex attention. Results agree within the rounding of the dtype, and saving still writes plain
+    tensors. A packed weight is still the same parameter. Whatever writes to it, such as `load_state_dict` or a merged
+    adapter, or casts or moves it, makes it plain until the model is prepared again. No weight learns until
+    `prepare_for_training`.
 
     Args:
         model: a Blockformer model of this package.
@@ -273,11 +265,9 @@ def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> No
         prepared = classes.get(type(module))
         if prepared is None or module is but or not is_bare(module):
             continue
-        if prepared in _CONDITIONS and not _CONDITIONS[prepared](module):
+        if prepared is QuickLinear and not can_be_quick(module):
             continue
         module.__class__ = prepared
-        if prepared is QuickLinear:
-            module.adopt()
 
 
 def _take_out(model: nn.Module) -> None:
@@ -287,22 +277,14 @@ def _take_out(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, TracedQuantizedLinear):
             module.forget_order()
-        if isinstance(module, QuickLinear):
+        if isinstance(module, EightBitHead):
             module.forget()
         module.__class__ = plain.get(type(module), type(module))
 
 
-def _train(self, mode: bool = True):
-    """As in PyTorch; a warning says what to call before a prepared model can learn."""
-    if mode and "_trainable" in vars(self) and not any(each.requires_grad for each in self.parameters()):
-        logger.warning_once("the model is prepared for inference, and no weight learns: call prepare_for_training().")
-    return super(BlockformerPreTrainedModel, self).train(mode)
-
-
 def plug_in() -> None:
-    """Give this package's models their runtime, the faster attention, and the methods that prepare them."""
+    """Give this package's models their runtime, the faster attention, and two more methods, which prepare them."""
     ALL_ATTENTION_FUNCTIONS["sdpa"] = sdpa_attention
     BlockformerPreTrainedModel.runtime = LoadedRuntime()
     BlockformerPreTrainedModel.prepare_for_inference = prepare_for_inference
     BlockformerPreTrainedModel.prepare_for_training = prepare_for_training
-    BlockformerPreTrainedModel.train = _train

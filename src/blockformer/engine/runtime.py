@@ -1,6 +1,7 @@
 """The runtimes of this package's models: as loaded, and with compiled parts."""
 
 from transformers.cache_utils import DynamicCache
+from transformers.utils import logging
 
 from ..model.runtime import Runtime
 from ..training.chunked_loss import loss_in_chunks
@@ -10,6 +11,8 @@ from .attention import is_in_use
 from .growing_cache import grow_in_place
 from .layers import CompiledLayers
 from .step import CompiledSteps, output_of
+
+logger = logging.get_logger(__name__)
 
 
 class LoadedRuntime(Runtime):
@@ -33,6 +36,11 @@ class LoadedRuntime(Runtime):
 
     def output(self, output_class, **fields):
         return make_output(output_class, **fields)
+
+    def before_training(self, model):
+        if "_trainable" in vars(model) and not any(each.requires_grad for each in model.parameters()):
+            told = "the model is prepared for inference, and no weight learns: call prepare_for_training()."
+            logger.warning_once(told)
 
 
 class AcceleratorRuntime(LoadedRuntime):

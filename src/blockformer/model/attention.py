@@ -135,10 +135,10 @@ class AttentionFields(Part):
             raise ValueError("sliding_window is set but layer_types has no 'sliding_attention': add it, or set None.")
         if slides and adds_to_scores(self.position_type):
             raise ValueError(f"sliding_window is not supported with position_type='{self.position_type}': drop it.")
-        alone = self.is_decoder and not self.add_cross_attention and not adds_to_scores(self.position_type)
-        capped = alone or (self.is_encoder_decoder and not adds_to_scores(self.position_type))
-        if (self.attn_logit_softcapping and not capped) or (self.attention_sinks and not alone):
-            name = "attention_sinks" if self.attention_sinks and not alone else "attn_logit_softcapping"
+        is_plain = self.is_decoder and not self.add_cross_attention and not adds_to_scores(self.position_type)
+        capped = is_plain or (self.is_encoder_decoder and not adds_to_scores(self.position_type))
+        if (self.attn_logit_softcapping and not capped) or (self.attention_sinks and not is_plain):
+            name = "attention_sinks" if self.attention_sinks and not is_plain else "attn_logit_softcapping"
             raise ValueError(f"{name} needs a decoder-only model without relative positions or ALiBi: leave it out.")
         for layer, pruned in (self.pruned_heads or {}).items():
             left = self.heads_of(layer)
@@ -270,7 +270,7 @@ class Attention(nn.Module):
         if self.has_relative_terms:
             attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions, unpadding)
         if unpadding is not None:
-            kwargs["unpadding"] = unpadding  # for "sdpa" alone
+            kwargs["unpadding"] = unpadding  # only for "sdpa"
         if self.softcap is not None:
             kwargs["softcap"] = self.softcap
         if self.has_sinks:

@@ -11,7 +11,7 @@ from .experts import ExpertsFields
 from .latent_attention import LatentFields
 
 if TYPE_CHECKING:
-    # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
+    # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved by itself
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401

@@ -9,7 +9,7 @@ from .configuration_blockformer import BlockformerConfig
 from .layer import NORM_SLOTS
 
 if TYPE_CHECKING:
-    # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved alone
+    # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved by itself
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
     from .beams import SharedBeamsGenerationMixin  # noqa: F401

@@ -24,7 +24,7 @@ class FeedForwardFields(Part):
     gated_mlp: bool = flag(True, "feed-forward", "down(act(gate(x)) * up(x)) instead of down(act(up(x)))")
     hidden_act: str = axis("silu", tuple(ACT2FN), "feed-forward", "activation, a name in transformers' ACT2FN")
     mlp_bias: bool | str = axis(
-        False, (*FLAG, "down"), "feed-forward", "bias of the projections, or of the last one alone"
+        False, (*FLAG, "down"), "feed-forward", "bias of the projections, or of the last one only"
     )
     float32_down_proj: bool = flag(False, "feed-forward", "down projections stay float32 in a float16 model")
     activation_dropout: float = axis(0.0, "a probability from 0 to 1", "training", "on the feed-forward inner states")
@@ -63,16 +63,13 @@ class FeedForward(nn.Module):
         if 0 < self.chunk_size < hidden_states.shape[1]:
             return torch.cat([self.forward(chunk) for chunk in hidden_states.split(self.chunk_size, dim=1)], dim=1)
         if self.gate_proj is None:
-            inner = self._plain_inner(hidden_states)
+            inner = self.act_fn(self.up_proj(hidden_states))
         else:
             # vLLM makes one product of these two calls where they stand in this source, each once.
             inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
         if self.training:
             inner = F.dropout(inner, self.dropout)
         return self.down_proj(self._fitting(inner) if self.float32_down_proj else inner)
-
-    def _plain_inner(self, hidden_states):
-        return self.act_fn(self.up_proj(hidden_states))
 
     def _fitting(self, inner):
         """In the dtype of the down projection; quantized weights, which may be a method, see to it themselves."""

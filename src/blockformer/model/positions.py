@@ -40,8 +40,8 @@ class PositionFields(Part):
 
     def check(self):
         """The position type is one of this topology."""
-        kind, alone = self.position_type, not (self.is_decoder or self.is_encoder_decoder)
-        if not {"alibi": self.is_decoder, "disentangled": alone}.get(kind, True):
+        kind, is_encoder = self.position_type, not (self.is_decoder or self.is_encoder_decoder)
+        if not {"alibi": self.is_decoder, "disentangled": is_encoder}.get(kind, True):
             need = "a decoder" if kind == "alibi" else "an encoder"
             raise ValueError(f"position_type='{kind}' needs {need}: choose another position type.")
 

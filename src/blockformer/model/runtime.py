@@ -56,6 +56,9 @@ class Runtime:
         """What a `forward` returns."""
         return output_class(**fields)
 
+    def before_training(self, model):
+        """Called when a model enters training mode."""
+
 
 def by_runtime(forward):
     """A `forward` of a model that writes: its runtime comes first."""

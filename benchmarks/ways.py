@@ -1,0 +1,150 @@
+"""What each fast way of a prepared model gains: with all of them, and with all but one, turn by turn in one process.
+
+A way that gains less than a tenth everywhere is to be deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import seq2seq
+import torch
+import workloads
+from rich.console import Console
+from sizes import Size
+
+from blockformer.engine import attention, linear, onednn, packed, sequences
+
+Work = Callable[..., list[float]]
+"""Does a piece of work with a model; seconds of each of its equal parts."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A fast way.
+
+    Attributes:
+        switches: modules and the names of their functions that say whether the way is taken.
+        dtypes: in which it can be.
+    """
+
+    switches: tuple[tuple, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """While it lasts, models are prepared, and run, without it."""
+        before = [(module, name, getattr(module, name)) for module, name in self.switches]
+        for module, name in self.switches:
+            setattr(module, name, lambda *given: False)
+        try:
+            yield
+        finally:
+            for module, name, switch in before:
+                setattr(module, name, switch)
+
+
+BOTH = (torch.bfloat16, torch.float32)
+WAYS = {
+    "packed weights": Way(((packed, "gains"),), BOTH),
+    "few rows in parts": Way(((linear, "is_quicker_in_parts"),), (torch.float32,)),
+    "oneDNN's product": Way(((onednn, "is_quicker_in_float32"),), (torch.float32,)),
+    "half precision by way of float32": Way(((linear, "is_quicker_widened"),), (torch.bfloat16,)),
+    "attention in blocks": Way(
+        ((attention, "can_attend_in_blocks"), (sequences, "can_attend_in_blocks")), (torch.bfloat16,)
+    ),
+    "heads of a key together": Way(((attention, "can_attend_grouped"),), BOTH),
+}
+
+
+def rows(size: Size, dtypes, console: Console) -> Iterator[workloads.Row]:
+    """A row for each model, dtype, way and work; its peer is ours without the way."""
+    for dtype in dtypes:
+        for shape in (size.prefill, size.gpt2, size.small):
+            yield from _measured(workloads.make_pair(shape, dtype)[0], shape.name, _writing(shape, size), size, console)
+        bert = seq2seq.make_bert(size.layers)[0].to(dtype)
+        yield from _measured(bert, "BERT-base width", _encoding(), size, console)
+    marian = seq2seq.make_marian(size.marian_vocab_size)[0]
+    yield from _measured(marian, "Marian, Transformer-base width", _translating(size), size, console)
+
+
+def _measured(model, name: str, works: dict[str, tuple], size: Size, console: Console) -> Iterator[workloads.Row]:
+    dtype, base = model.dtype, copy.deepcopy(model).prepare_for_inference()
+    for title, way in WAYS.items():
+        if dtype not in way.dtypes:
+            continue
+        with console.status(f"{name}, {dtype}, without {title}"):
+            with way.off():
+                other = copy.deepcopy(model).prepare_for_inference()
+            for work, (run, context, batch) in works.items():
+
+                def without(run=run, way=way, other=other) -> list[float]:
+                    with way.off():
+                        return run(other)
+
+                times = workloads.interleaved(lambda run=run: run(base), without, size.rounds)
+                yield workloads.make_row(name, work, dtype, context, batch, times, 0.0, peer=f"without {title}")
+
+
+def _writing(shape: workloads.Shape, size: Size) -> dict[str, tuple]:
+    """One text and four after a prompt, and prompts."""
+    works = {}
+    for context, batch in ((16, 1), (size.prefills[0], 1), (16, 4)):
+        works[f"decode {batch} x {context}"] = (
+            _decoding(shape.vocab_size, context, batch, size.tokens),
+            context,
+            batch,
+        )
+    for length in size.prefills:
+        works[f"prompt of {length}"] = (_reading(torch.randint(0, shape.vocab_size, (1, length))), length, 1)
+    return works
+
+
+def _decoding(vocab_size: int, context: int, batch: int, tokens: int) -> Work:
+    ids, works = torch.randint(0, vocab_size, (batch, context)), {}
+
+    def run(model) -> list[float]:
+        if id(model) not in works:
+            works[id(model)] = workloads.decoding(model, ids, tokens)
+        return works[id(model)]()
+
+    return run
+
+
+def _reading(ids: torch.Tensor, mask: torch.Tensor | None = None) -> Work:
+    @torch.no_grad()
+    def run(model) -> list[float]:
+        start = time.perf_counter()
+        model(ids, attention_mask=mask)
+        return [time.perf_counter() - start]
+
+    return run
+
+
+def _encoding() -> dict[str, tuple]:
+    """One short text, and a padded batch."""
+    short, long = torch.randint(1, 8192, (1, 32)), torch.randint(1, 8192, (seq2seq.ROWS, seq2seq.LENGTH))
+    works = {"encode 1 x 32": (_reading(short), 32, 1)}
+    for fill in seq2seq.FILLS:
+        works[f"encode, {fill:.0%} full"] = (_reading(long, seq2seq.padding(fill)), seq2seq.LENGTH, seq2seq.ROWS)
+    return works
+
+
+def _translating(size: Size) -> dict[str, tuple]:
+    """Greedy text of one source and of four."""
+
+    def written(rows: int) -> Work:
+        ids = torch.randint(1, size.marian_vocab_size - 1, (rows, 64))
+
+        def run(model) -> list[float]:
+            start = time.perf_counter()
+            model.generate(ids, max_new_tokens=size.text_tokens, min_new_tokens=size.text_tokens, do_sample=False)
+            return [(time.perf_counter() - start) / size.text_tokens]
+
+        return run
+
+    return {f"greedy, {rows} x 64": (written(rows), 64, rows) for rows in (1, 4)}
