@@ -73,7 +73,7 @@ def register(file: str | PathLike[str]) -> dict[str, list[str]]:
         if there.get(path.name) != source:
             _check_name(path, path.name in there)
             _check_source(path, source)
-            _load(path)
+            _load(path, source)
         return {
             axis: values
             for axis, known in BLOCKS.items()
@@ -136,7 +136,7 @@ def _check_roots(where: str, names: list[str]) -> None:
             raise ValueError(f"{where}: a block may not import '{name}': it may import {allowed}.")
 
 
-def _load(path: Path) -> None:
+def _load(path: Path, source: bytes) -> None:
     """Import a file as one of the model's modules, and undo that if anything about it is wrong."""
     before = {axis: dict(known) for axis, known in BLOCKS.items()}
     name = _module_of(path)
@@ -145,9 +145,12 @@ def _load(path: Path) -> None:
     sys.modules[name] = module
     try:
         try:
-            spec.loader.exec_module(module)
+            # What was read is what runs: Python's own import takes a compiled file beside it, of whatever source.
+            exec(compile(source, str(path.resolve()), "exec"), vars(module))
         except Exception as error:
             raise ValueError(f"{path}: importing it fails: {type(error).__name__}: {error}") from error
+        if any(block.source != source for block in _registered() if block.file == path.name):
+            raise ValueError(f"{path}: the file changed while it was read: register it again.")
         _check_values(path, before)
         for axis, known in BLOCKS.items():
             for value in known.keys() - before[axis].keys():

@@ -173,9 +173,9 @@ class BlockformerConfig(
 
     def to_json_file(self, json_file_path, use_diff: bool = True):
         """Write `config.json`, and the blocks from outside that it names next to it."""
-        super().to_json_file(json_file_path, use_diff)
         for block in blocks_of(self):
             block.write(self, json_file_path)
+        super().to_json_file(json_file_path, use_diff)
 
     @property
     def head_dropout(self) -> float:
