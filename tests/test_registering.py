@@ -360,6 +360,30 @@ def test_a_text_longer_than_a_table_from_outside(tmp_path):
         model.generate(torch.full((1, 10), 5), max_new_tokens=5, eos_token_id=None)
 
 
+CHAIN = """from .attention import Attention
+from .blocks import block, leave, read
+
+
+@block("attention_type", "chain")
+class Chain(Attention):
+    def before_cache(self, key, value, earlier):
+        if self.layer_idx > 0:
+            value = value + read(earlier, READ)
+        if self.layer_idx < self.config.num_hidden_layers - 1:
+            leave(earlier, LEFT, value)
+        return key, value
+"""
+
+
+def test_layers_that_leave_tensors_under_one_name_are_refused(tmp_path):
+    path = tmp_path / "chain.py"
+    path.write_text(CHAIN.replace("READ", "'values'").replace("LEFT", "'values'"))
+    with pytest.raises(ValueError, match=r"gradient checkpointing .*each layer's under a name of its own"):
+        blockformer.register(path)
+    path.write_text(CHAIN.replace("READ", "f'{self.layer_idx - 1}'").replace("LEFT", "f'{self.layer_idx}'"))
+    assert blockformer.register(path) == {"attention_type": ["chain"]}
+
+
 PROBLEMS = {
     "a tensor that is no parameter": (
         "        if not hasattr(self, 'factor'):\n"
