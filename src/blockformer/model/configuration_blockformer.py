@@ -32,6 +32,10 @@ _INHERITED_ARGUMENTS = frozenset(
 )
 BY_WAY_OF = "with_blocks."  # the module of the `auto_map` where there are blocks from outside
 _FORMER = {"linear_bits": None, "linear_group_size": 128}  # of older repos, never anything else but in a decoder
+_WIDTHS = "hidden_size intermediate_size moe_intermediate_size shared_expert_intermediate_size kv_lora_rank".split()
+_WIDTHS += ["q_lora_rank"]
+_TABLES = "vocab_size decoder_vocab_size type_vocab_size task_type_vocab_size max_position_embeddings".split()
+_TABLES += ["position_offset", "relative_attention_num_buckets"]
 # More is taken for a slip of the keyboard, on every machine alike: several times the largest published models, and
 # what their names and lists still take little memory for.
 _MOST_NUMBERS, _MOST_LAYERS, _MOST_LABELS = 10**13, 100_000, 4_000_000
@@ -197,14 +201,12 @@ class BlockformerConfig(
 
     def _check_sizes(self) -> None:
         """Refuse sizes that no machine holds, by the longest table of vectors times the widest vector."""
+        widths, tables = ([getattr(self, name, 0) or 0 for name in names] for names in (_WIDTHS, _TABLES))
+        heads = self.num_attention_heads * max(self.head_dim, getattr(self, "v_head_dim", 0) or 0)
+        width = max(*widths, self.inner_width_of(is_causal=True), heads)
         deepest = max(self.num_hidden_layers, getattr(self, "decoder_layers", 0))
-        inner = max(self.intermediate_size, self.inner_width_of(is_causal=True))
-        width = max(self.hidden_size, inner, self.num_attention_heads * self.head_dim)
         deepest *= getattr(self, "num_experts", 0) or 1
-        tables = (self.vocab_size, getattr(self, "decoder_vocab_size", 0) or 0, self.type_vocab_size, deepest * width)
-        buckets = getattr(self, "relative_attention_num_buckets", 0)
-        positions = (self.max_position_embeddings, self.position_offset, buckets)
-        numbers = width * max(*tables, *positions)
+        numbers = width * max(*tables, deepest * width)
         if numbers > _MOST_NUMBERS:
             many = f"{numbers:.1e} parameters, more than {_MOST_NUMBERS:.0e}"
             names = "vocab_size, hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings"
