@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from blockformer.conversion.files.new_repo import check_whole
 
+from .export import check_parts
 from .model_card import write_card
 
 EMPTY_CARD = "This model card has been automatically generated."
@@ -59,8 +60,10 @@ def push_to_hub(
 
     Raises:
         ConnectionError: the Hub cannot be reached.
+        ValueError: the model has other weights than its class, such as adapters.
         HfHubHTTPError: the Hub refuses, also when somebody else pushed meanwhile. The repo is as it was.
     """
+    check_parts(model)
     with _connection(repo_id):
         repo_id = HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True).repo_id
     with _connection(repo_id), tempfile.TemporaryDirectory() as folder:
