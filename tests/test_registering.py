@@ -7,6 +7,7 @@ import pickle
 import py_compile
 import re
 import sys
+import threading
 from pathlib import Path
 from unittest import mock
 
@@ -358,6 +359,64 @@ def test_a_text_longer_than_a_table_from_outside(tmp_path):
         model(torch.full((1, 13), 5))
     with pytest.raises(ValueError, match="looks outside its table"):
         model.generate(torch.full((1, 10), 5), max_new_tokens=5, eos_token_id=None)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("num_labels=axis(3, 'a positive integer', 'norm', 'it')", "num_labels is a field of transformers'"),
+        ("model_type=axis('x', 'a token', 'norm', 'it')", "model_type is a field of transformers'"),
+        ("name_or_path=axis('x', 'a token', 'norm', 'it')", "name_or_path is a field of transformers'"),
+        ("temperature=axis(1.0, 'a token', 'norm', 'it')", "temperature is a field of transformers'"),
+        ("to_dict=axis(1, 'a token', 'norm', 'it')", "to_dict is a field of transformers'"),
+        ("_mine=axis(1, 'a token', 'norm', 'it')", "_mine is a field of"),
+        ("mine=axis(1, 'a token', 'colour', 'it')", "the group of mine must be one of size, embeddings"),
+        ("mine=axis(nn.Identity, 'a token', 'norm', 'it')", "the default of mine cannot stand in config.json"),
+        ("mine=3", "the field mine of 'my_norm' is not declared: write mine=axis(...) of .axes"),
+    ],
+)
+def test_fields_of_a_block_that_a_config_cannot_hold(tmp_path, field, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        blockformer.register(block_file(tmp_path, head="from .axes import axis\n", fields=f", {field}"))
+
+
+def test_configs_share_no_default(tmp_path):
+    blockformer.register(
+        block_file(tmp_path, head="from .axes import axis\n", fields=", mine=axis([1], 'a list', 'norm', 'it')")
+    )
+    first, second = (blockformer.preset("gpt2", **SIZES, norm_type="my_norm") for _ in range(2))
+    first.mine.append(2)
+    assert second.mine == [1] == blockformer.preset("gpt2", **SIZES, norm_type="my_norm").mine
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta")])
+def test_the_mode_of_the_caller_changes_nothing(tmp_path, mode):
+    with mode():
+        assert blockformer.register(block_file(tmp_path)) == {"norm_type": ["my_norm"]}
+
+
+def test_others_make_configs_while_a_file_is_refused(tmp_path):
+    register_all()
+    ended, wrong = threading.Event(), []
+
+    def make():
+        while not ended.is_set():
+            try:
+                blockformer.preset("gpt2", **SIZES, **ALL)
+            except Exception as error:
+                wrong.append(error)
+                return
+
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for number in range(4):
+        with pytest.raises(ValueError, match="does not run"):
+            blockformer.register(block_file(tmp_path, "        return hidden_states[..., :3]", name=f"bad_{number}"))
+    ended.set()
+    for each in threads:
+        each.join()
+    assert not wrong
 
 
 CHAIN = """from .attention import Attention

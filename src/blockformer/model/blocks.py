@@ -4,6 +4,7 @@ A repo whose config names such blocks has this file and theirs, as they are, and
 model. Other repos have none of the three.
 """
 
+import copy
 import functools
 import hashlib
 import re
@@ -69,6 +70,8 @@ class Block:
     def __init__(self, axis: str, value: str, cls: type, fields: dict):
         self.axis, self.value, self.cls = axis, value, cls
         self.gives: str = getattr(cls, "gives", "")
+        if plain := [name for name, field in fields.items() if "axis" not in getattr(field, "metadata", ())]:
+            raise TypeError(f"the field {plain[0]} of {value!r} is not declared: write {plain[0]}=axis(...) of .axes.")
         declared = {name: field.metadata["axis"] for name, field in fields.items()}
         self.fields = {name: each._replace(optional=each.default is None) for name, each in declared.items()}
         self.file = f"{cls.__module__.rpartition('.')[2]}.py"
@@ -84,7 +87,7 @@ class Block:
     def take_fields(self, config, settings: dict) -> None:
         """Move this block's settings into the config that names it, with its defaults; refuse what nothing reads."""
         for name, each in self.fields.items():
-            each.check(name, value := settings.pop(name, each.default))
+            each.check(name, value := settings.pop(name, copy.deepcopy(each.default)))
             setattr(config, name, value)
         self._check_place(config)
         for name, idle in _IDLE.get(self.axis, {}).items():

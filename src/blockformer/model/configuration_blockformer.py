@@ -26,7 +26,7 @@ from .sinusoidal import SinusoidalPositions  # noqa: F401 - which enters its pos
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 # What the base class or the loading code understands beyond the declared fields.
-_INHERITED_ARGUMENTS = frozenset(
+INHERITED_ARGUMENTS = frozenset(
     "attn_implementation auto_map experts_implementation model_type name_or_path num_labels output_attentions "
     "per_layer_config quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
 )
@@ -202,8 +202,8 @@ class BlockformerConfig(
     def _check_sizes(self) -> None:
         """Refuse sizes that no machine holds, by the longest table of vectors times the widest vector."""
         widths, tables = ([getattr(self, name, 0) or 0 for name in names] for names in (_WIDTHS, _TABLES))
-        heads = self.num_attention_heads * max(self.head_dim, getattr(self, "v_head_dim", 0) or 0)
-        width = max(*widths, self.inner_width_of(is_causal=True), heads)
+        heads = self.num_attention_heads * max(self.head_dim or 0, getattr(self, "v_head_dim", 0) or 0)
+        width = max(*widths, self.inner_width_of(is_causal=True) or 0, heads)
         deepest = max(self.num_hidden_layers, getattr(self, "decoder_layers", 0))
         deepest *= getattr(self, "num_experts", 0) or 1
         numbers = width * max(*tables, deepest * width)
@@ -215,7 +215,7 @@ class BlockformerConfig(
 
 def unknown_fields(config_class, names) -> list[str]:
     """The names, out of some, that the config has no field for."""
-    allowed = {field.name for field in fields(config_class)} | _INHERITED_ARGUMENTS | generation_field_names()
+    allowed = {field.name for field in fields(config_class)} | INHERITED_ARGUMENTS | generation_field_names()
     return [name for name in names if name not in allowed and not name.startswith("_")]
 
 
