@@ -756,6 +756,20 @@ def test_upgrade_keeps_the_blocks(tmp_path):
     assert code_of(tmp_path / "repo") == before
 
 
+def test_upgrade_undoes_no_edit_of_a_block(tmp_path):
+    repo = tmp_path / "repo"
+    blockformer.export_model(model_of(), repo)
+    path = repo / NETWORK.name
+    path.write_text(path.read_text() + "# Edited.\n")
+    before = code_of(repo)
+    with pytest.raises(ConversionError, match=r"squared_relu\.py is not as it is registered, .*; move it away first"):
+        blockformer.upgrade(repo)
+    assert code_of(repo) == before
+    path.unlink()
+    blockformer.upgrade(repo)
+    assert path.read_bytes() == NETWORK.read_bytes()
+
+
 def test_the_command_line_registers_blocks_first(tmp_path, capsys):
     with forgotten_after():
         blockformer.export_model(model_of(), tmp_path / "repo")
