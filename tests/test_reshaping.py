@@ -156,6 +156,13 @@ def test_a_bidirectional_decoder_is_an_encoder_already():
     torch.testing.assert_close(two.encoder(ids).last_hidden_state, states, rtol=1e-5, atol=1e-5)
 
 
+def test_weights_that_are_elsewhere_are_asked_for():
+    with torch.device("meta"):
+        model = decoder("llama")
+    with pytest.raises(ValueError, match=r"model.embed_tokens.weight is not in memory, .*: load the whole model"):
+        reshape(model, layers=[0])
+
+
 def test_other_models_are_refused():
     shared = blockformer.BlockformerEncoderModel(preset("albert", **FOUR_LAYERS))
     for shape, named in (

@@ -91,6 +91,9 @@ def reshape(
     if topology not in (None, "decoder"):
         settings.pop("bidirectional", None)  # an encoder sees both ways, and the decoder next to one only back
     weights: Weights = dict(model.state_dict())
+    if absent := [name for name, tensor in weights.items() if tensor.is_meta]:
+        fix = "load the whole model into memory, without a device_map that offloads"
+        raise ValueError(f"{absent[0]} is not in memory, so the model cannot be reshaped: {fix}.")
     if layers is not None:
         weights = _keep_layers(settings, weights, layers)
     if kv_heads is not None:
