@@ -80,8 +80,8 @@ class Plan:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating-point dtype with the largest share."""
-        return next(dtype for dtype in self.sizes if dtype.is_floating_point)
+        """The floating-point dtype with the largest share, of those that are computed in: 8 bits are for storing."""
+        return next((dtype for dtype in self.sizes if dtype.is_floating_point and dtype.itemsize > 1), torch.float32)
 
 
 def bytes_by_dtype(groups: Iterable[Group]) -> dict[torch.dtype, int]:

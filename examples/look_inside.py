@@ -54,7 +54,8 @@ def bridge(model, tokenizer=None):
             self.cfg.gated_mlp, self.cfg.attn_only = config.gated_mlp, False
             self.cfg.attention_dir = "causal" if config.is_decoder else "bidirectional"
             self.supports_generation = config.is_decoder
-            block = parts.BlockBridge if config.residual == "sequential" else parts.ParallelBlockBridge
+            is_parallel = config.residual in ("parallel", "parallel_shared_norm")
+            block = parts.ParallelBlockBridge if is_parallel else parts.BlockBridge
             found = {
                 "embed": parts.EmbeddingBridge("model.embed_tokens"),
                 "pos_embed": stack.embed_positions and parts.PosEmbedBridge("model.embed_positions"),

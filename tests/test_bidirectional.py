@@ -7,6 +7,7 @@ import pytest
 import torch
 from pairs import assert_close
 from sizes import STRONG
+from transformers import DynamicCache
 
 import blockformer
 from blockformer import preset
@@ -71,6 +72,8 @@ def test_compiled(tmp_path, monkeypatch):
 def test_it_keeps_no_cache_and_writes_no_text():
     model, given = make(head="ForCausalLM"), batch()
     assert model(**given, use_cache=True).past_key_values is None
+    with pytest.raises(ValueError, match=r"past_key_values needs causal layers; .*: give the whole text"):
+        model(**given, past_key_values=DynamicCache())
     with pytest.raises(ValueError, match="generate needs bidirectional=False"):
         model.generate(**given)
 

@@ -6,8 +6,18 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from pairs import FAMILIES, assert_close, left_padded, model, pair, token_ids
-from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, StaticCache, TextStreamer
+from pairs import FAMILIES, SIZES, assert_close, left_padded, model, pair, token_ids
+from transformers import (
+    ContinuousBatchingConfig,
+    DynamicCache,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GenerationConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
+    StaticCache,
+    TextStreamer,
+)
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 import blockformer
@@ -125,6 +135,34 @@ def test_every_cache_gives_the_logits_of_transformers(cache, windows):
     their_out, their_logits = logits_of(theirs, ids, mask)
     assert torch.equal(out.sequences, their_out.sequences)
     assert_close(logits, their_logits)
+
+
+CAPPED = {
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM, {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16}),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+@pytest.mark.portable
+@pytest.mark.parametrize("cache", ["growing", "dynamic", "static", "static, given"])
+@pytest.mark.parametrize("family", CAPPED)
+def test_every_cache_works_with_soft_caps_and_sinks(tmp_path, family, cache):
+    config_class, model_class, settings = CAPPED[family]
+    torch.manual_seed(0)
+    theirs = model_class(config_class(**{**SIZES, **settings, **MIXED, "initializer_range": 0.15})).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if name.endswith("sinks"):
+                parameter.normal_()
+    theirs.set_attn_implementation("eager")
+    theirs.save_pretrained(tmp_path)
+    ours = blockformer.from_official(tmp_path).eval()
+    assert ours.config._attn_implementation == "sdpa"
+    for ids, mask in ((token_ids(3, 11), None), left_padded(3, 11)):
+        out, logits = logits_of(ours, ids, mask, **CACHES[cache](ours.config))
+        their_out, their_logits = logits_of(theirs, ids, mask)
+        assert torch.equal(out.sequences, their_out.sequences)
+        assert_close(logits, their_logits)
 
 
 def test_mistral_slides_in_every_layer():

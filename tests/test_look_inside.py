@@ -7,6 +7,7 @@ import pytest
 import torch
 from example_files import load
 from narrow_models import small
+from own_blocks import RESIDUAL, forgotten_after
 
 import blockformer
 
@@ -21,6 +22,7 @@ MIXES = {
     "alibi": ("bloom", {}),
     "experts": ("qwen3_moe", {"num_experts": 4, "moe_intermediate_size": 8}),
     "sinks": ("gpt_oss", {"num_experts": 4}),
+    "a residual of one's own": ("gpt2", {"residual": "rezero"}),
     "of no family": ("qwen3", {"norm_type": "layer_norm", "gated_mlp": False, "norm_placement": "pre_output"}),
     "bert": ("bert", {}),
     "modernbert": ("modernbert", {}),
@@ -30,7 +32,12 @@ IDS = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture(params=MIXES)
 def model(request):
-    preset, settings = MIXES[request.param]
+    with forgotten_after():
+        blockformer.register(RESIDUAL)
+        yield model_of(*MIXES[request.param])
+
+
+def model_of(preset, settings):
     config = small(preset, initializer_range=0.3, **settings)
     name = "DecoderForCausalLM" if config.is_decoder else "EncoderForMaskedLM"
     torch.manual_seed(0)

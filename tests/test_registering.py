@@ -4,8 +4,12 @@ import copy
 import hashlib
 import json
 import pickle
+import py_compile
 import re
+import sys
+import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import scale_steps
@@ -22,7 +26,9 @@ from blockformer.conversion.reshaped import convert_reshaped as convert_shape
 from blockformer.conversion.summary import summarize
 from blockformer.declared_fields import axes_of
 from blockformer.model.axes import BLOCKS, axes
+from blockformer.page.fields import fields_of
 from blockformer.page.making import page_of
+from blockformer.pictures import anatomy, figure
 
 MODELS = {
     "gpt2": "BlockformerDecoderForCausalLM",
@@ -166,6 +172,19 @@ def test_settings_that_say_nothing_with_a_block_are_refused(settings, message):
         blockformer.preset("gpt2", **{**SIZES, **ALL, **settings})
 
 
+def test_models_in_which_a_block_could_do_nothing_are_refused():
+    register_all()
+    with pytest.raises(ValueError, match=r"with num_hidden_groups=1 some layers have the same: leave num_hidden_group"):
+        blockformer.preset("albert", **SIZES, attention_type="value_residual")
+    assert blockformer.preset("albert", **SIZES, attention_type="value_residual", num_hidden_groups=2).blocks
+    assert blockformer.preset("albert", **SIZES, attention_type="gated_attention").num_hidden_groups == 1
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    latent = {**SIZES, "kv_lora_rank": 8, "head_dim": 16}
+    assert blockformer.BlockformerDecoderConfig(**latent, rope_parameters=rope).kv_lora_rank == 8
+    with pytest.raises(ValueError, match=r"'p_rope'.* which part of each head turns, .*=8: set position_type='rotary'"):
+        blockformer.BlockformerDecoderConfig(**latent, position_type="p_rope")
+
+
 @pytest.mark.parametrize("name", ["gemma2", "qwen3", "t5", "bert", "modernbert", "olmo", "gpt2"])
 def test_presets_give_up_what_a_norm_from_outside_has_not(name):
     register_all()
@@ -269,6 +288,159 @@ def test_two_blocks_of_one_name(tmp_path):
     with pytest.raises(ValueError, match=r"norm_type='my_norm' is registered from my_norm\.py"):
         blockformer.register(second)
     assert BLOCKS["norm_type"]["my_norm"].cls.__module__ == "blockformer.model.my_norm"
+
+
+def test_the_file_is_run_and_not_a_compiled_one_beside_it(tmp_path):
+    path = block_file(tmp_path, head="FLAG = 1\n")
+    py_compile.compile(str(path), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    path.write_text(path.read_text().replace("FLAG = 1", "FLAG = 2"))
+    blockformer.register(path)
+    assert sys.modules[BLOCKS["norm_type"]["my_norm"].cls.__module__].FLAG == 2
+
+
+def test_a_file_that_changes_while_it_is_registered(tmp_path):
+    path = block_file(tmp_path)
+    compiled = compile
+
+    def slow(source, *rest):
+        path.write_text(path.read_text() + "\n# Changed.\n")
+        return compiled(source, *rest)
+
+    with mock.patch("blockformer.registering.compile", slow, create=True):
+        with pytest.raises(ValueError, match=r"my_norm\.py: the file changed while it was read: register it again"):
+            blockformer.register(path)
+    assert blockformer.register(path) == {"norm_type": ["my_norm"]}
+
+
+def test_saving_never_undoes_an_edit_of_the_file_itself(tmp_path):
+    path = block_file(tmp_path)
+    blockformer.register(path)
+    model = blockformer.BlockformerDecoderForCausalLM(blockformer.preset("gpt2", **SIZES, norm_type="my_norm"))
+    model.save_pretrained(tmp_path)  # beside it, as it was
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir() if each.is_file()}
+    path.write_text(edited := path.read_text() + "\n# Edited.\n")
+    with pytest.raises(ValueError, match=r"my_norm\.py was edited after it was registered.*save to another folder"):
+        model.save_pretrained(tmp_path)
+    assert path.read_text() == edited
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir() if each.is_file()} == {
+        **before,
+        path.name: edited.encode(),
+    }
+    model.save_pretrained(tmp_path / "other")
+    assert (tmp_path / "other/my_norm.py").read_bytes() == before["my_norm.py"]
+
+
+TABLE = """import torch
+from torch import nn
+
+from .blocks import block
+
+
+@block("position_type", "my_table")
+class MyTable(nn.Module):
+    gives = "vectors"
+
+    def __init__(self, config, **kwargs):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(12, config.embedding_size))
+
+    def forward(self, position_ids):
+        return self.table[position_ids]
+"""
+
+
+def test_a_text_longer_than_a_table_from_outside(tmp_path):
+    path = tmp_path / "my_table.py"
+    path.write_text(TABLE)
+    blockformer.register(path)
+    model = model_of(position_type="my_table")
+    assert model(torch.full((1, 12), 5)).logits.shape == (1, 12, 97)
+    with pytest.raises(ValueError, match=r"position_type='my_table' looks outside its table .*: shorten the text"):
+        model(torch.full((1, 13), 5))
+    with pytest.raises(ValueError, match="looks outside its table"):
+        model.generate(torch.full((1, 10), 5), max_new_tokens=5, eos_token_id=None)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("num_labels=axis(3, 'a positive integer', 'norm', 'it')", "num_labels is a field of transformers'"),
+        ("model_type=axis('x', 'a token', 'norm', 'it')", "model_type is a field of transformers'"),
+        ("name_or_path=axis('x', 'a token', 'norm', 'it')", "name_or_path is a field of transformers'"),
+        ("temperature=axis(1.0, 'a token', 'norm', 'it')", "temperature is a field of transformers'"),
+        ("to_dict=axis(1, 'a token', 'norm', 'it')", "to_dict is a field of transformers'"),
+        ("_mine=axis(1, 'a token', 'norm', 'it')", "_mine is a field of"),
+        ("mine=axis(1, 'a token', 'colour', 'it')", "the group of mine must be one of size, embeddings"),
+        ("mine=axis(nn.Identity, 'a token', 'norm', 'it')", "the default of mine cannot stand in config.json"),
+        ("mine=3", "the field mine of 'my_norm' is not declared: write mine=axis(...) of .axes"),
+    ],
+)
+def test_fields_of_a_block_that_a_config_cannot_hold(tmp_path, field, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        blockformer.register(block_file(tmp_path, head="from .axes import axis\n", fields=f", {field}"))
+
+
+def test_configs_share_no_default(tmp_path):
+    blockformer.register(
+        block_file(tmp_path, head="from .axes import axis\n", fields=", mine=axis([1], 'a list', 'norm', 'it')")
+    )
+    first, second = (blockformer.preset("gpt2", **SIZES, norm_type="my_norm") for _ in range(2))
+    first.mine.append(2)
+    assert second.mine == [1] == blockformer.preset("gpt2", **SIZES, norm_type="my_norm").mine
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.device("meta")])
+def test_the_mode_of_the_caller_changes_nothing(tmp_path, mode):
+    with mode():
+        assert blockformer.register(block_file(tmp_path)) == {"norm_type": ["my_norm"]}
+
+
+def test_others_make_configs_while_a_file_is_refused(tmp_path):
+    register_all()
+    ended, wrong = threading.Event(), []
+
+    def make():
+        while not ended.is_set():
+            try:
+                blockformer.preset("gpt2", **SIZES, **ALL)
+            except Exception as error:
+                wrong.append(error)
+                return
+
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for number in range(4):
+        with pytest.raises(ValueError, match="does not run"):
+            blockformer.register(block_file(tmp_path, "        return hidden_states[..., :3]", name=f"bad_{number}"))
+    ended.set()
+    for each in threads:
+        each.join()
+    assert not wrong
+
+
+CHAIN = """from .attention import Attention
+from .blocks import block, leave, read
+
+
+@block("attention_type", "chain")
+class Chain(Attention):
+    def before_cache(self, key, value, earlier):
+        if self.layer_idx > 0:
+            value = value + read(earlier, READ)
+        if self.layer_idx < self.config.num_hidden_layers - 1:
+            leave(earlier, LEFT, value)
+        return key, value
+"""
+
+
+def test_layers_that_leave_tensors_under_one_name_are_refused(tmp_path):
+    path = tmp_path / "chain.py"
+    path.write_text(CHAIN.replace("READ", "'values'").replace("LEFT", "'values'"))
+    with pytest.raises(ValueError, match=r"gradient checkpointing .*each layer's under a name of its own"):
+        blockformer.register(path)
+    path.write_text(CHAIN.replace("READ", "f'{self.layer_idx - 1}'").replace("LEFT", "f'{self.layer_idx}'"))
+    assert blockformer.register(path) == {"attention_type": ["chain"]}
 
 
 PROBLEMS = {
@@ -584,6 +756,20 @@ def test_upgrade_keeps_the_blocks(tmp_path):
     assert code_of(tmp_path / "repo") == before
 
 
+def test_upgrade_undoes_no_edit_of_a_block(tmp_path):
+    repo = tmp_path / "repo"
+    blockformer.export_model(model_of(), repo)
+    path = repo / NETWORK.name
+    path.write_text(path.read_text() + "# Edited.\n")
+    before = code_of(repo)
+    with pytest.raises(ConversionError, match=r"squared_relu\.py is not as it is registered, .*; move it away first"):
+        blockformer.upgrade(repo)
+    assert code_of(repo) == before
+    path.unlink()
+    blockformer.upgrade(repo)
+    assert path.read_bytes() == NETWORK.read_bytes()
+
+
 def test_the_command_line_registers_blocks_first(tmp_path, capsys):
     with forgotten_after():
         blockformer.export_model(model_of(), tmp_path / "repo")
@@ -610,6 +796,24 @@ def test_the_command_line_registers_blocks_first(tmp_path, capsys):
 # What is shown of a model.
 
 
+def test_a_residual_is_a_box_around_the_whole_layer():
+    model = model_of("t5")
+    parts = anatomy(model)
+    found = [(box.path, box.title, box.code) for box in parts.boxes() if box.kind == "residual"]
+    paths = ("model.encoder.layers.0", "model.decoder.layers.0")
+    assert found == [(path, "Rezero", "rezero.py · ReZeroLayer") for path in paths]
+    assert [stack.kinds[0].title for stack in parts.stacks] == ["", ""]
+    drawn = figure(parts, marks=paths[:1])
+    assert all(f'data-path="{path}"' in drawn for path in paths)
+    assert drawn.count("\N{NOT EQUAL TO}") == 1
+    covered = tuple(f"{box.path}." for box in parts.boxes())
+    alphas = [name for name, _ in model.named_parameters() if "alphas" in name and ".layers.0." in name]
+    assert len(alphas) == 5
+    assert all(name.startswith(covered) for name in alphas)
+    box = next(box for box in parts.boxes() if box.kind == "residual")
+    assert fields_of(box, model.config)["residual"] == "rezero"
+
+
 def test_the_page_and_the_summary_call_a_block_by_its_name(tmp_path):
     model_of(dynamic_tanh_alpha=0.7).save_pretrained(tmp_path)
     html = page_of(str(tmp_path))
@@ -620,4 +824,5 @@ def test_the_page_and_the_summary_call_a_block_by_its_name(tmp_path):
     assert "squared relu" in html
     assert "gated attention" in html
     assert "dynamic_tanh_alpha" in html
+    assert "rezero.py · ReZeroLayer" in html
     assert summarize(tmp_path).settings["norm"]["dynamic_tanh_alpha"] == 0.7

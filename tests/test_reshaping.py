@@ -124,6 +124,13 @@ def test_a_bare_stack_stays_bare_and_all_at_once(tmp_path):
     [
         ("llama", {"layers": [4]}, "layers must list numbers from 0 to 3"),
         ("llama", {"layers": []}, "layers must list numbers from"),
+        ("llama", {"layers": [True, False]}, r"layers must list integers, not \[True, False\]"),
+        ("llama", {"layers": "01"}, "layers must list integers, not '01'"),
+        ("llama", {"layers": 2}, "layers must list integers, not 2"),
+        ("llama", {"kv_heads": "2"}, "kv_heads must be a positive integer, not '2'"),
+        ("llama", {"experts": -2}, "experts must be a positive integer, not -2"),
+        ("llama", {"experts": 2.0}, r"experts must be a positive integer, not 2\.0"),
+        ("llama", {"tie_word_embeddings": True}, "would drop one of two matrices that differ: leave it out"),
         ("llama", {"kv_heads": 3}, "must divide the model's 4"),
         ("llama", {"topology": "coder"}, "must be one of decoder, encoder"),
         ("gpt2", {"experts": 2}, "gated feed-forward networks without biases"),
@@ -135,6 +142,25 @@ def test_a_bare_stack_stays_bare_and_all_at_once(tmp_path):
 def test_what_has_no_such_shape_is_refused(name, shape, named):
     with pytest.raises(ValueError, match=named):
         reshape(decoder(name), **shape)
+
+
+def test_a_bidirectional_decoder_is_an_encoder_already():
+    model = decoder("llama", bidirectional=True)
+    ids = torch.randint(3, 50, (2, 9))
+    made = reshape(model, topology="encoder")
+    torch.testing.assert_close(made(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+    again = reshape(made, topology="decoder", bidirectional=True)
+    assert torch.equal(again(ids).logits, model(ids).logits)
+    two = reshape(model, topology="encoder-decoder").model
+    states = model.model(ids).last_hidden_state
+    torch.testing.assert_close(two.encoder(ids).last_hidden_state, states, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_are_elsewhere_are_asked_for():
+    with torch.device("meta"):
+        model = decoder("llama")
+    with pytest.raises(ValueError, match=r"model.embed_tokens.weight is not in memory, .*: load the whole model"):
+        reshape(model, layers=[0])
 
 
 def test_other_models_are_refused():

@@ -57,6 +57,7 @@ FAMILY = BertLikeFamily(
         "hidden_act": "gelu_new",
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
+        "classifier_dropout": 0.1,
         "pooler_act": "tanh",
         "bos_token_id": 2,
         "eos_token_id": 3,

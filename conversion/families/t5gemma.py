@@ -134,6 +134,7 @@ FAMILY = EncoderDecoderFamily(
         "head_dim": 64,
         "max_position_embeddings": 8192,
         "norm_eps": 1e-6,
+        "classifier_dropout": 0.0,
         "pad_token_id": 0,
         "eos_token_id": 1,
         "bos_token_id": 2,

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import copy
 import importlib.util
+import json
 import re
 import sys
 import threading
@@ -17,8 +18,10 @@ from safetensors.torch import load, save
 from torch.nn import functional as F
 
 from .model.attention import Attention
-from .model.axes import BLOCKS, axes
+from .model.axes import BLOCKS, GROUPS, axes
 from .model.blocks import ENTRY, SCHEMES, Block
+from .model.compat import generation_field_names
+from .model.configuration_blockformer import INHERITED_ARGUMENTS
 from .model.configuration_decoder import BlockformerDecoderConfig
 from .model.configuration_encoder import BlockformerEncoderConfig
 from .model.configuration_encoder_decoder import BlockformerEncoderDecoderConfig
@@ -33,7 +36,7 @@ _TINY: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 4,  # the first, the last, and two between: a block may tell layers apart
     "num_attention_heads": 2,
 }
 _LOCK = threading.Lock()
@@ -73,7 +76,7 @@ def register(file: str | PathLike[str]) -> dict[str, list[str]]:
         if there.get(path.name) != source:
             _check_name(path, path.name in there)
             _check_source(path, source)
-            _load(path)
+            _load(path, source)
         return {
             axis: values
             for axis, known in BLOCKS.items()
@@ -136,7 +139,7 @@ def _check_roots(where: str, names: list[str]) -> None:
             raise ValueError(f"{where}: a block may not import '{name}': it may import {allowed}.")
 
 
-def _load(path: Path) -> None:
+def _load(path: Path, source: bytes) -> None:
     """Import a file as one of the model's modules, and undo that if anything about it is wrong."""
     before = {axis: dict(known) for axis, known in BLOCKS.items()}
     name = _module_of(path)
@@ -145,17 +148,23 @@ def _load(path: Path) -> None:
     sys.modules[name] = module
     try:
         try:
-            spec.loader.exec_module(module)
+            # What was read is what runs: Python's own import takes a compiled file beside it, of whatever source.
+            exec(compile(source, str(path.resolve()), "exec"), vars(module))
         except Exception as error:
             raise ValueError(f"{path}: importing it fails: {type(error).__name__}: {error}") from error
+        if any(block.source != source for block in _registered() if block.file == path.name):
+            raise ValueError(f"{path}: the file changed while it was read: register it again.")
         _check_values(path, before)
         for axis, known in BLOCKS.items():
             for value in known.keys() - before[axis].keys():
                 _check_state(path, axis, value)
     except BaseException:
         del sys.modules[name]
-        BLOCKS.clear()
-        BLOCKS.update(before)
+        for axis in [*BLOCKS]:  # each in one step, since other threads may be making configs
+            if axis in before:
+                BLOCKS[axis] = before[axis]
+            else:
+                del BLOCKS[axis]
         raise
 
 
@@ -185,14 +194,33 @@ def _check_values(path: Path, before: dict[str, dict[str, Block]]) -> None:
         if block.axis == "position_type" and block.gives not in SCHEMES:
             fix = f"write `gives = ...` in the class, one of {', '.join(map(repr, SCHEMES))}"
             raise ValueError(f"{path}: {name} does not say which positions it gives: {fix}.")
-        if taken := sorted(block.fields.keys() & ours.keys()):
-            raise ValueError(f"{path}: {taken[0]} is a field of Blockformer's: give yours another name.")
+        for name, field in block.fields.items():
+            if name in ours or name in _names_of_the_library() or name.startswith("_"):
+                whose = "Blockformer's" if name in ours else "transformers', or of its own use"
+                raise ValueError(f"{path}: {name} is a field of {whose}: give yours another name.")
+            if field.group not in GROUPS:
+                raise ValueError(
+                    f"{path}: the group of {name} must be one of {', '.join(GROUPS)}, not {field.group!r}."
+                )
+            try:
+                json.dumps(field.default, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}: the default of {name} cannot stand in config.json: {error}.") from error
+
+
+def _names_of_the_library() -> set[str]:
+    """Names that a config has or takes without a declaration."""
+    config = BlockformerDecoderConfig()
+    return {*dir(config), *vars(config), *generation_field_names()} | INHERITED_ARGUMENTS
 
 
 def _check_state(path: Path, axis: str, value: str) -> None:
     """Train, save and load a tiny model with a block: refused unless the same model comes back."""
     what = f"{path}: a model with {axis}={value!r}"
-    with torch.random.fork_rng(devices=[]), _quiet():
+    modes = (torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False))
+    with contextlib.ExitStack() as stack, torch.device("cpu"), torch.random.fork_rng(devices=[]), _quiet():
+        for mode in modes:
+            stack.enter_context(mode)
         torch.manual_seed(0)
         ids = torch.randint(_TINY["vocab_size"], (2, 6))
         try:
@@ -268,7 +296,7 @@ def _check_checkpointing(what: str, model, ids) -> None:
         raise ValueError(f"{what} does not run with gradient checkpointing: {error}") from error
     for name, gradient in plain.items():
         if name not in found or not torch.allclose(found[name], gradient, rtol=1e-3, atol=1e-5):
-            fix = "pass tensors to later layers with leave and read of .blocks, and keep none in a module"
+            fix = "pass tensors to later layers with leave and read of .blocks, each layer's under a name of its own"
             raise ValueError(f"{what} learns something else with gradient checkpointing ({name}): {fix}.")
 
 

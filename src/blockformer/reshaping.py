@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from .declared_fields import axes_of, own_fields
 from .model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
-from .model.axes import axes
+from .model.axes import axes, is_integer
 from .model.configuration_blockformer import BlockformerConfig
 
 TOPOLOGIES = {
@@ -76,7 +76,7 @@ def reshape(
     kind = config.model_type.removeprefix("blockformer_").replace("_", "-")
     head = type(model).__name__.removeprefix(TOPOLOGIES[kind][1]) if kind in TOPOLOGIES else ""
     if kind == "encoder-decoder" or head not in (*_WRITERS, "Model"):
-        fix = "use an encoder or decoder, bare or with a language model head"
+        fix = "use an encoder or decoder of Blockformer, bare or with a language model head"
         raise ValueError(f"{type(model).__name__} cannot be reshaped: {fix}.")
     if config.pruned_heads and (kv_heads is not None or topology == "encoder-decoder"):
         what = "kv_heads" if kv_heads is not None else "topology='encoder-decoder'"
@@ -86,8 +86,14 @@ def reshape(
         raise ValueError(f"4-bit weights cannot be reshaped: {fix}.")
     if topology is not None and topology not in TOPOLOGIES:
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, not {topology!r}.")
+    _check_numbers(layers, kv_heads=kv_heads, experts=experts)
     settings: Settings = {name: getattr(config, name) for name in axes_of(config)}
+    if topology not in (None, "decoder"):
+        settings.pop("bidirectional", None)  # an encoder sees both ways, and the decoder next to one only back
     weights: Weights = dict(model.state_dict())
+    if absent := [name for name, tensor in weights.items() if tensor.is_meta]:
+        fix = "load the whole model into memory, without a device_map that offloads"
+        raise ValueError(f"{absent[0]} is not in memory, so the model cannot be reshaped: {fix}.")
     if layers is not None:
         weights = _keep_layers(settings, weights, layers)
     if kv_heads is not None:
@@ -107,12 +113,23 @@ def reshape(
     if lost := sorted(name for name in spare if topology != "encoder-decoder" or ".cross_attn" not in name):
         raise ValueError(f"the new model has no place for {lost[0]} of the old one: change the settings given.")
     weights = {name: tensor.clone() for name, tensor in weights.items() if name not in spare}
+    if new_config.tie_word_embeddings and not config.tie_word_embeddings and "lm_head.weight" in weights:
+        raise ValueError("tie_word_embeddings=True would drop one of two matrices that differ: leave it out.")
     made = new_class.from_pretrained(None, config=new_config, state_dict=weights, dtype=model.dtype)
     if made.can_generate() and model.can_generate():
         made.generation_config = copy.deepcopy(model.generation_config)
         made.generation_config.decoder_start_token_id = getattr(new_config, "decoder_start_token_id", None)
     made.config.name_or_path = config.name_or_path
     return made.eval()
+
+
+def _check_numbers(layers: Any, **numbers: Any) -> None:
+    """Refuse `layers` that are no list of integers, and other numbers that are no positive ones."""
+    if layers is not None and not (isinstance(layers, Sequence) and all(map(is_integer, layers))):
+        raise ValueError(f"layers must list integers, not {layers!r}.")
+    for name, value in numbers.items():
+        if value is not None and not (is_integer(value) and value > 0):
+            raise ValueError(f"{name} must be a positive integer, not {value!r}.")
 
 
 def _config_of(config_class: type[BlockformerConfig], settings: Settings, changed: set[str]) -> BlockformerConfig:

@@ -22,6 +22,7 @@ from .oracles import (
     SPECIAL,
     assert_verified,
     edit_config,
+    edit_tensors,
     fingerprint,
     in_our_names,
     official_folder,
@@ -608,3 +609,18 @@ def test_from_official_loads_a_repo_of_ours_as_it_is(tmp_path):
     for name, tensor in ours.state_dict().items():
         assert torch.equal(found.state_dict()[name], tensor)
     assert from_official(tmp_path / "ours", dtype="float16").dtype is torch.float16
+
+
+@pytest.mark.parametrize("kept", [(), ("norm",)])
+def test_weights_in_8_bits_without_factors_load_in_what_is_computed_in(source, kept):
+    def cast(tensors):
+        return {
+            name: tensor if any(part in name for part in kept) else tensor.to(torch.float8_e4m3fn)
+            for name, tensor in tensors.items()
+        }
+
+    edit_tensors(source, cast)
+    model = from_official(source)
+    assert model.dtype == torch.float32
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(model.state_dict()[name], load_file(source / "model.safetensors")[name].float())

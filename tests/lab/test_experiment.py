@@ -148,6 +148,8 @@ def test_everything_wrong_is_told_at_once(tmp_path):
         "configs: wide must be a mapping",
     ):
         assert problem in told, f"{problem}\n{told}"
+    assert told.count("learning_rat'") == 1, "a name that is not there has no type"
+    assert "must be ," not in told
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from blockformer.cli import main
+from blockformer.lab.experiment import LabError
 from blockformer.lab.intervals import difference, power_law, spread, student_t
 from blockformer.lab.plots import ticks
 from blockformer.lab.report import scaling, write_report
@@ -118,6 +119,7 @@ def test_the_table_says_what_is_clear_and_what_is_not():
     assert "| norm_type=layer_norm | 32,000 | 2.3100 ± 0.0100 | +0.3000 ± 0.0227 | worse | 2 |" in text
     assert "within the spread (1 of 3 diverged)" in text
     assert "| wilder | 32,000 | - |  | diverged | 2 |" in text
+    assert "only where the interval does not contain 0." in text
     assert text.endswith("a note\n")
     alone = {group.name: group.reading for group in group_rows([each for each in rows() if each["seed"] == 1])}
     assert alone["qk_norm=false"] == "one seed tells no spread"
@@ -167,6 +169,19 @@ def test_the_page_has_all_curves_and_fetches_and_runs_nothing(tmp_path):
     for name in ("curves.svg", "differences.svg"):
         ElementTree.fromstring((tmp_path / name).read_text(encoding="utf-8"))
     assert not (tmp_path / "scaling.svg").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "3"])
+def test_a_damaged_row_is_named(tmp_path, text):
+    write(tmp_path / "one", rows())
+    path = sorted((tmp_path / "one" / "runs").glob("*.json"))[0]
+    path.write_text(text)
+    with pytest.raises(LabError, match=rf"{re.escape(str(path))} .*: delete it, and its run is made again"):
+        read_rows(tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "rows.jsonl").write_text(text)
+    with pytest.raises(LabError, match=r"rows.jsonl .*: restore it"):
+        read_rows(tmp_path / "two")
 
 
 def test_a_report_of_the_gathered_rows_is_the_same(tmp_path):

@@ -348,6 +348,19 @@ def test_num_labels_and_names():
     assert named.num_labels == 2
 
 
+@pytest.mark.parametrize(
+    ("preset", "field"),
+    [
+        *(("deepseek_v3", name) for name in "kv_lora_rank q_lora_rank v_head_dim moe_intermediate_size".split()),
+        ("deepseek_v3", "shared_expert_intermediate_size"),
+        ("ernie", "task_type_vocab_size"),
+    ],
+)
+def test_every_width_has_a_bound(preset, field):
+    with pytest.raises(ValueError, match="more than 1e\\+13"):
+        blockformer.preset(preset, **{field: 2**40})
+
+
 @pytest.mark.parametrize("pages", [1 << 14, 1 << 34])
 def test_what_is_valid_is_the_same_on_every_machine(pages, monkeypatch):
     """On one of 64 MiB and on one of 64 TiB."""

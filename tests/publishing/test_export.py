@@ -5,6 +5,7 @@ import re
 import stat
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from sizes import PUBLISHED, TINY
@@ -40,6 +41,23 @@ def test_an_exported_repo_is_complete(tmp_path, model, tiny_tokenizer):
     assert "| `temperature` | 0.7 |" in card
     assert "$" not in card
     assert sorted(path.name for path in tmp_path.iterdir()) == ["repo"]
+
+
+def test_a_model_with_parts_of_its_own_is_refused(tmp_path, model):
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False))
+    with pytest.raises(ValueError, match=r"PeftModelForCausalLM only contains .*: merge adapters into it first"):
+        export_model(adapted, tmp_path / "repo")
+    for publish in (lambda: export_model(model, tmp_path / "repo"), lambda: model.push_to_hub("ann/small")):
+        with pytest.raises(ValueError, match=r"base_layer.weight is not a weight of Blockformer.*: merge adapters"):
+            publish()
+    assert not (tmp_path / "repo").exists()
+    merged = adapted.merge_and_unload()
+    export_model(torch.compile(merged), tmp_path / "repo")
+    again = type(model).from_pretrained(tmp_path / "repo")
+    assert torch.equal(again.state_dict()["lm_head.weight"], merged.state_dict()["lm_head.weight"])
+    merged.lm_head = torch.nn.Sequential(merged.lm_head)
+    with pytest.raises(ValueError, match=r"lm_head.0.weight is not a weight of .*put back replaced parts"):
+        export_model(merged, tmp_path / "other")
 
 
 def test_weights_come_in_shards_with_the_permissions_of_the_umask(tmp_path, model):

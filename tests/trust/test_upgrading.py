@@ -1,6 +1,7 @@
 """`upgrade`: an older repo gets today's code, config and card, its weights stay, and a failure leaves it as it was."""
 
 import json
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -160,6 +161,7 @@ def edit(repo, **entries):
         (lambda repo: edit(repo, model_type="bert"), "model_type 'bert' is not one of Blockformer's"),
         (lambda repo: edit(repo, new_block=1), "config.json: .*new_block"),
         (lambda repo: edit(repo, hidden_size=32), "not upgraded, its weights are not the config's"),
+        (lambda repo: os.truncate(repo / "model.safetensors", 3000), r"repo/model\.safetensors: damaged, download it"),
         (lambda repo: (repo / "x.txt").symlink_to(repo / "config.json"), "a link"),
     ],
 )

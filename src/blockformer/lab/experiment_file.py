@@ -120,7 +120,7 @@ class _Reader:
         """Of values of plain types, which the libraries take as they come and fail on later, or never."""
         for name, value in found.items():
             kinds = [kind for kind in (typing.get_args(types.get(name)) or (types.get(name),)) if kind is not None]
-            if all(kind in _PLAIN for kind in kinds):
+            if name in types and all(kind in _PLAIN for kind in kinds):
                 given = type(value)
                 if given not in kinds and not (given is int and float in kinds):
                     words = " or ".join(_PLAIN[kind] for kind in kinds)

@@ -83,12 +83,29 @@ def _is_new(folder: Path) -> bool:
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of all finished runs; without their folder, those that a report has gathered in one file."""
+    """The rows of all finished runs; without their folder, those that a report has gathered in one file.
+
+    Raises:
+        LabError: one of the files is damaged.
+    """
     if not (folder / RUNS).is_dir():
         path = folder / ROWS
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        return [json.loads(line) for line in lines]
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((folder / RUNS).glob("*.json"))]
+        return [_row(path, line, "restore it") for line in lines]
+    return [
+        _row(path, path.read_text(encoding="utf-8"), "delete it, and its run is made again")
+        for path in sorted((folder / RUNS).glob("*.json"))
+    ]
+
+
+def _row(path: Path, text: str, fix: str) -> dict[str, Any]:
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        raise LabError(f"{path} is damaged ({error}): {fix}") from error
+    if not isinstance(row, dict):
+        raise LabError(f"{path} holds no row: {fix}")
+    return row
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ TITLE = ("config", "parameters", "bits per byte", "difference", "reading", "seco
 EXPLAINED = (
     "Bits per byte of the held-out text: the mean over the seeds and, after ±, the deviation of one run (n - 1). "
     "The difference is to the base of the same width, with its {confidence:.0%} interval by Welch's t test over the "
-    "seeds; it counts as better or worse only where the interval leaves out 0. Of 20 configs that change nothing, "
-    "about one would seem to."
+    "seeds; it counts as better or worse only where the interval does not contain 0. Of 20 configs that change "
+    "nothing, about one would seem to."
 )
 
 

@@ -110,7 +110,8 @@ def axes(config_class) -> dict[str, Axis]:
 
 def blocks_of(config) -> list:
     """The blocks from outside that a config names, one for an axis."""
-    return [each for axis, known in BLOCKS.items() for name, each in known.items() if name == getattr(config, axis)]
+    named = ((known, getattr(config, axis)) for axis, known in [*BLOCKS.items()])  # another thread may register
+    return [known[value] for known, value in named if isinstance(value, str) and value in known]
 
 
 class Part:

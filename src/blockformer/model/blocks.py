@@ -4,6 +4,8 @@ A repo whose config names such blocks has this file and theirs, as they are, and
 model. Other repos have none of the three.
 """
 
+import copy
+import functools
 import hashlib
 import re
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from .attention import Attention
 from .axes import BLOCKS, blocks_of
 from .positions import POSITION_TYPES
 
@@ -33,9 +36,25 @@ def block(axis: str, value: str, **fields):
 
     def enter(cls: type) -> type:
         BLOCKS.setdefault(axis, {})[value] = Block(axis, value, cls, fields)
+        if axis == "position_type" and "forward" in vars(cls):
+            cls.forward = _with_a_limit(value, cls.forward)  # type: ignore[attr-defined]
         return cls
 
     return enter
+
+
+def _with_a_limit(value: str, forward):
+    """The `forward` of a position scheme, which says so where a text is longer than the scheme's table."""
+
+    @functools.wraps(forward)
+    def limited(self, *arguments, **named):
+        try:
+            return forward(self, *arguments, **named)
+        except IndexError as error:
+            what = f"position_type={value!r} looks outside its table ({error})"
+            raise ValueError(f"{what}: shorten the text, or train with a longer table.") from error
+
+    return limited
 
 
 class Block:
@@ -44,17 +63,20 @@ class Block:
     Attributes:
         gives: of a position scheme, which positions: a key of `SCHEMES`; of others empty.
         fields: its fields by name, each an `axes.Axis`.
-        file: the file's name, `source` its content, `digest` the content's SHA-256 in hexadecimal.
+        file: the file's name, `path` where it stood, `source` its content, `digest` the SHA-256 of that in hexadecimal.
         tensor_parallel_plan: how processes share its modules, by name within it; empty: it is whole in each.
     """
 
     def __init__(self, axis: str, value: str, cls: type, fields: dict):
         self.axis, self.value, self.cls = axis, value, cls
         self.gives: str = getattr(cls, "gives", "")
+        if plain := [name for name, field in fields.items() if "axis" not in getattr(field, "metadata", ())]:
+            raise TypeError(f"the field {plain[0]} of {value!r} is not declared: write {plain[0]}=axis(...) of .axes.")
         declared = {name: field.metadata["axis"] for name, field in fields.items()}
         self.fields = {name: each._replace(optional=each.default is None) for name, each in declared.items()}
         self.file = f"{cls.__module__.rpartition('.')[2]}.py"
-        self.source = Path(sys.modules[cls.__module__].__file__).read_bytes()  # type: ignore[arg-type]
+        self.path = Path(sys.modules[cls.__module__].__file__)  # type: ignore[arg-type]
+        self.source = self.path.read_bytes()
         self.digest = hashlib.sha256(self.source).hexdigest()
         self.tensor_parallel_plan: dict[str, str] = getattr(cls, "tensor_parallel_plan", {})
 
@@ -65,12 +87,25 @@ class Block:
     def take_fields(self, config, settings: dict) -> None:
         """Move this block's settings into the config that names it, with its defaults; refuse what nothing reads."""
         for name, each in self.fields.items():
-            each.check(name, value := settings.pop(name, each.default))
+            each.check(name, value := settings.pop(name, copy.deepcopy(each.default)))
             setattr(config, name, value)
+        self._check_place(config)
         for name, idle in _IDLE.get(self.axis, {}).items():
             if (value := getattr(config, name, None)) not in idle and value not in BLOCKS.get(name, ()):
                 what = f"{self.axis}={self.value!r} is a block from outside, which does not read {name}={value!r}"
                 raise ValueError(f"{what}: leave {name} out.")
+
+    def _check_place(self, config) -> None:
+        """Refuse models in which the block could not do its work."""
+        what = f"{self.axis}={self.value!r} is a block from outside, which"
+        groups, latent = (getattr(config, name, None) for name in ("num_hidden_groups", "kv_lora_rank"))
+        keeps = getattr(self.cls, "before_cache", None) not in (None, Attention.before_cache)
+        if self.axis == "attention_type" and keeps and groups not in (None, config.num_hidden_layers):
+            why = f"tells layers apart by their numbers, and with num_hidden_groups={groups} some layers have the same"
+            raise ValueError(f"{what} {why}: leave num_hidden_groups out.")
+        if self.axis == "position_type" and latent is not None:
+            why = f"does not say which part of each head turns, as rope_parameters do for kv_lora_rank={latent}"
+            raise ValueError(f"{what} {why}: set position_type='rotary', or leave kv_lora_rank out.")
 
     def share_out(self, plan: dict[str, str]) -> None:
         """Put this block's plan into that of a stack. Without one it is whole in each process, as a norm always is."""
@@ -89,8 +124,15 @@ class Block:
             plan |= {f"{place}{name}".rstrip("."): style for name, style in own.items()}
 
     def write(self, config, beside) -> None:
-        """Write what a repo with the config has more than others next to a file, this block's own as it is."""
+        """Write what a repo with the config has more than others next to a file, this block's own as it is.
+
+        Raises:
+            ValueError: the file that was registered stands there and was edited since, so writing would undo that.
+        """
         folder = Path(beside).parent
+        if self.path.exists() and self.path == (folder / self.file).resolve() and self.path.read_bytes() != self.source:
+            what = f"{self.path} was edited after it was registered, and a repo in its folder would get it as it was"
+            raise ValueError(f"{what}: save to another folder.")
         (folder / self.file).write_bytes(self.source)
         (folder / Path(__file__).name).write_bytes(Path(__file__).read_bytes())
         files = sorted({each.file for each in blocks_of(config)})

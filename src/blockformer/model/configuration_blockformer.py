@@ -26,12 +26,16 @@ from .sinusoidal import SinusoidalPositions  # noqa: F401 - which enters its pos
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 # What the base class or the loading code understands beyond the declared fields.
-_INHERITED_ARGUMENTS = frozenset(
+INHERITED_ARGUMENTS = frozenset(
     "attn_implementation auto_map experts_implementation model_type name_or_path num_labels output_attentions "
     "per_layer_config quantization_config rope_scaling rope_theta tie_last_hidden_states torch_dtype".split()
 )
 BY_WAY_OF = "with_blocks."  # the module of the `auto_map` where there are blocks from outside
 _FORMER = {"linear_bits": None, "linear_group_size": 128}  # of older repos, never anything else but in a decoder
+_WIDTHS = "hidden_size intermediate_size moe_intermediate_size shared_expert_intermediate_size kv_lora_rank".split()
+_WIDTHS += ["q_lora_rank"]
+_TABLES = "vocab_size decoder_vocab_size type_vocab_size task_type_vocab_size max_position_embeddings".split()
+_TABLES += ["position_offset", "relative_attention_num_buckets"]
 # More is taken for a slip of the keyboard, on every machine alike: several times the largest published models, and
 # what their names and lists still take little memory for.
 _MOST_NUMBERS, _MOST_LAYERS, _MOST_LABELS = 10**13, 100_000, 4_000_000
@@ -173,9 +177,9 @@ class BlockformerConfig(
 
     def to_json_file(self, json_file_path, use_diff: bool = True):
         """Write `config.json`, and the blocks from outside that it names next to it."""
-        super().to_json_file(json_file_path, use_diff)
         for block in blocks_of(self):
             block.write(self, json_file_path)
+        super().to_json_file(json_file_path, use_diff)
 
     @property
     def head_dropout(self) -> float:
@@ -197,14 +201,12 @@ class BlockformerConfig(
 
     def _check_sizes(self) -> None:
         """Refuse sizes that no machine holds, by the longest table of vectors times the widest vector."""
+        widths, tables = ([getattr(self, name, 0) or 0 for name in names] for names in (_WIDTHS, _TABLES))
+        heads = self.num_attention_heads * max(self.head_dim or 0, getattr(self, "v_head_dim", 0) or 0)
+        width = max(*widths, self.inner_width_of(is_causal=True) or 0, heads)
         deepest = max(self.num_hidden_layers, getattr(self, "decoder_layers", 0))
-        inner = max(self.intermediate_size, self.inner_width_of(is_causal=True))
-        width = max(self.hidden_size, inner, self.num_attention_heads * self.head_dim)
         deepest *= getattr(self, "num_experts", 0) or 1
-        tables = (self.vocab_size, getattr(self, "decoder_vocab_size", 0) or 0, self.type_vocab_size, deepest * width)
-        buckets = getattr(self, "relative_attention_num_buckets", 0)
-        positions = (self.max_position_embeddings, self.position_offset, buckets)
-        numbers = width * max(*tables, *positions)
+        numbers = width * max(*tables, deepest * width)
         if numbers > _MOST_NUMBERS:
             many = f"{numbers:.1e} parameters, more than {_MOST_NUMBERS:.0e}"
             names = "vocab_size, hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings"
@@ -213,7 +215,7 @@ class BlockformerConfig(
 
 def unknown_fields(config_class, names) -> list[str]:
     """The names, out of some, that the config has no field for."""
-    allowed = {field.name for field in fields(config_class)} | _INHERITED_ARGUMENTS | generation_field_names()
+    allowed = {field.name for field in fields(config_class)} | INHERITED_ARGUMENTS | generation_field_names()
     return [name for name in names if name not in allowed and not name.startswith("_")]
 
 

@@ -110,7 +110,7 @@ class Stack(BlockformerPreTrainedModel):
             check_source(self, encoder_hidden_states, encoder_attention_mask, rows, kwargs.get("cu_seq_lens_q"))
         if head_mask is not None and len(head_mask) != len(self.layers):
             raise ValueError(f"head_mask must have {len(self.layers)} rows, one for each layer, not {len(head_mask)}.")
-        use_cache = self._uses_cache(use_cache)
+        use_cache = self._uses_cache(use_cache, past_key_values)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
         position_ids = self._given_positions(tokens, position_ids, sequences["cu_seq_lens_q"])
@@ -196,7 +196,9 @@ class Stack(BlockformerPreTrainedModel):
         needs = (use_cache or past_key_values is not None) and not self.runtime.restores_padding(past_key_values)
         return self.skips_padding and not needs and not self._is_recording(kwargs)
 
-    def _uses_cache(self, use_cache) -> bool:
+    def _uses_cache(self, use_cache, past_key_values) -> bool:
+        if not self.is_causal and past_key_values is not None:
+            raise ValueError("past_key_values needs causal layers; here, tokens see later ones: give the whole text.")
         if not self.is_causal:
             return False
         if use_cache and self.gradient_checkpointing and self.training:

@@ -98,6 +98,7 @@ class Facts:
         for stack in self.parts.stacks:
             for index, kind in enumerate(stack.kinds):
                 paths = [box.path for sub in kind.sublayers for box in (sub.f, *sub.norms.values())]
+                paths += [kind.own.path] if kind.own is not None else []
                 placed |= dict.fromkeys(paths, (stack, kind.layers))
                 hidden |= set(paths if index >= MAX_KINDS else ())
         boxes = (box for box in self.parts.boxes() if box.path not in hidden)

@@ -34,6 +34,7 @@ _PLACED = {
     "embedding_norm": "embedding_norm",
     "attention": "hidden_size position_type num_hidden_layers decoder_layers num_hidden_groups",
     "feed-forward": "hidden_size intermediate_size decoder_intermediate_size residual",
+    "residual": "residual residual_multiplier norm_placement hidden_dropout",
     "positions": "position_type max_position_embeddings",
     "norm": "hidden_size decoder_norm_placement",
     "head": "hidden_size",
@@ -56,6 +57,7 @@ def fields_of(box: Box, config) -> dict[str, Any]:
         names += _NORMS_ALONE
     else:
         names += [name for name, axis in known.items() if axis.group in _GROUPS.get(box.kind, ())]
+        names += BLOCKS["residual"][config.residual].fields if box.kind == "residual" else ()
     names = [name for name in dict.fromkeys(names) if name in known and not _is_idle(name, box, config)]
     return {name: getattr(config, name) for name in names}
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..inputs import inputs_of
 from ..model.attention import Attention
+from ..model.axes import BLOCKS
 from ..model.layer import PARALLEL
 from ..model.stack import Stack
 from .canvas import TIMES
@@ -22,6 +23,7 @@ from .words import (
     kind_titles,
     language_model_head_words,
     norm_title,
+    own_title,
 )
 
 
@@ -32,7 +34,7 @@ class Box:
     Attributes:
         role: what it is in its model, the same word in every model, such as "decoder.self_attn.pre_norm".
         path: the name of its module, of the first layer that has it.
-        kind: "embedding", "positions", "norm", "attention", "feed-forward" or "head".
+        kind: "embedding", "positions", "norm", "attention", "feed-forward", "residual" or "head".
         title: its name in the figure.
         size: its sizes, in a few words.
         code: its file and name, "attention.py · Attention".
@@ -72,6 +74,7 @@ class LayerKind:
         is_positioned: whether the stack's positions reach them.
         parallel: whether the sub-layers read the same states.
         multiplier: factor of what a sub-layer adds, or None.
+        own: the box around all of a layer whose residual is a block from outside, or None.
     """
 
     title: str
@@ -80,6 +83,7 @@ class LayerKind:
     is_positioned: bool
     parallel: bool
     multiplier: float | None
+    own: Box | None
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,7 @@ class Anatomy:
         for stack in self.stacks:
             yield from (*stack.embeddings, *(box for box in (stack.added, stack.attended) if box), *stack.after)
             for kind in stack.kinds:
+                yield from (kind.own,) if kind.own is not None else ()
                 for sub in kind.sublayers:
                     yield from (box for box in (sub.norms.get("input"), sub.norms.get("pre"), sub.f) if box)
                     yield from (sub.norms[slot] for slot in ("output", "post") if slot in sub.norms)
@@ -206,7 +211,11 @@ def _kinds(stack: Stack, side: str, prefix: str) -> tuple[LayerKind, ...]:
         described = tuple(_sublayer(stack, layer, side, f"{prefix}layers.{indices[0]}.", name) for name in subs)
         numbers = tuple(index * stack.passes + turn for index in indices for turn in range(stack.passes))
         positioned = layer.rotates or stack.rotary_emb is None
-        kinds.append(LayerKind(title, numbers, described, positioned, layer.residual in PARALLEL, layer.multiplier))
+        is_parallel, own = layer.residual in PARALLEL, None
+        if layer.residual in BLOCKS["residual"]:
+            path, code = f"{prefix}layers.{indices[0]}", code_of(stack.layers, str(indices[0]))
+            own = Box(f"{side}.layer", path, "residual", own_title(layer.residual), code=code)
+        kinds.append(LayerKind(title, numbers, described, positioned, is_parallel, layer.multiplier, own))
     return tuple(kinds)
 
 

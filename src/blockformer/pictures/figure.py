@@ -165,10 +165,16 @@ class Column:
         draft = Canvas(10, 10, "")
         bottom = y - 20
         top = self.layer(draft, bottom) - 20
+        words, own = [word for word in self.kind.title.split(", ") if word], self.kind.own
+        if own is not None:
+            self.open(canvas, own)
         canvas.rect(self.x - 20, top, BOX + 62, bottom - top, PANEL, LIGHT, rx=12)
-        if self.stack.kinds[0].title:
-            for index, words in enumerate(self.kind.title.split(", ")):
-                canvas.text(self.x - 10, top + 12 + 13 * index, words, 10.5, "start", fill=GREY)
+        if own is not None:
+            canvas.text(self.x - 10, top + 12, own.title, SMALL, "start", bold=True)
+            self.mark(canvas, own, self.x - 20, top)
+            canvas.close_group()
+        for index, word in enumerate(words, own is not None):
+            canvas.text(self.x - 10, top + 12 + 13 * index, word, 10.5, "start", fill=GREY)
         self.strip(canvas, top, bottom)
         canvas.line([(middle, y), (middle, bottom)])
         end = self.layer(canvas, bottom)
@@ -281,6 +287,10 @@ class Column:
     def frame(self, canvas: Canvas, box: Box, x: float, y: float, width: float, height: float) -> None:
         """Its outline, with a sign where a reference has another."""
         canvas.rect(x, y, width, height, FILLS[box.kind])
+        self.mark(canvas, box, x, y)
+
+    def mark(self, canvas: Canvas, box: Box, x: float, y: float) -> None:
+        """The sign where a reference has another, at the corner of a box."""
         if box.path in self.marks:
             canvas.circle(x + 2, y + 2, 9, INK, None)
             canvas.text(x + 2, y + 2, "\N{NOT EQUAL TO}", 13, bold=True, fill=PAPER)

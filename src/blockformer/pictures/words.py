@@ -146,10 +146,7 @@ def feed_forward_words(module: Any, config) -> tuple[str, tuple[str, ...], tuple
 
 
 def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]) -> list[str]:
-    """What sets each kind of layers apart: of its type, whether it rotates, its feed-forward, heads and norms.
-
-    A residual from outside has no box of its own, and is named here.
-    """
+    """What sets each kind of layers apart: of its type, whether it rotates, its feed-forward, heads and norms."""
     types = {
         "full_attention": "full attention",
         "sliding_attention": f"window of {config.sliding_window or 0:,} tokens",
@@ -162,6 +159,4 @@ def kind_titles(config, kinds: Sequence[tuple], names: Sequence[tuple[str, ...]]
         ["" if "self_attn_pre_norm" in each else "no first norm" for each in names],
     ]
     varying = [aspect for aspect in aspects if len(set(aspect)) > 1]
-    if config.residual in BLOCKS["residual"]:
-        varying.append([own_title(config.residual)] * len(kinds))
     return [", ".join(aspect[index] for aspect in varying if aspect[index]) for index in range(len(kinds))]

@@ -5,10 +5,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from . import signing
 from .model_card import write_card
+
+_MERGE = "merge adapters into it first (merge_and_unload of PEFT)"
 
 
 def save_tokenizer(tokenizer: Any, folder: str | PathLike[str]) -> None:
@@ -38,6 +41,26 @@ def fitting_tokenizer(tokenizer: Any, config: Any) -> Any:
     return tokenizer
 
 
+def check_parts(model: PreTrainedModel) -> None:
+    """Refuse a model that its config does not describe: a repo of it could not be loaded.
+
+    Raises:
+        ValueError: it is another library's, or has adapters or other parts of its own.
+    """
+    if not str(getattr(model.config, "model_type", "")).startswith("blockformer_"):
+        raise ValueError(f"{type(model).__name__} is not a Blockformer model: convert its checkpoint instead.")
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"{type(model).__name__} only contains a Blockformer model: {_MERGE}.")
+    if getattr(model.config, "quantization_config", None) is not None:
+        return  # whose names are the quantizing library's
+    with torch.device("meta"):
+        wanted = type(model)(model.config).state_dict().keys()
+    if wrong := sorted(model.state_dict().keys() ^ wanted):
+        what = f"{wrong[0]} is {'missing' if wrong[0] in wanted else 'not a weight of ' + type(model).__name__}"
+        raise ValueError(f"the config does not describe this model, {what}: {_MERGE}, and put back replaced parts.")
+
+
 def export_model(
     model: PreTrainedModel,
     folder: str | PathLike[str],
@@ -64,13 +87,12 @@ def export_model(
         The folder.
 
     Raises:
-        ValueError: the model is not one of Blockformer's, the tokenizer has tokens that it does not have, or the folder
-            or the key cannot be used.
+        ValueError: the model is not one of Blockformer's or has other weights than its class, such as adapters; the
+            tokenizer has tokens that it does not have; or the folder or the key cannot be used.
     """
     from blockformer.conversion.files.new_repo import new_repo  # conversion stands above this module
 
-    if not str(getattr(model.config, "model_type", "")).startswith("blockformer_"):
-        raise ValueError(f"{type(model).__name__} is not a Blockformer model: convert its checkpoint instead.")
+    check_parts(model)
     if sign is not None:
         signing.check_key(sign)
     if tokenizer is not None:

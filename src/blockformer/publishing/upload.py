@@ -7,17 +7,19 @@ library's.
 
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, constants
 from huggingface_hub.errors import EntryNotFoundError
 from transformers import PreTrainedModel
 
 from blockformer.conversion.files.new_repo import check_whole
 
+from .export import check_parts
 from .model_card import write_card
 
 EMPTY_CARD = "This model card has been automatically generated."
@@ -57,10 +59,14 @@ def push_to_hub(
         tags: of the card, in addition to the model's own.
 
     Raises:
+        ConnectionError: the Hub cannot be reached.
+        ValueError: the model has other weights than its class, such as adapters.
         HfHubHTTPError: the Hub refuses, also when somebody else pushed meanwhile. The repo is as it was.
     """
-    repo_id = HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True).repo_id
-    with tempfile.TemporaryDirectory() as folder:
+    check_parts(model)
+    with _connection(repo_id):
+        repo_id = HfApi(token=token).create_repo(repo_id, private=private, exist_ok=True).repo_id
+    with _connection(repo_id), tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, max_shard_size=max_shard_size)
         _write_card(model, Path(folder), repo_id, token, [tags] if isinstance(tags, str) else tags)
         check_whole(Path(folder))
@@ -94,11 +100,28 @@ def save_pretrained(
     PreTrainedModel.save_pretrained(model, folder, is_main_process=is_main_process, state_dict=state_dict, **options)
     if push_to_hub and is_main_process:
         token = options.get("token")
-        api = HfApi(token=token)
-        repo = api.create_repo(hub.pop("repo_id", folder.name), private=hub.pop("private", None), exist_ok=True)
-        _write_card(model, folder, repo.repo_id, token)
-        written = {name: file for name, file in _files_in(folder).items() if before.get(name) != file}
-        _commit(written, repo.repo_id, token=token, **hub)
+        name = hub.pop("repo_id", folder.name)
+        with _connection(name):
+            repo_id = HfApi(token=token).create_repo(name, private=hub.pop("private", None), exist_ok=True).repo_id
+            _write_card(model, folder, repo_id, token)
+            written = {name: file for name, file in _files_in(folder).items() if before.get(name) != file}
+            _commit(written, repo_id, token=token, **hub)
+
+
+@contextmanager
+def _connection(repo_id: str) -> Iterator[None]:
+    """Say what to do where the Hub cannot be reached: its client's errors, of several libraries, are alike by name."""
+    try:
+        yield
+    except Exception as error:
+        if not {"ConnectionError", "TransportError"} & {cls.__name__ for cls in type(error).__mro__}:
+            raise
+        if constants.HF_HUB_OFFLINE:
+            reason, fix = "HF_HUB_OFFLINE is set", "Unset it and push again"
+        else:
+            reason, fix = f"{constants.ENDPOINT} cannot be reached ({error})", "Check the connection and push again"
+        rest = "a push is one commit, so the repo gets all of it or nothing. Or write a folder with export_model."
+        raise ConnectionError(f"publishing {repo_id} failed, since {reason}. {fix}: {rest}") from error
 
 
 def _files_in(folder: Path) -> dict[str, tuple[Path, int]]:

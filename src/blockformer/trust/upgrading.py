@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from blockformer.conversion.articles.transformer import EXTRA_CODE
@@ -19,6 +19,8 @@ from blockformer.conversion.files.atomic import MARK, atomic_folder, mark
 from blockformer.conversion.files.checkpoint import read_config
 from blockformer.conversion.files.json_files import json_text, read_json
 
+from ..model.axes import blocks_of
+from ..model.blocks import ENTRY
 from ..model.configuration_blockformer import BlockformerConfig
 from ..model.release import FORMAT, STAMP, VERSION
 from ..publishing.earlier_names import are_earlier, todays
@@ -53,7 +55,7 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
     entries = read_config(folder / "config.json")
     config = _config(repo, entries)
     kept, folders = _content(folder)
-    kept -= {MARK, SIGNATURE, "config.json", *_own_code(folder, entries.get("auto_map"))}
+    kept -= {MARK, SIGNATURE, "config.json", *_own_code(folder, entries.get("auto_map")), *_block_files(folder, config)}
     if others := sorted(kept & {path.name for path in code_files(config)}):
         what = f"{', '.join(others)}: code that auto_map does not lead to, under names of this release's files"
         raise ConversionError(f"{repo}: {what}; move it away first")
@@ -121,6 +123,17 @@ def _own_code(folder: Path, auto_map: Any) -> set[str]:
     return found
 
 
+def _block_files(folder: Path, config: BlockformerConfig) -> set[str]:
+    """The files that are written anew for a config's blocks from outside; refuses one that its owner has edited."""
+    blocks = blocks_of(config)
+    for block in blocks:
+        path = folder / block.file
+        if path.is_file() and path.read_bytes() != block.source:
+            what = f"{path} is not as it is registered, or as config.json names it, and would be replaced"
+            raise ConversionError(f"{what}; move it away first, or save the model again with the edited block")
+    return {*(block.file for block in blocks), ENTRY, "blocks.py"} if blocks else set()
+
+
 @contextmanager
 def _marked(folder: Path) -> Iterator[None]:
     """The mark by which `atomic_folder` replaces a folder that is still as it is now; taken back if that fails."""
@@ -158,8 +171,11 @@ def _rename_weights(folder: Path, config: BlockformerConfig, repo: str | PathLik
     """Write weights that have names of before 0.1.0 under today's; `repo` is the folder that an error names."""
     placement = config.norm_placement
     for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            names, metadata = list(file.keys()), file.metadata()
+        try:
+            with safe_open(path, framework="pt") as file:
+                names, metadata = list(file.keys()), file.metadata()
+        except SafetensorError as error:
+            raise ConversionError(f"{Path(repo) / path.name}: damaged, download it again: {error}") from error
         if are_earlier(names):
             if any(folder.glob("optimizer*")):
                 what = "a Trainer checkpoint of before 0.1, whose optimizer numbers the weights in another order"
