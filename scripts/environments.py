@@ -17,7 +17,7 @@ def build(name: str, requirements: list[str], fresh: bool = False) -> Path:
     Args:
         name: of its folder.
         requirements: what pip installs into it, with what these need otherwise.
-        fresh: rebuild it even if it exists.
+        fresh: rebuild it even if it exists. It is rebuilt anyway when the requirements have changed.
 
     Returns:
         Its python.
@@ -26,7 +26,8 @@ def build(name: str, requirements: list[str], fresh: bool = False) -> Path:
     python, ready = folder / "bin" / "python", folder / ".ready"
     if fresh:
         shutil.rmtree(folder, ignore_errors=True)
-    if ready.exists():
+    wanted = "\n".join(requirements)
+    if ready.exists() and ready.read_text(encoding="utf-8") == wanted:
         return python
     print(f"making {folder.relative_to(ROOT)} (once)", flush=True)
     venv.EnvBuilder(with_pip=True, clear=True).create(folder)
@@ -38,5 +39,5 @@ def build(name: str, requirements: list[str], fresh: bool = False) -> Path:
     subprocess.run(
         [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements], check=True
     )
-    ready.touch()
+    ready.write_text(wanted, encoding="utf-8")
     return python

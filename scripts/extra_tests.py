@@ -38,11 +38,18 @@ EXTRAS = {
         (
             "tests/test_clients.py::test_the_recipes_for_8_bits_keep_the_vectors",
             "tests/test_benchmarks.py::test_an_encoder_in_8_bits_is_measured_by_every_tool",
-            "tests/test_benchmarks.py::test_each_runtime_that_is_installed_has_its_rows",
             *("-m", "exhaustive or not exhaustive"),  # the benchmarks take minutes
         ),
     ),
-    "peers": Extra(("gguf", "llama-cpp-python"), ("tests/test_gguf.py", "tests/test_benchmarks.py")),
+    "peers": Extra(
+        ("gguf", "llama-cpp-python", "onnx", "onnxscript", "onnxruntime", "onnxruntime-genai", "openvino"),
+        (
+            "tests/test_gguf.py",
+            "tests/test_benchmarks.py::test_weights_rounded_for_llama_cpp_are_rounded_to_themselves_by_it",
+            "tests/test_benchmarks.py::test_each_runtime_that_is_installed_has_its_rows",
+            *("-m", "exhaustive or not exhaustive"),
+        ),
+    ),
     "sign": Extra(("model-signing", "pyOpenSSL"), ("tests/publishing/test_signing.py",)),
     "trl": Extra(("trl==1.16.0",), ("tests/test_hub.py::test_what_trl_saves_keeps_its_code_and_base",)),
     "deepspeed": Extra(("deepspeed",), ("tests/test_scale.py::test_the_configuration_of_deepspeed_is_understood",)),

@@ -19,7 +19,9 @@ def _load():
 
 
 runner = _load()
-accepted, judging, suite = (sys.modules[name] for name in ("accepted", "judging", "common_suite"))
+accepted, environments, judging, suite = (
+    sys.modules[name] for name in ("accepted", "environments", "judging", "common_suite")
+)
 
 
 def row(job="train", model="llama", ours="works", theirs="works", difference=0.0, **more):

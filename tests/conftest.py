@@ -174,6 +174,20 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder that the files whose tests compile share, and not the user's."""
+    from blockformer.engine import compiling
+    from blockformer.engine.cache_folder import cache_folder
+
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # its workers share what was compiled
+    base = tmp_path_factory.getbasetemp()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(base.parent / run if run else base))
+        patch.setitem(compiling._CONFIG, "aot_inductor.compile_wrapper_opt_level", "O0")  # a third less to compile
+        yield cache_folder()
+
+
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of 512 tokens over three standard-library files; eos `<|end|>` is id 0, pad `<|pad|>` id 1."""

@@ -60,9 +60,9 @@ def test_backends_and_fast_ways_agree(family):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("folder")
 @torch.no_grad()
-def test_compiled(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_compiled():
     model, given = make(head="ForCausalLM"), batch()
     real = given["attention_mask"].bool()
     expected = model(**given).logits[real]

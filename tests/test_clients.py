@@ -6,10 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from client_scripts import SCRIPTS, accepted, row, runner, suite
+from client_scripts import SCRIPTS, accepted, environments, row, runner, suite
 from example_files import EXAMPLES, load
 from pairs import SIZES, assert_close, official_copy, pair, token_ids
 from transformers import (
@@ -165,6 +166,22 @@ def test_the_table_of_the_common_suite_counts_tests_and_names_those_that_differ(
         f"| {bert} |  | 2 passed, 2 failed | 3 passed, 0 failed | {results} |",
         f"| {gpt2} |  | 1 passed, 0 failed | 1 passed, 0 failed | the same |",
     ]
+
+
+def test_an_environment_is_made_again_when_its_requirements_change(tmp_path, monkeypatch):
+    installed = []
+
+    def create(folder):
+        (folder / "lib" / "python3.11" / "site-packages").mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    monkeypatch.setattr(environments.venv, "EnvBuilder", lambda **_: SimpleNamespace(create=create))
+    monkeypatch.setattr(environments.subprocess, "run", lambda command, **_: installed.append(command[-1]))
+    for requirement in ("trl==1.15", "trl==1.15", "trl==1.16", "trl==1.16"):
+        environments.build("trl", [requirement])
+    assert installed == ["trl==1.15", "trl==1.16"]
+    environments.build("trl", ["trl==1.16"], fresh=True)
+    assert installed[2:] == ["trl==1.16"]
 
 
 def test_rows_of_a_script_that_fails_are_not_taken(tmp_path, monkeypatch):

@@ -111,6 +111,7 @@ def test_a_pruned_model_writes_with_every_cache_and_learns(name):
         pytest.param("bert", torch.float32, True, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )
+@pytest.mark.usefixtures("folder")
 def test_a_prepared_pruned_model_is_the_same(name, dtype, compile):
     pruned = prune_heads(model_of(name).to(dtype), HEADS)
     wanted = logits(pruned, attention_mask=PADDED)[PADDED == 1]

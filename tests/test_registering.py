@@ -559,6 +559,7 @@ def test_a_prepared_model_agrees_and_trains_again():
     assert all(gradient is not None for gradient in gradients(model, ids).values())
 
 
+@pytest.mark.usefixtures("folder")
 def test_a_model_prepared_with_compile_runs_uncompiled_and_says_so(caplog):
     model = model_of(initializer_range=0.2)
     ids = torch.randint(3, 97, (1, 9))

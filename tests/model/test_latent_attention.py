@@ -140,7 +140,10 @@ def test_every_way_of_decoding_writes_the_text_of_transformers(pair, way, prepar
 
 
 @torch.no_grad()
-def test_every_backend_and_padding_give_the_same(pair, monkeypatch):
+@pytest.mark.parametrize(
+    "stance", ["force_eager", pytest.param("default", id="compiled", marks=pytest.mark.exhaustive)]
+)
+def test_every_backend_and_padding_give_the_same(stance, pair, monkeypatch):
     ours, theirs = pair
     ids, mask = left_padded(3, 13)
     real = mask.bool()
@@ -148,8 +151,9 @@ def test_every_backend_and_padding_give_the_same(pair, monkeypatch):
     eager, flexible = copy.deepcopy(ours), copy.deepcopy(ours)
     eager.set_attn_implementation("eager")
     flexible.set_attn_implementation("flex_attention")
-    for each in (ours, eager, flexible):
-        assert_close(each(ids, attention_mask=mask).logits[real], expected)
+    with torch.compiler.set_stance(stance):
+        for each in (ours, eager, flexible):
+            assert_close(each(ids, attention_mask=mask).logits[real], expected)
     keep_padding(monkeypatch)
     assert_close(ours(ids, attention_mask=mask).logits[real], expected)
     theirs = copy.deepcopy(theirs)
