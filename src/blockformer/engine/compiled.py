@@ -59,6 +59,9 @@ def functions_of(parts: list[tuple], copies: onednn.PackedCopies | None) -> list
         copies: see there.
     """
 
+    if any(_is_unknown(module) for module, *_ in parts):
+        return None
+
     def function_of(part: tuple) -> CompiledFunction | None:
         module, arguments, varying = part
         return CompiledFunction.of(module, arguments, varying, copies)
@@ -142,8 +145,7 @@ class CompiledFunction:
             varying: for each argument which of its dimensions vary, as `torch.export` has it, with `Varying` for `Dim`.
             copies: where packed copies of float32 weights are kept; without, it reads the plain ones.
         """
-        if (name := _unknown_code(module)) is not None:
-            logger.warning_once(f"the model runs uncompiled because it contains code of another package: {name}")
+        if _is_unknown(module):
             return None
         held = {
             f"{prefix}.{name}": (holder, name)
@@ -316,6 +318,13 @@ def _unknown_code(module: nn.Module) -> str | None:
             if each.partition(".")[0] not in _KNOWN_CODE or each.startswith(blocks):
                 return each
     return None
+
+
+def _is_unknown(module: nn.Module) -> bool:
+    """Whether a module has such code; a warning names it."""
+    if (name := _unknown_code(module)) is not None:
+        logger.warning_once(f"the model runs uncompiled because it contains code of another package: {name}")
+    return name is not None
 
 
 @functools.cache

@@ -37,8 +37,8 @@ class LoadedRuntime(Runtime):
     def output(self, output_class, **fields):
         return make_output(output_class, **fields)
 
-    def before_training(self, model):
-        if "_trainable" in vars(model) and not any(each.requires_grad for each in model.parameters()):
+    def before_training(self, model, mode):
+        if mode and "_trainable" in vars(model) and not any(each.requires_grad for each in model.parameters()):
             told = "the model is prepared for inference, and no weight learns: call prepare_for_training()."
             logger.warning_once(told)
 

@@ -77,8 +77,7 @@ def generation_field_names() -> set:
 def announce_language_model(config_class) -> None:
     """Enter the language model of a topology into the library's list of its kind, which registering does not do.
 
-    `Trainer` shifts smoothed labels only for the causal ones; other tools (lm-eval) tell causal from
-    sequence-to-sequence models by these lists when they have loaded nothing but the config.
+    `Trainer` shifts smoothed labels only for causal ones, and other tools (lm-eval) tell the kind of a model by them.
     """
     for auto_class, names in (("AutoModelForCausalLM", CAUSAL), ("AutoModelForSeq2SeqLM", SEQ_TO_SEQ)):
         if auto_class in config_class.auto_classes:
@@ -88,8 +87,7 @@ def announce_language_model(config_class) -> None:
 def tell_peft(model_type: str) -> None:
     """Give PEFT, once imported, default targets for a model type: the first entry that most nearly names our modules.
 
-    PEFT keeps a table by model type for each of its methods and has no place for a model to speak for itself. It is
-    never imported from here: that takes seconds, and it need not be installed.
+    PEFT keeps a table by model type for each of its methods. It is not imported from here, which would take seconds.
     """
     for name, table in list(vars(sys.modules.get("peft.utils.constants", object)).items()):
         if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and model_type not in table:

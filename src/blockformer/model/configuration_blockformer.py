@@ -205,8 +205,7 @@ class BlockformerConfig(
         heads = self.num_attention_heads * max(self.head_dim or 0, getattr(self, "v_head_dim", 0) or 0)
         width = max(*widths, self.inner_width_of(is_causal=True) or 0, heads)
         deepest = max(self.num_hidden_layers, getattr(self, "decoder_layers", 0))
-        deepest *= getattr(self, "num_experts", 0) or 1
-        numbers = width * max(*tables, deepest * width)
+        numbers = width * max(*tables, deepest * (getattr(self, "num_experts", 0) or 1) * width)
         if numbers > _MOST_NUMBERS:
             many = f"{numbers:.1e} parameters, more than {_MOST_NUMBERS:.0e}"
             names = "vocab_size, hidden_size, intermediate_size, num_hidden_layers and max_position_embeddings"

@@ -46,10 +46,7 @@ class BlockformerEncoderDecoderConfig(BlockformerConfig):
         None, "a positive integer", "size", "the decoder's layers; None: as the encoder's"
     )
     decoder_layer_types: list | None = axis(
-        None,
-        "a list",
-        "attention",
-        "layer_types of the decoder; None: the encoder's, repeated from the first layer on",
+        None, "a list", "attention", "layer_types of the decoder; None: the encoder's, repeated from the first layer on"
     )
     decoder_intermediate_size: int | None = axis(
         None, "a positive integer", "size", "inner width of the decoder's feed-forward networks; None: as the encoder's"

@@ -143,8 +143,7 @@ class Layer(GradientCheckpointingLayer):
     ):
         """hidden_states [B, T, C], encoder_hidden_states [B, S, C], position_bias [1, H, T, S] -> [B, T, C].
 
-        What gradients flow through comes first: reentrant checkpointing follows positional arguments only. `kwargs` are
-        for the attention backend.
+        Reentrant checkpointing follows gradients of positional arguments only. The attention backend gets `kwargs`.
         """
         hidden_states = self._norm("self_attn", "input", hidden_states)
         states = self._norm("self_attn", "pre", hidden_states)

@@ -83,8 +83,7 @@ class LearnedPositions(nn.Embedding):
 class ComputedPositions(nn.Module):
     """Positions from frequencies that are computed, not trained, and stay in float32 whatever the model's dtype.
 
-    Rounding a frequency to bfloat16 would move far positions by whole tokens, so the buffer is computed again whenever
-    the module is cast or moved.
+    A frequency in bfloat16 would move far positions by whole tokens, so a cast or a move computes the buffer again.
     """
 
     inv_freq: torch.Tensor

@@ -71,8 +71,7 @@ class BlockformerPreTrainedModel(PreTrainedModel):
 
     def train(self, mode=True):
         """As in PyTorch."""
-        if mode:
-            self.runtime.before_training(self)
+        self.runtime.before_training(self, mode)
         return super().train(mode)
 
     def num_parameters(self, only_trainable=False, exclude_embeddings=False):

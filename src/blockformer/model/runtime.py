@@ -56,8 +56,8 @@ class Runtime:
         """What a `forward` returns."""
         return output_class(**fields)
 
-    def before_training(self, model):
-        """Called when a model enters training mode."""
+    def before_training(self, model, mode: bool):
+        """Called before a model enters training mode, or leaves it if `mode` is false."""
 
 
 def by_runtime(forward):

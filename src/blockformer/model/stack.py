@@ -86,8 +86,7 @@ class Stack(BlockformerPreTrainedModel):
 
         Args:
             input_ids: tokens, int [B, T]; or else `inputs_embeds` [B, T, E], E the config's `embedding_size`.
-            attention_mask: [B, S] over cached and new tokens, 1 for a token and 0 for padding; or a ready 4D mask, or a
-                dict of them by layer type.
+            attention_mask: [B, S] over cached and new tokens, 0 for padding; or a 4D mask; or masks by layer type.
             position_ids: [B, T]; None counts the tokens of `attention_mask`, so that padding shifts nothing.
             past_key_values: a cache of the library's or a growing one; None makes a growing one if `use_cache`.
             token_type_ids: int [B, T], each token's segment; None is segment 0 for all. `task_type_ids` likewise.
