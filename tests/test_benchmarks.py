@@ -45,9 +45,11 @@ def benchmark(monkeypatch):
     """Imports a module of benchmarks/ as its neighbours do, and forgets them all afterwards."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     names = [path.stem for path in BENCHMARKS.glob("*.py")]
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}  # tests/sizes.py
     yield importlib.import_module
     for name in names:
         sys.modules.pop(name, None)
+    sys.modules.update(others)
 
 
 @pytest.mark.slow

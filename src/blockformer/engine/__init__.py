@@ -35,6 +35,7 @@ Then those that only the package uses:
 - `_dict_from_json_file` (config of transformers): repeated keys and NaN in a config file are no longer refused.
 - `_from_config` (PreTrainedModel): `AutoModelForPreTraining.from_config` does not know ELECTRA's class.
 - `_remove_final_layer_norm` (OPTConfig of transformers): OPT converts no more.
+- `_orig_mod` (of what `torch.compile` gives): such a model is not exported.
 - `_parameters` (torch.nn.Module): AttributeError in a model with compiled steps.
 - `_storage_Use_Count` (torch._C), `_cdata` (of a storage): beams are reordered into fresh memory each time.
 - `_len_torch_dispatch_stack`, `_get_dispatch_mode`, `_TorchDispatchModeKey` (torch._C): AttributeError.

@@ -23,6 +23,7 @@ from .step import can_compile
 
 _PREPARE = "prepare_for_inference() may make it faster"
 _COMPILE = "prepare_for_inference(compile=True) compiles it"
+_FAILED = "it could not be compiled: the log says why"
 _OPENED = "their weights were written to since they were packed: prepare_for_inference() packs them again"
 # How the layers of a class multiply, and why not in a faster way.
 _PRODUCTS = {
@@ -186,6 +187,8 @@ def _writing(model) -> list[Part]:
     if steps is None:
         hint = "" if getattr(model.config, "kv_lora_rank", None) else _COMPILE
         return [Part("one more token", "plain PyTorch", hint)]
+    if steps._functions and not any(steps._functions.values()):
+        return [Part("one more token", "plain PyTorch", _FAILED)]
     kinds = [_named(*kind) for kind, function in steps._functions.items() if function is not None]
     way = f"compiled for {', '.join(kinds)}" if kinds else "compiled when a batch first asks for it"
     return [Part("one more token", way)]
@@ -205,7 +208,7 @@ def _layers(stack: Stack) -> Part:
         return Part(name, "layer by layer", "" if is_prepared else _PREPARE)
     if "_functions" not in vars(compiled):
         return Part(name, "compiled when a batch first asks for it")
-    return Part(name, "plain PyTorch", "compiling failed") if compiled._functions is None else Part(name, "compiled")
+    return Part(name, "plain PyTorch", _FAILED) if compiled._functions is None else Part(name, "compiled")
 
 
 def _products(model) -> list[Part]:

@@ -55,8 +55,7 @@ class BlockformerConfig(
     """What all topologies share: sizes and the axes of choice. Use one of its subclasses.
 
     Raises:
-        ValueError: an unknown field (with the nearest known name), a value out of range, fields that contradict each
-            other, or sizes that no machine holds.
+        ValueError: an unknown field, a value out of range, fields that contradict, or sizes that no machine holds.
     """
 
     keys_to_ignore_at_inference = ["past_key_values", "cache"]

@@ -63,13 +63,16 @@ class FeedForward(nn.Module):
         if 0 < self.chunk_size < hidden_states.shape[1]:
             return torch.cat([self.forward(chunk) for chunk in hidden_states.split(self.chunk_size, dim=1)], dim=1)
         if self.gate_proj is None:
-            inner = self.act_fn(self.up_proj(hidden_states))
+            inner = self._plain_inner(hidden_states)
         else:
             # vLLM makes one product of these two calls where they stand in this source, each once.
             inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
         if self.training:
             inner = F.dropout(inner, self.dropout)
         return self.down_proj(self._fitting(inner) if self.float32_down_proj else inner)
+
+    def _plain_inner(self, hidden_states):
+        return self.act_fn(self.up_proj(hidden_states))
 
     def _fitting(self, inner):
         """In the dtype of the down projection; quantized weights, which may be a method, see to it themselves."""

@@ -155,8 +155,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
 def _check_generation(config, generation_config, attention_mask, past_key_values, length: int) -> None:
     """Refuse, before the first step, what would end in an error later or continue the padding instead of the text.
 
-    The lengths of `generation_config` are settled; `length` tokens, padding included, will be read at most. Values are
-    read on an accelerator too, this once.
+    At most `length` tokens, padding included, will be read. Values are read on an accelerator too, this once.
     """
     check_room(own_layers(past_key_values), length)
     if generation_config.num_beams < 1:

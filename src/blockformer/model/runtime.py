@@ -14,8 +14,7 @@ class Runtime:
     """The plain way, which serves every model.
 
     Attributes:
-        least_saving, least_saving_of_row: tokens of padding times the squared width from which on skipping them pays:
-            of a batch, and for each of its rows.
+        least_saving, least_saving_of_row: padding times the squared width from which skipping it pays, in all, a row.
     """
 
     least_saving, least_saving_of_row = 1 << 21, 1 << 19

@@ -196,7 +196,7 @@ class Stack(BlockformerPreTrainedModel):
         return self.skips_padding and not needs and not self._is_recording(kwargs)
 
     def _uses_cache(self, use_cache, past_key_values) -> bool:
-        if not self.is_causal and past_key_values is not None:
+        if self.config.is_decoder and not self.is_causal and past_key_values is not None:
             raise ValueError("past_key_values needs causal layers; here, tokens see later ones: give the whole text.")
         if not self.is_causal:
             return False
