@@ -91,16 +91,12 @@ def _measured(model, name: str, works: dict[str, tuple], size: Size, console: Co
 
 
 def _writing(shape: workloads.Shape, size: Size) -> dict[str, tuple]:
-    """One text and four after a prompt, and prompts."""
-    works = {}
-    for context, batch in ((16, 1), (size.prefills[0], 1), (16, 4)):
-        works[f"decode {batch} x {context}"] = (
-            _decoding(shape.vocab_size, context, batch, size.tokens),
-            context,
-            batch,
-        )
-    for length in size.prefills:
-        works[f"prompt of {length}"] = (_reading(torch.randint(0, shape.vocab_size, (1, length))), length, 1)
+    """One text and four after a prompt, and a prompt."""
+    works, length = {}, size.prefills[0]
+    for context, batch in ((16, 1), (length, 1), (16, 4)):
+        run = _decoding(shape.vocab_size, context, batch, size.tokens)
+        works[f"decode, {batch} x {context:,}"] = (run, context, batch)
+    works[f"prompt of {length:,}"] = (_reading(torch.randint(0, shape.vocab_size, (1, length))), length, 1)
     return works
 
 
