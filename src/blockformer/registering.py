@@ -148,7 +148,7 @@ def _load(path: Path, source: bytes) -> None:
     sys.modules[name] = module
     try:
         try:
-            # What was read is what runs: Python's own import takes a compiled file beside it, of whatever source.
+            # Run what was read: Python's own import may run a compiled file (.pyc) that was made from another source.
             exec(compile(source, str(path.resolve()), "exec"), vars(module))
         except Exception as error:
             raise ValueError(f"{path}: importing it fails: {type(error).__name__}: {error}") from error

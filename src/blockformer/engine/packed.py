@@ -260,7 +260,7 @@ def gains(model) -> bool:
 
 
 def _writes_one_text(model) -> bool:
-    """Whether most of a model's products are of one row: those of a decoder that writes."""
+    """Whether a model is a decoder that writes, so that most of its products have one row."""
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     return not model.config.is_encoder_decoder and any(stack.is_causal for stack in stacks)
 

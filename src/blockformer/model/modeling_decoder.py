@@ -98,7 +98,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         """Run the decoder and its head; the other arguments are as in `Stack.forward`.
 
         Args:
-            labels: int [B, T], the inputs themselves (shifted here); -100 where there is no loss, as for padding.
+            labels: int [B, T], the inputs themselves (shifted here); -100 is ignored, and so is padding.
             logits_to_keep: compute logits only for this many last positions (0: all), or for the positions in a tensor.
             num_items_in_batch: the count of labels over an optimizer step, as `Trainer` gives it.
             return_logits: with labels, whether to give logits too; see `LanguageModelHead.logits_and_loss`.
