@@ -232,7 +232,6 @@ def test_the_quicker_product_of_float32_is_for_the_head_alone(saved, method, mon
         return nn.functional.linear(states, weight, bias)
 
     monkeypatch.setattr(measure, "_verdicts", {"onednn": True})
-    monkeypatch.setattr(onednn, "is_quicker_for", lambda *_: True)
     monkeypatch.setattr(quick_linear, "_LEAST_WORK", 0)
     monkeypatch.setattr(onednn, "product", spy)
     quantized = load(saved.folder, method).prepare_for_inference()

@@ -149,7 +149,8 @@ def _load(path: Path, source: bytes) -> None:
     try:
         try:
             # Run what was read: Python's own import may run a compiled file (.pyc) that was made from another source.
-            exec(compile(source, str(path.resolve()), "exec"), vars(module))
+            code = compile(source, str(path.resolve()), "exec")
+            exec(code, module.__dict__)  # nosec B102 # a file that the user asked to import
         except Exception as error:
             raise ValueError(f"{path}: importing it fails: {type(error).__name__}: {error}") from error
         if any(block.source != source for block in _registered() if block.file == path.name):
