@@ -86,7 +86,7 @@ def reader(folder: Path, tests: Path = ROOT / "tests") -> Iterator[Callable[[Pat
 
 
 def main() -> None:
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         raise SystemExit(__doc__)
     with tempfile.TemporaryDirectory() as folder, reader(Path(folder)) as run:
         for page in map(Path, sys.argv[1:]):

@@ -11,7 +11,7 @@ from blockformer.model.axes import BLOCKS
 NORM, NETWORK = EXAMPLES / "blocks/dynamic_tanh.py", EXAMPLES / "blocks/squared_relu.py"
 ATTENTION = EXAMPLES / "blocks/gated_attention.py"
 POSITIONS, RESIDUAL = EXAMPLES / "blocks/p_rope.py", EXAMPLES / "blocks/rezero.py"
-VALUES = EXAMPLES / "blocks/value_residual.py"
+VALUES, LOOKED_UP = EXAMPLES / "blocks/value_residual.py", EXAMPLES / "blocks/value_embeddings.py"
 FILES = (NORM, ATTENTION, POSITIONS, RESIDUAL, NETWORK)
 ALL = {
     "norm_type": "dynamic_tanh",
@@ -40,7 +40,7 @@ def forgotten_after():
 
 def register_all():
     """The blocks of `examples/blocks`."""
-    for file in (*FILES, VALUES):
+    for file in (*FILES, VALUES, LOOKED_UP):
         blockformer.register(file)
 
 

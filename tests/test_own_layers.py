@@ -10,7 +10,7 @@ import scale_steps
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from fork_server import program
-from own_blocks import POSITIONS, RESIDUAL, SIZES, VALUES, forgotten_after
+from own_blocks import LOOKED_UP, POSITIONS, RESIDUAL, SIZES, VALUES, forgotten_after
 from pairs import assert_close, assert_gradients_close
 
 import blockformer
@@ -58,9 +58,10 @@ SETTINGS = [
     {"position_type": "my_slopes"},
     {"residual": "rezero"},
     {"attention_type": "value_residual"},
+    {"attention_type": "value_embeddings"},
     {"attention_type": "value_residual", "position_type": "my_slopes", "residual": "rezero"},
 ]
-NAMES = ["vectors", "rotations", "biases", "residual", "values", "all"]
+NAMES = ["vectors", "rotations", "biases", "residual", "values", "looked up", "all"]
 
 
 def source(path, text):
@@ -72,7 +73,7 @@ def source(path, text):
 def registered(tmp_path_factory):
     folder = tmp_path_factory.mktemp("blocks")
     with forgotten_after():
-        for file in (POSITIONS, RESIDUAL, VALUES):
+        for file in (POSITIONS, RESIDUAL, VALUES, LOOKED_UP):
             blockformer.register(file)
         for name, text in SCHEMES.items():
             blockformer.register(source(folder / f"{name}.py", text))
@@ -131,11 +132,15 @@ def test_a_bias_from_outside_is_added_to_the_scores_of_each_head():
     assert_close(model(ids_of(2, 9)).logits, with_weights_of(model, position_type="alibi")(ids_of(2, 9)).logits)
 
 
+def alphas_of(layer):
+    return [parameter for name, parameter in layer.named_parameters(recurse=False) if name.endswith("_alpha")]
+
+
 def test_rezero_multiplies_what_each_sublayer_adds():
     model = model_of(residual="rezero")
     with torch.no_grad():
         for layer in model.model.layers:
-            for alpha in layer.alphas.values():
+            for alpha in alphas_of(layer):
                 alpha.fill_(0.3)
     scaled = with_weights_of(model, residual_multiplier=0.3)
     assert_close(model(ids_of(2, 9)).logits, scaled(ids_of(2, 9)).logits)
@@ -157,6 +162,19 @@ def test_values_are_mixed_with_those_of_the_first_layer():
         for layer in model.model.layers[1:]:
             layer.self_attn.value_shares.copy_(torch.tensor([1.0, 0.0]))
     assert_close(model(ids).logits, with_weights_of(model)(ids).logits)
+
+
+def test_values_are_mixed_with_those_of_a_table():
+    model, ids = model_of(attention_type="value_embeddings"), ids_of(2, 9)
+    table, read = model.model.layers[0].self_attn.value_table.weight, []
+    for layer in model.model.layers:
+        layer.self_attn.v_proj.register_forward_hook(lambda module, args, output: read.append(output))
+    cache = model(ids, use_cache=True).past_key_values
+    for layer, output, kept in zip(model.model.layers, read, cache.layers, strict=True):
+        own, looked_up = layer.self_attn.value_shares
+        torch.testing.assert_close(kept.values.transpose(1, 2).flatten(2), own * output + looked_up * table[ids])
+    with pytest.raises(ValueError, match="looked up by input_ids: give them, not inputs_embeds"):
+        model(inputs_embeds=model.model.embed_tokens(ids))
 
 
 # Each way to run a model gives what the plain way gives.
@@ -377,7 +395,7 @@ def test_a_residual_from_outside_may_have_norms_anywhere():
         model, ids = model_of(residual="rezero", norm_placement=placement), ids_of(2, 9)
         with torch.no_grad():
             for layer in model.model.layers:
-                for alpha in layer.alphas.values():
+                for alpha in alphas_of(layer):
                     alpha.fill_(1.0)
         assert_close(model(ids).logits, with_weights_of(model, norm_placement=placement)(ids).logits)
 
@@ -474,6 +492,7 @@ def test_two_processes_that_share_them_answer_like_one(tmp_path, processes):
         ({"position_type": "p_rope"}, ["P rope", "p_rope.py · PartialRotation", "p_rope_share"]),
         ({"residual": "rezero"}, ["Rezero"]),
         ({"attention_type": "value_residual"}, ["value residual", "value_residual.py · ValueResidual"]),
+        ({"attention_type": "value_embeddings"}, ["value embeddings", "value_embeddings.py · ValueEmbeddings"]),
     ],
     ids=NAMES[:-1],
 )
@@ -492,6 +511,6 @@ def test_reshaping_keeps_them_and_refuses_what_has_no_place():
     with pytest.raises(ValueError, match=r"the new model needs a weight .*value_shares that the old one lacks"):
         blockformer.reshape(model, layers=[0, 0])
     both = blockformer.reshape(model, topology="encoder-decoder", decoder_start_token_id=0)
-    alphas = both.model.decoder.layers[2].alphas
-    assert alphas.cross_attn == alphas.self_attn == model.model.layers[2].alphas.self_attn
+    layer = both.model.decoder.layers[2]
+    assert layer.cross_attn_alpha == layer.self_attn_alpha == model.model.layers[2].self_attn_alpha
     assert torch.equal(both.model.encoder.relative_bias.slopes, model.model.relative_bias.slopes)

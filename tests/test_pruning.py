@@ -18,7 +18,7 @@ NO_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 HEADS = {0: [2, 3], 2: [0, 1]}
 IDS = torch.randint(1, 61, (2, 9), generator=torch.Generator().manual_seed(0))
 PADDED = (torch.arange(9) < torch.tensor([[9], [5]])).long()
-# What has something for each head: absolute, relative and rotary positions, norms, sinks, soft caps, biases.
+# What has something for each head: absolute, relative and rotary positions, norms, sinks, soft caps, gates, biases.
 SETTINGS = {
     "bert": DEEPER,
     "bert relative_key_query": {**DEEPER, "position_type": "relative_key_query"},
@@ -31,7 +31,7 @@ SETTINGS = {
     "bert-decoder": {**DEEPER, "add_cross_attention": True},
     "gpt2": DEEPER,
     "bloom": DEEPER,
-    "qwen3": GROUPED,
+    "qwen3": {**GROUPED, "attention_gate": True},
     "cohere": {**GROUPED, "qk_norm": "per_head"},
     "gemma2": {**GROUPED, "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
     "gpt_oss": {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

@@ -813,7 +813,7 @@ def test_a_residual_is_a_box_around_the_whole_layer():
     assert all(f'data-path="{path}"' in drawn for path in paths)
     assert drawn.count("\N{NOT EQUAL TO}") == 1
     covered = tuple(f"{box.path}." for box in parts.boxes())
-    alphas = [name for name, _ in model.named_parameters() if "alphas" in name and ".layers.0." in name]
+    alphas = [name for name, _ in model.named_parameters() if "_alpha" in name and ".layers.0." in name]
     assert len(alphas) == 5
     assert all(name.startswith(covered) for name in alphas)
     box = next(box for box in parts.boxes() if box.kind == "residual")

@@ -7,9 +7,9 @@ import torch
 import blockformer
 
 FIELDS = (
-    "position_type relative_bias_per_layer qk_norm attention_sinks clip_qkv attn_logit_softcapping gated_mlp mlp_bias "
-    "residual norm_placement decoder_norm_placement num_hidden_groups share_embeddings expert_bias router_score "
-    "router_selection_bias shared_expert_gate kv_lora_rank num_expert_groups"
+    "position_type relative_bias_per_layer qk_norm attention_gate attention_sinks clip_qkv attn_logit_softcapping "
+    "gated_mlp mlp_bias residual norm_placement decoder_norm_placement num_hidden_groups share_embeddings expert_bias "
+    "router_score router_selection_bias shared_expert_gate kv_lora_rank num_expert_groups"
 ).split()
 ABSENT = {None, False, ""}
 

@@ -18,7 +18,10 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("gpt2",),
     ("gpt_neox", "persimmon", "gptj", "codegen", "falcon", "bloom", "mpt", "opt", "gpt_bigcode"),
     ("qwen3_moe", "qwen2_moe", "mixtral"),
-    ("olmoe", "flex_olmo", "dots1", "glm4_moe", "ernie4_5_moe", "minimax_m2", "granitemoe", "granitemoeshared"),
+    (
+        *("olmoe", "flex_olmo", "dots1", "glm4_moe", "ernie4_5_moe", "minimax_m2", "granitemoe", "granitemoeshared"),
+        "afmoe",
+    ),
     ("phimoe",),
     ("deepseek_v3", "deepseek_v2"),
     ("gpt_oss",),

@@ -150,17 +150,21 @@ def expert_groups(summed: int) -> Computed:
     return Computed(read, write)
 
 
-def _read_first_dense(official) -> dict[str, Any]:
-    dense, layers = official.config.first_k_dense_replace, official.config.num_hidden_layers
-    return {"mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(layers)]}
+def first_dense(field: str) -> Computed:
+    """Sparse layers as all after the first few, whose number is in a field of this name."""
+
+    def read(official) -> dict[str, Any]:
+        dense, layers = getattr(official.config, field), official.config.num_hidden_layers
+        return {"mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(layers)]}
+
+    def write(config: PretrainedConfig, head: Any) -> dict[str, Any]:
+        return {field: (config.mlp_layer_types or []).count("dense")}
+
+    return Computed(read, write)
 
 
-def _write_first_dense(config: PretrainedConfig, head: Any) -> dict[str, Any]:
-    return {"first_k_dense_replace": (config.mlp_layer_types or []).count("dense")}
-
-
-FIRST_DENSE = Computed(_read_first_dense, _write_first_dense)
-"""Sparse layers as DeepSeek's configs say them: all after the first few."""
+FIRST_DENSE = first_dense("first_k_dense_replace")
+"""As DeepSeek's configs say it."""
 DEEPSEEK_FIELDS = {
     **{name: name for name in ("num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size")},
     "n_routed_experts": "num_experts",

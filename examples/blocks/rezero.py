@@ -13,8 +13,8 @@ class ReZeroLayer(Layer):
 
     def __init__(self, config, layer_idx, is_causal, has_cross_attention):
         super().__init__(config, layer_idx, is_causal, has_cross_attention)
-        names = ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp")
-        self.alphas = nn.ParameterDict({name: nn.Parameter(torch.zeros(())) for name in names})
+        for name in ("self_attn", "cross_attn", "mlp") if has_cross_attention else ("self_attn", "mlp"):
+            self.register_parameter(f"{name}_alpha", nn.Parameter(torch.zeros(())))
 
     def residual_step(self, sublayer, hidden_states, change):
-        return super().residual_step(sublayer, hidden_states, self.alphas[sublayer] * change)
+        return super().residual_step(sublayer, hidden_states, getattr(self, f"{sublayer}_alpha") * change)

@@ -19,7 +19,7 @@ from .model.pretrained_model import BlockformerPreTrainedModel
 
 Pruned = dict[int, list[int]]
 # What a layer has for each head: rows of projections, norms [H, D] and sinks [H], columns of the output's weight.
-_OF_HEADS = re.compile(r"layers\.(\d+)\.self_attn\.(q_proj|k_proj|v_proj|q_norm|k_norm|sinks|o_proj\.weight)")
+_OF_HEADS = re.compile(r"layers\.(\d+)\.self_attn\.(q_proj|k_proj|v_proj|gate_proj|q_norm|k_norm|sinks|o_proj\.weight)")
 
 
 def prune_heads(model: PreTrainedModel, heads: Mapping[int, Sequence[int]]) -> PreTrainedModel:

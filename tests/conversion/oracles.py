@@ -110,11 +110,11 @@ def labels_of(name, labels=LABELS):
 
 @torch.no_grad()
 def randomize_biases_and_norms(model, spread, redrawn=None):
-    """Add noise to what starts as all zeros or all ones, and draw matrices of the name `redrawn` anew."""
+    """Add noise to what starts as all zeros or all ones, and draw anew matrices of zeros or of the name `redrawn`."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1 or "norm" in name or "statics" in name:
             parameter.add_(torch.randn_like(parameter) * spread)
-        elif redrawn is not None and redrawn in name:
+        elif (redrawn is not None and redrawn in name) or not parameter.any():
             parameter.normal_()
 
 

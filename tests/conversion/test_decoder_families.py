@@ -80,6 +80,8 @@ SHARED_WINDOW = {
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOW = {"sliding_window": 8, "layer_types": [SLIDING, FULL]}
+AFMOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16, "route_scale": 2.5}
+AFMOE |= {"num_dense_layers": 1, "num_shared_experts": 1, **WINDOW}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 BY_TYPE = {FULL: YARN, SLIDING: {"rope_type": "default", "rope_theta": 1e4}}
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
@@ -112,6 +114,9 @@ ROWS = [
     Row("phimoe", PHI_EXPERTS),
     Row("phimoe", PHI_EXPERTS | {"rope_parameters": MSCALE, "attention_bias": True, "lm_head_bias": True}, shards=True),
     Row("phimoe", PHI_EXPERTS | {"router_jitter_noise": 0.0, "sliding_window": 8, **TIED}),
+    Row("afmoe", AFMOE),
+    Row("afmoe", AFMOE | {"mup_enabled": True, "attention_bias": True, "num_shared_experts": 2, **TIED}, shards=True),
+    Row("afmoe", AFMOE | {"layer_types": [FULL, FULL], "num_dense_layers": 0, "route_scale": 1.0}),
     Row("gpt_oss", GPT_OSS),
     Row("gpt_oss", GPT_OSS | {"sliding_window": 6, "attention_bias": False, "num_experts_per_tok": 1}, shards=True),
     Row("gpt_oss", GPT_OSS | {"layer_types": ["full_attention", "sliding_attention"], "tie_word_embeddings": True}),

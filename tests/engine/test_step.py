@@ -102,6 +102,7 @@ def family_pair(family):
         settings |= {"num_experts": 6, "moe_intermediate_size": 24}
     if family == "mistral":
         settings |= {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+        settings |= {"attention_gate": True}
     return pair(family, **settings)
 
 

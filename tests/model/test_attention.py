@@ -11,6 +11,13 @@ from test_axes import HEADS, LAYERS, SIZES, VOCAB, WIDTH, bert_decoders
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderModel
 from blockformer.model.attention import Attention
+from blockformer.model.axes import axes
+
+TOPOLOGIES = {
+    "qwen3": BlockformerDecoderModel,
+    "bert": blockformer.BlockformerEncoderModel,
+    "t5": blockformer.BlockformerEncoderDecoderModel,
+}
 
 
 @pytest.mark.portable
@@ -116,6 +123,39 @@ def test_sinks_take_their_share_on_every_way(way):
     assert_close(ours(ids, attention_mask=mask).logits[mask.bool()], expected)
     text = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
     assert torch.equal(ours.generate(ids, **text), plain.generate(ids, **text))
+
+
+@torch.no_grad()
+@pytest.mark.portable
+@pytest.mark.parametrize("way", ["eager", "sdpa", "prepared"])
+@pytest.mark.parametrize("name", ["qwen3", "bert", "t5"])
+def test_a_gate_is_its_formula(name, way):
+    """Hooks on a model without one: what the output projection reads, times the sigmoid of a product of the states."""
+    settings = {**pairs.SIZES, "num_key_value_heads": 4, "decoder_start_token_id": 0}
+    known = {field: settings[field] for field in settings if field in axes(type(blockformer.preset(name)))}
+    plain, gated = (
+        TOPOLOGIES[name](blockformer.preset(name, **known, attention_gate=is_gated)) for is_gated in (False, True)
+    )
+    left = plain.eval().load_state_dict(gated.eval().state_dict(), strict=False)
+    gates = [key.removesuffix(".gate_proj.weight") for key in left.unexpected_keys if "self_attn.gate_proj" in key]
+    assert (left.missing_keys, len(gates)) == ([], len(left.unexpected_keys))
+    assert len(gates) == 3 * (1 + plain.config.is_encoder_decoder)
+    for place in gates:
+        attention, weight, read = plain.get_submodule(place), gated.get_submodule(place).gate_proj.weight, []
+        attention.register_forward_pre_hook(lambda _, given, read=read: read.append(given[0]))
+        attention.o_proj.register_forward_pre_hook(
+            lambda _, given, read=read, weight=weight: (given[0] * torch.sigmoid(read.pop() @ weight.T),)
+        )
+    for model in (plain, gated):
+        model.set_attn_implementation("eager" if way == "eager" else "sdpa")
+    if way == "prepared":
+        gated.prepare_for_inference()
+    ids, mask = left_padded(3, 9)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if plain.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = token_ids(len(ids), 7)
+    seen = slice(None) if plain.config.is_encoder_decoder else mask.bool()
+    assert_close(*(model(**inputs).last_hidden_state[seen] for model in (gated, plain)))
 
 
 @pytest.mark.parametrize(

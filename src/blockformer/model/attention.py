@@ -1,4 +1,4 @@
-"""Multi-head attention: self and cross, grouped heads, q/k norm, rotation, relative terms, on any attention backend.
+"""Multi-head attention: self and cross, grouped heads, q/k norm, rotation, relative terms, gate, on any backend.
 
 B batch, T query length, S key length, H heads, K key/value heads, D head size, C hidden size.
 """
@@ -88,6 +88,7 @@ class AttentionFields(Part):
     attention_scale: float | None = axis(None, "a positive number", "attention", "of scores; None: 1/sqrt(head_dim)")
     attn_logit_softcapping: float | None = axis(None, "a positive number", "attention", "soft cap c of the scores")
     attention_sinks: bool = flag(False, "attention", "a learned score per head takes part in its softmax")
+    attention_gate: bool = flag(False, "attention", "the heads' output times sigmoid(W x), x the states")
     clip_qkv: float | None = axis(None, "a positive number", "attention", "bound of queries, keys and values")
     # A window of 1 is full attention in a dynamic cache of the library.
     sliding_window: int | None = axis(
@@ -165,6 +166,8 @@ class AttentionFields(Part):
             plan[f"layers.*.{attention}.o_proj"] = "rowwise"
             if self.qk_norm:
                 plan |= {f"layers.*.{attention}.{name}": SHARED for name in ("q_norm", "k_norm")}
+        if self.attention_gate:
+            plan["layers.*.self_attn.gate_proj"] = "colwise"
 
 
 def layer_type_of(config, layer_idx: int, is_causal: bool) -> str:
@@ -180,10 +183,10 @@ def _head_norm(config, heads: int):
 
 
 class Attention(nn.Module):
-    """Attention in one fixed order: project, q/k norm, rotate, cache, scores, weighted sum, output projection.
+    """Attention in one fixed order: project, q/k norm, rotate, cache, scores, weighted sum, gate, output projection.
 
     Self-attention when called without `key_value_states`, cross-attention with them. Grouped heads after Ainslie et al.
-    (2023), q/k norm per head after Henry et al. (2020) as in Qwen3.
+    (2023), q/k norm per head after Henry et al. (2020) as in Qwen3, the gate after Qiu et al. (2025).
     """
 
     latent_states: Any = None  # a method where queries, keys and values come from latent vectors
@@ -208,6 +211,8 @@ class Attention(nn.Module):
         self.heads = config.heads_of(-1 if is_cross_attention else layer_idx)
         self.is_pruned = len(self.heads) < config.num_attention_heads
         self.add_projections(config, is_causal)
+        has_gate = config.attention_gate and not is_cross_attention
+        self.gate_proj = nn.Linear(config.hidden_size, self.o_proj.in_features, bias=False) if has_gate else None
         self.has_sinks = config.attention_sinks
         if self.has_sinks:  # backends take a module that has the attribute for one with sinks
             self.sinks = nn.Parameter(torch.zeros(len(self.heads)))
@@ -286,7 +291,10 @@ class Attention(nn.Module):
         output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
         if probabilities is not None and len(probabilities) != len(hidden_states):
             probabilities = probabilities.unflatten(2, (-1, hidden_states.shape[1])).transpose(1, 2).flatten(0, 1)
-        return self.o_proj(self.before_output(output, hidden_states)), probabilities
+        output = self.before_output(output, hidden_states)
+        if self.gate_proj is not None:
+            output = output * self.gate_proj(hidden_states).sigmoid()
+        return self.o_proj(output), probabilities
 
     def before_cache(self, key, value, earlier):
         """Self-attention's keys and values [B, K, T, D] of these tokens, as the cache gets them, for blocks."""

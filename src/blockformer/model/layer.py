@@ -74,7 +74,14 @@ def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
 
 
 class Earlier:
-    """Tensors by name, which `blocks.leave` keeps and `blocks.read` gives. Of a dict, hooks would make copies."""
+    """Tensors by name, which `blocks.leave` keeps and `blocks.read` gives. Of a dict, hooks would make copies.
+
+    Args:
+        input_ids: [B, T], which is there from the start; None where the stack got `inputs_embeds`.
+    """
+
+    def __init__(self, input_ids):
+        self.input_ids = (input_ids, True)
 
 
 class LayerInputs(NamedTuple):

@@ -130,12 +130,13 @@ class Stack(BlockformerPreTrainedModel):
         else:
             masks = self._masks_of_sequences(unpadding, hidden_states.device)
             hidden_states, position_ids = unpadding.gather(hidden_states), unpadding.gather(position_ids)
+            input_ids = None if input_ids is None else unpadding.gather(input_ids)
         hidden_states = self._embed(hidden_states, position_ids)
         if cross_attn_head_mask is None and not self.config.is_encoder_decoder:
             cross_attn_head_mask = head_mask
         rotations = rotations_of(self.rotary_emb, self.config, hidden_states, position_ids)
         encoder_mask = self._encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask)
-        own = (query_positions, encoder_mask, head_mask, unpadding, cross_attn_head_mask, Earlier())
+        own = (query_positions, encoder_mask, head_mask, unpadding, cross_attn_head_mask, Earlier(input_ids))
         layer_inputs = LayerInputs(masks, rotations, *own)
         if use_cache and past_key_values is None:
             past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)

@@ -1,0 +1,76 @@
+"""Trinity (Arcee AI, 2025): a sigmoid gate on attention's output, four norms in a layer, sigmoid scores for experts.
+
+Only layers with a window rotate. Embeddings may be scaled by the root of the width.
+"""
+
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from ..values import Computed, NotExpressible, WindowByLayer, only_sliding_layers_rotate
+from .decoder import ALL_ATTENTION_BIASES, ATTENTION, LLAMA, MLP, Q_AND_K_NORM
+from .fresh import every, root_of_width, rotary
+from .with_experts import FINE, SHARED_EXPERTS, ExpertsFamily, first_dense, shared_experts
+
+
+def _read_scale(official) -> dict[str, Any]:
+    return {"embedding_scale": official.config.hidden_size**0.5 if official.config.mup_enabled else None}
+
+
+def _write_scale(config: PretrainedConfig, head: Any) -> dict[str, Any]:
+    root = config.hidden_size**0.5
+    if config.embedding_scale not in (None, root):
+        raise NotExpressible("embedding_scale", f"None or {root} (the root of the width)", config.embedding_scale)
+    return {"mup_enabled": config.embedding_scale is not None}
+
+
+FAMILY = ExpertsFamily(
+    "afmoe",
+    "AfmoeConfig",
+    "AfmoeForCausalLM AfmoeModel",
+    structure={
+        **LLAMA,
+        "norm_placement": "pre_output",
+        "qk_norm": True,
+        "attention_gate": True,
+        "router_score": "sigmoid",
+        "router_selection_bias": True,
+    },
+    fresh={
+        **rotary(10_000.0),
+        **every(4, 2048),
+        **every(4),
+        **FINE,
+        "shared_expert_intermediate_size": 384,
+        "norm_eps": 1e-5,
+        "embedding_scale": root_of_width,
+        "routed_scaling_factor": 2.826,
+    },
+    layer={
+        **ATTENTION,
+        **MLP,
+        **Q_AND_K_NORM,
+        "self_attn.gate_proj": "self_attn.gate_proj",
+        "input_layernorm": "self_attn_pre_norm",
+        "post_attention_layernorm": "self_attn_output_norm",
+        "pre_mlp_layernorm": "mlp_pre_norm",
+        "post_mlp_layernorm": "mlp_output_norm",
+    },
+    router="router.gate",
+    sparse=SHARED_EXPERTS,
+    bias_of_choice="expert_bias",
+    fields={
+        **{name: name for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")},
+        "route_scale": "routed_scaling_factor",
+        "attention_bias": ALL_ATTENTION_BIASES,
+    },
+    window=WindowByLayer(by_flag=False),
+    without_effect=["output_router_logits"],
+    computed=(
+        shared_experts("num_shared_experts"),
+        first_dense("num_dense_layers"),
+        Computed(_read_scale, _write_scale),
+        Computed(only_sliding_layers_rotate),
+    ),
+    extra_fields=["global_attn_every_n_layers"],
+)
