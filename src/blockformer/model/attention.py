@@ -211,8 +211,9 @@ class Attention(nn.Module):
         self.heads = config.heads_of(-1 if is_cross_attention else layer_idx)
         self.is_pruned = len(self.heads) < config.num_attention_heads
         self.add_projections(config, is_causal)
-        has_gate = config.attention_gate and not is_cross_attention
-        self.gate_proj = nn.Linear(config.hidden_size, self.o_proj.in_features, bias=False) if has_gate else None
+        self.has_gate = config.attention_gate and not is_cross_attention  # a block from outside may have a `gate_proj`
+        if self.has_gate:
+            self.gate_proj = nn.Linear(config.hidden_size, self.o_proj.in_features, bias=False)
         self.has_sinks = config.attention_sinks
         if self.has_sinks:  # backends take a module that has the attribute for one with sinks
             self.sinks = nn.Parameter(torch.zeros(len(self.heads)))
@@ -292,7 +293,7 @@ class Attention(nn.Module):
         if probabilities is not None and len(probabilities) != len(hidden_states):
             probabilities = probabilities.unflatten(2, (-1, hidden_states.shape[1])).transpose(1, 2).flatten(0, 1)
         output = self.before_output(output, hidden_states)
-        if self.gate_proj is not None:
+        if self.has_gate:
             output = output * self.gate_proj(hidden_states).sigmoid()
         return self.o_proj(output), probabilities
 

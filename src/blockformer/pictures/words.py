@@ -107,7 +107,7 @@ def attention_words(module: Any, layer: Any) -> tuple[str, tuple[str, ...]]:
         chips.append(f"clipped at {config.clip_qkv:g}")
     if module.has_sinks:
         chips.append("sinks")
-    if module.gate_proj is not None:
+    if module.has_gate:
         chips.append("sigmoid gate")
     inner, output = config.attention_bias, config.attention_output_bias
     if inner or output:
