@@ -21,7 +21,8 @@ from .files.unused_tensors import unused_groups
 from .origin import Origin, read_origin
 from .rules.in_turn import in_turn
 from .rules.operations import Shape
-from .rules.table import Group, Rule, RuleTable, Target, matching
+from .rules.patterns import matching
+from .rules.table import Group, Rule, RuleTable, Target
 from .storage import awq, fp8
 from .storage.spelling import Spellings
 from .storage.variant import CheckpointVariant

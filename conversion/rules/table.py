@@ -1,8 +1,7 @@
 """The conversion engine: one table of rules, planned from only the headers, run group by group, reversed by code.
 
 A rule says which tensors of the official layout make which tensors of ours, and through which operation. Names may
-hold numbered placeholders: `model.layers.{layer}.mlp.up_proj.weight` stands for every layer. Names that come from a
-checkpoint are only ever compared; they never become a pattern, a format string or a path.
+hold numbered placeholders: `model.layers.{layer}.mlp.up_proj.weight` stands for every layer.
 """
 
 import re
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from ..errors import ConversionError, listed, shown
 from .operations import Chain, Identity, Operation, Reversed, Shape, Split, Transpose, bytes_of
+from .patterns import Pattern, Places
 
 __all__ = [
     "Chain",
@@ -34,7 +34,6 @@ __all__ = [
 
 UNTAKEN, TWICE = "tensors that no rule takes", "targets filled twice"
 NO_PLACE = "tensors that the model has no place for"
-PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 
 class HasHeader(Protocol):
@@ -123,70 +122,12 @@ class Group:
         return [(target.name, tensor.to(target.dtype)) for target, tensor in zip(self.targets, tensors, strict=True)]
 
 
-class _Pattern:
-    """A name with placeholders, each standing for a decimal number; the beginning of names if it `is_open`."""
-
-    def __init__(self, text: str, is_open: bool = False):
-        self.text, self.is_open = text, is_open
-        pieces = PLACEHOLDER.split(text)  # literal, placeholder, literal, ...
-        self.fields = sorted(set(pieces[1::2]))
-        regex = re.escape(pieces[0])
-        for index in range(1, len(pieces), 2):
-            label, literal = pieces[index], pieces[index + 1]
-            again = label in pieces[1:index:2]
-            regex += (f"(?P={label})" if again else f"(?P<{label}>0|[1-9][0-9]{{0,8}})") + re.escape(literal)
-        self._regex = re.compile(regex + ("(?s:.*)" if is_open else ""))
-
-    def match(self, name: str) -> tuple[str, ...] | None:
-        """The numbers of the placeholders, in the order of `fields`; None if the name does not match."""
-        found = self._regex.fullmatch(name)
-        return None if found is None else tuple(found[label] for label in self.fields)
-
-    def fill(self, values: tuple[str, ...]) -> str:
-        """The name with these numbers filled in."""
-        numbers = dict(zip(self.fields, values, strict=True))
-        return PLACEHOLDER.sub(lambda found: numbers[found[1]], self.text)
-
-
-class _Places:
-    """Where the patterns of rules stand, found by name without trying each: experts make thousands of both.
-
-    Patterns with placeholders in the same parts of a name (between its dots) differ in the other parts.
-    """
-
-    def __init__(self, sides: Sequence[Sequence[_Pattern]]):
-        self._places: dict[tuple[int, ...], dict[str, list[tuple[int, int, _Pattern]]]] = {}
-        for index, patterns in enumerate(sides):
-            for slot, pattern in enumerate(patterns):
-                parts = pattern.text.split(".")
-                free = tuple(place for place, part in enumerate(parts) if PLACEHOLDER.search(part))
-                by_rest = self._places.setdefault((len(parts), *free), {})
-                by_rest.setdefault(_without(parts, free), []).append((index, slot, pattern))
-
-    def near(self, name: str) -> list[tuple[int, int, _Pattern]]:
-        """Rule, place among its sources, and pattern of all that may match."""
-        parts = name.split(".")
-        shapes = ((shape, by_rest) for shape, by_rest in self._places.items() if shape[0] == len(parts))
-        return [place for shape, by_rest in shapes for place in by_rest.get(_without(parts, shape[1:]), ())]
-
-
-def _without(parts: Sequence[str], places: Sequence[int]) -> str:
-    """The parts of a name, those at these places left out."""
-    return ".".join("" if place in places else part for place, part in enumerate(parts))
-
-
-def matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
-    """The names that one of the patterns, which may hold placeholders, stands for."""
-    compiled = [_Pattern(pattern) for pattern in patterns]
-    return {name for name in names if any(pattern.match(name) is not None for pattern in compiled)}
-
-
 def _prefixed(prefix: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
     return prefix + names if isinstance(names, str) else tuple(prefix + name for name in names)
 
 
-def _patterns(names: str | tuple[str, ...]) -> list[_Pattern]:
-    return [_Pattern(name) for name in ((names,) if isinstance(names, str) else names)]
+def _patterns(names: str | tuple[str, ...]) -> list[Pattern]:
+    return [Pattern(name) for name in ((names,) if isinstance(names, str) else names)]
 
 
 def module_rules(modules: Mapping[str, str]) -> list[Rule]:
@@ -212,7 +153,7 @@ class RuleTable:
     def __init__(self, rules: Iterable[Rule], ignored: Iterable[str] = (), layers: int | None = None):
         self.rules = tuple(rules)
         self.layers = layers
-        self._ignored = [_Pattern(name.removesuffix("*"), name.endswith("*")) for name in ignored]
+        self._ignored = [Pattern(name.removesuffix("*"), name.endswith("*")) for name in ignored]
         self._sides = [(_patterns(rule.source), _patterns(rule.target)) for rule in self.rules]
         for rule, (sources, targets) in zip(self.rules, self._sides, strict=True):
             if len({tuple(pattern.fields) for pattern in sources + targets}) != 1:
@@ -273,7 +214,7 @@ class RuleTable:
         if rest:
             groups = _with_rest(groups, {name for parts in found.values() for name in parts.values()}, tensors, filled)
         if expected is not None:
-            _compare(filled, groups, expected, [_Pattern(name) for name in optional], problems)
+            _compare(filled, groups, expected, [Pattern(name) for name in optional], problems)
         if problems:
             kinds = (f"\n{kind} ({len(lines)}):{listed(lines)}" for kind, lines in problems.items())
             raise ConversionError("the checkpoint's tensors do not fit the model:" + "".join(kinds))
@@ -309,13 +250,13 @@ class RuleTable:
     def _take(
         self,
         tensors: Mapping[str, HasHeader],
-        sides: list[tuple[list[_Pattern], list[_Pattern]]],
-        ignored: list[_Pattern],
+        sides: list[tuple[list[Pattern], list[Pattern]]],
+        ignored: list[Pattern],
         problems: dict[str, list[str]],
     ) -> dict[tuple[int, tuple[str, ...]], dict[int, str]]:
         """(rule, numbers) -> place among the rule's sources -> name."""
         found: dict[tuple[int, tuple[str, ...]], dict[int, str]] = {}
-        places = _Places([sources for sources, _ in sides])
+        places = Places([sources for sources, _ in sides])
         for name in tensors:
             near = [
                 (index, values, slot, pattern)
@@ -335,11 +276,11 @@ class RuleTable:
                 found.setdefault((index, values), {})[slot] = name
         return found
 
-    def _ignores(self, name: str, ignored: Iterable[_Pattern]) -> bool:
+    def _ignores(self, name: str, ignored: Iterable[Pattern]) -> bool:
         found = ((pattern, pattern.match(name)) for pattern in ignored)
         return any(values is not None and self._is_there(pattern, values) for pattern, values in found)
 
-    def _is_there(self, pattern: _Pattern, values: tuple[str, ...]) -> bool:
+    def _is_there(self, pattern: Pattern, values: tuple[str, ...]) -> bool:
         """Whether the numbers of a matching name are on their side of the bound."""
         if self.layers is None:
             return True
@@ -415,7 +356,7 @@ def _compare(
     filled: Collection[str],
     groups: list[Group],
     expected: Mapping[str, Sequence[int]],
-    optional: list[_Pattern],
+    optional: list[Pattern],
     problems: dict[str, list[str]],
 ) -> None:
     """Note where the plan differs from what the model expects."""
@@ -432,7 +373,7 @@ def _compare(
             problems["tensors of the model that nothing fills"].append(shown(name))
 
 
-def _nothing_matched(tensors: Iterable[str], sources: list[list[_Pattern]]) -> str:
+def _nothing_matched(tensors: Iterable[str], sources: list[list[Pattern]]) -> str:
     """The message for a checkpoint in which no name matches any rule."""
     names = list(tensors)
     patterns = [pattern for side in sources for pattern in side]

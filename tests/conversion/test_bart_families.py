@@ -14,9 +14,9 @@ import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES, family_for
 from blockformer.conversion.files.unused_tensors import UNUSED_FILE
+from blockformer.conversion.probes import probes
 from blockformer.conversion.rules.operations import LeadingAxis
 from blockformer.conversion.summary import summarize
-from blockformer.conversion.verify import probes
 
 from .oracles import (
     BART_SIZES,

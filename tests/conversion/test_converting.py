@@ -16,7 +16,8 @@ import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES
 from blockformer.conversion.files.tokenizers import TEXTS
-from blockformer.conversion.verify import Measured, compare, probes, run, verify
+from blockformer.conversion.probes import probes, run
+from blockformer.conversion.verify import Measured, compare, verify
 
 from .oracles import (
     SPECIAL,

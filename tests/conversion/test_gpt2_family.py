@@ -13,9 +13,10 @@ import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.families.registry import FAMILIES, family_for
 from blockformer.conversion.files.unused_tensors import UNUSED_FILE
+from blockformer.conversion.probes import probes, run
 from blockformer.conversion.storage.variant import CheckpointVariant
 from blockformer.conversion.summary import summarize
-from blockformer.conversion.verify import compare, probes, run
+from blockformer.conversion.verify import compare
 
 from .oracles import (
     GPT2_SIZES,

@@ -4,7 +4,8 @@ import torch
 from blockformer.conversion import ConversionError
 from blockformer.conversion.rules.in_turn import InTurn, in_turn
 from blockformer.conversion.rules.operations import Chain, Identity, Split, Transpose
-from blockformer.conversion.rules.table import Rule, RuleTable, matching
+from blockformer.conversion.rules.patterns import matching
+from blockformer.conversion.rules.table import Rule, RuleTable
 from blockformer.conversion.storage.experts import OneByOne
 from blockformer.conversion.storage.spelling import Ending, Prefix
 

@@ -18,8 +18,9 @@ from blockformer import cli
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.files import side_files, tokenizers
 from blockformer.conversion.loading import load_any
+from blockformer.conversion.probes import probes
 from blockformer.conversion.summary import summarize
-from blockformer.conversion.verify import Measured, Parity, probes
+from blockformer.conversion.verify import Measured, Parity
 
 from .oracles import edit_config, edit_tensors, entries_of, official_folder
 

@@ -10,7 +10,8 @@ import blockformer
 from blockformer.conversion import ConversionError, convert, from_official
 from blockformer.conversion.families import with_experts
 from blockformer.conversion.families.registry import FAMILIES
-from blockformer.conversion.rules.table import Rule, RuleTable, _Pattern
+from blockformer.conversion.rules.patterns import Pattern
+from blockformer.conversion.rules.table import Rule, RuleTable
 from blockformer.conversion.storage.experts import Stack
 
 from .oracles import assert_verified, edit_config, edit_tensors, entries_of, official_class, stored
@@ -202,8 +203,8 @@ def test_names_of_thousands_of_experts_are_found_in_linear_time(monkeypatch):
     sources = tuple(f"layers.{{layer}}.experts.{i}.up.weight" for i in range(128))
     table = RuleTable([Rule(sources, "layers.{layer}.experts.up", Stack(128, 1))])
     names = [source.format(layer=layer) for source in sources for layer in range(48)]
-    tried, match = [], _Pattern.match
-    monkeypatch.setattr(_Pattern, "match", lambda self, name: tried.append(name) or match(self, name))
+    tried, match = [], Pattern.match
+    monkeypatch.setattr(Pattern, "match", lambda self, name: tried.append(name) or match(self, name))
     groups = table.plan({name: torch.empty(2, 2, device="meta") for name in names})
     assert [len(group.sources) for group in groups] == [128] * 48
     assert len(tried) == len(names)
