@@ -109,6 +109,11 @@ def reshape(
         wanted = new_class(new_config).state_dict()
     if lost := sorted(name for name in wanted if name not in weights):
         raise ValueError(f"the new model needs a weight {lost[0]} that the old one lacks: change the settings given.")
+    shapes = {name: (list(tensor.shape), list(weights[name].shape)) for name, tensor in wanted.items()}
+    if other := [(name, new, old) for name, (new, old) in shapes.items() if new != old]:
+        name, new, old = other[0]
+        fix = "reshape changes sizes by layers, kv_heads and experts only"
+        raise ValueError(f"the new model's {name} is {new}, the old one's {old}: {fix}.")
     spare = {name for name in weights if name not in wanted}
     if lost := sorted(name for name in spare if topology != "encoder-decoder" or ".cross_attn" not in name):
         raise ValueError(f"the new model has no place for {lost[0]} of the old one: change the settings given.")
