@@ -18,7 +18,7 @@ from .layer import LayerFields
 from .normalization import NormFields
 from .positions import PositionFields
 from .relative_bias import RelativeBiasFields
-from .relative_keys import RelativeKeyFields
+from .relative_keys import RelativeKeys  # noqa: F401 - which enters its position types
 from .release import FORMAT, STAMP, VERSION
 from .rotary import RotaryFields
 from .sinusoidal import SinusoidalPositions  # noqa: F401 - which enters its position types
@@ -45,7 +45,6 @@ class BlockformerConfig(
     NormFields,
     RotaryFields,
     RelativeBiasFields,
-    RelativeKeyFields,
     PositionFields,
     AttentionFields,
     FeedForwardFields,
@@ -109,10 +108,9 @@ class BlockformerConfig(
         """Each field by itself; the defaults that follow from other fields; all fields together."""
         kwargs = {name: value for name, value in kwargs.items() if _FORMER.get(name, self) != value}
         self._check_fields(kwargs)
-        for part in parts_of(type(self), "fill_defaults"):
-            part.fill_defaults(self)
-        for part in parts_of(type(self), "check"):
-            part.check(self)
+        for method in ("fill_defaults", "check"):
+            for part in parts_of(type(self), method):
+                getattr(part, method)(self)
         self.fill_rope_parameters(kwargs.pop("rope_scaling", None), kwargs.pop("rope_theta", None))
         super().__post_init__(**kwargs)
         self.base_model_tp_plan = self.tensor_parallel_plan(self.add_cross_attention)

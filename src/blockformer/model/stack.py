@@ -104,14 +104,14 @@ class Stack(BlockformerPreTrainedModel):
         inputs = (input_ids, inputs_embeds, attention_mask, past_key_values)
         mask_is_all_ones = check_inputs(self.config, vocab_size, *inputs, types)
         attention_mask = None if mask_is_all_ones else attention_mask
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
         if encoder_hidden_states is not None:
-            rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
-            check_source(self, encoder_hidden_states, encoder_attention_mask, rows, kwargs.get("cu_seq_lens_q"))
+            starts = sequences["cu_seq_lens_q"]
+            check_source(self, encoder_hidden_states, encoder_attention_mask, tokens.shape[0], starts)
         if head_mask is not None and len(head_mask) != len(self.layers):
             raise ValueError(f"head_mask must have {len(self.layers)} rows, one for each layer, not {len(head_mask)}.")
         use_cache = self._uses_cache(use_cache, past_key_values)
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
-        sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
         position_ids = self._given_positions(tokens, position_ids, sequences["cu_seq_lens_q"])
         given_positions = None if position_ids is None else position_ids.expand(tokens.shape[:2])
         # Padding is counted first: an accelerator that is waited for has little to do yet.
