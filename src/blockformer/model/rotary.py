@@ -68,10 +68,11 @@ class RotaryFields(PositionFields):
         return rope
 
     def check(self):
-        """Only layers of a decoder may go without rotation."""
+        """Only layers of a decoder may go without rotation; where none does, that is one value, None."""
         layers, own = self.rope_layers, self.is_decoder and self.position_type == "rotary"
         if layers is not None and not (own and [type(one) for one in layers] == [bool] * self.num_hidden_layers):
             raise ValueError(f"rope_layers must list a bool for each layer of a rotary decoder, not {layers!r}.")
+        self.rope_layers = None if all(layers or [True]) else layers
 
 
 def check_rope(rope: dict, head_dim: int) -> None:
