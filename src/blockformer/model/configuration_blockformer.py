@@ -141,8 +141,10 @@ class BlockformerConfig(
         """What holds of the whole model, after what holds of its parts."""
         self._check_sizes()
         tied = self.tie_word_embeddings and not self.lm_head_transform
-        if self.embedding_size != self.hidden_size and (tied or self.is_encoder_decoder):
-            fix = "make them equal, or untie the head or set lm_head_transform=True (not in an encoder-decoder)"
+        must_equal = self.is_encoder_decoder or self.output_size != self.hidden_size
+        if self.embedding_size != self.hidden_size and (tied or must_equal):
+            fix = "make them equal, which an encoder-decoder and token_embedding_size need"
+            fix = fix if must_equal else "make them equal, untie the head or set lm_head_transform=True"
             raise ValueError(f"embedding_size ({self.embedding_size}) is not hidden_size ({self.hidden_size}): {fix}.")
         for name in ("is_decoder", "is_encoder_decoder"):
             if getattr(self, name) is not getattr(type(self), name):
@@ -182,6 +184,16 @@ class BlockformerConfig(
     def head_dropout(self) -> float:
         """The dropout before a classification head."""
         return self.hidden_dropout if self.classifier_dropout is None else self.classifier_dropout
+
+    @property
+    def token_size(self) -> int:
+        """The width of token vectors."""
+        return getattr(self, "token_embedding_size", None) or self.embedding_size or self.hidden_size
+
+    @property
+    def output_size(self) -> int:
+        """The width of a stack's states as heads read them."""
+        return getattr(self, "token_embedding_size", None) or self.hidden_size
 
     def stack_sizes(self, is_decoder: bool) -> tuple[int, int]:
         """Layers and vocabulary of a stack."""

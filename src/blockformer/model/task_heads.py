@@ -20,7 +20,7 @@ class Classifier(BlockformerPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.classifier_transform = HeadTransform(config, config.hidden_size) if config.classifier_transform else None
+        self.classifier_transform = HeadTransform(config, config.output_size) if config.classifier_transform else None
 
     def before_classifier(self, states):
         """The input of the last linear layer: [..., C] -> [..., C]."""
@@ -73,7 +73,7 @@ class SequenceClassification(Classification):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.dropout = nn.Dropout(config.head_dropout)
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=self.score_bias)
+        self.score = nn.Linear(config.output_size, config.num_labels, bias=self.score_bias)
         self.post_init()
 
     def logits_of(self, outputs, input_ids, attention_mask):
@@ -92,7 +92,7 @@ class TokenClassification(Classification):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.dropout = nn.Dropout(config.head_dropout)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.score = nn.Linear(config.output_size, config.num_labels)
         self.post_init()
 
     def logits_of(self, outputs, input_ids, attention_mask):
@@ -107,7 +107,7 @@ class QuestionAnswering(Classifier):
 
     def __init__(self, config):
         super().__init__(config)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = nn.Linear(config.output_size, 2)
         # The softmax over positions covers padding, in the official models too.
         self.model.skips_padding = False
         self.post_init()
