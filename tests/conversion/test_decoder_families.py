@@ -203,6 +203,7 @@ ROWS = [
     Row("opt", {"do_layer_norm_before": False, **UNTIED}, shards=True),
     Row("opt", {"layer_norm_elementwise_affine": False, "enable_bias": False}),
     Row("opt", {"_remove_final_layer_norm": True, "activation_function": "gelu"}),
+    Row("opt", {"word_embed_proj_dim": 40, **UNTIED}),
     Row("bloom"),
     Row("bloom", {"n_head": 8, **UNTIED}, shards=True),
     Row("bloom", {"n_head": 6, "hidden_size": 48, "n_layer": 3}),
