@@ -119,6 +119,8 @@ def mixes(draw, topologies=TOPOLOGIES, position_types=CHOICES["position_type"]):
         fields |= {"head_dim": 16, "v_head_dim": draw(st.sampled_from([None, 6])), "qk_norm": False}
         fields["rope_parameters"]["partial_rotary_factor"] = 0.5
         fields |= {"num_key_value_heads": 4, "layer_types": None, "sliding_window": None}
+    if topology.startswith("decoder"):
+        fields["token_embedding_size"] = draw(st.sampled_from([None, 20]))
     if topology == "encoder":
         fields["num_hidden_groups"] = draw(st.sampled_from([None, 1, fields["num_hidden_layers"]]))
     group = {2: [0, 1], 4: [3]}.get(fields["num_key_value_heads"])  # heads that share a key

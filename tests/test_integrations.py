@@ -411,13 +411,13 @@ def test_peft_knows_the_targets_whichever_is_imported_first_and_is_never_importe
 
 
 @pytest.mark.parametrize("size", [VOCAB + 13, VOCAB - 50])
-@pytest.mark.parametrize("tied", [False, True])
-def test_embeddings_of_another_size(tmp_path, tied, size):
-    ours = model(tie_word_embeddings=tied)
+@pytest.mark.parametrize(("tied", "width"), [(False, 64), (True, 64), (True, 24)])
+def test_embeddings_of_another_size(tmp_path, tied, width, size):
+    ours = model(tie_word_embeddings=tied, token_embedding_size=width)
     expected = logits_of(ours, token_ids(2, 9, vocab=100))
     ours.resize_token_embeddings(size, mean_resizing=False)
     assert ours.config.vocab_size == size
-    assert ours.get_input_embeddings().weight.shape == ours.get_output_embeddings().weight.shape == (size, 64)
+    assert ours.get_input_embeddings().weight.shape == ours.get_output_embeddings().weight.shape == (size, width)
     assert (ours.lm_head.weight is ours.model.embed_tokens.weight) == tied
     kept = min(size, VOCAB)
     ids = token_ids(2, 9, vocab=100)

@@ -26,7 +26,7 @@ from .head import Head
 
 Modules = Mapping[str, str | tuple[str, ...]]
 PREFIX, NO_PREFIX = "prefix", "no prefix"
-"""Traits: names with the prefix where today's official class has none, and the other way round."""
+"""Traits: names with a head's prefix in a checkpoint of the class without a head, and the other way round."""
 LAYER = "layers.{layer}."
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 ATTENTION = {name: name for name in (*QKV, "self_attn.o_proj")}
@@ -193,7 +193,8 @@ class DecoderFamily(Family[Head]):
             **settings,
         )
         self.directions = (True, False) if reads_whole else (True,)
-        self.root, self.layer, self.outer, self.layers = root, layer, outer, layers
+        self.root, self.bare_root = root, bare_root
+        self.layer, self.outer, self.layers = layer, outer, layers
         self.split, self.pairs = split, pairs
         self.more_layer, self.more_rules, self.own_spellings = more_layer, more_rules, Spellings(spellings)
         self.inner = (*(f"{each}." for each in outer), layers.partition(".")[0] + ".")
@@ -204,7 +205,8 @@ class DecoderFamily(Family[Head]):
     def variant_of(self, official, names: Collection[str] | None = None, read=None):
         """See `Family.variant_of`. Without `architectures` the tensors tell."""
         head = self.find_head(official, names)
-        trait, other = (NO_PREFIX, self.inner) if head.root else (PREFIX, (self.root,))
+        bare = tuple(self.bare_root + name for name in self.inner)
+        trait, other = (PREFIX, (self.root,)) if head.bare else (NO_PREFIX, bare)
         variant = CheckpointVariant(
             head.official, frozenset([trait] if any(name.startswith(other) for name in names or ()) else [])
         )
@@ -230,10 +232,12 @@ class DecoderFamily(Family[Head]):
     def spellings(self, variant):
         """See `Family.spellings`."""
         if PREFIX in variant.traits:
-            return Spellings([Prefix(in_file=self.root, in_class="", inner=self.inner), *self.own_spellings])
+            change = Prefix(in_file=self.root, in_class=self.bare_root, inner=self.inner)
+            return Spellings([change, *self.own_spellings])
         if NO_PREFIX in variant.traits:
             root = self.head(variant).root
-            return Spellings([Prefix(in_file="", in_class=root, inner=self.inner), *self.own_spellings])
+            change = Prefix(in_file=self.bare_root, in_class=root, inner=self.inner)
+            return Spellings([change, *self.own_spellings])
         return self.own_spellings
 
     def plain_entries(self, official, variant):

@@ -1,4 +1,7 @@
-"""OPT (Zhang et al., 2022): learned positions of which two rows come before the first, and ReLU."""
+"""OPT (Zhang et al., 2022): learned positions of which two rows come before the first, and ReLU.
+
+In the model of 350 million parameters, token vectors are half as wide as the states, and so is what heads read.
+"""
 
 from ..values import Computed, HeadDim, NotExpressible
 from .decoder import ALL_BIASES, GPT, QKV, DecoderFamily
@@ -24,20 +27,25 @@ def write_norms(config, head):
         "do_layer_norm_before": config.norm_placement == "pre",
         "_remove_final_layer_norm": config.norm_placement == "pre" and not config.final_norm,
         "layer_norm_elementwise_affine": config.norm_weight == "plain",
-        "word_embed_proj_dim": config.hidden_size,
     }
+
+
+def read_width(official):
+    """Token vectors may have another width than the states."""
+    config = official.config
+    same = config.word_embed_proj_dim == config.hidden_size
+    return {"token_embedding_size": None if same else config.word_embed_proj_dim}
+
+
+def write_width(config, head):
+    """The way back."""
+    return {"word_embed_proj_dim": config.output_size}
 
 
 def norm_modules(config):
     """The norms have one name wherever they are."""
     slot = config.norm_placement
     return {"self_attn_layer_norm": f"self_attn_{slot}_norm", "final_layer_norm": f"mlp_{slot}_norm"}
-
-
-def narrow_embeddings(official):
-    """The embeddings may be narrower than the states."""
-    width = official.get("word_embed_proj_dim")
-    return ["word_embed_proj_dim"] if width not in (None, official.get("hidden_size", width)) else []
 
 
 FAMILY = DecoderFamily(
@@ -53,7 +61,13 @@ FAMILY = DecoderFamily(
         "fc2": "mlp.down_proj",
     },
     more_layer=norm_modules,
-    outer={"embed_tokens": "embed_tokens", "embed_positions": "embed_positions", "final_layer_norm": "norm"},
+    outer={
+        "embed_tokens": "embed_tokens",
+        "embed_positions": "embed_positions",
+        "project_in": "token_projection",
+        "project_out": "final_projection",
+        "final_layer_norm": "norm",
+    },
     root="model.decoder.",
     bare_root="decoder.",
     fields={
@@ -66,7 +80,6 @@ FAMILY = DecoderFamily(
     },
     rope=None,
     head_dim=HeadDim(always=False),
-    computed=[Computed(read_norms, write_norms)],
-    contradictions=narrow_embeddings,
+    computed=[Computed(read_norms, write_norms), Computed(read_width, write_width)],
     training_only=["layerdrop"],
 )

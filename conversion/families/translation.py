@@ -47,7 +47,6 @@ REMEDIES = {
     "is_causal": "the official class then looks the other way; remove it if the model was not trained like that",
     "sliding_window": _NO_WINDOW,
     "attention_chunk_size": _NO_WINDOW,
-    "word_embed_proj_dim": "ours has no projections around narrower embeddings, so run this model with transformers",
     **dict.fromkeys(("no_bias", "logit_scale", "expansion_ratio"), _NOT_FOLLOWED),
     "slow_but_exact": "with pretraining_tp above 1 the official class leaves out two biases; set it to false",
 }

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 from pairs import assert_close
-from sizes import OFFICIAL_DECODER
+from sizes import OFFICIAL_DECODER, TINY
 
 import blockformer
 from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.families.registry import FAMILIES
 
+from .oracles import assert_verified
 from .outputs import assert_same_outputs
 from .rows import Row, assert_there_and_back, model_of, parameters
 
@@ -207,6 +208,7 @@ ROWS = [
     Row("opt", {"do_layer_norm_before": False, **UNTIED}, shards=True),
     Row("opt", {"layer_norm_elementwise_affine": False, "enable_bias": False}),
     Row("opt", {"_remove_final_layer_norm": True, "activation_function": "gelu"}),
+    Row("opt", {"word_embed_proj_dim": 40, **UNTIED}),
     Row("bloom"),
     Row("bloom", {"n_head": 8, **UNTIED}, shards=True),
     Row("bloom", {"n_head": 6, "hidden_size": 48, "n_layer": 3}),
@@ -293,6 +295,24 @@ def test_there_and_back_with_the_same_numbers_and_text(tmp_path, row):
     fresh = type(theirs).from_pretrained(tmp_path / "fresh", attn_implementation=attention)
     with torch.no_grad():
         assert torch.equal(*(model(**batch(theirs)).logits for model in (fresh, theirs)))
+
+
+@pytest.mark.parametrize("family", ["smollm3", "cohere2", "exaone4"])
+def test_a_model_of_so_few_layers_that_all_rotate_goes_out(tmp_path, family):
+    sizes = {
+        **TINY,
+        "vocab_size": 97,
+        "num_key_value_heads": 2,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    config = blockformer.preset(family, **sizes)
+    assert config.rope_layers is None
+    assert type(config)(**{**config.to_dict(), "rope_layers": [True, True]}).rope_layers is None
+    blockformer.BlockformerDecoderForCausalLM(config).save_pretrained(tmp_path / "ours")
+    report = convert(tmp_path / "ours", tmp_path / "official", to_official=True, family=family, verify="quick")
+    assert_verified(report)
 
 
 # Heads do not depend on the axes in which most families differ.

@@ -89,7 +89,12 @@ def assert_same_prompts(quick, plain):
         assert_close(*[model(more, past_key_values=output.past_key_values).logits for model, output in pairs])
 
 
-DECODERS = [("qwen3", {"num_key_value_heads": 2, "attention_gate": True}), ("gpt2", {}), ("gpt_neox", {})]
+DECODERS = [
+    ("qwen3", {"num_key_value_heads": 2, "attention_gate": True}),
+    ("gpt2", {}),
+    ("gpt_neox", {}),
+    ("opt", {"token_embedding_size": 20}),
+]
 
 
 @pytest.mark.parametrize(("family", "settings"), DECODERS)

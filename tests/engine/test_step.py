@@ -92,14 +92,16 @@ def test_drafts_of_the_first_layers_run_without_compiled_parts():
     assert (quick.config.num_hidden_layers, text(quick, 1).tolist()) == (2, whole.tolist())
 
 
-FAMILIES = ["gpt2", "llama", "mistral", "bert-decoder", "t5-v1.1", "umt5", "marian", "bart", "qwen3_moe", "gpt_oss"]
+FAMILIES = "gpt2 llama mistral opt bert-decoder t5-v1.1 umt5 marian bart qwen3_moe gpt_oss".split()
 
 
 def family_pair(family):
-    """A pair of a family; windows are shorter than a prompt."""
+    """A pair of a family; windows are shorter than a prompt, token vectors narrower than states."""
     settings = {"decoder_start_token_id": 0} if preset(family).is_encoder_decoder else {}
     if getattr(preset(family), "num_experts", 0):
         settings |= {"num_experts": 6, "moe_intermediate_size": 24}
+    if family == "opt":
+        settings |= {"token_embedding_size": 20, "norm_placement": "post", "final_norm": False}
     if family == "mistral":
         settings |= {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
         settings |= {"attention_gate": True}
@@ -107,7 +109,7 @@ def family_pair(family):
 
 
 @pytest.mark.parametrize("together", [1, 8])
-@pytest.mark.parametrize("family", ["gpt2", "mistral", "umt5"])
+@pytest.mark.parametrize("family", ["gpt2", "mistral", "opt", "umt5"])
 def test_the_step_is_right_before_it_is_compiled(family, together, untraced, monkeypatch):
     monkeypatch.setattr(step_functions, "_SMALL_LAYERS", together)
     plain, quick = family_pair(family)

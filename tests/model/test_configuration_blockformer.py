@@ -98,6 +98,11 @@ def test_none_is_settled_by_the_other_fields():
         ({"norm_bias": True}, "an RMS norm has no bias"),
         ({"norm_placement": "post", "final_norm": True}, "set final_norm=False"),
         ({"is_decoder": False}, "is_decoder=False contradicts BlockformerDecoderConfig"),
+        ({"token_embedding_size": 0}, "token_embedding_size must be a positive integer, not 0"),
+        (
+            {"token_embedding_size": 64, "embedding_size": 128},
+            "embedding_size (128) is not hidden_size (512): make them equal, which an encoder-decoder and token_emb",
+        ),
         ({"pooler_act": "tanh"}, "pooler_act needs an encoder"),
         ({"pooler_act": "tanhh"}, "Did you mean 'tanh'?"),
         ({"type_vocab_size": -1}, "type_vocab_size must be an integer of 0 or more"),

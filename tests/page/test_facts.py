@@ -128,6 +128,7 @@ def test_every_field_that_describes_a_model_steers_a_box():
         ("qwen3", {"linear_bits": 4}),
         ("gpt_oss", {}),
         ("deepseek_v3", {}),
+        ("opt", {"token_embedding_size": 48}),
         ("t5gemma", {}),
         ("gpt2", ALL),
     ]

@@ -18,9 +18,9 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_module_with_weights_is_in_a_box_and_every_box_is_drawn(name):
-    model = on_paper(blockformer.preset(name))
+@pytest.mark.parametrize(("name", "settings"), [*((name, {}) for name in NAMES), ("opt", {"token_embedding_size": 48})])
+def test_every_module_with_weights_is_in_a_box_and_every_box_is_drawn(name, settings):
+    model = on_paper(blockformer.preset(name, **settings))
     parts = anatomy(model)
     inside = tuple(f"{box.path}." for box in parts.boxes())
     alike = {}  # a layer that no box names -> the one of its kind that is opened
@@ -54,6 +54,7 @@ def test_every_module_with_weights_is_in_a_box_and_every_box_is_drawn(name):
         ("bloom", {}, ["ALiBi", "slope by distance"]),
         ("deberta-v2", {}, ["Distance", "content · distance"]),
         ("albert", {}, ["shared", "Projection", "128 → 768"]),
+        ("opt", {"token_embedding_size": 48}, ["Projection", "48 → 512", "512 → 48"]),
         ("smollm3", {}, ["no positions"]),
         ("granite", {}, ["\N{MULTIPLICATION SIGN} 0.22"]),
         ("gpt_neox", {}, ["rotary on 25%"]),

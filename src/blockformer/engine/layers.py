@@ -163,7 +163,6 @@ class CompiledLayers:
                 # [1, K, N, D] -> [B, K, T, D]
                 pair = (each[0].unflatten(1, shape[:2]).transpose(0, 1) for each in pair)
                 others["past_key_values"].update(*pair, layer_idx)
-        states = states if self._stack.norm is None else self._stack.norm(states)
         return states.view(shape)
 
     def _is_for(self, hidden_states, others: dict) -> bool:

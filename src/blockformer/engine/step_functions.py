@@ -47,7 +47,7 @@ class StepFunctions:
         layers = [
             (LayersPart(group, stack.config, example.rotating, beams), *example.layers(len(group))) for group in groups
         ]
-        others = [(FirstPart(stack), *example.first()), (LastPart(model, stack.norm), *example.last())]
+        others = [(FirstPart(stack), *example.first()), (LastPart(model, stack), *example.last())]
         functions = functions_of([layers[0], *others, *layers[1:]], copies)
         if functions is None:
             return None

@@ -20,6 +20,7 @@ from ..model.positions import rotations_of
 from .few_rows import BLOCK, computed_once
 from .measure import is_own_trace
 
+_AFTER_LAYERS = ("norm", "final_projection")
 WRITTEN = 2 * BLOCK  # places in a buffer that a step writes: the new token's, and zeros
 
 
@@ -68,7 +69,7 @@ class FirstPart(nn.Module):
     def __init__(self, stack):
         super().__init__()
         self.config = stack.config
-        self.stack = _without(stack, "layers", "norm")
+        self.stack = _without(stack, "layers", *_AFTER_LAYERS)
 
     def forward(self, input_ids, position_ids, mask, place):
         """Embed the new tokens.
@@ -145,14 +146,15 @@ def _cut(states):
 class LastPart(nn.Module):
     """The part after the layers: states [B, 1, C] -> logits [B, 1, V]."""
 
-    def __init__(self, model, norm):
+    def __init__(self, model, stack):
         super().__init__()
-        self.config, self.norm = model.config, norm
+        self.config = model.config
+        self.stack = _without(stack, *(name for name in stack._modules if name not in _AFTER_LAYERS))
         self.head = _without(model, model.base_model_prefix)
 
     def forward(self, states):
-        """Norm and head."""
-        return self.head.logits_of(states if self.norm is None else self.norm(states))
+        """What the stack does after its layers, and the head."""
+        return self.head.logits_of(self.stack.after_layers(states))
 
 
 def position_bias(stack, place, blocks):

@@ -40,8 +40,6 @@ class LinearFields(Part):
             return
         heads, keys = (count * self.head_dim for count in (self.num_attention_heads, self.num_key_value_heads))
         inputs = {"hidden_size": self.hidden_size, "intermediate_size": self.intermediate_size}
-        if self.inner_width_of(is_causal=True) != self.intermediate_size:
-            inputs["decoder_intermediate_size"] = self.inner_width_of(is_causal=True)
         inputs["num_attention_heads * head_dim"], group = heads, self.linear_group_size
         for name, size in inputs.items():
             if group != -1 and size % group:
@@ -52,9 +50,9 @@ class LinearFields(Part):
         if self.float32_down_proj or self.pruned_heads:
             raise ValueError("linear_bits=4 is not supported with float32_down_proj or pruned_heads: drop one of them.")
 
-    def finish(self, stack):
-        """Have every linear map of the layers keep its weights in 4 bits."""
-        for parent in list(stack.layers.modules()) if self.linear_bits is not None else ():
+    def keep_in_low_bits(self, layers):
+        """Have every linear map of the layers keep its weights in as many bits as the config says."""
+        for parent in list(layers.modules()) if self.linear_bits is not None else ():
             for name, layer in parent.named_children():
                 if isinstance(layer, nn.Linear):
                     sizes = (layer.in_features, layer.out_features, layer.bias is not None)

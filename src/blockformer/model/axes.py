@@ -118,9 +118,9 @@ class Part:
     """Fields that belong together: a dataclass beside the module that reads them, and one more base of a config class.
 
     Each part speaks for itself, in the order of `parts_of`, and calls no `super`. It may have `fill_defaults()` for
-    fields that are None and follow from others, `check()` for fields that contradict each other, `finish(stack)` to
-    change a stack whose layers are there, and `share_out(plan, has_cross_attention)` to say in a plan for a stack, by
-    name, how processes share its modules: each has some of the heads and of the inner states.
+    fields that are None and follow from others, `check()` for fields that contradict each other, and `share_out(plan,
+    has_cross_attention)` to say in a plan for a stack, by name, how processes share its modules: each has some of the
+    heads and of the inner states.
     """
 
     if typing.TYPE_CHECKING:

@@ -18,7 +18,7 @@ from .layer import LayerFields
 from .normalization import NormFields
 from .positions import PositionFields
 from .relative_bias import RelativeBiasFields
-from .relative_keys import RelativeKeyFields
+from .relative_keys import RelativeKeys  # noqa: F401 - which enters its position types
 from .release import FORMAT, STAMP, VERSION
 from .rotary import RotaryFields
 from .sinusoidal import SinusoidalPositions  # noqa: F401 - which enters its position types
@@ -45,7 +45,6 @@ class BlockformerConfig(
     NormFields,
     RotaryFields,
     RelativeBiasFields,
-    RelativeKeyFields,
     PositionFields,
     AttentionFields,
     FeedForwardFields,
@@ -109,10 +108,9 @@ class BlockformerConfig(
         """Each field by itself; the defaults that follow from other fields; all fields together."""
         kwargs = {name: value for name, value in kwargs.items() if _FORMER.get(name, self) != value}
         self._check_fields(kwargs)
-        for part in parts_of(type(self), "fill_defaults"):
-            part.fill_defaults(self)
-        for part in parts_of(type(self), "check"):
-            part.check(self)
+        for method in ("fill_defaults", "check"):
+            for part in parts_of(type(self), method):
+                getattr(part, method)(self)
         self.fill_rope_parameters(kwargs.pop("rope_scaling", None), kwargs.pop("rope_theta", None))
         super().__post_init__(**kwargs)
         self.base_model_tp_plan = self.tensor_parallel_plan(self.add_cross_attention)
@@ -143,8 +141,10 @@ class BlockformerConfig(
         """What holds of the whole model, after what holds of its parts."""
         self._check_sizes()
         tied = self.tie_word_embeddings and not self.lm_head_transform
-        if self.embedding_size != self.hidden_size and (tied or self.is_encoder_decoder):
-            fix = "make them equal, or untie the head or set lm_head_transform=True (not in an encoder-decoder)"
+        must_equal = self.is_encoder_decoder or self.output_size != self.hidden_size
+        if self.embedding_size != self.hidden_size and (tied or must_equal):
+            fix = "make them equal, which an encoder-decoder and token_embedding_size need"
+            fix = fix if must_equal else "make them equal, untie the head or set lm_head_transform=True"
             raise ValueError(f"embedding_size ({self.embedding_size}) is not hidden_size ({self.hidden_size}): {fix}.")
         for name in ("is_decoder", "is_encoder_decoder"):
             if getattr(self, name) is not getattr(type(self), name):
@@ -184,6 +184,16 @@ class BlockformerConfig(
     def head_dropout(self) -> float:
         """The dropout before a classification head."""
         return self.hidden_dropout if self.classifier_dropout is None else self.classifier_dropout
+
+    @property
+    def token_size(self) -> int:
+        """The width of token vectors."""
+        return getattr(self, "token_embedding_size", None) or self.embedding_size or self.hidden_size
+
+    @property
+    def output_size(self) -> int:
+        """The width of a stack's states as heads read them."""
+        return getattr(self, "token_embedding_size", None) or self.hidden_size
 
     def stack_sizes(self, is_decoder: bool) -> tuple[int, int]:
         """Layers and vocabulary of a stack."""

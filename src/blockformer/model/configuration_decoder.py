@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from .alibi import Alibi  # noqa: F401 - which enters its position type
 from .awq_linear import LinearFields
-from .axes import flag
+from .axes import axis, flag
 from .compat import announce_language_model
 from .configuration_blockformer import BlockformerConfig
 from .experts import ExpertsFields
@@ -43,6 +43,9 @@ class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, Blockf
     model_type = "blockformer_decoder"
     keys_to_ignore_at_inference = ["past_key_values", "cache", "aux_loss", "router_logits"]
     is_decoder: bool = True
+    token_embedding_size: int | None = axis(
+        None, "a positive integer", "size", "width of token vectors and final states, projected to C and back, if any"
+    )
     bidirectional: bool = flag(False, "attention", "a token sees later ones too; then the decoder writes no text")
     auto_classes = {
         "AutoConfig": "configuration_decoder.BlockformerDecoderConfig",

@@ -10,11 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.integrations import use_experts_implementation
-from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from .axes import Part, axis, flag
-from .compat import OutputRecorder
-from .feed_forward import FEED_FORWARDS, OUTPUTS_WITH_LOSS, FeedForward, make_activation
+from .feed_forward import FEED_FORWARDS, FeedForward, make_activation
 from .losses import divisor_of
 
 # Not supported with experts: no family has both.
@@ -232,13 +230,11 @@ def load_balancing_loss(router_logits, experts_per_token: int, attention_mask=No
     return scores.shape[-1] * ((counts @ chosen) * (counts @ scores)).sum() / counts.sum() ** 2
 
 
-def with_router_logits(output_class, output, config, router_logits, attention_mask, targets, num_items_in_batch):
-    """The class of a decoder's output, the library's for experts; router logits and their loss go into its fields.
+def add_router_loss(output, config, router_logits, attention_mask, targets, num_items_in_batch) -> None:
+    """Put router logits, if they were recorded, and their loss into the fields of a decoder's output.
 
     Of the batches that a step accumulates, each counts by its labels, as in its own loss.
     """
-    if not config.num_experts:
-        return output_class
     del output["cross_attentions"]  # nothing has both
     if router_logits:
         loss = load_balancing_loss(router_logits, config.num_experts_per_tok, attention_mask)
@@ -246,8 +242,6 @@ def with_router_logits(output_class, output, config, router_logits, attention_ma
         if (whole := output["loss"]) is not None:
             own, total = (divisor_of(targets, count, whole.device) for count in (None, num_items_in_batch))
             output["loss"] = whole + config.router_aux_loss_coef * loss.to(whole.device) * own / total
-    return MoeCausalLMOutputWithPast
 
 
 FEED_FORWARDS["sparse"] = SparseFeedForward
-OUTPUTS_WITH_LOSS["router_logits"] = (OutputRecorder(Router, index=0), with_router_logits)

@@ -81,6 +81,4 @@ class FeedForward(nn.Module):
         return inner if fits or torch.is_autocast_enabled(inner.device.type) else inner.to(weight.dtype)
 
 
-# What experts.py adds to: a layer's kinds, and outputs with a loss of their own: what records them and what puts it in.
-FEED_FORWARDS: dict[str, type[nn.Module]] = {"dense": FeedForward}
-OUTPUTS_WITH_LOSS: dict[str, tuple] = {}
+FEED_FORWARDS: dict[str, type[nn.Module]] = {"dense": FeedForward}  # a layer's kinds; experts.py adds its own

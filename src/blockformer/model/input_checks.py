@@ -26,7 +26,7 @@ def check_inputs(config, vocab_size: int, input_ids, inputs_embeds, attention_ma
     """
     if (input_ids is None) == (inputs_embeds is None):
         raise ValueError("give exactly one of input_ids and inputs_embeds.")
-    inputs, width = (inputs_embeds, config.embedding_size) if input_ids is None else (input_ids, None)
+    inputs, width = (inputs_embeds, config.token_size) if input_ids is None else (input_ids, None)
     shape = list(inputs.shape)
     if input_ids is None and (len(shape) != 3 or shape[-1] != width):
         raise ValueError(f"inputs_embeds must be [batch, length, {width}], not {shape}.")

@@ -15,7 +15,7 @@ class HeadTransform(nn.Module):
 
     def __init__(self, config, width: int):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, width, bias=config.head_transform_bias)
+        self.dense = nn.Linear(config.output_size, width, bias=config.head_transform_bias)
         self.act_fn = make_activation(config.hidden_act)
         self.norm = make_norm(config, width)
 
@@ -33,7 +33,7 @@ class LanguageModelHead(BlockformerPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        width = config.embedding_size if config.lm_head_transform else config.hidden_size
+        width = config.token_size if config.lm_head_transform else config.output_size
         self.lm_head_transform = HeadTransform(config, width) if config.lm_head_transform else None
         vocab_size = config.get_text_config(decoder=True).vocab_size
         self.lm_head = nn.Linear(width, vocab_size, bias=config.lm_head_bias is True)

@@ -74,13 +74,9 @@ def norm_slots(config, placement: str, sublayer: str) -> tuple[str, ...]:
 
 
 class Earlier:
-    """Tensors by name, which `blocks.leave` keeps and `blocks.read` gives. Of a dict, hooks would make copies.
+    """Tensors by name, which `blocks.leave` keeps and `blocks.read` gives. Of a dict, hooks would make copies."""
 
-    Args:
-        input_ids: [B, T], which is there from the start; None where the stack got `inputs_embeds`.
-    """
-
-    def __init__(self, input_ids):
+    def __init__(self, input_ids):  # [B, T], which is there from the start; None where the stack got `inputs_embeds`
         self.input_ids = (input_ids, True)
 
 
@@ -154,7 +150,18 @@ class Layer(GradientCheckpointingLayer):
         """
         hidden_states = self._norm("self_attn", "input", hidden_states)
         states = self._norm("self_attn", "pre", hidden_states)
-        change = self._self_attention(states, position_bias, layer_inputs, past_key_values, kwargs)
+        change = self.self_attn(
+            states,
+            attention_mask=layer_inputs.masks[self.layer_type],
+            position_embeddings=layer_inputs.rotations.get(self.layer_type) if self.rotates else None,
+            position_bias=position_bias,
+            query_positions=layer_inputs.query_positions,
+            past_key_values=past_key_values,
+            head_mask=None if layer_inputs.head_mask is None else layer_inputs.head_mask[self.layer_idx],
+            unpadding=layer_inputs.unpadding,
+            earlier=layer_inputs.earlier,
+            **kwargs,
+        )[0]
         if self.residual in PARALLEL:
             if self.residual == "parallel":
                 states = self._norm("mlp", "pre", hidden_states)
@@ -173,20 +180,6 @@ class Layer(GradientCheckpointingLayer):
             hidden_states = self.residual_step("cross_attn", hidden_states, change)
         hidden_states = self._norm("mlp", "input", hidden_states)
         return self.residual_step("mlp", hidden_states, self.mlp(self._norm("mlp", "pre", hidden_states)))
-
-    def _self_attention(self, states, position_bias, layer_inputs, past_key_values, kwargs):
-        return self.self_attn(
-            states,
-            attention_mask=layer_inputs.masks[self.layer_type],
-            position_embeddings=layer_inputs.rotations.get(self.layer_type) if self.rotates else None,
-            position_bias=position_bias,
-            query_positions=layer_inputs.query_positions,
-            past_key_values=past_key_values,
-            head_mask=None if layer_inputs.head_mask is None else layer_inputs.head_mask[self.layer_idx],
-            unpadding=layer_inputs.unpadding,
-            earlier=layer_inputs.earlier,
-            **kwargs,
-        )[0]
 
     def residual_step(self, sublayer: str, hidden_states, change):
         """The residual step, post(y + output(f(pre(y)))), after f."""

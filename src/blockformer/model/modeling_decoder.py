@@ -7,18 +7,18 @@ import functools
 
 import torch
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, ModelOutput, MoeCausalLMOutputWithPast
+from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, MoeCausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from .alibi import Alibi  # noqa: F401
 from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
-from .axes import parts_of
-from .compat import CACHE, takes_cache
+from .axes import axis  # noqa: F401
+from .compat import CACHE, OutputRecorder, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
-from .experts import Router  # noqa: F401 - their @use_experts_implementation is looked for in this file
-from .feed_forward import OUTPUTS_WITH_LOSS
+from .experts import Router, add_router_loss  # their @use_experts_implementation is looked for in this file
+from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import check_early_exit, check_room, own_layers
 from .language_model_head import LanguageModelHead
 from .latent_attention import LatentAttention  # noqa: F401
@@ -42,13 +42,12 @@ class BlockformerDecoderModel(Stack):
     """A decoder without a head: tokens [B, T] to states [B, T, C]. See `Stack.forward`."""
 
     config_class = BlockformerDecoderConfig
-    _can_record_outputs = Stack._can_record_outputs | {name: first for name, (first, _) in OUTPUTS_WITH_LOSS.items()}
+    _can_record_outputs = Stack._can_record_outputs | {"router_logits": OutputRecorder(Router, index=0)}
 
     def __init__(self, config):
         is_causal = not getattr(config, "bidirectional", False)  # a config of another topology is refused by its base
         super().__init__(config, is_causal, has_cross_attention=config.add_cross_attention)
-        for part in parts_of(type(config), "finish"):
-            part.finish(config, self)
+        config.keep_in_low_bits(self.layers)
         self.post_init()
 
 
@@ -100,12 +99,10 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         Args:
             labels: int [B, T], the inputs themselves (shifted here); -100 is ignored, and so is padding.
             logits_to_keep: compute logits only for this many last positions (0: all), or for the positions in a tensor.
-            num_items_in_batch: the count of labels over an optimizer step, as `Trainer` gives it.
-            return_logits: with labels, whether to give logits too; see `LanguageModelHead.logits_and_loss`.
+            num_items_in_batch, return_logits: see `LanguageModelHead.logits_and_loss`; so is `label_smoothing`.
             output_router_logits: give `router_logits` of the experts' routers, [B * T, E] of each sparse layer, and
                 `aux_loss`, the load-balancing loss, of which `router_aux_loss_coef` times goes into `loss`.
             shift_labels: int [B, T], labels that are already shifted, instead of `labels`.
-            label_smoothing: share of the probability that is spread over the vocabulary.
 
         Returns:
             `logits` [B, T, V] and, with labels, `loss`; with experts in the library's class for them.
@@ -117,20 +114,18 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         source = {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask}
         outputs = self.model(**inputs, **source, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        if shift_labels is None:
-            targets = None if labels is None else shifted(labels, attention_mask)
-        else:
-            targets = without_padding(shift_labels, attention_mask)
+        targets = without_padding(shift_labels, attention_mask)
+        if shift_labels is None and labels is not None:
+            targets = shifted(labels, attention_mask)
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
         )
         output = {name: getattr(outputs, name) for name in (CACHE, "hidden_states", "attentions")}
         output |= {"loss": loss, "logits": logits, "cross_attentions": outputs.cross_attentions or None}
-        output_class: type[ModelOutput] = CausalLMOutputWithCrossAttentions
-        for name, (_, with_recorded) in OUTPUTS_WITH_LOSS.items():
-            recorded = (outputs.get(name), attention_mask, targets, num_items_in_batch)
-            output_class = with_recorded(output_class, output, self.config, *recorded)
-        return self.runtime.output(output_class, **output)
+        if not self.config.num_experts:
+            return self.runtime.output(CausalLMOutputWithCrossAttentions, **output)
+        add_router_loss(output, self.config, outputs.get("router_logits"), attention_mask, targets, num_items_in_batch)
+        return self.runtime.output(MoeCausalLMOutputWithPast, **output)
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):
@@ -188,7 +183,5 @@ class BlockformerDecoderForQuestionAnswering(QuestionAnswering, BlockformerDecod
     """A decoder that finds the span of an answer."""
 
 
-BlockformerDecoderConfig.register_for_auto_class()
 for _auto_class, _target in BlockformerDecoderConfig.auto_classes.items():
-    if _auto_class != "AutoConfig":
-        globals()[_target.rpartition(".")[2]].register_for_auto_class(_auto_class)
+    globals()[_target.rpartition(".")[2]].register_for_auto_class(_auto_class)

@@ -336,8 +336,6 @@ class BlockformerEncoderForQuestionAnswering(QuestionAnswering, BlockformerEncod
     reads_pooler = False
 
 
-BlockformerEncoderConfig.register_for_auto_class()
 for _auto_class, _target in BlockformerEncoderConfig.auto_classes.items():
-    if _auto_class != "AutoConfig":
-        globals()[_target.rpartition(".")[2]].register_for_auto_class(_auto_class)
+    globals()[_target.rpartition(".")[2]].register_for_auto_class(_auto_class)
 BlockformerEncoderForReplacedTokenDetection.register_for_auto_class("AutoModelForPreTraining")

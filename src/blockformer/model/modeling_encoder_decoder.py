@@ -363,7 +363,5 @@ class BlockformerEncoderDecoderForQuestionAnswering(BlockformerEncoderDecoderPre
         )
 
 
-BlockformerEncoderDecoderConfig.register_for_auto_class()
 for _auto_class, _target in BlockformerEncoderDecoderConfig.auto_classes.items():
-    if _auto_class != "AutoConfig":
-        globals()[_target.rpartition(".")[2]].register_for_auto_class(_auto_class)
+    globals()[_target.rpartition(".")[2]].register_for_auto_class(_auto_class)

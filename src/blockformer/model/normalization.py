@@ -34,16 +34,11 @@ class NormFields(Part):
             raise ValueError("norm_weight='none' needs norm_type='layer_norm' and norm_bias=False.")
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.RMSNorm):
     """Root mean square norm (Zhang and Sennrich, 2019), computed in float32: x / sqrt(mean(x^2) + eps) * weight.
 
     Shapes: [..., size] -> [..., size], in the weight's dtype: a residual stream may be kept wider than the weights.
     """
-
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
 
     def forward(self, hidden_states):
         weight = self.weight

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .axes import BLOCKS, Part, axis
+from .axes import BLOCKS, SHARED, Part, axis
 
 POSITION_TYPES = tuple(
     "learned sinusoidal sinusoidal_halves sinusoidal_inclusive rotary relative_bias learned_relative_bias "
@@ -32,18 +32,17 @@ class PositionFields(Part):
         0, "an integer of 0 or more", "positions", "rows of a learned table before position 0, for padding"
     )
 
-    def fill_rope_parameters(self, given: dict | None, rope_theta: float | None) -> None:
-        """Refuse rotary parameters, under any of their names; for rotary positions `rotary.py` takes them."""
-        if given or rope_theta is not None:
-            name, kind = "rope_parameters" if given else "rope_theta", self.position_type
-            raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'.")
-
     def check(self):
         """The position type is one of this topology."""
         kind, is_encoder = self.position_type, not (self.is_decoder or self.is_encoder_decoder)
         if not {"alibi": self.is_decoder, "disentangled": is_encoder}.get(kind, True):
             need = "a decoder" if kind == "alibi" else "an encoder"
             raise ValueError(f"position_type='{kind}' needs {need}: choose another position type.")
+
+    def share_out(self, plan, has_cross_attention):
+        """Vectors of distances are whole in each process, and their gradients are added."""
+        if self.position_type in KEY_TERMS:
+            plan["layers.*.self_attn.relative_keys.embedding"] = SHARED
 
 
 # The modules of each position type, by its name; sinusoidal.py, rotary.py and the like add theirs.

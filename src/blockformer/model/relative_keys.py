@@ -3,23 +3,10 @@
 B batch, T query length, S key length, H heads, K key/value heads, D head size.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
-from .axes import SHARED, Part
 from .positions import KEY_TERMS
-
-
-@dataclass(eq=False, repr=False)
-class RelativeKeyFields(Part):
-    """What holds of a config with relative keys, which have no field of their own."""
-
-    def share_out(self, plan, has_cross_attention):
-        """The vectors are whole in each process, and their gradients are added."""
-        if self.position_type in KEY_TERMS:
-            plan["layers.*.self_attn.relative_keys.embedding"] = SHARED
 
 
 class RelativeKeys(nn.Module):

@@ -38,10 +38,12 @@ class RotaryFields(PositionFields):
     rope_layers: list | None = axis(None, "a list", "positions", "whether each layer of a decoder rotates; None: all")
 
     def fill_rope_parameters(self, given, rope_theta):
-        """Take the rotary parameters as a copy with every default written out."""
-        given = given or self.rope_parameters
-        if self.position_type != "rotary":
-            super().fill_rope_parameters(given, rope_theta)
+        """Take the rotary parameters as a copy with every default written out; refuse them for other positions."""
+        given, kind = given or self.rope_parameters, self.position_type
+        if kind != "rotary" and (given or rope_theta is not None):
+            name = "rope_parameters" if given else "rope_theta"
+            raise ValueError(f"{name} is set but position_type is '{kind}': drop it, or set position_type='rotary'.")
+        if kind != "rotary":
             self.rope_parameters = None
             return
         if not isinstance(given, dict | None):
@@ -66,10 +68,11 @@ class RotaryFields(PositionFields):
         return rope
 
     def check(self):
-        """Only layers of a decoder may go without rotation."""
+        """Only layers of a decoder may go without rotation; where none does, that is one value, None."""
         layers, own = self.rope_layers, self.is_decoder and self.position_type == "rotary"
         if layers is not None and not (own and [type(one) for one in layers] == [bool] * self.num_hidden_layers):
             raise ValueError(f"rope_layers must list a bool for each layer of a rotary decoder, not {layers!r}.")
+        self.rope_layers = None if all(layers or [True]) else layers
 
 
 def check_rope(rope: dict, head_dim: int) -> None:

@@ -23,7 +23,7 @@ class Runtime:
         """The output of a model that writes for these arguments of its `forward`, or None."""
 
     def layers(self, stack, hidden_states, encoder_hidden_states, position_bias, layer_inputs, named: dict):
-        """States [B, T, C] or [1, N, C] after all layers and the final norm, or None. It is given what layers are."""
+        """States [B, T, C] or [1, N, C] after all layers, or None. It is given what layers are."""
 
     def masks(self, stack, hidden_states, attention_mask, past_key_values, position_ids):
         """The mask of each layer type for these inputs (positions, if rows hold several sequences), or None."""

@@ -41,9 +41,11 @@ class Stack(BlockformerPreTrainedModel):
         padding_idx = config.pad_token_id if is_encoder else None
         num_layers, vocab_size = config.stack_sizes(is_decoder=is_causal)
         width = config.embedding_size
-        self.embed_tokens = nn.Embedding(vocab_size, width, padding_idx)
+        self.embed_tokens = nn.Embedding(vocab_size, config.token_size, padding_idx)
         if config.embedding_scale is not None:
             self.embed_tokens.initializer_factor = 1 / config.embedding_scale
+        narrow = None if config.output_size == config.hidden_size else config.output_size
+        self.token_projection = nn.Linear(narrow, config.hidden_size, bias=False) if narrow else None
         types, task_types = config.type_vocab_size, config.task_type_vocab_size
         self.embed_token_types = nn.Embedding(types, width) if types else None
         self.embed_task_types = nn.Embedding(task_types, width) if task_types else None
@@ -60,6 +62,7 @@ class Stack(BlockformerPreTrainedModel):
         layer = layer_class(config)
         self.layers = nn.ModuleList(layer(config, index, is_causal, has_cross_attention) for index in range(groups))
         self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
+        self.final_projection = nn.Linear(config.hidden_size, narrow, bias=False) if narrow else None
         self.gradient_checkpointing = False
         # False where a head reads the states of padding too.
         self.skips_padding = True
@@ -85,7 +88,7 @@ class Stack(BlockformerPreTrainedModel):
         """Run the stack.
 
         Args:
-            input_ids: tokens, int [B, T]; or else `inputs_embeds` [B, T, E], E the config's `embedding_size`.
+            input_ids: tokens, int [B, T]; or else `inputs_embeds` [B, T, E], E the config's `token_size`.
             attention_mask: [B, S] over cached and new tokens, 0 for padding; or a 4D mask; or masks by layer type.
             position_ids: [B, T]; None counts the tokens of `attention_mask`, so that padding shifts nothing.
             past_key_values: a cache of the library's or a growing one; None makes a growing one if `use_cache`.
@@ -96,22 +99,22 @@ class Stack(BlockformerPreTrainedModel):
             use_cache: whether to return keys and values; None is the config's in evaluation, no in training.
 
         Returns:
-            `last_hidden_state` [B, T, C], the cache, and what was requested by `output_hidden_states` (each
-            layer's input and the final state) and `output_attentions` (needs the eager backend).
+            `last_hidden_state` [B, T, the config's `output_size`], the cache, and what was requested by
+            `output_hidden_states` (each layer's input and the final state) and `output_attentions` (eager backend).
         """
         _, vocab_size = self.config.stack_sizes(self.is_causal)
         types = {"token_type_ids": token_type_ids, "task_type_ids": task_type_ids}
         inputs = (input_ids, inputs_embeds, attention_mask, past_key_values)
         mask_is_all_ones = check_inputs(self.config, vocab_size, *inputs, types)
         attention_mask = None if mask_is_all_ones else attention_mask
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
         if encoder_hidden_states is not None:
-            rows = (input_ids if input_ids is not None else inputs_embeds).shape[0]
-            check_source(self, encoder_hidden_states, encoder_attention_mask, rows, kwargs.get("cu_seq_lens_q"))
+            starts = sequences["cu_seq_lens_q"]
+            check_source(self, encoder_hidden_states, encoder_attention_mask, tokens.shape[0], starts)
         if head_mask is not None and len(head_mask) != len(self.layers):
             raise ValueError(f"head_mask must have {len(self.layers)} rows, one for each layer, not {len(head_mask)}.")
         use_cache = self._uses_cache(use_cache, past_key_values)
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
-        sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
         position_ids = self._given_positions(tokens, position_ids, sequences["cu_seq_lens_q"])
         given_positions = None if position_ids is None else position_ids.expand(tokens.shape[:2])
         # Padding is counted first: an accelerator that is waited for has little to do yet.
@@ -143,6 +146,7 @@ class Stack(BlockformerPreTrainedModel):
         position_bias = self._position_bias(query_positions, past_key_values)
         kwargs |= {"position_ids": given_positions, "past_key_values": past_key_values, "use_cache": use_cache}
         hidden_states = self._run_layers(hidden_states, encoder_hidden_states, position_bias, layer_inputs, **kwargs)
+        hidden_states = self.after_layers(hidden_states)
         if unpadding is not None:
             hidden_states = unpadding.scatter(hidden_states)
         return BaseModelOutputWithPastAndCrossAttentions(
@@ -150,7 +154,7 @@ class Stack(BlockformerPreTrainedModel):
         )
 
     def _run_layers(self, hidden_states, encoder_hidden_states, position_bias, layer_inputs, **kwargs):
-        """The layers, as many as the config says while `generate` drafts with the first ones, and the final norm."""
+        """The layers, as many as the config says while `generate` drafts with the first ones."""
         states = self.runtime.layers(self, hidden_states, encoder_hidden_states, position_bias, layer_inputs, kwargs)
         if states is not None:
             return states
@@ -159,8 +163,13 @@ class Stack(BlockformerPreTrainedModel):
                 hidden_states = layer(
                     hidden_states, encoder_hidden_states, position_bias, layer_inputs=layer_inputs, **kwargs
                 )
-        hidden_states = hidden_states if self.norm is None else self.norm(hidden_states)
-        return F.dropout(hidden_states, self.dropout, self.training) if self.config.final_dropout else hidden_states
+        return hidden_states
+
+    def after_layers(self, hidden_states):
+        """The final norm, dropout and projection: [..., C] -> [..., C or narrower]."""
+        states = hidden_states if self.norm is None else self.norm(hidden_states)
+        states = F.dropout(states, self.dropout, self.training) if self.config.final_dropout else states
+        return states if self.final_projection is None else self.final_projection(states)
 
     def new_cache(self, for_cross_attention: bool = False):
         """An empty cache; with `for_cross_attention` one that holds the encoder's keys and values too."""
@@ -212,10 +221,11 @@ class Stack(BlockformerPreTrainedModel):
         return any(kwargs.get(name, getattr(self.config, name, False)) for name in names)
 
     def _embed_tokens(self, input_ids, inputs_embeds, token_type_ids, task_type_ids):
-        """Tokens or their embeddings, scaled, and their types: [B, T] or [B, T, E] -> [B, T, E]."""
+        """Tokens or their embeddings, scaled and projected, and their types: [B, T] or [B, T, E] -> [B, T, C]."""
         states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.embedding_scale is not None:
             states = states * self.embedding_scale
+        states = states if self.token_projection is None else self.token_projection(states)
         for table, types in ((self.embed_token_types, token_type_ids), (self.embed_task_types, task_type_ids)):
             if table is not None:
                 none = torch.zeros(1, 1, dtype=torch.long, device=states.device)

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import modeling_outputs
 from transformers.utils import can_return_tuple
 
-from .compat import CACHE, takes_cache
+from .compat import takes_cache
 from .language_model_head import HeadTransform
 from .losses import sequence_loss, span_loss, token_cross_entropy, without_padding
 from .positions import positions_from_mask
@@ -20,7 +20,7 @@ class Classifier(BlockformerPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.classifier_transform = HeadTransform(config, config.hidden_size) if config.classifier_transform else None
+        self.classifier_transform = HeadTransform(config, config.output_size) if config.classifier_transform else None
 
     def before_classifier(self, states):
         """The input of the last linear layer: [..., C] -> [..., C]."""
@@ -31,7 +31,6 @@ class Classification(Classifier):
     """A head that puts texts or tokens into classes: a subclass says by `logits_of` and `loss_of` how."""
 
     output_class: type[modeling_outputs.ModelOutput]
-    passed_on: tuple[str, ...] = ("hidden_states", "attentions")
 
     @takes_cache
     @can_return_tuple
@@ -58,7 +57,8 @@ class Classification(Classifier):
         outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         logits = self.logits_of(outputs, input_ids, attention_mask)
         loss = None if labels is None else self.loss_of(logits, labels, attention_mask, num_items_in_batch)
-        return self.output_class(loss=loss, logits=logits, **{name: outputs.get(name) for name in self.passed_on})
+        passed_on = {name: outputs.get(name) for name in self.output_class.__dataclass_fields__}
+        return self.output_class(**passed_on | {"loss": loss, "logits": logits})
 
 
 class SequenceClassification(Classification):
@@ -68,18 +68,16 @@ class SequenceClassification(Classification):
     """
 
     output_class = modeling_outputs.SequenceClassifierOutputWithPast
-    passed_on = (CACHE, "hidden_states", "attentions")
 
     def __init__(self, config):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.dropout = nn.Dropout(config.head_dropout)
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=self.score_bias)
+        self.score = nn.Linear(config.output_size, config.num_labels, bias=self.score_bias)
         self.post_init()
 
     def logits_of(self, outputs, input_ids, attention_mask):
-        summary = self.summarise(outputs, input_ids, attention_mask)
-        return self.score(self.dropout(self.before_classifier(summary)))
+        return self.score(self.dropout(self.before_classifier(self.summarise(outputs, input_ids, attention_mask))))
 
     def loss_of(self, logits, labels, attention_mask, num_items_in_batch):
         return sequence_loss(logits, labels, self.config, num_items_in_batch)
@@ -94,7 +92,7 @@ class TokenClassification(Classification):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.dropout = nn.Dropout(config.head_dropout)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
+        self.score = nn.Linear(config.output_size, config.num_labels)
         self.post_init()
 
     def logits_of(self, outputs, input_ids, attention_mask):
@@ -109,7 +107,7 @@ class QuestionAnswering(Classifier):
 
     def __init__(self, config):
         super().__init__(config)
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = nn.Linear(config.output_size, 2)
         # The softmax over positions covers padding, in the official models too.
         self.model.skips_padding = False
         self.post_init()
@@ -144,9 +142,8 @@ class QuestionAnswering(Classifier):
         states = self.before_classifier(outputs.last_hidden_state)
         start_logits, end_logits = self.qa_outputs(states).unbind(-1)
         loss = span_loss(start_logits, end_logits, start_positions, end_positions)
-        logits = {"start_logits": start_logits, "end_logits": end_logits}
-        recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
-        return modeling_outputs.QuestionAnsweringModelOutput(loss=loss, **logits, **recorded)
+        recorded = (outputs.hidden_states, outputs.attentions)
+        return modeling_outputs.QuestionAnsweringModelOutput(loss, start_logits, end_logits, *recorded)
 
 
 def _with_padding(config, inputs, attention_mask):

@@ -12,8 +12,8 @@ from ..pictures.anatomy import Box
 
 # Fields that are numbers of something rather than a way to build: a box that differs only in them is not another box.
 SIZES = frozenset(
-    "vocab_size decoder_vocab_size hidden_size embedding_size num_hidden_layers decoder_layers intermediate_size "
-    "decoder_intermediate_size max_position_embeddings num_attention_heads head_dim type_vocab_size "
+    "vocab_size decoder_vocab_size hidden_size embedding_size token_embedding_size num_hidden_layers decoder_layers "
+    "intermediate_size decoder_intermediate_size max_position_embeddings num_attention_heads head_dim type_vocab_size "
     "task_type_vocab_size num_experts num_experts_per_tok moe_intermediate_size shared_expert_intermediate_size "
     "linear_group_size norm_eps "
     "position_offset num_hidden_groups sliding_window layer_types decoder_layer_types mlp_layer_types rope_layers "
@@ -26,18 +26,20 @@ _GROUPS = {
     "positions": ("positions",),
 }
 _PLACED = {
-    "embed_tokens": "vocab_size decoder_vocab_size embedding_size hidden_size embedding_scale share_embeddings "
-    "tie_word_embeddings",
+    "embed_tokens": "vocab_size decoder_vocab_size embedding_size token_embedding_size hidden_size embedding_scale "
+    "share_embeddings tie_word_embeddings",
     "embed_token_types": "type_vocab_size embedding_size",
     "embed_task_types": "task_type_vocab_size embedding_size",
     "embed_projection": "embedding_size hidden_size",
+    "token_projection": "token_embedding_size hidden_size",
+    "final_projection": "token_embedding_size hidden_size",
     "embedding_norm": "embedding_norm",
     "attention": "hidden_size position_type num_hidden_layers decoder_layers num_hidden_groups",
     "feed-forward": "hidden_size intermediate_size decoder_intermediate_size residual",
     "residual": "residual residual_multiplier norm_placement hidden_dropout",
     "positions": "position_type max_position_embeddings",
     "norm": "hidden_size decoder_norm_placement",
-    "head": "hidden_size",
+    "head": "hidden_size token_embedding_size",
     "lm_head": "tie_word_embeddings lm_head_bias logit_scale final_logit_softcapping vocab_size decoder_vocab_size",
     "lm_head_transform": "lm_head_transform head_transform_bias hidden_act",
     "classifier_transform": "classifier_transform head_transform_bias hidden_act",
@@ -79,8 +81,8 @@ def _is_idle(name: str, box: Box, config) -> bool:
         return config.kv_lora_rank is None
     if name.startswith("linear_"):
         return config.linear_bits is None
-    if name == "num_hidden_groups":
-        return config.num_hidden_groups is None
+    if name in ("num_hidden_groups", "token_embedding_size"):
+        return getattr(config, name) is None
     if name in _EXPERTS:
         return not config.num_experts
     if name == "final_norm":

@@ -95,6 +95,7 @@ class StackAnatomy:
         path: its module's name.
         reads: what its tokens are called.
         embeddings: the tables whose rows are added up, the token table first.
+        projected: what widens the token vectors before that, or None.
         added: positions that are added to the embeddings, or None.
         attended: positions that enter each layer's self-attention, or None.
         after: the boxes between the sum and the first layer.
@@ -106,6 +107,7 @@ class StackAnatomy:
     path: str
     reads: str
     embeddings: tuple[Box, ...]
+    projected: Box | None
     added: Box | None
     attended: Box | None
     after: tuple[Box, ...]
@@ -126,7 +128,8 @@ class Anatomy:
     def boxes(self) -> Iterator[Box]:
         """Every box, from the tokens up; where layers differ, the boxes of each kind."""
         for stack in self.stacks:
-            yield from (*stack.embeddings, *(box for box in (stack.added, stack.attended) if box), *stack.after)
+            beside = (stack.projected, stack.added, stack.attended)
+            yield from (*stack.embeddings, *(box for box in beside if box), *stack.after)
             for kind in stack.kinds:
                 yield from (kind.own,) if kind.own is not None else ()
                 for sub in kind.sublayers:
@@ -171,14 +174,16 @@ def _stack(stack: Stack, names: dict[int, str], reads: str) -> StackAnatomy:
         code = code_of(stack, attribute)
         return Box(f"{side}.{attribute}", prefix + attribute, kind, title, size, code, chips)
 
-    width = config.embedding_size
+    width, tokens = config.embedding_size, config.token_size
     scale = () if config.embedding_scale is None else (f"{TIMES} {config.embedding_scale:.4g}",)
     vocabulary = stack.embed_tokens.num_embeddings
-    embeddings = [box("embed_tokens", "embedding", "Token embedding", f"{vocabulary:,} {TIMES} {width:,}", scale)]
+    embeddings = [box("embed_tokens", "embedding", "Token embedding", f"{vocabulary:,} {TIMES} {tokens:,}", scale)]
     for attribute, title in (("embed_token_types", "Segments"), ("embed_task_types", "Tasks")):
         if (table := getattr(stack, attribute)) is not None:
             embeddings.append(box(attribute, "embedding", title, f"{table.num_embeddings} {TIMES} {width:,}"))
-    added = attended = None
+    projected = added = attended = None
+    if stack.token_projection is not None:
+        projected = box("token_projection", "embedding", "Projection", f"{tokens:,} → {config.hidden_size:,}")
     if stack.embed_positions is not None:
         added = box("embed_positions", "positions", added_title(config))
     for attribute in ("rotary_emb", "relative_bias"):
@@ -189,10 +194,12 @@ def _stack(stack: Stack, names: dict[int, str], reads: str) -> StackAnatomy:
         after.append(box("embedding_norm", "norm", norm_title(config)))
     if stack.embed_projection is not None:
         after.append(box("embed_projection", "embedding", "Projection", f"{width:,} → {config.hidden_size:,}"))
-    above = () if stack.norm is None else (box("norm", "norm", norm_title(config, "Final ")),)
+    above: tuple[Box, ...] = () if stack.norm is None else (box("norm", "norm", norm_title(config, "Final ")),)
+    if stack.final_projection is not None:
+        above += (box("final_projection", "embedding", "Projection", f"{config.hidden_size:,} → {tokens:,}"),)
     kinds, passes = _kinds(stack, side, prefix), stack.passes
     count = passes * len(stack.layers)
-    boxes = tuple(embeddings), added, attended, tuple(after)
+    boxes = tuple(embeddings), projected, added, attended, tuple(after)
     return StackAnatomy(side, path, reads, *boxes, kinds, count, passes, above)
 
 

@@ -116,6 +116,9 @@ class Column:
             wide = rest if index else width
             tops.append(self.box(canvas, table, x, y, wide))
             x += wide + gap
+        if self.stack.projected is not None:
+            canvas.arrow((middle, tops[0]), (middle, tops[0] - 16))
+            tops[0] = self.box(canvas, self.stack.projected, self.x, tops[0] - 16, width)
         y = min(tops)
         if len(tables) > 1 or self.stack.added is not None:
             plus = y - 26

@@ -22,8 +22,8 @@ from ..declared_fields import axes_of
 from ..model.pretrained_model import BlockformerPreTrainedModel
 
 _WIDTHS = frozenset(
-    "hidden_size intermediate_size embedding_size num_attention_heads num_key_value_heads head_dim "
-    "decoder_intermediate_size moe_intermediate_size shared_expert_intermediate_size kv_lora_rank q_lora_rank "
+    "hidden_size intermediate_size embedding_size token_embedding_size num_attention_heads num_key_value_heads "
+    "head_dim decoder_intermediate_size moe_intermediate_size shared_expert_intermediate_size kv_lora_rank q_lora_rank "
     "v_head_dim".split()
 )
 _SHARED = (".k_proj", ".v_proj", ".k_rope_proj", ".kv_a_proj", ".q_a_proj")
@@ -111,7 +111,7 @@ def _scales(config, base) -> dict[str, float | None]:
     if config.head_dim != base.head_dim:
         scores = (base.head_dim**-0.5 if scores is None else scores) * base.head_dim / config.head_dim
     if config.tie_word_embeddings:
-        logits = logits * base.embedding_size / config.embedding_size  # a head that is tied reads this width
+        logits = logits * base.token_size / config.token_size  # a head that is tied reads this width
     return dict(zip(_SCALES, (base.embedding_scale, scores, logits), strict=True))
 
 
