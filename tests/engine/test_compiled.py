@@ -395,6 +395,22 @@ def test_a_folder_that_others_have_is_not_used(elsewhere, kind, monkeypatch, sai
     assert measure.is_measured(f"a question of {kind}", lambda: True)
 
 
+def test_code_on_a_read_only_disk_is_loaded(elsewhere, monkeypatch, said):
+    """As in a container's image. What is not there is compiled for this process."""
+    elsewhere.mkdir()
+    read_only = OSError(30, "Read-only file system")
+
+    def refuse(*_, **__):
+        raise read_only
+
+    monkeypatch.setattr(cache_folder.Path, "chmod", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert cache_folder.trusted_folder() == elsewhere
+    assert not said
+    assert cache_folder.trusted_folder(to_write=True) != elsewhere
+    assert "for this process only" in said[-1]
+
+
 @pytest.fixture
 def decisions(monkeypatch, tmp_path):
     """A file of decisions, and no answer in this process."""

@@ -158,15 +158,14 @@ class CompiledFunction:
         copies = copies if is_float and onednn.is_quicker_packed(torch.float32) else None
         digest = _digest(module, tensors, arguments, varying, copies is not None)
         try:
-            folder = trusted_folder()
-            code = _load(folder, digest)
+            code = _load(trusted_folder(), digest)
             if code is None:
                 if not has_compiler():
                     logger.warning_once(
                         "there is no C++ compiler, so the model runs uncompiled: install g++ or clang++, or set CXX."
                     )
                     return None
-                code = _compile(module, arguments, varying, copies is not None, folder, digest)
+                code = _compile(module, arguments, varying, copies is not None, trusted_folder(to_write=True), digest)
         except Exception as error:  # the compiler's, or of a disk that is full
             reason = " ".join(str(error).split())[:300]
             logger.warning_once(f"the model runs uncompiled because compiling it failed: {reason}")
