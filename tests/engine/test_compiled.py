@@ -79,6 +79,14 @@ def test_the_name_of_code_tells_ties_settings_and_threads_apart():
     assert digest_of(module) == digest_of(copy.deepcopy(module)) == digest_of(network())
 
 
+def test_the_name_of_code_tells_what_it_is_given_apart():
+    """Of a model whose embeddings have another dtype than its layers."""
+    module = network()
+    tensors = dict(module.named_parameters())
+    given = [states(), states().bfloat16(), states()[:5]]
+    assert len({compiled._digest(module, tensors, ([each], each, None), VARYING, False) for each in given}) == 3
+
+
 def test_functions_that_were_given_something_are_told_apart():
     """transformers' GELU in its tanh form is such a one: GPT-2 has it."""
     names = set()

@@ -350,7 +350,7 @@ def _digest(module, tensors, arguments, varying, packed_copies: bool) -> str:
         "config": module.config.to_diff_dict(),
         "tensors": {name: [str(_kind(tensor)), first.setdefault(id(tensor), name)] for name, tensor in tensors.items()},
         "arguments": [
-            [tensor.shape for tensor in each] if isinstance(each, list) else getattr(each, "shape", None)
+            [str(_kind(tensor)) for tensor in (each if isinstance(each, list) else [each]) if tensor is not None]
             for each in arguments
         ],
         "varying": str(varying),
