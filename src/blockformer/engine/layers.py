@@ -7,6 +7,7 @@ size, C hidden size.
 """
 
 import functools
+import threading
 
 import torch
 from torch import nn
@@ -96,6 +97,7 @@ class CompiledLayers:
         self._parts = Modules(stack)
         # A prompt gains little by packed weights, and a decoder would hold its weights twice for it.
         self._ordered, self._copies = OrderedWeights(stack), PackedCopies()
+        self._lock = threading.Lock()  # of this stack: others need not wait for its compiler
 
     def __reduce__(self):
         return CompiledLayers, (None,), self._stack  # a copy finds its function on the disk
@@ -108,12 +110,14 @@ class CompiledLayers:
         """Why calls ran uncompiled."""
         return Fallbacks("a prompt" if self._stack.is_causal else "an encoder's layers")
 
-    @functools.cached_property
-    def _functions(self):
+    def _made_functions(self):
         """Of each layer its function; None if one of them cannot be compiled."""
-        stack, copies = self._stack, None if self._stack.is_causal else self._copies
-        parts = [(_Layer(layer, stack.config, stack.is_causal), *self._example(layer)) for layer in stack.layers]
-        return functions_of(parts, copies)
+        with self._lock:
+            if "_functions" not in vars(self):
+                stack, copies = self._stack, None if self._stack.is_causal else self._copies
+                layers = [_Layer(layer, stack.config, stack.is_causal) for layer in stack.layers]
+                self._functions = functions_of([(each, *self._example(each.layer)) for each in layers], copies)
+        return self._functions
 
     def bytes_of_copies(self) -> int:
         """Of weights in oneDNN's layout, held in addition to the plain ones."""
@@ -145,12 +149,12 @@ class CompiledLayers:
         if any(each.shape[:3] != (1, 1, shape[0] * shape[1]) for pair in cos_sin.values() for each in pair):
             raise Uncompiled("position_ids do not count the tokens")
         self._ordered.refresh()
-        if self._functions is None:
+        if (functions := self._made_functions()) is None:
             raise Uncompiled(NO_CODE)
         # A sequence of no tokens more: there are never fewer than the two that a dimension that varies must have.
         others_of = (torch.tensor([*lengths, 0]), position_bias)
         states, keys_values = hidden_states.reshape(1, -1, shape[2]), []
-        for layer, function in zip(self._stack.layers, self._functions, strict=True):
+        for layer, function in zip(self._stack.layers, functions, strict=True):
             for _ in range(self._stack.passes):
                 states = function(states, *others_of, list(cos_sin[layer.layer_type]))
                 if states is None:
