@@ -307,6 +307,16 @@ def test_whether_modules_are_untouched_is_asked_each_time():
     assert not parts.are_untouched()
     model.model.layers[0].mlp = mlp
     assert parts.are_untouched()
+    assert model.model.embedding_norm is None
+    model.model.embedding_norm = torch.nn.LayerNorm(32)
+    assert not parts.are_untouched()
+    del model.model.embedding_norm
+    model.model.embedding_norm = None
+    assert parts.are_untouched()
+    mlp.train()  # which drops, as a whole model in training mode does
+    assert not parts.are_untouched()
+    mlp.eval()
+    assert parts.are_untouched()
     model(torch.ones(1, 2, dtype=torch.long), output_hidden_states=True)  # leaves hooks behind, which are idle
     assert parts.are_untouched()
     with_hooks = [module for module in model.modules() if module._forward_hooks]

@@ -14,7 +14,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from operator import is_
+from operator import attrgetter, is_
 from pathlib import Path
 
 import torch
@@ -39,6 +39,7 @@ logger = logging.get_logger(__name__)
 
 _KEPT_DAYS = 60  # for which code stays on the disk after a process has last loaded it
 _MOST_COMPILERS = 4  # at a time; each takes half a gigabyte
+_IS_TRAINING = attrgetter("training")
 # Whose classes and functions the name of compiled code knows by their names and versions.
 _KNOWN_CODE = {"blockformer", "torch", "transformers", "builtins", "math"}
 # By its file. PyTorch never unloads any: what nobody runs any more is run again.
@@ -260,20 +261,28 @@ class Modules:
         self._top, self._without = top, without
 
     @functools.cached_property
+    def _parents(self) -> list[dict]:
+        """Of each module that has others what holds them."""
+        others = set() if self._without is None else set(self._without.modules())
+        return [parent._modules for parent in self._top.modules() if parent not in others]
+
+    @functools.cached_property
     def _places(self) -> tuple[list, list, list, list]:
         """For each module below the top: the dict of its parent that holds it, its name there, itself and its class."""
-        others = set() if self._without is None else set(self._without.modules())
-        parents = [parent._modules for parent in self._top.modules() if parent not in others]
-        held = [(parent, name, child) for parent in parents for name, child in parent.items() if child is not None]
+        held = [(parent, name, child) for parent in self._parents for name, child in parent.items()]
         columns = [list(column) for column in zip(*held, strict=True)] or [[], [], []]
         return columns[0], columns[1], columns[2], list(map(type, columns[2]))
 
+    @functools.cached_property
+    def _modules(self) -> list[nn.Module]:
+        return [self._top, *(child for child in self._places[2] if child is not None)]
+
     def are_untouched(self) -> bool:
-        """Whether every module is still the one that it was, and calling it nothing but its own `forward`."""
+        """Whether every module is still what it was, in evaluation mode, and calling it only its own `forward`."""
         parents, names, children, classes = self._places
         is_whole = all(map(is_, map(dict.get, parents, names), children)) and list(map(type, children)) == classes
-        is_whole = is_whole and not _has_any_global_hook()
-        return is_whole and is_bare(self._top) and all(map(is_bare, children))
+        is_whole = is_whole and sum(map(len, self._parents)) == len(children) and not _has_any_global_hook()
+        return is_whole and not any(map(_IS_TRAINING, self._modules)) and all(map(is_bare, self._modules))
 
 
 def _kind(tensor) -> tuple:

@@ -189,8 +189,6 @@ class CompiledLayers:
             encoder_hidden_states is not None or layer_inputs.encoder_mask is not None
         )
         asked += ["head_mask"] * (layer_inputs.head_mask is not None)
-        if stack.training:
-            raise Uncompiled("the model is in training mode")
         if torch.is_autocast_enabled("cpu"):
             raise Uncompiled("autocast is on")
         if is_transformed():
@@ -213,7 +211,7 @@ class CompiledLayers:
                 "a prompt has padding" if layer_inputs.unpadding else f"the cache is a {type(cache).__name__}"
             )
         if not self._parts.are_untouched():
-            raise Uncompiled("a module was replaced or wrapped, or has a hook")
+            raise Uncompiled("a module was replaced or wrapped, has a hook, or is in training mode")
 
     def _example(self, layer):
         """Example arguments for a layer, and which of their sizes vary."""

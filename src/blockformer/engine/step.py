@@ -96,8 +96,6 @@ class CompiledSteps:
         is_growing = type(own) is DynamicCache and all(type(layer) in growing for layer in own.layers)
         asked = [name for name in _COLLECTED if getattr(config, name, False)]
         asked += [name for name, value in others.items() if not _says_nothing(name, value)]
-        if self._model.training:
-            raise Uncompiled("the model is in training mode")
         if torch.is_autocast_enabled("cpu"):
             raise Uncompiled("autocast is on")
         if is_transformed():
@@ -111,7 +109,7 @@ class CompiledSteps:
         if position_ids is not None and (position_ids.dim() != 2 or position_ids.shape[1] != 1):
             raise Uncompiled("position_ids are not [batch, 1]")
         if not self._parts.are_untouched():
-            raise Uncompiled("a module was replaced or wrapped, or has a hook")
+            raise Uncompiled("a module was replaced or wrapped, has a hook, or is in training mode")
         if not is_in_use(config):
             raise Uncompiled(f"attention is computed by '{config._attn_implementation}', not by the package's 'sdpa'")
 
