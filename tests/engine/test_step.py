@@ -482,6 +482,31 @@ def test_a_call_that_asks_for_more_does_not_end_the_steps(family, untraced):
     assert type(later.get_decoder().layers[0].self_attn) is PreparedAttention
 
 
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "marian"])
+def test_a_learned_prefix_gets_its_gradients(family, untraced, monkeypatch):
+    """Keys and values of a prefix, or a source, that are trained before a frozen model."""
+    gradients: list = []
+    monkeypatch.setattr(StepFunctions, "run", torch.no_grad()(StepFunctions.run))  # as compiled code runs
+    for model in family_pair(family):
+        model.requires_grad_(False)
+        config, stack = model.config, model.get_decoder()
+        torch.manual_seed(1)
+        if config.is_encoder_decoder:
+            learned = [torch.randn(1, 6, config.hidden_size, requires_grad=True)]
+            given = {"encoder_outputs": (learned[0],), "decoder_input_ids": torch.ones(1, 2, dtype=torch.long)}
+            cache = model(**given, use_cache=True).past_key_values
+            token = {**given, "decoder_input_ids": torch.tensor([[5]])}
+        else:
+            shape = (1, config.num_key_value_heads, 5, config.head_dim)
+            learned = [torch.randn(shape, requires_grad=True) for _ in range(2 * len(stack.layers))]
+            cache, token = stack.new_cache(), {"input_ids": torch.tensor([[5]])}
+            for index in range(len(stack.layers)):
+                cache.update(*learned[2 * index : 2 * index + 2], index)
+        model(**token, past_key_values=cache).logits.square().mean().backward()
+        gradients.append([each.grad for each in learned])
+    assert_close(gradients[1], gradients[0])
+
+
 @torch.no_grad()
 def test_modules_that_are_replaced_are_seen():
     plain, quick = pair()

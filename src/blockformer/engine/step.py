@@ -130,6 +130,8 @@ class CompiledSteps:
         has_source = cross is None or (cache.is_updated and all(cache.is_updated.values()) and read and read[2])
         if held is None or not has_source:
             raise Uncompiled("the cache does not hold this model's keys and values, in its dtype")
+        if torch.is_grad_enabled() and any(map(_learns, own.layers if cross is None else (*own.layers, *cross.layers))):
+            raise Uncompiled("the cache is to take gradients")
         rows, length = input_ids.shape[0], held[2] + 1
         sources = rows if read is None else read[0]
         if held[0] != rows or rows % sources or (position_ids is not None and position_ids.shape[0] not in (1, rows)):
@@ -251,6 +253,10 @@ def _is_step(input_ids, cache) -> bool:
     if cache is None or not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2 or input_ids.shape[1] != 1:
         return False
     return input_ids.device.type == "cpu" and is_enabled()
+
+
+def _learns(layer) -> bool:
+    return layer.keys.requires_grad or layer.values.requires_grad
 
 
 def _says_nothing(name: str, value) -> bool:
