@@ -507,6 +507,17 @@ def test_a_learned_prefix_gets_its_gradients(family, untraced, monkeypatch):
     assert_close(gradients[1], gradients[0])
 
 
+@pytest.mark.parametrize("family", ["qwen3", "marian"])
+@torch.no_grad()
+def test_the_default_device_is_of_no_matter(family, untraced):
+    plain, quick = family_pair(family)
+    given = prompts(plain)
+    with torch.device("meta"):
+        found = quick.generate(**given, max_new_tokens=5, do_sample=False)
+    assert torch.equal(found, plain.generate(**given, max_new_tokens=5, do_sample=False))
+    assert not quick.runtime.steps.fallbacks.reasons
+
+
 @torch.no_grad()
 def test_modules_that_are_replaced_are_seen():
     plain, quick = pair()

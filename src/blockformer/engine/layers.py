@@ -72,7 +72,7 @@ class _Layer(nn.Module):
         layer = self.layer
         sequences = TracedSequences(lengths, position_bias)
         rotations = {layer.layer_type: tuple(cos_sin)} if cos_sin else {}
-        tokens = torch.arange(hidden_states.shape[1])
+        tokens = torch.arange(hidden_states.shape[1], device=hidden_states.device)
         layer_inputs = LayerInputs({layer.layer_type: None}, rotations, tokens, unpadding=sequences)
         cache = _Recorder() if self.is_causal else None
         hidden_states = layer.forward(
@@ -116,7 +116,9 @@ class CompiledLayers:
             if "_functions" not in vars(self):
                 stack, copies = self._stack, None if self._stack.is_causal else self._copies
                 layers = [_Layer(layer, stack.config, stack.is_causal) for layer in stack.layers]
-                self._functions = functions_of([(each, *self._example(each.layer)) for each in layers], copies)
+                with torch.device("cpu"):
+                    parts = [(each, *self._example(each.layer)) for each in layers]
+                self._functions = functions_of(parts, copies)
         return self._functions
 
     def bytes_of_copies(self) -> int:
@@ -152,7 +154,7 @@ class CompiledLayers:
         if (functions := self._made_functions()) is None:
             raise Uncompiled(NO_CODE)
         # A sequence of no tokens more: there are never fewer than the two that a dimension that varies must have.
-        others_of = (torch.tensor([*lengths, 0]), position_bias)
+        others_of = (torch.tensor([*lengths, 0], device="cpu"), position_bias)
         states, keys_values = hidden_states.reshape(1, -1, shape[2]), []
         for layer, function in zip(self._stack.layers, functions, strict=True):
             for _ in range(self._stack.passes):

@@ -198,7 +198,7 @@ class CompiledSteps:
     def _seen(self, attention_mask, position_ids, rows: int, length: int):
         """The visible tokens, bool [B, S], and the new ones' positions, int64 [B, 1]."""
         if attention_mask is None:
-            visible = torch.ones(rows, length, dtype=torch.bool)
+            visible = torch.ones(rows, length, dtype=torch.bool, device="cpu")
         else:
             visible = attention_mask != 0
         if position_ids is not None:
@@ -225,7 +225,7 @@ class CompiledSteps:
             layer.keys, layer.values = layer.keys.contiguous(), layer.values.contiguous()
         rows, _, length, _ = cross.layers[0].keys.shape
         if source_mask is None:
-            mask = torch.ones(rows, 1, 1, length, dtype=torch.bool)
+            mask = torch.ones(rows, 1, 1, length, dtype=torch.bool, device="cpu")
         else:
             mask = source_mask[:, None, None, :] != 0
         return mask, [(layer.keys, layer.values) for layer in cross.layers]
