@@ -22,6 +22,7 @@ from blockformer.engine.attention import is_in_use
 from blockformer.engine.compiled import CompiledFunction
 from blockformer.engine.linear import QuickLinear
 from blockformer.engine.onednn import PackedCopies
+from blockformer.engine.origin import Origin
 from blockformer.model.attention import ALL_ATTENTION_FUNCTIONS
 
 SIZES = {
@@ -213,6 +214,19 @@ def swap(module):
 
 
 CHANGES = [merge, quantize, tie, merge, untie, merge, tie, untie]
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (130, 77), (48, 1000)])
+def test_a_write_through_data_to_some_rows_or_columns_is_seen(shape):
+    """As whoever takes out a head writes, which PyTorch does not count."""
+    layer = nn.Linear(shape[1], shape[0])
+    places = [(layer._parameters, "weight")]
+    for dim in (0, 1):
+        for part in layer.weight.data.chunk(8, dim):
+            origin = Origin(places, sampled=True)
+            assert origin.is_of(places)
+            part.add_(1)
+            assert not origin.is_of(places)
 
 
 @torch.no_grad()
