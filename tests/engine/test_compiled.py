@@ -256,6 +256,13 @@ def test_a_change_of_weights_is_seen_or_the_module_runs_itself(made, which):
     assert function(states()) is None
 
 
+def test_states_of_another_dtype_never_reach_the_code(made):
+    """Some models have layers of several; it would read them by the wrong size."""
+    module, function = made[0]
+    assert function(states().double()) is None
+    assert_close(function(states()), module(states()))
+
+
 def function_of_learning(module, function):
     module[0].weight.requires_grad_(True)
     assert function(states()) is not None
