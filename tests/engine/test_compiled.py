@@ -229,6 +229,13 @@ def test_a_write_through_data_to_some_rows_or_columns_is_seen(shape):
             assert not origin.is_of(places)
 
 
+def test_states_of_another_dtype_never_reach_the_code(made):
+    """Some models have layers of several; it would read them by the wrong size."""
+    module, function = made[0]
+    assert function(states().double()) is None
+    assert_close(function(states()), module(states()))
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("which", [0, 1], ids=["plain", "packed"])
 def test_a_change_of_weights_is_seen_or_the_module_runs_itself(made, which):
@@ -254,13 +261,6 @@ def test_a_change_of_weights_is_seen_or_the_module_runs_itself(made, which):
     function_of_learning(module, function)
     parametrizations.weight_norm(module[0])
     assert function(states()) is None
-
-
-def test_states_of_another_dtype_never_reach_the_code(made):
-    """Some models have layers of several; it would read them by the wrong size."""
-    module, function = made[0]
-    assert function(states().double()) is None
-    assert_close(function(states()), module(states()))
 
 
 def function_of_learning(module, function):

@@ -39,7 +39,7 @@ logger = logging.get_logger(__name__)
 
 _KEPT_DAYS = 60  # for which code stays on the disk after a process has last loaded it
 _MOST_COMPILERS = 4  # at a time; each takes half a gigabyte
-_IS_TRAINING = attrgetter("training")
+_IS_TRAINING, _DTYPE = attrgetter("training"), attrgetter("dtype")
 # Whose classes and functions the name of compiled code knows by their names and versions.
 _KNOWN_CODE = {"blockformer", "torch", "transformers", "builtins", "math"}
 # By its file. PyTorch never unloads any: what nobody runs any more is run again.
@@ -115,10 +115,12 @@ class CompiledFunction:
         held: each parameter and buffer of the module by its full name: the dict of its module that holds it, and its
             name there. A later value there is read, too.
         copies: packed copies of the weights, which it reads where oneDNN multiplies by them; None for plain ones.
+        arguments: an example.
     """
 
-    def __init__(self, code: _Code, held: dict[str, tuple[dict, str]], copies: onednn.PackedCopies | None):
+    def __init__(self, code: _Code, held: dict[str, tuple[dict, str]], copies: onednn.PackedCopies | None, arguments):
         self._code, self._copies, runner = code, copies, code.runner
+        self._dtypes = list(map(_DTYPE, _flat(arguments)))
         packable = () if copies is None else json.loads(runner.get_metadata()[PACKABLE])
         self._places = [(name, *held[name]) for name in runner.get_constant_fqns()]
         self._packed = [place for place in self._places if place[0] in packable]
@@ -174,16 +176,16 @@ class CompiledFunction:
         if code is None or not _reads(code.runner, tensors):
             logger.warning_once(f"{type(module).__name__} could not be compiled, so the model runs uncompiled.")
             return None
-        return cls(code, held, copies)
+        return cls(code, held, copies, arguments)
 
     def __call__(self, *arguments):
-        """The result, or None once the module's tensors are others in kind, in their ties or in what they learn."""
-        flat = []
-        for each in arguments:
-            if isinstance(each, list):
-                flat += [tensor.contiguous() for tensor in each]
-            elif each is not None:
-                flat.append(each.contiguous())  # the code takes every tensor for such a one
+        """The result, or None once the module's tensors are others in kind, in their ties or in what they learn.
+
+        None also for arguments of other dtypes than the example's.
+        """
+        flat = [tensor.contiguous() for tensor in _flat(arguments)]  # the code takes every tensor for such a one
+        if list(map(_DTYPE, flat)) != self._dtypes:
+            return None
         # Two threads in the code at once would wait for each other for good: the second one waits in C++ and keeps
         # Python to itself, which an operator of the first one needs.
         with self._lock:
@@ -285,6 +287,12 @@ class Modules:
         return is_whole and not any(map(_IS_TRAINING, self._modules)) and all(map(is_bare, self._modules))
 
 
+def _flat(arguments) -> list[torch.Tensor]:
+    """The tensors of some arguments: tensors, lists of tensors and None."""
+    lists = [each if isinstance(each, list) else [each] for each in arguments if each is not None]
+    return [tensor for each in lists for tensor in each]
+
+
 def _kind(tensor) -> tuple:
     """What the code assumes of a tensor."""
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
@@ -358,10 +366,7 @@ def _digest(module, tensors, arguments, varying, packed_copies: bool) -> str:
         "parts": [_settings(part) for part in module.modules()],
         "config": module.config.to_diff_dict(),
         "tensors": {name: [str(_kind(tensor)), first.setdefault(id(tensor), name)] for name, tensor in tensors.items()},
-        "arguments": [
-            [str(_kind(tensor)) for tensor in (each if isinstance(each, list) else [each]) if tensor is not None]
-            for each in arguments
-        ],
+        "arguments": [[str(_kind(tensor)) for tensor in _flat([each])] for each in arguments],
         "varying": str(varying),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
