@@ -313,6 +313,12 @@ def test_whether_modules_are_untouched_is_asked_each_time():
     del model.model.embedding_norm
     model.model.embedding_norm = None
     assert parts.are_untouched()
+    for holder, name in ((model.config, "logit_scale"), (model.model.norm, "eps"), (mlp.up_proj, "factor")):
+        before = getattr(holder, name, None)
+        setattr(holder, name, 0.5)
+        assert parts.are_untouched() == (name == "factor")  # which nothing reads
+        setattr(holder, name, before)
+        assert parts.are_untouched()
     mlp.train()  # which drops, as a whole model in training mode does
     assert not parts.are_untouched()
     mlp.eval()

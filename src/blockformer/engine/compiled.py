@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..model.axes import BLOCKS
+from ..model.axes import BLOCKS, axes
 from . import onednn
 from .cache_folder import is_trusted, processor, trusted_folder
 from .compiling import PACKABLE, READ, SOURCES, compile_to
@@ -279,8 +279,24 @@ class Modules:
     def _modules(self) -> list[nn.Module]:
         return [self._top, *(child for child in self._places[2] if child is not None)]
 
+    @functools.cached_property
+    def _settings(self) -> tuple[list, list, list]:
+        """What holds each setting that code was compiled with: the config's fields, and the modules' own numbers."""
+        config = self._top.config
+        fields = [name for name, axis in axes(type(config)).items() if axis.group not in ("training", "tokens", "use")]
+        held = [(vars(config), name, vars(config)[name]) for name in fields]
+        for own in map(vars, self._modules):
+            held += [
+                (own, name, each) for name, each in own.items() if isinstance(each, float | None) and name[0] != "_"
+            ]
+        columns = zip(*held, strict=True)
+        return list(next(columns)), list(next(columns)), list(next(columns))
+
     def are_untouched(self) -> bool:
         """Whether every module is still what it was, in evaluation mode, and calling it only its own `forward`."""
+        holders, settings, values = self._settings
+        if list(map(dict.get, holders, settings)) != values:
+            return False
         parents, names, children, classes = self._places
         is_whole = all(map(is_, map(dict.get, parents, names), children)) and list(map(type, children)) == classes
         is_whole = is_whole and sum(map(len, self._parents)) == len(children) and not _has_any_global_hook()

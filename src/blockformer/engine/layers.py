@@ -213,7 +213,7 @@ class CompiledLayers:
                 "a prompt has padding" if layer_inputs.unpadding else f"the cache is a {type(cache).__name__}"
             )
         if not self._parts.are_untouched():
-            raise Uncompiled("a module was replaced or wrapped, has a hook, or is in training mode")
+            raise Uncompiled("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
 
     def _example(self, layer):
         """Example arguments for a layer, and which of their sizes vary."""

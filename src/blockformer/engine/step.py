@@ -109,7 +109,7 @@ class CompiledSteps:
         if position_ids is not None and (position_ids.dim() != 2 or position_ids.shape[1] != 1):
             raise Uncompiled("position_ids are not [batch, 1]")
         if not self._parts.are_untouched():
-            raise Uncompiled("a module was replaced or wrapped, has a hook, or is in training mode")
+            raise Uncompiled("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
         if not is_in_use(config):
             raise Uncompiled(f"attention is computed by '{config._attn_implementation}', not by the package's 'sdpa'")
 
