@@ -92,6 +92,22 @@ def test_drafts_of_the_first_layers_run_without_compiled_parts():
     assert (quick.config.num_hidden_layers, text(quick, 1).tolist()) == (2, whole.tolist())
 
 
+@pytest.mark.parametrize("way", [{"assistant_early_exit": 1}, {"prompt_lookup_num_tokens": 3}, "assistant"])
+def test_drafts_behind_a_window_are_taken_back(way, untraced):
+    plain, quick = family_pair("mistral")
+    if way == "assistant":
+        torch.manual_seed(5)
+        draft = blockformer.BlockformerDecoderForCausalLM(plain.config).eval()
+        ways = [
+            {"assistant_model": copy.deepcopy(draft)},
+            {"assistant_model": draft.prepare_for_inference(compile=True)},
+        ]
+    else:
+        ways = [way, way]
+    texts = [text(model, 1, **each) for model, each in zip((plain, quick), ways, strict=True)]
+    assert torch.equal(*texts)
+
+
 FAMILIES = ["gpt2", "llama", "mistral", "bert-decoder", "t5-v1.1", "umt5", "marian", "bart", "qwen3_moe", "gpt_oss"]
 
 
