@@ -16,6 +16,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from sizes import TINY
 from torch import nn
+from torch.nn.utils import parametrizations, prune, spectral_norm
 
 import blockformer
 from blockformer.engine import measure, onednn, packed
@@ -268,6 +269,38 @@ def test_what_only_reads_a_packed_weight_leaves_it_packed(dtype):
         other.copy_(weight)
     assert torch.equal(other.clone(), plain.weight)
     assert packed_of(layer)
+
+
+WRAPPERS = {
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.4),
+    "weight norm": parametrizations.weight_norm,
+    "spectral norm": parametrizations.spectral_norm,
+    "spectral norm by a hook": spectral_norm,
+    "tied to a table": lambda layer: setattr(layer, "table", embedding_of(layer.weight)),
+}
+
+
+def embedding_of(weight):
+    table = nn.Embedding(*weight.shape, _weight=torch.empty(weight.shape))
+    table.weight = weight
+    return table
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_weight_that_others_have_wrapped_is_saved_as_a_plain_one(wrap):
+    layer, file = nn.Linear(7, 11).eval(), io.BytesIO()
+    plain, states = copy.deepcopy(layer), torch.randn(3, 7)
+    packed_layer(layer)
+    for each in (layer, plain):
+        torch.manual_seed(1)
+        wrap(each)
+    assert_close(layer(states), plain(states))
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    found, expected = torch.load(file, weights_only=True), plain.state_dict()
+    assert found.keys() == expected.keys()
+    assert_close(found, dict(expected))
+    assert isinstance(layer.state_dict(prefix="a.", keep_vars=True), dict)
 
 
 def test_whoever_gets_its_memory_has_that_of_plain_numbers(tmp_path):

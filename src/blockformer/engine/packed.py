@@ -77,7 +77,6 @@ class PackedWeight(torch.Tensor):
 
     def __init__(self, numbers, like):
         self.numbers = numbers
-        self._is_param = True  # by which PyTorch knows a parameter of another class than its own
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -141,6 +140,7 @@ def pack(parameter: nn.Parameter) -> bool:
     A weak reference to it, or a graph that is to take its gradient, would see another tensor.
     """
     packed = PackedWeight(_Numbers(onednn.packed(parameter)), parameter).requires_grad_(parameter.requires_grad)
+    packed._is_param = True  # type: ignore[attr-defined]  # by which PyTorch knows a parameter of another class
     try:
         torch.utils.swap_tensors(parameter, packed)
     except RuntimeError:
@@ -203,10 +203,12 @@ class PackedLinear(nn.Linear):
         except RuntimeError:  # of states that do not fit: PyTorch's own words say why
             return F.linear(states, self.weight.numbers.plain(), self.bias)
 
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if type(self.weight) is PackedWeight:
-            destination[f"{prefix}weight"] = self.weight.numbers.plain()
+    def state_dict(self, *args, **kwargs):
+        """As in PyTorch, with plain numbers, also of a packed weight that has another name or module by now."""
+        found = super().state_dict(*args, **kwargs)
+        packed = {name: each for name, each in found.items() if type(each) is PackedWeight}
+        found.update({name: each.numbers.plain() for name, each in packed.items()})
+        return found
 
     def _apply(self, fn, recurse=True):
         # What changes nothing leaves the weight packed.
