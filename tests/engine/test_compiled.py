@@ -22,6 +22,7 @@ from blockformer.engine.attention import is_in_use
 from blockformer.engine.compiled import CompiledFunction
 from blockformer.engine.linear import QuickLinear
 from blockformer.engine.onednn import PackedCopies
+from blockformer.engine.origin import Origin
 from blockformer.model.attention import ALL_ATTENTION_FUNCTIONS
 
 SIZES = {
@@ -77,6 +78,14 @@ def test_the_name_of_code_tells_ties_settings_and_threads_apart():
     names = {digest_of(each) for each in (module, *others)} | {digest_of(module, threads) for threads in (1, 3, 4)}
     assert len(names) >= 6  # the tests themselves run with some number of threads
     assert digest_of(module) == digest_of(copy.deepcopy(module)) == digest_of(network())
+
+
+def test_the_name_of_code_tells_what_it_is_given_apart():
+    """Of a model whose embeddings have another dtype than its layers."""
+    module = network()
+    tensors = dict(module.named_parameters())
+    given = [states(), states().bfloat16(), states()[:5]]
+    assert len({compiled._digest(module, tensors, ([each], each, None), VARYING, False) for each in given}) == 3
 
 
 def test_functions_that_were_given_something_are_told_apart():
@@ -205,6 +214,26 @@ def swap(module):
 
 
 CHANGES = [merge, quantize, tie, merge, untie, merge, tie, untie]
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (130, 77), (48, 1000)])
+def test_a_write_through_data_to_some_rows_or_columns_is_seen(shape):
+    """As whoever takes out a head writes, which PyTorch does not count."""
+    layer = nn.Linear(shape[1], shape[0])
+    places = [(layer._parameters, "weight")]
+    for dim in (0, 1):
+        for part in layer.weight.data.chunk(8, dim):
+            origin = Origin(places, sampled=True)
+            assert origin.is_of(places)
+            part.add_(1)
+            assert not origin.is_of(places)
+
+
+def test_states_of_another_dtype_never_reach_the_code(made):
+    """Some models have layers of several; it would read them by the wrong size."""
+    module, function = made[0]
+    assert function(states().double()) is None
+    assert_close(function(states()), module(states()))
 
 
 @torch.no_grad()
@@ -393,6 +422,22 @@ def test_a_folder_that_others_have_is_not_used(elsewhere, kind, monkeypatch, sai
     monkeypatch.delenv("BLOCKFORMER_DECISIONS")
     assert measure.decisions_file() is None
     assert measure.is_measured(f"a question of {kind}", lambda: True)
+
+
+def test_code_on_a_read_only_disk_is_loaded(elsewhere, monkeypatch, said):
+    """As in a container's image. What is not there is compiled for this process."""
+    elsewhere.mkdir()
+    read_only = OSError(30, "Read-only file system")
+
+    def refuse(*_, **__):
+        raise read_only
+
+    monkeypatch.setattr(cache_folder.Path, "chmod", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert cache_folder.trusted_folder() == elsewhere
+    assert not said
+    assert cache_folder.trusted_folder(to_write=True) != elsewhere
+    assert "for this process only" in said[-1]
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Latent attention of a prepared model: one more token is compared with the cached vectors as they are."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -93,6 +94,32 @@ def test_adapters_and_hooks_of_what_makes_keys_count(pair):
         steps = logits_of_steps(adapted.base_model.model, ids, mask)
     assert not torch.allclose(steps, before, rtol=1e-2)
     assert_close(steps, whole)
+
+
+def test_hooks_of_all_modules_see_what_makes_keys(pair):
+    ours, ids, mask = (
+        copy.deepcopy(pair[0]).prepare_for_inference(),
+        token_ids(2, 9),
+        torch.ones(2, 9, dtype=torch.long),
+    )
+    seen = []
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+    logits_of_steps(ours, ids, mask, start=8)
+    handle.remove()
+    parts = [part for layer in layers_of(ours) for part in (layer.k_proj, layer.v_proj)]
+    assert {seen.count(part) for part in parts} == {2}  # by the prompt, and by the step
+
+
+def test_another_thread_that_begins_to_trace_does_not_matter(pair, monkeypatch):
+    """PyTorch says "compiling" in all threads, and may begin to between any two lines."""
+    ours, ids, mask = (
+        copy.deepcopy(pair[0]).prepare_for_inference(),
+        token_ids(2, 9),
+        torch.ones(2, 9, dtype=torch.long),
+    )
+    expected, answers = logits_of_steps(ours, ids, mask), itertools.cycle([False, True, True])
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: next(answers))
+    assert torch.equal(logits_of_steps(ours, ids, mask), expected)
 
 
 def test_a_masked_head_adds_nothing_to_a_step(pair):

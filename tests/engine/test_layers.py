@@ -2,6 +2,7 @@
 
 import copy
 import io
+import threading
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from test_unpadding import masked
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import compiled, compiling, linear, measure, prepare, step_functions
+from blockformer.engine import compiled, compiling, layers, linear, measure, prepare, step_functions
 from blockformer.engine.layers import CompiledLayers, _Layer
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -161,6 +162,31 @@ def test_layers_that_are_alike_are_compiled_once(settings, monkeypatch):
 
 def low_tensors(model):
     return [tensor for name, tensor in model.named_buffers() if name.endswith(("qweight", "qzeros"))]
+
+
+@torch.no_grad()
+def test_no_other_model_waits_for_the_compiler(monkeypatch):
+    """Two threads that come at once have it compile once."""
+    model, other = pair()[1], pair()[1]
+    made, begins, ends = [], threading.Event(), threading.Event()
+
+    def make(parts, copies):
+        is_other = threading.current_thread() is threading.main_thread()
+        begins.set()
+        made.append(is_other or ends.wait(10))
+        return [module for module, *_ in parts]
+
+    monkeypatch.setattr(layers, "functions_of", make)
+    ids = token_ids(2, 9, vocab=97)
+    threads = [threading.Thread(target=model, args=(ids,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert begins.wait(10)
+    other(ids)
+    ends.set()
+    for thread in threads:
+        thread.join()
+    assert made == [True, True]
 
 
 @torch.no_grad()

@@ -7,14 +7,16 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from packed_layers import pack_whatever_can_be, packed_layer, packed_of
 from pairs import assert_as_exact, assert_close, in_float64, largest, token_ids
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from sizes import TINY
 from torch import nn
+from torch.nn.utils import parametrizations, prune, spectral_norm
 
 import blockformer
 from blockformer.engine import measure, onednn, packed
@@ -267,6 +269,65 @@ def test_what_only_reads_a_packed_weight_leaves_it_packed(dtype):
         other.copy_(weight)
     assert torch.equal(other.clone(), plain.weight)
     assert packed_of(layer)
+
+
+WRAPPERS = {
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", 0.4),
+    "weight norm": parametrizations.weight_norm,
+    "spectral norm": parametrizations.spectral_norm,
+    "spectral norm by a hook": spectral_norm,
+    "tied to a table": lambda layer: setattr(layer, "table", embedding_of(layer.weight)),
+}
+
+
+def embedding_of(weight):
+    table = nn.Embedding(*weight.shape, _weight=torch.empty(weight.shape))
+    table.weight = weight
+    return table
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_a_weight_that_others_have_wrapped_is_saved_as_a_plain_one(wrap):
+    layer, file = nn.Linear(7, 11).eval(), io.BytesIO()
+    plain, states = copy.deepcopy(layer), torch.randn(3, 7)
+    packed_layer(layer)
+    for each in (layer, plain):
+        torch.manual_seed(1)
+        wrap(each)
+    assert_close(layer(states), plain(states))
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    found, expected = torch.load(file, weights_only=True), plain.state_dict()
+    assert found.keys() == expected.keys()
+    assert_close(found, dict(expected))
+    assert isinstance(layer.state_dict(prefix="a.", keep_vars=True), dict)
+
+
+def test_whoever_gets_its_memory_has_that_of_plain_numbers(tmp_path):
+    reads = {
+        "numpy": lambda weight: weight.detach().numpy(), "data": lambda weight: weight.data.cpu().numpy(),
+        "array": lambda weight: np.asarray(weight.detach()), "list": lambda weight: weight.tolist(),
+    }  # fmt: skip
+    for name, read in reads.items():
+        layer = nn.Linear(7, 11)
+        plain = copy.deepcopy(layer).weight
+        assert np.array_equal(read(packed_layer(layer).weight), plain.detach()), name
+    layer = packed_layer(nn.Linear(7, 11))
+    layer.weight.detach().numpy()[0, 0] = 5
+    assert layer.weight[0, 0] == 5
+    layer = packed_layer(nn.Linear(7, 11))
+    save_file({"weight": layer.weight.detach()}, tmp_path / "weight")
+    assert torch.equal(load_file(tmp_path / "weight")["weight"], layer.weight)
+
+
+def test_no_plain_tensor_gets_the_memory_of_a_packed_one():
+    """There is none: reading it would end the process."""
+    layer, other = packed_layer(nn.Linear(7, 11)), nn.Linear(7, 11)
+    for given in (layer.weight, layer.weight.data, layer.weight.detach()):
+        with pytest.raises(RuntimeError, match="incompatible tensor type"):
+            other.weight.data = given
+    assert packed_of(layer)
+    assert (layer.weight.device.type, layer.weight.is_cpu, layer.weight.is_meta) == ("cpu", True, False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -54,6 +54,14 @@ def test_dropout_takes_its_share_of_every_sequence(is_short, monkeypatch):
 
 
 @torch.no_grad()
+def test_the_default_device_is_of_no_matter():
+    query, key, value = (torch.randn(1, 4, 9, 8) for _ in range(3))
+    with torch.device("meta"):
+        found = attend_sequences(query, key, value, [5, 3, 1], 0.3, True)
+    assert_close(found, attend_sequences(query, key, value, [5, 3, 1], 0.3, True))
+
+
+@torch.no_grad()
 def test_the_operator_of_compiled_code_says_what_it_returns():
     query, key = torch.randn(1, 9, 4, 8).transpose(1, 2), torch.randn(1, 9, 2, 8).transpose(1, 2)
     for bias in (None, torch.randn(1, 4, 5, 5)):

@@ -92,6 +92,22 @@ def test_drafts_of_the_first_layers_run_without_compiled_parts():
     assert (quick.config.num_hidden_layers, text(quick, 1).tolist()) == (2, whole.tolist())
 
 
+@pytest.mark.parametrize("way", [{"assistant_early_exit": 1}, {"prompt_lookup_num_tokens": 3}, "assistant"])
+def test_drafts_behind_a_window_are_taken_back(way, untraced):
+    plain, quick = family_pair("mistral")
+    if way == "assistant":
+        torch.manual_seed(5)
+        draft = blockformer.BlockformerDecoderForCausalLM(plain.config).eval()
+        ways = [
+            {"assistant_model": copy.deepcopy(draft)},
+            {"assistant_model": draft.prepare_for_inference(compile=True)},
+        ]
+    else:
+        ways = [way, way]
+    texts = [text(model, 1, **each) for model, each in zip((plain, quick), ways, strict=True)]
+    assert torch.equal(*texts)
+
+
 FAMILIES = "gpt2 llama mistral opt bert-decoder t5-v1.1 umt5 marian bart qwen3_moe gpt_oss".split()
 
 
@@ -310,6 +326,22 @@ def test_whether_modules_are_untouched_is_asked_each_time():
     assert not parts.are_untouched()
     model.model.layers[0].mlp = mlp
     assert parts.are_untouched()
+    assert model.model.embedding_norm is None
+    model.model.embedding_norm = torch.nn.LayerNorm(32)
+    assert not parts.are_untouched()
+    del model.model.embedding_norm
+    model.model.embedding_norm = None
+    assert parts.are_untouched()
+    for holder, name in ((model.config, "logit_scale"), (model.model.norm, "eps"), (mlp.up_proj, "factor")):
+        before = getattr(holder, name, None)
+        setattr(holder, name, 0.5)
+        assert parts.are_untouched() == (name == "factor")  # which nothing reads
+        setattr(holder, name, before)
+        assert parts.are_untouched()
+    mlp.train()  # which drops, as a whole model in training mode does
+    assert not parts.are_untouched()
+    mlp.eval()
+    assert parts.are_untouched()
     model(torch.ones(1, 2, dtype=torch.long), output_hidden_states=True)  # leaves hooks behind, which are idle
     assert parts.are_untouched()
     with_hooks = [module for module in model.modules() if module._forward_hooks]
@@ -473,6 +505,42 @@ def test_a_call_that_asks_for_more_does_not_end_the_steps(family, untraced):
     later = copy.deepcopy(plain).prepare_for_inference(compile=True)  # prepared after it was asked
     assert later.runtime.steps._parts.are_untouched()
     assert type(later.get_decoder().layers[0].self_attn) is PreparedAttention
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "marian"])
+def test_a_learned_prefix_gets_its_gradients(family, untraced, monkeypatch):
+    """Keys and values of a prefix, or a source, that are trained before a frozen model."""
+    gradients: list = []
+    monkeypatch.setattr(StepFunctions, "run", torch.no_grad()(StepFunctions.run))  # as compiled code runs
+    for model in family_pair(family):
+        model.requires_grad_(False)
+        config, stack = model.config, model.get_decoder()
+        torch.manual_seed(1)
+        if config.is_encoder_decoder:
+            learned = [torch.randn(1, 6, config.hidden_size, requires_grad=True)]
+            given = {"encoder_outputs": (learned[0],), "decoder_input_ids": torch.ones(1, 2, dtype=torch.long)}
+            cache = model(**given, use_cache=True).past_key_values
+            token = {**given, "decoder_input_ids": torch.tensor([[5]])}
+        else:
+            shape = (1, config.num_key_value_heads, 5, config.head_dim)
+            learned = [torch.randn(shape, requires_grad=True) for _ in range(2 * len(stack.layers))]
+            cache, token = stack.new_cache(), {"input_ids": torch.tensor([[5]])}
+            for index in range(len(stack.layers)):
+                cache.update(*learned[2 * index : 2 * index + 2], index)
+        model(**token, past_key_values=cache).logits.square().mean().backward()
+        gradients.append([each.grad for each in learned])
+    assert_close(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "marian"])
+@torch.no_grad()
+def test_the_default_device_is_of_no_matter(family, untraced):
+    plain, quick = family_pair(family)
+    given = prompts(plain)
+    with torch.device("meta"):
+        found = quick.generate(**given, max_new_tokens=5, do_sample=False)
+    assert torch.equal(found, plain.generate(**given, max_new_tokens=5, do_sample=False))
+    assert not quick.runtime.steps.fallbacks.reasons
 
 
 @torch.no_grad()

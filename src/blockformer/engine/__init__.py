@@ -25,7 +25,6 @@ Then those that only the package uses:
 - `_inductor` (torch; `aoti_compile_and_package`, `aoti_load_package`): steps are not compiled, and a warning says so.
 - `_pytree` (torch.utils; `treespec_loads`, `tree_unflatten`), and the `loader` of what `aoti_load_package` gives
   (`boxed_run`, `get_call_spec`): AttributeError in a model with compiled steps.
-- `_save_to_state_dict` (torch.nn.Module): a prepared model is not saved.
 - `_make_wrapper_subclass` (torch.Tensor), `_schema` (of an operator), and of torch._C `DisableTorchFunctionSubclass`:
   AttributeError where weights are packed.
 - `_current_level` (torch.autograd.forward_ad), `_C`, `_functorch` (torch): AttributeError in a prepared model.

@@ -21,16 +21,21 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockformer"
 
 
-def trusted_folder() -> Path:
-    """The cache folder, or one of this process for as long as it runs if others could put code into the first one."""
+def trusted_folder(to_write: bool = False) -> Path:
+    """The cache folder, or one of this process for as long as it runs if others could put code into the first one.
+
+    Args:
+        to_write: the folder is to be written to, so that one of a read-only disk will not do.
+    """
     try:
         folder = cache_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_uid == os.getuid():
-            folder.chmod(folder.stat().st_mode & 0o755)
-        if is_trusted(folder):
+        mode = folder.stat().st_mode
+        if folder.stat().st_uid == os.getuid() and mode & 0o022:
+            folder.chmod(mode & 0o755)
+        if is_trusted(folder) and (not to_write or os.access(folder, os.W_OK)):
             return folder
-        reason = f"{folder} belongs to another user, or others can write into it"
+        reason = f"{folder} belongs to another user, others can write into it, or this user cannot"
     except (OSError, RuntimeError) as error:
         reason = str(error)
     logger.warning_once(f"compiled code is kept for this process only, because its folder cannot be used: {reason}")

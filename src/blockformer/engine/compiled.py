@@ -14,7 +14,7 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from operator import is_
+from operator import attrgetter, is_
 from pathlib import Path
 
 import torch
@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..model.axes import BLOCKS
+from ..model.axes import BLOCKS, axes
 from . import onednn
 from .cache_folder import is_trusted, processor, trusted_folder
 from .compiling import PACKABLE, READ, SOURCES, compile_to
@@ -39,6 +39,7 @@ logger = logging.get_logger(__name__)
 
 _KEPT_DAYS = 60  # for which code stays on the disk after a process has last loaded it
 _MOST_COMPILERS = 4  # at a time; each takes half a gigabyte
+_IS_TRAINING, _DTYPE = attrgetter("training"), attrgetter("dtype")
 # Whose classes and functions the name of compiled code knows by their names and versions.
 _KNOWN_CODE = {"blockformer", "torch", "transformers", "builtins", "math"}
 # By its file. PyTorch never unloads any: what nobody runs any more is run again.
@@ -114,10 +115,12 @@ class CompiledFunction:
         held: each parameter and buffer of the module by its full name: the dict of its module that holds it, and its
             name there. A later value there is read, too.
         copies: packed copies of the weights, which it reads where oneDNN multiplies by them; None for plain ones.
+        arguments: an example.
     """
 
-    def __init__(self, code: _Code, held: dict[str, tuple[dict, str]], copies: onednn.PackedCopies | None):
+    def __init__(self, code: _Code, held: dict[str, tuple[dict, str]], copies: onednn.PackedCopies | None, arguments):
         self._code, self._copies, runner = code, copies, code.runner
+        self._dtypes = list(map(_DTYPE, _flat(arguments)))
         packable = () if copies is None else json.loads(runner.get_metadata()[PACKABLE])
         self._places = [(name, *held[name]) for name in runner.get_constant_fqns()]
         self._packed = [place for place in self._places if place[0] in packable]
@@ -158,15 +161,14 @@ class CompiledFunction:
         copies = copies if is_float and onednn.is_quicker_packed(torch.float32) else None
         digest = _digest(module, tensors, arguments, varying, copies is not None)
         try:
-            folder = trusted_folder()
-            code = _load(folder, digest)
+            code = _load(trusted_folder(), digest)
             if code is None:
                 if not has_compiler():
                     logger.warning_once(
                         "there is no C++ compiler, so the model runs uncompiled: install g++ or clang++, or set CXX."
                     )
                     return None
-                code = _compile(module, arguments, varying, copies is not None, folder, digest)
+                code = _compile(module, arguments, varying, copies is not None, trusted_folder(to_write=True), digest)
         except Exception as error:  # the compiler's, or of a disk that is full
             reason = " ".join(str(error).split())[:300]
             logger.warning_once(f"the model runs uncompiled because compiling it failed: {reason}")
@@ -174,16 +176,16 @@ class CompiledFunction:
         if code is None or not _reads(code.runner, tensors):
             logger.warning_once(f"{type(module).__name__} could not be compiled, so the model runs uncompiled.")
             return None
-        return cls(code, held, copies)
+        return cls(code, held, copies, arguments)
 
     def __call__(self, *arguments):
-        """The result, or None once the module's tensors are others in kind, in their ties or in what they learn."""
-        flat = []
-        for each in arguments:
-            if isinstance(each, list):
-                flat += [tensor.contiguous() for tensor in each]
-            elif each is not None:
-                flat.append(each.contiguous())  # the code takes every tensor for such a one
+        """The result, or None once the module's tensors are others in kind, in their ties or in what they learn.
+
+        None also for arguments of other dtypes than the example's.
+        """
+        flat = [tensor.contiguous() for tensor in _flat(arguments)]  # the code takes every tensor for such a one
+        if list(map(_DTYPE, flat)) != self._dtypes:
+            return None
         # Two threads in the code at once would wait for each other for good: the second one waits in C++ and keeps
         # Python to itself, which an operator of the first one needs.
         with self._lock:
@@ -261,20 +263,50 @@ class Modules:
         self._top, self._without = top, without
 
     @functools.cached_property
+    def _parents(self) -> list[dict]:
+        """Of each module that has others what holds them."""
+        others = set() if self._without is None else set(self._without.modules())
+        return [parent._modules for parent in self._top.modules() if parent not in others]
+
+    @functools.cached_property
     def _places(self) -> tuple[list, list, list, list]:
         """For each module below the top: the dict of its parent that holds it, its name there, itself and its class."""
-        others = set() if self._without is None else set(self._without.modules())
-        parents = [parent._modules for parent in self._top.modules() if parent not in others]
-        held = [(parent, name, child) for parent in parents for name, child in parent.items() if child is not None]
+        held = [(parent, name, child) for parent in self._parents for name, child in parent.items()]
         columns = [list(column) for column in zip(*held, strict=True)] or [[], [], []]
         return columns[0], columns[1], columns[2], list(map(type, columns[2]))
 
+    @functools.cached_property
+    def _modules(self) -> list[nn.Module]:
+        return [self._top, *(child for child in self._places[2] if child is not None)]
+
+    @functools.cached_property
+    def _settings(self) -> tuple[list, list, list]:
+        """What holds each setting that code was compiled with: the config's fields, and the modules' own numbers."""
+        config = self._top.config
+        fields = [name for name, axis in axes(type(config)).items() if axis.group not in ("training", "tokens", "use")]
+        held = [(vars(config), name, vars(config)[name]) for name in fields]
+        for own in map(vars, self._modules):
+            held += [
+                (own, name, each) for name, each in own.items() if isinstance(each, float | None) and name[0] != "_"
+            ]
+        columns = zip(*held, strict=True)
+        return list(next(columns)), list(next(columns)), list(next(columns))
+
     def are_untouched(self) -> bool:
-        """Whether every module is still the one that it was, and calling it nothing but its own `forward`."""
+        """Whether every module is still what it was, in evaluation mode, and calling it only its own `forward`."""
+        holders, settings, values = self._settings
+        if list(map(dict.get, holders, settings)) != values:
+            return False
         parents, names, children, classes = self._places
         is_whole = all(map(is_, map(dict.get, parents, names), children)) and list(map(type, children)) == classes
-        is_whole = is_whole and not _has_any_global_hook()
-        return is_whole and is_bare(self._top) and all(map(is_bare, children))
+        is_whole = is_whole and sum(map(len, self._parents)) == len(children) and not _has_any_global_hook()
+        return is_whole and not any(map(_IS_TRAINING, self._modules)) and all(map(is_bare, self._modules))
+
+
+def _flat(arguments) -> list[torch.Tensor]:
+    """The tensors of some arguments: tensors, lists of tensors and None."""
+    lists = [each if isinstance(each, list) else [each] for each in arguments if each is not None]
+    return [tensor for each in lists for tensor in each]
 
 
 def _kind(tensor) -> tuple:
@@ -350,10 +382,7 @@ def _digest(module, tensors, arguments, varying, packed_copies: bool) -> str:
         "parts": [_settings(part) for part in module.modules()],
         "config": module.config.to_diff_dict(),
         "tensors": {name: [str(_kind(tensor)), first.setdefault(id(tensor), name)] for name, tensor in tensors.items()},
-        "arguments": [
-            [tensor.shape for tensor in each] if isinstance(each, list) else getattr(each, "shape", None)
-            for each in arguments
-        ],
+        "arguments": [[str(_kind(tensor)) for tensor in _flat([each])] for each in arguments],
         "varying": str(varying),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]

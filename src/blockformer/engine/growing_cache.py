@@ -310,5 +310,7 @@ def _growing(layer, and_windows: bool):
     if type(layer) is DynamicLayer:
         return GrowingLayer()
     if and_windows and type(layer) is DynamicSlidingWindowLayer:
-        return GrowingWindowLayer(layer.sliding_window)
+        growing = GrowingWindowLayer(layer.sliding_window)
+        vars(growing).update(vars(layer))  # `generate` may have told it to keep what the window has passed
+        return growing
     return layer

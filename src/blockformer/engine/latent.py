@@ -9,6 +9,7 @@ B batch, S key length, H heads, D head size, R rotated channels of a head, V val
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from ..model.latent_attention import LatentAttention
 from .attention import is_in_use
@@ -40,7 +41,7 @@ class PreparedLatentAttention(LatentAttention):
         """Whether this is one token of each row, and two plain products may be made in another order."""
         if length != 1 or states.device.type != "cpu" or not is_enabled() or not is_in_use(self.config):
             return False
-        if torch.is_autocast_enabled("cpu") or is_transformed() or torch.compiler.is_compiling():
+        if torch.is_autocast_enabled("cpu") or is_transformed() or _has_any_global_hook():
             return False
         layers = (self.k_proj, self.v_proj)
         return all(type(layer) in (nn.Linear, QuickLinear) and is_bare(layer) for layer in layers)

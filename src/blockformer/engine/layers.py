@@ -7,6 +7,7 @@ size, C hidden size.
 """
 
 import functools
+import threading
 
 import torch
 from torch import nn
@@ -71,7 +72,7 @@ class _Layer(nn.Module):
         layer = self.layer
         sequences = TracedSequences(lengths, position_bias)
         rotations = {layer.layer_type: tuple(cos_sin)} if cos_sin else {}
-        tokens = torch.arange(hidden_states.shape[1])
+        tokens = torch.arange(hidden_states.shape[1], device=hidden_states.device)
         layer_inputs = LayerInputs({layer.layer_type: None}, rotations, tokens, unpadding=sequences)
         cache = _Recorder() if self.is_causal else None
         hidden_states = layer.forward(
@@ -96,6 +97,7 @@ class CompiledLayers:
         self._parts = Modules(stack)
         # A prompt gains little by packed weights, and a decoder would hold its weights twice for it.
         self._ordered, self._copies = OrderedWeights(stack), PackedCopies()
+        self._lock = threading.Lock()  # of this stack: others need not wait for its compiler
 
     def __reduce__(self):
         return CompiledLayers, (None,), self._stack  # a copy finds its function on the disk
@@ -108,12 +110,16 @@ class CompiledLayers:
         """Why calls ran uncompiled."""
         return Fallbacks("a prompt" if self._stack.is_causal else "an encoder's layers")
 
-    @functools.cached_property
-    def _functions(self):
+    def _made_functions(self):
         """Of each layer its function; None if one of them cannot be compiled."""
-        stack, copies = self._stack, None if self._stack.is_causal else self._copies
-        parts = [(_Layer(layer, stack.config, stack.is_causal), *self._example(layer)) for layer in stack.layers]
-        return functions_of(parts, copies)
+        with self._lock:
+            if "_functions" not in vars(self):
+                stack, copies = self._stack, None if self._stack.is_causal else self._copies
+                layers = [_Layer(layer, stack.config, stack.is_causal) for layer in stack.layers]
+                with torch.device("cpu"):
+                    parts = [(each, *self._example(each.layer)) for each in layers]
+                self._functions = functions_of(parts, copies)
+        return self._functions
 
     def bytes_of_copies(self) -> int:
         """Of weights in oneDNN's layout, held in addition to the plain ones."""
@@ -145,12 +151,12 @@ class CompiledLayers:
         if any(each.shape[:3] != (1, 1, shape[0] * shape[1]) for pair in cos_sin.values() for each in pair):
             raise Uncompiled("position_ids do not count the tokens")
         self._ordered.refresh()
-        if self._functions is None:
+        if (functions := self._made_functions()) is None:
             raise Uncompiled(NO_CODE)
         # A sequence of no tokens more: there are never fewer than the two that a dimension that varies must have.
-        others_of = (torch.tensor([*lengths, 0]), position_bias)
+        others_of = (torch.tensor([*lengths, 0], device="cpu"), position_bias)
         states, keys_values = hidden_states.reshape(1, -1, shape[2]), []
-        for layer, function in zip(self._stack.layers, self._functions, strict=True):
+        for layer, function in zip(self._stack.layers, functions, strict=True):
             for _ in range(self._stack.passes):
                 states = function(states, *others_of, list(cos_sin[layer.layer_type]))
                 if states is None:
@@ -184,8 +190,6 @@ class CompiledLayers:
             encoder_hidden_states is not None or layer_inputs.encoder_mask is not None
         )
         asked += ["head_mask"] * (layer_inputs.head_mask is not None)
-        if stack.training:
-            raise Uncompiled("the model is in training mode")
         if torch.is_autocast_enabled("cpu"):
             raise Uncompiled("autocast is on")
         if is_transformed():
@@ -208,7 +212,7 @@ class CompiledLayers:
                 "a prompt has padding" if layer_inputs.unpadding else f"the cache is a {type(cache).__name__}"
             )
         if not self._parts.are_untouched():
-            raise Uncompiled("a module was replaced or wrapped, or has a hook")
+            raise Uncompiled("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
 
     def _example(self, layer):
         """Example arguments for a layer, and which of their sizes vary."""

@@ -41,14 +41,18 @@ class Origin:
         return type(None), ()
 
 
-_SAMPLED = 16  # numbers of a tensor
+_SAMPLED = 16  # about so many numbers of a weight
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _sample_of(tensor):
-    """A NumPy array over the memory of some numbers of a contiguous tensor, of any dtype, as integers."""
-    flat = tensor.view(-1).view(_INTEGERS[tensor.element_size()])
-    return flat[:: max(1, len(flat) // _SAMPLED)].numpy()
+    """A NumPy array over the memory of some numbers of a contiguous weight [O, I], of any dtype, as integers.
+
+    They lie on its diagonal: whoever writes to some rows or some columns, as to those of a head, writes to one of them.
+    """
+    outputs, inputs = tensor.shape
+    step = max(1, outputs // _SAMPLED) * inputs - (-inputs // _SAMPLED)
+    return tensor.view(-1).view(_INTEGERS[tensor.element_size()])[::step].numpy()
 
 
 def put_copy(module: torch.nn.Module, name: str, copy: torch.Tensor) -> None:

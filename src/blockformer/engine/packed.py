@@ -24,6 +24,10 @@ from .measure import is_enabled, is_exported
 # Weights below which a call of oneDNN takes longer than the product.
 _LEAST_WEIGHTS = {torch.bfloat16: 1 << 14, torch.float32: 1 << 16}
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+# What gives others a tensor's memory.
+_GIVES_MEMORY = {
+    getattr(torch.Tensor, name) for name in ("numpy", "__array__", "tolist", "data_ptr", "untyped_storage")
+}
 
 
 class _Numbers:
@@ -44,9 +48,10 @@ class _Numbers:
         self._borrowed = weakref.ref(weight)
         return weight
 
-    def set(self, weight) -> None:
-        """Hold plain numbers from now on."""
+    def set(self, weight):
+        """Hold plain numbers from now on; returns them."""
         self._plain, self.packed, self._borrowed = weight, None, None
+        return weight
 
 
 class PackedWeight(torch.Tensor):
@@ -66,12 +71,12 @@ class PackedWeight(torch.Tensor):
 
     @staticmethod
     def __new__(cls, numbers, like):
-        kind = {"strides": like.stride(), "dtype": like.dtype, "device": like.device}
+        # To PyTorch it is of another device, so that no plain tensor is given its memory, which is not there.
+        kind = {"strides": like.stride(), "dtype": like.dtype, "device": "meta", "dispatch_device": True}
         return torch.Tensor._make_wrapper_subclass(cls, like.shape, **kind)
 
     def __init__(self, numbers, like):
         self.numbers = numbers
-        self._is_param = True  # by which PyTorch knows a parameter of another class than its own
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -83,6 +88,9 @@ class PackedWeight(torch.Tensor):
                 )
             own.numbers = other.numbers if type(other) is cls else _Numbers(None, other.detach())
             return None
+        if func in _GIVES_MEMORY and type(args[0]) is cls:
+            numbers = args[0].numbers
+            return func(numbers.set(numbers.plain()), *args[1:], **(kwargs or {}))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -90,6 +98,8 @@ class PackedWeight(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.detach.default:
             return cls(args[0].numbers, args[0])
+        if func is torch.ops.prim.device.default:
+            return torch.device("cpu")
         aliases = {argument.name: argument.alias_info for argument in func._schema.arguments}
 
         def plain(value, is_aliased):
@@ -130,6 +140,7 @@ def pack(parameter: nn.Parameter) -> bool:
     A weak reference to it, or a graph that is to take its gradient, would see another tensor.
     """
     packed = PackedWeight(_Numbers(onednn.packed(parameter)), parameter).requires_grad_(parameter.requires_grad)
+    packed._is_param = True  # type: ignore[attr-defined]  # by which PyTorch knows a parameter of another class
     try:
         torch.utils.swap_tensors(parameter, packed)
     except RuntimeError:
@@ -192,10 +203,12 @@ class PackedLinear(nn.Linear):
         except RuntimeError:  # of states that do not fit: PyTorch's own words say why
             return F.linear(states, self.weight.numbers.plain(), self.bias)
 
-    def _save_to_state_dict(self, destination, prefix, keep_vars):
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if type(self.weight) is PackedWeight:
-            destination[f"{prefix}weight"] = self.weight.numbers.plain()
+    def state_dict(self, *args, **kwargs):
+        """As in PyTorch, with plain numbers, also of a packed weight that has another name or module by now."""
+        found = super().state_dict(*args, **kwargs)
+        packed = {name: each for name, each in found.items() if type(each) is PackedWeight}
+        found.update({name: each.numbers.plain() for name, each in packed.items()})
+        return found
 
     def _apply(self, fn, recurse=True):
         # What changes nothing leaves the weight packed.

@@ -82,7 +82,8 @@ def _padding(lengths: tuple):
         The token at each place, int64 [n, L], at padding the first of its own sequence, so that a NaN reaches no other
         one; the place of each token, [N]; which places have one, bool [n, 1, 1, L].
     """
-    with torch.inference_mode(False):
+    # Whatever the default device is at the first call
+    with torch.inference_mode(False), torch.device("cpu"):
         counts = torch.tensor(lengths)
         real = torch.arange(max(lengths)) < counts[:, None]
         places = real.flatten().nonzero().flatten()

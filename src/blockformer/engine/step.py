@@ -96,8 +96,6 @@ class CompiledSteps:
         is_growing = type(own) is DynamicCache and all(type(layer) in growing for layer in own.layers)
         asked = [name for name in _COLLECTED if getattr(config, name, False)]
         asked += [name for name, value in others.items() if not _says_nothing(name, value)]
-        if self._model.training:
-            raise Uncompiled("the model is in training mode")
         if torch.is_autocast_enabled("cpu"):
             raise Uncompiled("autocast is on")
         if is_transformed():
@@ -111,7 +109,7 @@ class CompiledSteps:
         if position_ids is not None and (position_ids.dim() != 2 or position_ids.shape[1] != 1):
             raise Uncompiled("position_ids are not [batch, 1]")
         if not self._parts.are_untouched():
-            raise Uncompiled("a module was replaced or wrapped, or has a hook")
+            raise Uncompiled("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
         if not is_in_use(config):
             raise Uncompiled(f"attention is computed by '{config._attn_implementation}', not by the package's 'sdpa'")
 
@@ -132,6 +130,8 @@ class CompiledSteps:
         has_source = cross is None or (cache.is_updated and all(cache.is_updated.values()) and read and read[2])
         if held is None or not has_source:
             raise Uncompiled("the cache does not hold this model's keys and values, in its dtype")
+        if torch.is_grad_enabled() and any(map(_learns, own.layers if cross is None else (*own.layers, *cross.layers))):
+            raise Uncompiled("the cache is to take gradients")
         rows, length = input_ids.shape[0], held[2] + 1
         sources = rows if read is None else read[0]
         if held[0] != rows or rows % sources or (position_ids is not None and position_ids.shape[0] not in (1, rows)):
@@ -198,7 +198,7 @@ class CompiledSteps:
     def _seen(self, attention_mask, position_ids, rows: int, length: int):
         """The visible tokens, bool [B, S], and the new ones' positions, int64 [B, 1]."""
         if attention_mask is None:
-            visible = torch.ones(rows, length, dtype=torch.bool)
+            visible = torch.ones(rows, length, dtype=torch.bool, device="cpu")
         else:
             visible = attention_mask != 0
         if position_ids is not None:
@@ -225,7 +225,7 @@ class CompiledSteps:
             layer.keys, layer.values = layer.keys.contiguous(), layer.values.contiguous()
         rows, _, length, _ = cross.layers[0].keys.shape
         if source_mask is None:
-            mask = torch.ones(rows, 1, 1, length, dtype=torch.bool)
+            mask = torch.ones(rows, 1, 1, length, dtype=torch.bool, device="cpu")
         else:
             mask = source_mask[:, None, None, :] != 0
         return mask, [(layer.keys, layer.values) for layer in cross.layers]
@@ -253,6 +253,10 @@ def _is_step(input_ids, cache) -> bool:
     if cache is None or not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2 or input_ids.shape[1] != 1:
         return False
     return input_ids.device.type == "cpu" and is_enabled()
+
+
+def _learns(layer) -> bool:
+    return layer.keys.requires_grad or layer.values.requires_grad
 
 
 def _says_nothing(name: str, value) -> bool:

@@ -42,12 +42,12 @@ class StepFunctions:
             copies: of the weights, for oneDNN's products.
         """
         stack = model.get_decoder()
-        example = Example(stack, sources, beams)
         groups = _groups_of(stack.layers)
-        layers = [
-            (LayersPart(group, stack.config, example.rotating, beams), *example.layers(len(group))) for group in groups
-        ]
-        others = [(FirstPart(stack), *example.first()), (LastPart(model, stack), *example.last())]
+        with torch.device("cpu"):
+            example = Example(stack, sources, beams)
+            parts = [LayersPart(group, stack.config, example.rotating, beams) for group in groups]
+            layers = [(part, *example.layers(len(part.layers))) for part in parts]
+            others = [(FirstPart(stack), *example.first()), (LastPart(model, stack), *example.last())]
         functions = functions_of([layers[0], *others, *layers[1:]], copies)
         if functions is None:
             return None
@@ -90,7 +90,7 @@ def in_buffers(visible, place: int, window: int | None = None) -> tuple:
     if window is not None and count > window:
         visible = F.pad(visible[:, -window:], (count - window, 0))
     blocks = F.pad(visible, (0, max(-count % BLOCK, WRITTEN - count))).unflatten(1, (-1, BLOCK))
-    return blocks, torch.tensor([place])
+    return blocks, torch.tensor([place], device="cpu")
 
 
 def _groups_of(layers) -> list[list]:

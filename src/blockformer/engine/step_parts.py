@@ -36,7 +36,7 @@ class _Buffers(Cache):
 
         Behind it come zeros, since keys and values are read in whole blocks, and at least two of them.
         """
-        places = self.place + torch.arange(WRITTEN)
+        places = self.place + torch.arange(WRITTEN, device=self.place.device)
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
             buffer.index_copy_(2, places, F.pad(states, (0, 0, 0, WRITTEN - 1)))
         return tuple(buffer.narrow(2, 0, self.length) for buffer in self.buffers)
