@@ -221,7 +221,8 @@ def test_a_write_through_data_to_some_rows_or_columns_is_seen(shape):
     """As whoever takes out a head writes, which PyTorch does not count."""
     layer = nn.Linear(shape[1], shape[0])
     places = [(layer._parameters, "weight")]
-    for dim in (0, 1):
+    for dim in (0, 1, 0):
+        layer.weight.data = layer.weight.data.t()  # some adapters leave one that is not contiguous
         for part in layer.weight.data.chunk(8, dim):
             origin = Origin(places, sampled=True)
             assert origin.is_of(places)

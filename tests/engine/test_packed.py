@@ -288,7 +288,7 @@ def embedding_of(weight):
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_a_weight_that_others_have_wrapped_is_saved_as_a_plain_one(wrap):
-    layer, file = nn.Linear(7, 11).eval(), io.BytesIO()
+    layer, file = nn.Linear(7, 11).eval().requires_grad_(False), io.BytesIO()
     plain, states = copy.deepcopy(layer), torch.randn(3, 7)
     packed_layer(layer)
     for each in (layer, plain):
@@ -300,7 +300,11 @@ def test_a_weight_that_others_have_wrapped_is_saved_as_a_plain_one(wrap):
     found, expected = torch.load(file, weights_only=True), plain.state_dict()
     assert found.keys() == expected.keys()
     assert_close(found, dict(expected))
-    assert isinstance(layer.state_dict(prefix="a.", keep_vars=True), dict)
+    for opened in (True, False):
+        packed.unpack_weights(layer, opened=opened)
+        assert_close(layer(states), plain(states))
+        assert opened or not any(type(each) is PackedWeight for each in layer.parameters())
+        assert layer.state_dict(keep_vars=True).keys() == expected.keys()
 
 
 def test_whoever_gets_its_memory_has_that_of_plain_numbers(tmp_path):

@@ -311,6 +311,6 @@ def _growing(layer, and_windows: bool):
         return GrowingLayer()
     if and_windows and type(layer) is DynamicSlidingWindowLayer:
         growing = GrowingWindowLayer(layer.sliding_window)
-        vars(growing).update(vars(layer))  # `generate` may have told it to keep what the window has passed
+        growing.__dict__.update(vars(layer))  # `generate` may have told it to keep what the window has passed
         return growing
     return layer

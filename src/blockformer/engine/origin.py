@@ -41,18 +41,20 @@ class Origin:
         return type(None), ()
 
 
-_SAMPLED = 16  # about so many numbers of a weight
+_SAMPLED = 16  # numbers of a weight at most
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _sample_of(tensor):
-    """A NumPy array over the memory of some numbers of a contiguous weight [O, I], of any dtype, as integers.
+    """A NumPy array over the memory of some numbers of a weight [O, I], of any dtype, as integers.
 
     They lie on its diagonal: whoever writes to some rows or some columns, as to those of a head, writes to one of them.
     """
-    outputs, inputs = tensor.shape
-    step = max(1, outputs // _SAMPLED) * inputs - (-inputs // _SAMPLED)
-    return tensor.view(-1).view(_INTEGERS[tensor.element_size()])[::step].numpy()
+    numbers = tensor.view(_INTEGERS[tensor.element_size()])
+    steps = [-(-size // _SAMPLED) for size in tensor.shape]
+    count = min(-(-size // step) for size, step in zip(tensor.shape, steps, strict=True))
+    stride = sum(step * each for step, each in zip(steps, tensor.stride(), strict=True))
+    return numbers.as_strided((count,), (stride,)).numpy()
 
 
 def put_copy(module: torch.nn.Module, name: str, copy: torch.Tensor) -> None:

@@ -140,7 +140,7 @@ def pack(parameter: nn.Parameter) -> bool:
     A weak reference to it, or a graph that is to take its gradient, would see another tensor.
     """
     packed = PackedWeight(_Numbers(onednn.packed(parameter)), parameter).requires_grad_(parameter.requires_grad)
-    packed._is_param = True  # type: ignore[attr-defined]  # by which PyTorch knows a parameter of another class
+    packed._is_param = True  # by which PyTorch knows a parameter of another class
     try:
         torch.utils.swap_tensors(parameter, packed)
     except RuntimeError:
@@ -153,13 +153,16 @@ def pack(parameter: nn.Parameter) -> bool:
 
 def unpack(parameter: PackedWeight) -> None:
     """Undo `pack`: the parameter is plain again, with its present numbers."""
-    original, weight = parameter._original, parameter.numbers.plain()
+    weight = parameter.numbers.plain()
+    original = getattr(parameter, "_original", None)
+    if original is None:  # it was made of a packed weight's data
+        original = nn.Parameter(weight.new_empty(0))
     with torch.inference_mode(original.is_inference()):
         original.data = weight.clone() if original.is_inference() else weight
     original.requires_grad_(parameter.requires_grad)
     if parameter.grad is not None:
         original.grad = parameter.grad
-    del parameter._original  # which would hold itself when they have changed places
+    vars(parameter).pop("_original", None)  # which would hold itself when they have changed places
     try:
         torch.utils.swap_tensors(parameter, original)
     except RuntimeError as error:
@@ -246,13 +249,15 @@ def unpack_weights(model: nn.Module, opened: bool = False) -> None:
     Args:
         opened: only those whose numbers are plain since somebody has written to them.
     """
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    layers: list[Any] = [module for module in model.modules() if type(module) is PackedLinear]
+    kept = {id(layer.weight) for layer in layers if opened and layer.is_packed}
+    # Pruning or a parametrization may have moved one elsewhere.
+    for parameter in list(model.parameters()):
+        if type(parameter) is PackedWeight and id(parameter) not in kept:
+            unpack(parameter)
     for layer in layers:
-        if opened and layer.is_packed:
-            continue
-        if type(layer.weight) is PackedWeight:
-            unpack(layer.weight)
-        layer.__class__ = nn.Linear
+        if not layer.is_packed:
+            layer.__class__ = nn.Linear
 
 
 def owners_of_weights(model: nn.Module) -> list[list[Any]]:
