@@ -259,6 +259,11 @@ def test_a_change_of_weights_is_seen_or_the_module_runs_itself(made, which):
     assert function(states()) is None
     module[0].bias = bias
     assert function(states()) is not None
+    whole = module[2].weight.data
+    module[2].weight.data = whole[:7]  # at the same address
+    assert function(states()) is None
+    module[2].weight.data = whole
+    assert function(states()) is not None
     function_of_learning(module, function)
     parametrizations.weight_norm(module[0])
     assert function(states()) is None

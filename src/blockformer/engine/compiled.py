@@ -133,7 +133,7 @@ class CompiledFunction:
         absent = [place for place in held.values() if place[0].get(place[1]) is None]
         self._absent = [holder for holder, _ in absent], [name for _, name in absent]
         self._ties = _ties(held, self._places)
-        self._state: tuple[object, list] = (None, [])
+        self._state: tuple[object, list, list] = (None, [], [])
         self._addresses: list = []
         self._lock = threading.Lock()
         self._kinds = [_kind(holder[name]) for _, holder, name in self._places]
@@ -207,7 +207,7 @@ class CompiledFunction:
             return False
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return False
-        state = (last_made(), [tensor.data_ptr() for tensor in tensors])
+        state = (last_made(), [tensor.data_ptr() for tensor in tensors], [tensor.shape for tensor in tensors])
         is_read = state == self._state and (self._packed_of is None or self._packed_of.is_of(self._packed_places))
         return is_read or self._read(state)
 
@@ -215,7 +215,7 @@ class CompiledFunction:
     def _packed_places(self) -> list:
         return [(holder, name) for _, holder, name in self._packed]
 
-    def _read(self, state: tuple[object, list]) -> bool:
+    def _read(self, state: tuple[object, list, list]) -> bool:
         """Give the code the module's current tensors; False if it is not for such."""
         tensors = {full_name: holder[name] for full_name, holder, name in self._places}
         if [_kind(tensor) for tensor in tensors.values()] != self._kinds:
@@ -276,7 +276,7 @@ class Modules:
         return columns[0], columns[1], columns[2], list(map(type, columns[2]))
 
     @functools.cached_property
-    def _modules(self) -> list[nn.Module]:
+    def _every(self) -> list[nn.Module]:
         return [self._top, *(child for child in self._places[2] if child is not None)]
 
     @functools.cached_property
@@ -285,7 +285,7 @@ class Modules:
         config = self._top.config
         fields = [name for name, axis in axes(type(config)).items() if axis.group not in ("training", "tokens", "use")]
         held = [(vars(config), name, vars(config)[name]) for name in fields]
-        for own in map(vars, self._modules):
+        for own in map(vars, self._every):
             held += [
                 (own, name, each) for name, each in own.items() if isinstance(each, float | None) and name[0] != "_"
             ]
@@ -300,7 +300,7 @@ class Modules:
         parents, names, children, classes = self._places
         is_whole = all(map(is_, map(dict.get, parents, names), children)) and list(map(type, children)) == classes
         is_whole = is_whole and sum(map(len, self._parents)) == len(children) and not _has_any_global_hook()
-        return is_whole and not any(map(_IS_TRAINING, self._modules)) and all(map(is_bare, self._modules))
+        return is_whole and not any(map(_IS_TRAINING, self._every)) and all(map(is_bare, self._every))
 
 
 def _flat(arguments) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ class Origin:
     Args:
         places: for each tensor the dict of its module that holds it, and its name there.
         sampled: look at some of their numbers as well, since PyTorch does not count a write through `.data`, by which
-            adapters are merged. A write to a few numbers only may stay unseen.
+            adapters are merged. A write to single numbers, or to few rows or columns, may stay unseen.
     """
 
     def __init__(self, places: list[tuple[dict, str]], sampled: bool = False):

@@ -68,11 +68,11 @@ def prepare_for_inference(
             beams); later processes load it from `~/.cache/blockformer`. The compiler runs in a process of its own, so
             other threads are not held up. Weights stay plain, but 4-bit weights are held twice, and so are float32
             weights that an encoder or a step of several rows multiplies faster in another layout. Changed weights are
-            noticed, also by a merged adapter, except when a few numbers of a weight that is held twice are written
-            through `.data`, or when tensors of inference mode are written to. An encoder that is faster uncompiled on
-            this processor is prepared as without `compile`. Classes and attention functions from outside of
-            Blockformer, PyTorch and transformers run uncompiled. On CUDA and XPU, `generate` gets a static cache, for
-            which transformers compiles the step.
+            noticed, also by a merged adapter, except when single numbers of a weight that is held twice, or less than a
+            sixteenth of its rows or columns, are written through `.data`, or when tensors of inference mode are written
+            to. An encoder that is faster uncompiled on this processor is prepared as without `compile`. Classes and
+            attention functions from outside of Blockformer, PyTorch and transformers run uncompiled. On CUDA and XPU,
+            `generate` gets a static cache, for which transformers compiles the step.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. A decoder's prompt, and so its first token, reads the plain head, which is kept; an
