@@ -478,7 +478,7 @@ def test_weights_and_modules_that_are_replaced_are_seen():
     plain, quick = pair()
     ids = token_ids(3, 9, vocab=97)
     one_more_token(quick, ids)
-    for change in (_write, _replace):
+    for change in (_write, _replace, lambda model: model.to(torch.bfloat16).to(torch.float32)):
         change(plain), change(quick)
         assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
     for each in (plain, quick):
