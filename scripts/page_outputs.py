@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$(?:(\n\n?)```(text|log)\n(.*?)^```$)?", re.M | re.S)
+STATUS = re.compile(r"^\(exit status .*\)$", re.M)
 SECONDS = re.compile(r"\d+(\.\d+)? s\b")
 ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -29,6 +30,11 @@ def settled(output: str) -> str:
     """An output without what differs from run to run."""
     lines = (line.rstrip() for line in SECONDS.sub("1 s", output).strip("\n").splitlines())
     return "\n".join(lines) + "\n"
+
+
+def statuses(output: str) -> list[str]:
+    """The lines of an output that say how its commands failed."""
+    return STATUS.findall(output)
 
 
 def shown(text: str) -> list[tuple[str, str]]:
