@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$(?:(\n\n?)```(text|log)\n(.*?)^```$)?", re.M | re.S)
+STATUS = re.compile(r"^\(exit status .*\)$", re.M)
 SECONDS = re.compile(r"\d+(\.\d+)? s\b")
 ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
@@ -29,6 +30,11 @@ def settled(output: str) -> str:
     """An output without what differs from run to run."""
     lines = (line.rstrip() for line in SECONDS.sub("1 s", output).strip("\n").splitlines())
     return "\n".join(lines) + "\n"
+
+
+def statuses(output: str) -> list[str]:
+    """The lines of an output that say how its commands failed."""
+    return STATUS.findall(output)
 
 
 def shown(text: str) -> list[tuple[str, str]]:
@@ -51,12 +57,17 @@ def written(text: str, outputs: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def reader(folder: Path, tests: Path = ROOT / "tests") -> Iterator[Callable[[Path], list[str]]]:
+def reader(folder: Path, is_demo_short: bool = False) -> Iterator[Callable[[Path], list[str]]]:
     """A function that gives what the blocks of a page print.
 
     Each page has a process and a folder of its own, and all have one Hub on loopback. A block that fails is an
     AssertionError.
+
+    Args:
+        folder: for everything that they write.
+        is_demo_short: `blockformer demo --quick` trains and searches less than it says (`tests/short_demo.py`).
     """
+    tests = ROOT / "tests"
     if str(tests) not in sys.path:
         sys.path.insert(0, str(tests))
     from fork_server import ForkServer, program
@@ -75,7 +86,8 @@ def reader(folder: Path, tests: Path = ROOT / "tests") -> Iterator[Callable[[Pat
         (desk / ENCODER).symlink_to(encoder_folder())
         (desk / "examples").symlink_to(ROOT / "examples")
         job = json.dumps(blocks(page.read_text(encoding="utf-8")))
-        said = json.loads(server.said(program("run_page"), job, folder=desk, elsewhere=False))
+        short = [tests] if is_demo_short else []
+        said = json.loads(server.said(program("run_page"), job, *short, folder=desk, elsewhere=False))
         return [each.replace(hub.url, "https://huggingface.co").replace(f"{desk}/", "") for each in said]
 
     try:

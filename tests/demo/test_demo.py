@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 import re
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
+from short_demo import shorten
 from typer.testing import CliRunner
 
 from blockformer import BlockformerDecoderForCausalLM
 from blockformer.data import corpus
-from blockformer.demo import fresh, roundtrip, search, steps, training_run
+from blockformer.demo import fresh, roundtrip, steps, training_run
 from blockformer.training.budget import Budget
 
 
@@ -114,10 +112,7 @@ def test_a_process_that_fails_is_an_error(tmp_path, monkeypatch):
 def test_the_whole_demo(tmp_path, monkeypatch):
     from blockformer.cli import app
 
-    fewer = dataclasses.replace(steps.QUICK, corpus_bytes=300_000, max_steps=15, docstrings=12)
-    monkeypatch.setattr(steps, "QUICK", fewer)
-    some = search.docstrings(Path(asyncio.__file__).parent)
-    monkeypatch.setattr(search, "docstrings", lambda: some)
+    shorten(monkeypatch)
     output = tmp_path / "out"
     result = CliRunner().invoke(app, ["demo", "--quick", "--output", str(output)])
     assert result.exit_code == 0, (result.output, result.exception)

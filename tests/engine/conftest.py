@@ -24,3 +24,17 @@ def compiling_here(monkeypatch):
 def untraced(monkeypatch):
     """Run the functions that would be compiled as they are."""
     monkeypatch.setattr(compiled.CompiledFunction, "of", classmethod(lambda cls, module, *_: module))
+
+
+@pytest.fixture
+def compile_only(monkeypatch):
+    """A function that has only modules of some classes compiled from then on; the others run as they are."""
+    compile_it = compiled.CompiledFunction.of
+
+    def only(*classes):
+        def of(cls, module, *given):
+            return compile_it(module, *given) if isinstance(module, classes) else module
+
+        monkeypatch.setattr(compiled.CompiledFunction, "of", classmethod(of))
+
+    return only

@@ -25,7 +25,7 @@ from blockformer.engine.cache_folder import cache_folder
 from blockformer.engine.onednn import PackedCopies
 from blockformer.engine.step import CompiledSteps
 from blockformer.engine.step_functions import Example, StepFunctions
-from blockformer.engine.step_parts import LayersPart, TracedExperts
+from blockformer.engine.step_parts import FirstPart, LastPart, LayersPart, TracedExperts
 
 # On a busy machine the compiler may take minutes for one step, and some tests compile four.
 pytestmark = [pytest.mark.usefixtures("folder"), pytest.mark.timeout(1200)]
@@ -428,9 +428,11 @@ def _other_weights():
 
 
 @torch.no_grad()
-def test_weights_that_change_or_move_are_seen(compiling_here, monkeypatch, tmp_path):
+def test_weights_that_change_or_move_are_seen(compiling_here, compile_only, monkeypatch, tmp_path):
+    compile_only(FirstPart, LayersPart, LastPart)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the code is of other products than elsewhere in this file
     take_onednn(monkeypatch, is_packed=True)
+    monkeypatch.setattr(step_functions, "_SMALL_LAYERS", 1)  # both layers run the same code, which takes half as long
     plain, quick = pair()
     ids = token_ids(6, 9, vocab=97)
     assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
@@ -544,10 +546,13 @@ def test_the_default_device_is_of_no_matter(family, untraced):
 
 
 @torch.no_grad()
-def test_modules_that_are_replaced_are_seen():
+def test_weights_and_modules_that_are_replaced_are_seen():
     plain, quick = pair()
     ids = token_ids(3, 9, vocab=97)
     one_more_token(quick, ids)
+    for change in (_write, _replace, lambda model: model.to(torch.bfloat16).to(torch.float32)):
+        change(plain), change(quick)
+        assert_close(one_more_token(quick, ids), one_more_token(plain, ids))
     for each in (plain, quick):
         torch.manual_seed(3)
         each.lm_head = torch.nn.Linear(32, 97, bias=False)
@@ -643,8 +648,11 @@ def test_without_a_compiler_it_runs_uncompiled(monkeypatch, tmp_path, caplog):
     assert "compiling it failed: the disk is full" in said[-1]
 
 
+@pytest.mark.parametrize("together", [1, pytest.param(8, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_text_by_weights_of_4_bits_follows_them(dtype):
+def test_a_text_by_weights_of_4_bits_follows_them(dtype, together, compile_only, monkeypatch):
+    compile_only(LayersPart)  # which has all of these weights
+    monkeypatch.setattr(step_functions, "_SMALL_LAYERS", together)
     plain = low_model(dtype)
     quick = copy.deepcopy(plain).prepare_for_inference(compile=True)
     assert_same_logits(quick, plain)

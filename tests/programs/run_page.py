@@ -1,6 +1,7 @@
 """Run the blocks of a page one after the other, as a reader would; print a JSON list of what each wrote.
 
-Argument: a JSON list of [language, body]. A `console` block has one command a line, behind `$ `.
+Arguments: a JSON list of [language, body], where a `console` block has one command a line, behind `$ `; and the folder
+of `short_demo.py` where the demo shall be short.
 """
 
 import contextlib
@@ -69,4 +70,12 @@ def run(blocks):
     return written
 
 
-print(json.dumps(run(json.loads(sys.argv[1]))))
+blocks, *tests = sys.argv[1:]
+if tests:
+    import pytest
+
+    sys.path += tests
+    from short_demo import shorten
+
+    shorten(pytest.MonkeyPatch())
+print(json.dumps(run(json.loads(blocks))))
