@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import yaml
 from example_files import EXAMPLES
-from own_blocks import ALL, FILES, NORM, VALUES, block_file, forgotten_after
+from own_blocks import ALL, FILES, LOOKED_UP, NORM, VALUES, block_file, forgotten_after
 
 from blockformer.cli.entry import main
 from blockformer.lab.experiment import LabError
@@ -32,13 +32,13 @@ def test_the_example_compares_ideas_and_the_folder_keeps_them(tmp_path):
         main(["lab", str(path), "--output", str(tmp_path / "out")])
     assert not end.value.code
     rows = {row["variant"]: row for row in read_rows(tmp_path / "out")}
-    ideas = {**ALL, "attention_type": "value_residual"}
-    assert {"base", *(f"{axis}={value}" for each in (ALL, ideas) for axis, value in each.items())} == rows.keys()
+    ideas = {*ALL.items(), ("attention_type", "value_residual"), ("attention_type", "value_embeddings")}
+    assert {"base", *(f"{axis}={value}" for axis, value in ideas)} == rows.keys()
     digest = hashlib.sha256(NORM.read_bytes()).hexdigest()
     row = rows["norm_type=dynamic_tanh"]
     assert (row["config"]["blocks"], row["config"]["dynamic_tanh_alpha"]) == ({NORM.name: digest}, 0.5)
     assert rows["base"]["config"]["blocks"] is None
-    for file in (*FILES, VALUES):
+    for file in (*FILES, VALUES, LOOKED_UP):
         assert (tmp_path / "out/blocks" / file.name).read_bytes() == file.read_bytes()
     assert len({row["bits_per_byte"] for row in rows.values()}) == len(rows)
 
