@@ -457,7 +457,8 @@ def decisions(monkeypatch, tmp_path):
 def ask(answer, question="x", threads=2):
     """What is answered to a process that measures this."""
     before = torch.get_num_threads()
-    measure._verdicts.clear()
+    for known in (measure._verdicts, *measure._with_other_threads.values()):
+        known.clear()
     torch.set_num_threads(threads)
     try:
         return measure.is_measured(question, lambda: answer)
@@ -477,6 +478,18 @@ def test_what_one_process_has_measured_all_of_them_do(decisions):
     one = next(machine for machine in kept if " 2 threads" in machine)
     decisions.write_text(json.dumps({one: {"x": False}}))  # a person decides
     assert not ask(True)
+
+
+def test_a_process_asks_anew_for_another_number_of_threads(decisions, monkeypatch):
+    monkeypatch.setattr(measure, "_with_other_threads", {})
+    before = torch.get_num_threads()
+    try:
+        for threads, answer, kept in ((2, True, True), (1, False, False), (2, False, True), (1, True, False)):
+            torch.set_num_threads(threads)
+            assert measure.is_measured("threads", lambda answer=answer: answer) is kept
+            assert measure.verdicts()["threads"] is kept
+    finally:
+        torch.set_num_threads(before)
 
 
 @torch.no_grad()

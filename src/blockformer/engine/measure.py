@@ -66,16 +66,27 @@ def own_trace(packed_copies: bool = False):
 
 
 _lock = threading.RLock()  # one measurement may ask for another
-_verdicts: dict[Hashable, bool] = {}
+_first: list[int] = []  # how many threads PyTorch had when this process first asked
+_verdicts: dict[Hashable, bool] = {}  # for so many, and for other numbers of them:
+_with_other_threads: dict[int, dict[Hashable, bool]] = {}
+
+
+def _known() -> dict[Hashable, bool]:
+    """The answers of this process for the present number of threads."""
+    threads = torch.get_num_threads()
+    if not _first:
+        _first.append(threads)
+    return _verdicts if threads == _first[0] else _with_other_threads.setdefault(threads, {})
 
 
 def is_measured(question: Hashable, measure: Callable[[], bool]) -> bool:
     """The result of `measure`, which answers a question once on a machine: see `decisions_file`."""
-    if question not in _verdicts:
+    known = _known()
+    if question not in known:
         with _lock:
-            if question not in _verdicts:
-                _verdicts[question] = _decided(str(question), measure)
-    return _verdicts[question]
+            if question not in known:
+                known[question] = _decided(str(question), measure)
+    return known[question]
 
 
 _file: list[Path] = []  # the file that `use_decisions` was given
@@ -99,7 +110,8 @@ def use_decisions(file: str | os.PathLike) -> None:
     with _lock:
         if _file != [file]:
             _file[:] = [file]
-            _verdicts.clear()
+            for known in (_verdicts, *_with_other_threads.values()):
+                known.clear()
 
 
 def decisions_file() -> Path | None:
@@ -161,13 +173,13 @@ def _kept_in(file: Path | None) -> dict[str, dict[str, bool]]:
 
 
 def verdicts() -> dict[Hashable, bool]:
-    """All answers of this process so far."""
-    return dict(_verdicts)
+    """All answers of this process so far, for the present number of threads."""
+    return dict(_known())
 
 
 def adopt_verdicts(found: dict[Hashable, bool]) -> None:
-    """Take over another process's answers."""
-    _verdicts.update(found)
+    """Take over another process's answers, for the present number of threads."""
+    _known().update(found)
 
 
 def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9) -> bool:
