@@ -48,7 +48,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def _sample_of(tensor):
     """A NumPy array over the memory of some numbers of a weight [O, I], of any dtype, as integers.
 
-    They lie on its diagonal: whoever writes to some rows or some columns, as to those of a head, writes to one of them.
+    They lie on its diagonal: whoever writes to some rows or columns, such as a head's, writes to one of them.
     """
     numbers = tensor.view(_INTEGERS[tensor.element_size()])
     steps = [-(-size // _SAMPLED) for size in tensor.shape]
