@@ -128,8 +128,8 @@ class Anatomy:
     def boxes(self) -> Iterator[Box]:
         """Every box, from the tokens up; where layers differ, the boxes of each kind."""
         for stack in self.stacks:
-            beside = (stack.projected, stack.added, stack.attended)
-            yield from (*stack.embeddings, *(box for box in beside if box), *stack.after)
+            between = (stack.projected, stack.added, stack.attended)
+            yield from (*stack.embeddings, *(box for box in between if box), *stack.after)
             for kind in stack.kinds:
                 yield from (kind.own,) if kind.own is not None else ()
                 for sub in kind.sublayers:
