@@ -1,4 +1,4 @@
-"""The loop that writes text on a GPU by captured steps: greedy search and sampling, as the library's `_sample` has them.
+"""The loop that writes text on a GPU by captured steps: greedy search and sampling, as in the library's `_sample`.
 
 The host never waits for a token. It launches the next one, and reads some tokens late whether all rows have ended; what
 was written after the end is cut off. Where a call asks for processors or criteria, they are the library's own.

@@ -6,8 +6,10 @@ size, C hidden size, V vocabulary.
 
 import types
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 from transformers.cache_utils import Cache
 
 from ..model.positions import rotations_of
@@ -43,7 +45,7 @@ class Parts:
         if stack.passes > 1:
             raise Uncompiled("layers share their weights")
         self._joined = join(stack.layers)
-        in_place = {
+        in_place: dict[nn.Module, nn.Module] = {
             layer: part for product in self._joined for layer, part in zip(product.layers, product.parts(), strict=True)
         }
         config = stack.config
@@ -77,7 +79,7 @@ class Parts:
 
 
 def _compiled(function):
-    """`torch.compile` of a copy of a function: the compiler bounds how often it compiles the same one, whoever calls."""
+    """`torch.compile` of a copy of a function: the compiler bounds how often it compiles the same one for all callers."""
     own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
     return torch.compile(own, fullgraph=True, backend=_backend)
 
@@ -168,7 +170,7 @@ class Steps:
         self.logits: torch.Tensor | None = None
         self.problem: str | None = None
         self._graphs: dict[tuple[int, bool], tuple | None] = {}
-        self._pool = None
+        self._pool: Any = None
         self._done = torch.cuda.Event() if device.type == "cuda" else None
 
     def fits(self, prompt: Prompt, room: int) -> bool:
@@ -271,9 +273,9 @@ class Steps:
             for _ in range(2):  # what is compiled and tuned is not captured
                 self._run(seen, greedy)
         torch.cuda.current_stream().wait_stream(stream)
-        graph, settings = torch.cuda.CUDAGraph(), {"pool": self._pool, "capture_error_mode": "thread_local"}
+        graph, mode = torch.cuda.CUDAGraph(), "thread_local"
         try:
-            with torch.inference_mode(False), torch.cuda.graph(graph, **settings):
+            with torch.inference_mode(False), torch.cuda.graph(graph, self._pool, capture_error_mode=mode):
                 self._run(seen, greedy)
             self._pool, captured = graph.pool(), (graph, self.logits)
         except RuntimeError as error:

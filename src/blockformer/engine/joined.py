@@ -7,6 +7,7 @@ I inputs and O outputs of a linear layer.
 """
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -112,7 +113,7 @@ def _can_join(layers: list) -> bool:
     )
 
 
-def twin(module: nn.Module, in_place: dict[nn.Module, nn.Module]) -> nn.Module:
+def twin(module: nn.Module, in_place: Mapping[nn.Module, nn.Module]) -> nn.Module:
     """A module of the same parameters, with some parts replaced, whose place among the layers is 0.
 
     Code that is compiled for one layer then serves all that are alike.
@@ -123,5 +124,5 @@ def twin(module: nn.Module, in_place: dict[nn.Module, nn.Module]) -> nn.Module:
     parts = {name: None if part is None else twin(part, in_place) for name, part in module._modules.items()}
     vars(own)["_modules"] = parts
     if "layer_idx" in vars(own):
-        own.layer_idx = 0
+        vars(own)["layer_idx"] = 0
     return own
