@@ -48,12 +48,14 @@ def markdown(machine: dict, found: list[Check], times: list[Time], left_out: lis
     if times:
         lines += [
             "",
-            "| work | dtype | unit | Blockformer, best / median | transformers | ratio |",
-            "|---|---|---|---|---|---|",
+            "| work | dtype | unit | Blockformer, best / median | transformers | ratio | |",
+            "|---|---|---|---|---|---|---|",
         ]
     for each in times:
         pairs = [f"{best:,.2f} / {median:,.2f}" for best, median in (each.ours, each.theirs)]
-        lines.append(f"| {each.work} | {each.dtype} | {each.unit} | {pairs[0]} | {pairs[1]} | {each.ratio:.2f} |")
+        lines.append(
+            f"| {each.work} | {each.dtype} | {each.unit} | {pairs[0]} | {pairs[1]} | {each.ratio:.2f} | {each.note} |"
+        )
     lines += [f"\nNot measured: {what}." for what in left_out]
     return "\n".join(lines) + "\n"
 
@@ -100,7 +102,10 @@ def timed(works: list[str], tiny: bool, end: float) -> tuple[list[Time], list[st
         try:
             for row in WORKS[name](tiny):
                 times.append(row)
-                print(f"{row.work}, {row.dtype}: {row.ours[1]:.2f} {row.unit}, ratio {row.ratio:.2f}", flush=True)
+                print(
+                    f"{row.work}, {row.dtype}: {row.ours[1]:.2f} {row.unit}, ratio {row.ratio:.2f} {row.note}",
+                    flush=True,
+                )
                 if time.monotonic() > end:
                     left_out.append(f"what follows in {name}, out of time")
                     break

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 import transformers
-from gpu_models import converted
-from transformers.generation import StoppingCriteria, StoppingCriteriaList
+from gpu_models import converted, project
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -27,6 +24,7 @@ class Time:
     unit: str
     ours: tuple[float, float]
     theirs: tuple[float, float]
+    note: str = ""
 
     @property
     def ratio(self) -> float:
@@ -127,51 +125,118 @@ def _qwen3(layers: int, vocabulary: int):
     )  # fmt: skip
 
 
-class _Clock(StoppingCriteria):
-    """Notes when each token is there."""
-
-    def __init__(self):
-        self.times: list[float] = []
-
-    def __call__(self, input_ids, scores, **kwargs):
-        torch.cuda.synchronize()
-        self.times.append(time.perf_counter())
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+# Qwen3's shapes by the name of the size: width, inner width, heads, layers, and whether the head is the embeddings.
+SHAPES = {"0.6B": (1024, 3072, 16, 28, True), "4B": (2560, 9728, 32, 36, True), "8B": (4096, 12288, 32, 36, False)}
 
 
-def decoding(tiny: bool, shapes=((1, 128), (16, 2048), (1, 2048), (16, 128))) -> Iterator[Time]:
-    """Tokens of Qwen3-0.6B's shape: both as they are, and both over a static cache."""
-    config = _qwen3(2, 1000) if tiny else _qwen3(28, 151936)
+def decoding(tiny: bool) -> Iterator[Time]:
+    """Tokens of Qwen3's shapes and of encoder-decoders, ours compiled, transformers over a static cache or uncompiled.
+
+    Whole calls of two lengths are timed; the difference is what the tokens cost, with all that the host does.
+    """
+    copy_rate = _copy_rate(tiny)
+    yield Time("a copy in memory", "bfloat16", "GB/s", *2 * ((copy_rate, copy_rate),))
+    for size in ("0.6B", "4B", "8B"):
+        yield from _texts(size, ((1, 128),), copy_rate, tiny)
+    yield from _translations(tiny)
+    yield from _texts("0.6B", ((16, 2048), (1, 2048), (16, 128)), copy_rate, tiny)
+
+
+def _texts(size: str, works, copy_rate: float, tiny: bool) -> Iterator[Time]:
+    """Tokens of batches [rows, tokens of the prompt]."""
+    theirs = _random(transformers.Qwen3ForCausalLM, _qwen3_of(size, tiny))
+    ours = _same_weights(theirs).prepare_for_inference(compile=True)
+    if size == "0.6B":
+        theirs.generation_config.cache_implementation = "static"
+    way = "compiled, against their static cache" if size == "0.6B" else "compiled, against eager"
+    nbytes = sum(weight.nbytes for weight in theirs.parameters())
+    for batch, context in works:
+        ids = torch.randint(3, theirs.config.vocab_size, (batch, context), device="cuda")
+        batches = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        both = [_writing(model, batches) for model in (ours, theirs)]
+        found = interleaved(*both, 4)
+        rate = nbytes / found[0][0] / 1e6
+        note = f"weights at {rate:,.0f} GB/s, {rate / copy_rate:.0%} of the copy" if batch == 1 else ""
+        yield Time(f"Qwen3-{size}, a token of {batch} x {context}, {way}", "bfloat16", "ms", *found, note)
+    del ours, theirs
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _translations(tiny: bool) -> Iterator[Time]:
+    """Tokens of encoder-decoders."""
+    sizes = {"num_layers": 2, "d_model": 64, "num_heads": 2, "d_ff": 64} if tiny else {
+        "num_layers": 12, "d_model": 768, "num_heads": 12, "d_ff": 3072,
+    }  # fmt: skip
+    config = transformers.T5Config(**sizes, d_kv=sizes["d_model"] // sizes["num_heads"], decoder_start_token_id=0)
+    theirs = _random(transformers.T5ForConditionalGeneration, config)
+    ours = converted(theirs).to("cuda", torch.bfloat16).prepare_for_inference(compile=True)
+    for batch in (1, 16):
+        ids = torch.randint(3, 1000, (batch, 64), device="cuda")
+        batches = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        found = interleaved(*(_writing(model, batches) for model in (ours, theirs)), 4)
+        yield Time(f"T5-base, a token of {batch} sources of 64, compiled, against eager", "bfloat16", "ms", *found)
+
+
+def _random(kind: type, config):
+    """A model of transformers' with random weights, made on the GPU."""
     torch.manual_seed(0)
-    peer = transformers.Qwen3ForCausalLM(config).to(torch.bfloat16).eval()
-    ours = converted(peer).to("cuda", torch.bfloat16).eval()
-    peer = peer.to("cuda")
-    static = copy.deepcopy(peer)
-    static.generation_config.cache_implementation = "static"
-    for batch, context in shapes:
-        name = f"Qwen3-0.6B, a token of {batch} x {context}"
-        plain = [_writing(model, batch, context) for model in (ours, peer)]
-        yield Time(name, "bfloat16", "ms", *interleaved(*plain, 2))
-        compiled = _writing(copy.deepcopy(ours).prepare_for_inference(compile=True), batch, context)
-        yield Time(f"{name}, compiled, against eager", "bfloat16", "ms", *interleaved(compiled, plain[1], 2))
-        yield Time(
-            f"{name}, compiled, against their static cache", "bfloat16", "ms",
-            *interleaved(compiled, _writing(static, batch, context), 8),
-        )  # fmt: skip
-        del compiled
-        gc.collect()
+    with torch.device("cuda"):
+        torch.set_default_dtype(torch.bfloat16)
+        model = kind(config).eval()
+        torch.set_default_dtype(torch.float32)
+    model.generation_config.eos_token_id = None
+    return model
 
 
-def _writing(model, batch: int, context: int, tokens: int = 32) -> Callable[[], list[float]]:
-    ids = torch.randint(3, model.config.vocab_size, (batch, context), device="cuda")
+def _same_weights(theirs):
+    """Ours of Qwen3's shape with the same weights, held once: only the norms have other names."""
+    blockformer = project()
+    sizes = theirs.config.to_dict()
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    names += ("num_hidden_layers", "vocab_size", "tie_word_embeddings")
+    config = blockformer.preset("qwen3", **{name: sizes[name] for name in names})
+    norms = {"input_layernorm": "self_attn_pre_norm", "post_attention_layernorm": "mlp_pre_norm"}
+    weights = {}
+    for name, weight in theirs.state_dict().items():
+        for before, after in norms.items():
+            name = name.replace(before, after)
+        weights[name] = weight
+    model = blockformer.BlockformerDecoderForCausalLM.from_pretrained(
+        None, config=config, state_dict=weights, dtype=torch.bfloat16, device_map="cuda"
+    ).eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def _qwen3_of(size: str, tiny: bool):
+    width, inner, heads, layers, is_tied = SHAPES[size]
+    if tiny:
+        width, inner, heads, layers = 64, 96, 2, 2
+    return transformers.Qwen3Config(
+        hidden_size=width, intermediate_size=inner, num_attention_heads=heads, num_key_value_heads=min(8, heads),
+        head_dim=32 if tiny else 128, num_hidden_layers=layers, vocab_size=1000 if tiny else 151936,
+        tie_word_embeddings=is_tied,
+    )  # fmt: skip
+
+
+def _copy_rate(tiny: bool) -> float:
+    """GB/s that a copy within the GPU's memory reads and writes."""
+    source = torch.empty(1 << (20 if tiny else 30), dtype=torch.bfloat16, device="cuda")
+    target = torch.empty_like(source)
+    times = [_timed(lambda: target.copy_(source))()[0] for _ in range(10)]
+    return 2 * source.nbytes / min(times) / 1e6
+
+
+def _writing(model, batch: dict, tokens: int = 64) -> Callable[[], list[float]]:
+    """Milliseconds a token of a greedy text: of calls of two lengths the difference."""
+
+    def call(count: int) -> float:
+        return _timed(lambda: model.generate(**batch, do_sample=False, max_new_tokens=count, pad_token_id=0))()[0]
 
     def once() -> list[float]:
-        clock = _Clock()
-        model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens,
-            stopping_criteria=StoppingCriteriaList([clock]), pad_token_id=0,
-        )  # fmt: skip
-        return [1e3 * (later - earlier) for earlier, later in itertools.pairwise(clock.times)][1:]
+        short, long = (min(call(count) for _ in range(2)) for count in (8, 8 + tokens))
+        return [(long - short) / tokens]
 
     return once
 

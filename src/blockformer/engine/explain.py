@@ -18,7 +18,7 @@ from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear
 from .packed import PackedLinear
 from .prepare import check_class
-from .runtime import AcceleratorRuntime, CompiledRuntime
+from .runtime import AcceleratorRuntime, CompiledRuntime, WritingRuntime
 from .step import can_compile
 
 _PREPARE = "prepare_for_inference() may make it faster"
@@ -110,6 +110,8 @@ def explain(model) -> Explanation:
     """
     check_class(model)
     fallbacks = [part.fallbacks for part in _compiled_parts(model)]
+    if isinstance(model.runtime, WritingRuntime):
+        fallbacks.append(model.runtime.decoding.fallbacks)
     reasons = {f"{each.part}: {reason}": count for each in fallbacks for reason, count in each.reasons.items()}
     file = measure.decisions_file()
     return Explanation(
@@ -182,6 +184,8 @@ def _writing(model) -> list[Part]:
     if not can_compile(model):
         return []
     steps = getattr(model.runtime, "steps", None)
+    if isinstance(model.runtime, WritingRuntime):
+        return [Part("one more token", "a CUDA graph of compiled layers; with beams compiled by transformers")]
     if _has_static_cache(model):
         return [Part("one more token", "compiled by transformers, in `generate` only")]
     if steps is None:

@@ -15,6 +15,7 @@ from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.stack import Stack
 from . import accelerator, eight_bit_head, layers, onednn, step
 from .attention import PreparedAttention, sdpa_attention
+from .decoding import GraphDecoding
 from .eight_bit_head import EightBitHead
 from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
 from .four_bits import PreparedQuantizedLinear
@@ -22,7 +23,7 @@ from .latent import PreparedLatentAttention
 from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled, use_decisions
 from .packed import pack_weights, unpack_weights
-from .runtime import AcceleratorRuntime, CompiledRuntime, LoadedRuntime
+from .runtime import AcceleratorRuntime, CompiledRuntime, LoadedRuntime, WritingRuntime
 from .step_parts import TracedExperts
 
 # Each plain class and its replacement of the same parameters in a prepared model, in one with compiled steps, and on a
@@ -71,8 +72,9 @@ def prepare_for_inference(
             noticed, also by a merged adapter, except when single numbers of a weight that is held twice, or less than a
             sixteenth of its rows or columns, are written through `.data`, or when tensors of inference mode are written
             to. An encoder that is faster uncompiled on this processor is prepared as without `compile`. Classes and
-            attention functions from outside of Blockformer, PyTorch and transformers run uncompiled. On CUDA and XPU,
-            `generate` gets a static cache, for which transformers compiles the step.
+            attention functions from outside of Blockformer, PyTorch and transformers run uncompiled. On CUDA,
+            `generate` writes by graphs of compiled layers; where it cannot, and on XPU, it gets a static cache, for
+            which transformers compiles the step.
         head_bits: with 8, a compiled step of one text with up to four beams, or of up to four texts without beams,
             reads the head rounded to 8 bits. Its logits differ by about 1% of the logits' standard deviation, a few by
             up to 6%. A decoder's prompt, and so its first token, reads the plain head, which is kept; an
@@ -167,6 +169,8 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
         model._cache_before = model.generation_config.cache_implementation
         model.generation_config.cache_implementation = "static"
         model.create_masks_for_generate = accelerator.masks_for_generate
+        if model.device.type == accelerator.DEVICE:
+            model.runtime = WritingRuntime(GraphDecoding(model))
 
 
 def _make_plain(model) -> None:
@@ -256,7 +260,9 @@ def _forget_compiled(model) -> None:
         del model.create_masks_for_generate
     for module in model.modules():
         if isinstance(module, BlockformerPreTrainedModel):
-            module.__dict__.pop("runtime", None)
+            runtime = module.__dict__.pop("runtime", None)
+            if isinstance(runtime, WritingRuntime):
+                runtime.decoding.undo()
 
 
 def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> None:

@@ -8,6 +8,7 @@ from ..training.chunked_loss import loss_in_chunks
 from ..training.late_outputs import make_output
 from . import accelerator
 from .attention import is_in_use
+from .decoding import GraphDecoding
 from .growing_cache import grow_in_place
 from .layers import CompiledLayers
 from .step import CompiledSteps, output_of
@@ -65,6 +66,16 @@ class AcceleratorRuntime(LoadedRuntime):
             return None
         named = {**named, "past_key_values": accelerator.PaddingCache(cache, layer_inputs.unpadding)}
         return stack._run_layers(hidden_states, encoder_hidden_states, position_bias, layer_inputs, **named)
+
+
+class WritingRuntime(LoadedRuntime):
+    """A model on a GPU that writes by captured steps."""
+
+    def __init__(self, decoding: GraphDecoding):
+        self.decoding = decoding
+
+    def sample(self, model, input_ids, arguments, named):
+        return self.decoding.sample(model, input_ids, arguments, named)
 
 
 class CompiledRuntime(LoadedRuntime):

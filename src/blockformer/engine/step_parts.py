@@ -21,24 +21,24 @@ from .few_rows import BLOCK, computed_once
 from .measure import is_own_trace
 
 _AFTER_LAYERS = ("norm", "final_projection")
-WRITTEN = 2 * BLOCK  # places in a buffer that a step writes: the new token's, and zeros
+WRITTEN = 2 * BLOCK  # places in a buffer that a step on a CPU writes: the new token's, and zeros
 
 
 class _Buffers(Cache):
     """A layer's keys and values in buffers [B, K, R, D], of which the new token's place is `place`."""
 
-    def __init__(self, place, length, buffers=()):
+    def __init__(self, place, length, buffers=(), written=WRITTEN):
         super().__init__(layers=[])
-        self.place, self.length, self.buffers = place, length, buffers
+        self.place, self.length, self.buffers, self.written = place, length, buffers, written
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Write the new token's keys and values [B, K, 1, D]; returns all tokens' keys and values, [B, K, S, D].
 
-        Behind it come zeros, since keys and values are read in whole blocks, and at least two of them.
+        Behind it come zeros, up to `written` places, where keys and values are read in whole blocks.
         """
-        places = self.place + torch.arange(WRITTEN, device=self.place.device)
+        places = self.place + torch.arange(self.written, device=self.place.device)
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer.index_copy_(2, places, F.pad(states, (0, 0, 0, WRITTEN - 1)))
+            buffer.index_copy_(2, places, F.pad(states, (0, 0, 0, self.written - 1)))
         return tuple(buffer.narrow(2, 0, self.length) for buffer in self.buffers)
 
     def get_mask_sizes(self, query_length, layer_idx=0):
@@ -97,11 +97,13 @@ class LayersPart(nn.Module):
     Args:
         rotating: the layer types whose queries and keys rotate, in order.
         beams: rows of a source.
+        written: places of a buffer that are written: the new token's, and zeros behind it.
     """
 
-    def __init__(self, layers, config, rotating, beams: int = 1):
+    def __init__(self, layers, config, rotating, beams: int = 1, written: int = WRITTEN):
         super().__init__()
-        self.config, self.layers, self.rotating, self.beams = config, nn.ModuleList(layers), rotating, beams
+        self.config, self.layers, self.rotating = config, nn.ModuleList(layers), rotating
+        self.beams, self.written = beams, written
 
     def forward(self, states, mask, place, cos_sin, bias, buffers, source_mask, sources):
         """Run the layers.
@@ -128,7 +130,7 @@ class LayersPart(nn.Module):
         layer_inputs = LayerInputs(masks, rotations, place, source_mask)
         for index, layer in enumerate(self.layers):
             own = slice(2 * index, 2 * index + 2)
-            cache: Cache = _Buffers(place, length, buffers[own])
+            cache: Cache = _Buffers(place, length, buffers[own], self.written)
             if source_mask is not None:
                 keys, values = sources[own]
                 cache = _Caches(cache, keys, values, layer.layer_idx)

@@ -36,7 +36,7 @@ from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
 from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
-from .runtime import by_runtime
+from .runtime import by_runtime, sample_by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_token_states
 from .unpadding import Unpadding  # noqa: F401
@@ -229,6 +229,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
     """An encoder-decoder that writes: logits of the next target token."""
 
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
+    _sample = sample_by_runtime
 
     def __init__(self, config):
         super().__init__(config)

@@ -7,6 +7,8 @@ B batch, T length, N tokens, C hidden size, V vocabulary.
 
 import functools
 
+from transformers.generation import GenerationMixin
+
 from .unpadding import find_unpadding
 
 
@@ -21,6 +23,9 @@ class Runtime:
 
     def step(self, model, arguments: tuple, named: dict):
         """The output of a model that writes for these arguments of its `forward`, or None."""
+
+    def sample(self, model, input_ids, arguments: tuple, named: dict):
+        """What `GenerationMixin._sample` gives for a prompt [B, T] and these arguments, or None."""
 
     def layers(self, stack, hidden_states, encoder_hidden_states, position_bias, layer_inputs, named: dict):
         """States [B, T, C] or [1, N, C] after all layers, or None. It is given what layers are."""
@@ -68,3 +73,9 @@ def by_runtime(forward):
         return forward(self, *args, **kwargs) if output is None else output
 
     return forward_by_runtime
+
+
+def sample_by_runtime(self, input_ids, *args, **kwargs):
+    """The library's loop for greedy search and sampling: the model's runtime comes first."""
+    output = self.runtime.sample(self, input_ids, args, kwargs)
+    return GenerationMixin._sample(self, input_ids, *args, **kwargs) if output is None else output

@@ -1,0 +1,271 @@
+"""The loop that writes text on a GPU by captured steps: greedy search and sampling, as in the library's `_sample`.
+
+The host never waits for a token. It launches the next one, and reads some tokens late whether all rows have ended; what
+was written after the end is cut off. Where a call asks for processors or criteria, they are the library's own.
+
+B rows, T tokens of the prompt, S tokens so far, V vocabulary.
+"""
+
+import threading
+from collections import deque
+
+import torch
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+
+from ..model.compat import CACHE
+from .attention import is_in_use
+from .compiled import Modules
+from .fallbacks import Fallbacks, Uncompiled
+from .graphs import Parts, Prompt, Steps, room_for
+from .measure import is_enabled
+
+MOST_LATE = 8
+"""Tokens that are launched after the last one of a text, at most."""
+_BETWEEN = MOST_LATE // 2  # tokens from one question whether the text has ended to the next; an answer is read one late
+_KEPT = 2  # buffers that are kept for later calls
+_SAYS_NOTHING = {"use_cache": (None, True), "synced_gpus": (None, False), "logits_to_keep": (None, 0, 1)}
+_KNOWN = {
+    "logits_processor", "stopping_criteria", "generation_config", "streamer", "attention_mask", "position_ids",
+    "encoder_outputs", "decoder_attention_mask", "past_key_values", "cache", *_SAYS_NOTHING,
+}  # fmt: skip
+_COLLECTED = ("output_hidden_states", "output_attentions", "output_scores", "output_logits", "return_dict_in_generate")
+
+
+class GraphDecoding:
+    """Greedy search and sampling of a model on a GPU.
+
+    Args:
+        model: prepared, in evaluation mode and without gradients.
+        device: the kind of device that it serves. A "cpu" runs the same steps uncompiled, which is for tests.
+    """
+
+    def __init__(self, model, device: str = "cuda"):
+        self._model, self._device = model, device
+        self.fallbacks = Fallbacks("writing")
+        self._lock = threading.Lock()
+        self._parts: Parts | None = None
+        self._modules: Modules | None = None
+        self._free: list[Steps] = []
+
+    def __reduce__(self):
+        return GraphDecoding, (None,), (self._model, self._device)  # a copy captures graphs of its own
+
+    def __setstate__(self, state):
+        self.__init__(*state)  # type: ignore[misc]
+
+    def undo(self) -> None:
+        """Take back what was done to the model's weights."""
+        with self._lock:
+            if self._parts is not None:
+                self._parts.undo()
+            self._parts, self._free = None, []
+
+    def sample(self, model, input_ids, arguments: tuple, named: dict):
+        """The tokens [B, S] of prompts [B, T], or None for the library's loop; arguments are those of `_sample`."""
+        try:
+            call = self._checked(model, input_ids, arguments, named)
+            steps, scores = self._read(call)
+        except Uncompiled as reason:
+            self.fallbacks.note(str(reason))
+            return None
+        try:
+            return _Text(call, steps, scores).written()
+        finally:
+            if steps.problem is not None:
+                self.fallbacks.note(f"a step could not be captured: {steps.problem}")
+            steps.end()
+            with self._lock:
+                if steps.parts is self._parts:
+                    self._free = [*self._free[-_KEPT + 1 :], steps]
+
+    def _checked(self, model, input_ids, arguments, named) -> "_Call":
+        """The call, or `Uncompiled` with what captured steps do not know."""
+        settings = named.get("generation_config")
+        others = [name for name, value in named.items() if name not in _KNOWN and value is not None]
+        others += [name for name, quiet in _SAYS_NOTHING.items() if named.get(name) not in quiet]
+        others += [name for name in _COLLECTED if getattr(settings, name, False)]
+        others += [name for name in ("prefill_chunk_size", "is_assistant") if getattr(settings, name, None)]
+        if input_ids.device.type != self._device or not is_enabled() or input_ids.shape[1] == 0:
+            raise Uncompiled(f"fast ways are off, or the prompt is not on '{self._device}'")
+        if arguments or others:
+            raise Uncompiled(f"{(*others, 'a positional argument')[0]} is given")
+        if getattr(settings, "cache_implementation", None) not in (None, "static"):
+            raise Uncompiled(f"the cache is to be '{settings.cache_implementation}'")
+        cache = named.get(CACHE)
+        own = getattr(cache, "self_attention_cache", cache)
+        if own is not None and any(layer.is_initialized for layer in own.layers):
+            raise Uncompiled("a cache is given")
+        mask = named.get("decoder_attention_mask")
+        if mask is not None and not mask.all():
+            raise Uncompiled("the target is padded")
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(self._device):
+            raise Uncompiled("gradients or autocast are on")
+        if not is_in_use(model.config):
+            raise Uncompiled(f"attention is computed by '{model.config._attn_implementation}'")
+        with self._lock:
+            if self._modules is None:
+                self._modules = Modules(model)
+            is_touched = not self._modules.are_untouched()
+        if is_touched:
+            raise Uncompiled("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
+        return _Call(model, input_ids, named)
+
+    def _read(self, call: "_Call"):
+        """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
+        prompt, scores = call.read()
+        room = room_for(call.longest + 1)
+        with self._lock:
+            if self._parts is not None and not self._parts.are_current():
+                self._parts.undo()
+                self._parts, self._free = None, []
+            if self._parts is None:
+                self._parts = Parts(call.model, is_compiled=self._device != "cpu")
+            found = next((steps for steps in self._free if steps.fits(prompt, room)), None)
+            if found is not None:
+                self._free.remove(found)
+        steps = found or Steps(self._parts, prompt, room, scores.shape[-1])
+        steps.begin(prompt, call.input_ids, call.ends, call.pad)
+        return steps, scores
+
+
+class _Call:
+    """A call of `generate`: what is to be read, and how tokens are chosen."""
+
+    def __init__(self, model, input_ids, named: dict):
+        self.model, self.input_ids, self._named = model, input_ids, named
+        self.settings = named["generation_config"]
+        self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
+        self.streamer = named.get("streamer")
+        self.longest = self.criteria.max_length or self.settings.max_length
+        ends = [each.eos_token_id for each in self.criteria if hasattr(each, "eos_token_id")]
+        self.ends = [int(token) for each in ends for token in each.flatten().tolist()]
+        pad = getattr(self.settings, "_pad_token_tensor", None)
+        self.pad = 0 if pad is None else int(pad)
+        self.own_criteria = [each for each in self.criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
+        self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
+
+    def read(self):
+        """The prompt in a cache of the library's, and float32 scores [B, V] of the next token."""
+        named, config = self._named, self.model.config
+        mask = named.get("attention_mask")
+        rows, length = self.input_ids.shape
+        if config.is_encoder_decoder:
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            output = self.model(
+                encoder_outputs=named["encoder_outputs"], attention_mask=mask, decoder_input_ids=self.input_ids,
+                past_key_values=cache, use_cache=True, logits_to_keep=1,
+            )  # fmt: skip
+            visible = self.input_ids.new_ones(rows, length, dtype=torch.bool)
+            positions = self.input_ids.new_full((rows, 1), length)
+            source_mask = None if mask is None else mask != 0
+            prompt = Prompt(cache.self_attention_cache, visible, positions, cache.cross_attention_cache, source_mask)
+        else:
+            cache = DynamicCache()
+            positions = named.get("position_ids")
+            if mask is not None and (not isinstance(mask, torch.Tensor) or mask.shape != (rows, length)):
+                raise Uncompiled("the attention mask is not [batch, length]")
+            output = self.model(
+                input_ids=self.input_ids, attention_mask=mask, position_ids=positions, past_key_values=cache,
+                use_cache=True, logits_to_keep=1,
+            )  # fmt: skip
+            visible = self.input_ids.new_ones(rows, length, dtype=torch.bool) if mask is None else mask != 0
+            last = visible.sum(-1, keepdim=True) - 1 if positions is None else positions[:, -1:].expand(rows, 1)
+            prompt = Prompt(cache, visible, last.clamp(min=0) + 1)
+        logits = output.logits[:, -1].to(copy=True, dtype=torch.float32)
+        if logits.shape[0] != rows or len(prompt.cache.layers) != len(self.model.get_decoder().layers):
+            raise Uncompiled("the cache does not hold this model's keys and values")
+        return prompt, logits
+
+
+class _Text:
+    """A text that is being written, of which the steps hold the tokens."""
+
+    def __init__(self, call: _Call, steps: Steps, scores):
+        self._call, self._steps, self._scores = call, steps, scores
+        self._unread: deque[_Late] = deque()
+        self._random: deque[torch.Tensor] = deque(maxlen=2 * MOST_LATE + 1)  # states before each of the last tokens
+
+    @torch.no_grad()
+    def written(self):
+        """All tokens [B, S]."""
+        call, steps = self._call, self._steps
+        start = call.input_ids.shape[1]
+        for length in range(start, call.longest):
+            if length > start:
+                steps.advance(length, call.is_greedy)
+            if length == start or not call.is_greedy:
+                self._choose(length)
+            if self._is_over(length - start):
+                break
+        while self._unread:
+            self._is_told(self._unread.popleft())
+        count = int(steps.count)
+        if call.streamer is not None:
+            call.streamer.end()
+        written = length + 1 - start
+        if call.settings.do_sample and count < written:  # as if nothing had been drawn after the end
+            _set_random(steps.ids.device, self._random[count - written])
+        return steps.output[:, : start + count].clone()
+
+    def _choose(self, length: int) -> None:
+        """The token at this place, by the library's processors and criteria."""
+        call, steps = self._call, self._steps
+        if length > call.input_ids.shape[1]:
+            assert steps.logits is not None
+            self._scores = steps.logits[:, -1].to(copy=True, dtype=torch.float32)
+        scores = call.processors(steps.output[:, :length], self._scores)
+        if call.settings.do_sample:
+            self._random.append(_get_random(steps.ids.device))
+            token = torch.multinomial(scores.softmax(-1), num_samples=1)[:, 0]
+        else:
+            token = scores.argmax(-1)
+        token = torch.where(steps.unfinished, token, steps.pad) if call.ends else token
+        steps.count += steps.unfinished.any()
+        steps.output[:, length] = token
+        steps.ids.copy_(token[:, None])
+        steps.unfinished &= ~call.criteria(steps.output[:, : length + 1], None)
+
+    def _is_over(self, number: int) -> bool:
+        """Whether the text is known to have ended, after this many tokens and one more."""
+        call, steps = self._call, self._steps
+        is_read = call.streamer is not None or bool(call.own_criteria)
+        if is_read or (call.ends and number % _BETWEEN == 0):
+            tokens = None if call.streamer is None else steps.ids[:, 0]
+            self._unread.append(_Late(steps.unfinished.any(), tokens))
+        is_over = False
+        while len(self._unread) > (0 if call.own_criteria else 1) and not is_over:
+            is_over = self._is_told(self._unread.popleft())
+        if is_over:
+            self._unread.clear()  # what came after the end
+        return is_over
+
+    def _is_told(self, late: "_Late") -> bool:
+        """Wait for what was to be read: a streamer gets its tokens. Whether all rows had ended then."""
+        late.wait()
+        if late.tokens is not None:
+            self._call.streamer.put(late.tokens)
+        return not bool(late.goes_on)
+
+
+class _Late:
+    """What the host reads later: whether a row goes on, and tokens int [B] or None."""
+
+    def __init__(self, goes_on, tokens):
+        self.goes_on = goes_on.to("cpu", non_blocking=True)
+        self.tokens = None if tokens is None else tokens.to("cpu", non_blocking=True, copy=True)
+        self._event = torch.cuda.Event() if goes_on.device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
+
+def _get_random(device):
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random(device, state) -> None:
+    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)

@@ -1,0 +1,304 @@
+"""A decoder's next token on a GPU: one CUDA graph over layers that are compiled once for all that are alike.
+
+B rows, S tokens that a graph looks at, R room of the buffers, E room for an encoder's states, K key/value heads, D head
+size, C hidden size, V vocabulary.
+"""
+
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+
+from ..model.positions import rotations_of
+from .compiled import _unknown_code
+from .fallbacks import Uncompiled
+from .few_rows import BLOCK
+from .joined import join, once, twin
+from .step_parts import FirstPart, LastPart, LayersPart
+
+# Inductor writes the product of one row as a loop of its own, and tries several for each kernel.
+_OPTIONS = {"coordinate_descent_tuning": True}
+_LEAST_ROOM = 128
+
+
+def room_for(length: int) -> int:
+    """Places for so many tokens: few different numbers, at most an eighth more than needed in long texts."""
+    step = max(_LEAST_ROOM, 1 << max(0, length.bit_length() - 4))
+    return -(-length // step) * step
+
+
+class Parts:
+    """The parts of a model's step for a GPU, as functions of tensors.
+
+    Args:
+        model: a decoder with a language model head, or an encoder-decoder.
+        is_compiled: whether the parts are compiled; a CPU runs them as they are.
+    """
+
+    def __init__(self, model, is_compiled: bool):
+        if (unknown := _unknown_code(model)) is not None:
+            raise Uncompiled(f"the model contains code of another package: {unknown}")
+        stack = model.get_decoder()
+        if stack.passes > 1:
+            raise Uncompiled("layers share their weights")
+        self._joined = join(stack.layers)
+        in_place: dict[nn.Module, nn.Module] = {
+            layer: part for product in self._joined for layer, part in zip(product.layers, product.parts(), strict=True)
+        }
+        config = stack.config
+        self.kinds = [layer.layer_type for layer in stack.layers]
+        layers = [twin(layer, in_place) for layer in stack.layers]
+        weight = stack.embed_tokens.weight
+        states = torch.zeros(1, 1, config.hidden_size, dtype=weight.dtype, device=weight.device)
+        place = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
+        rotating = sorted(rotations_of(stack.rotary_emb, config, states, place))
+        self.layers = [LayersPart([layer], config, rotating, written=1) for layer in layers]
+        self.first, self.last = FirstPart(stack), LastPart(model, stack)
+        self.windows = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in self.kinds}
+        compiled = _compiled if is_compiled else (lambda function: function)
+        self.run_first, self.run_layer = compiled(_first), compiled(_layer)
+        self.run_last, self.choose = compiled(_last), compiled(_choose)
+        self._model = model
+        self._places = self._addresses()
+
+    def are_current(self) -> bool:
+        """Whether every weight still lies where the graphs read it."""
+        return self._places == self._addresses()
+
+    def undo(self) -> None:
+        """Take the joined products apart."""
+        for product in self._joined:
+            product.undo()
+
+    def _addresses(self) -> list[int]:
+        tensors = (*self._model.parameters(), *self._model.buffers())
+        return [tensor.data_ptr() for tensor in tensors]
+
+
+def _compiled(function):
+    """`torch.compile` of a copy of a function: the compiler bounds how often it compiles the same one for all callers."""
+    own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    return torch.compile(own, fullgraph=True, backend=_backend)
+
+
+def _backend(graph_module, example_inputs):
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(once(graph_module), example_inputs, config_patches=_OPTIONS)
+
+
+def _first(part, ids, positions, mask, place):
+    return part.forward(ids, positions, mask, place)
+
+
+def _layer(part, states, mask, place, cos_sin, bias, buffers, source_mask, sources):
+    return part.forward(states, mask, place, cos_sin, bias, buffers, source_mask, sources)
+
+
+def _last(part, states):
+    return part.forward(states)
+
+
+def _choose(logits, state_ids, output, place, unfinished, is_end, pad, count):
+    """Greedy choice from logits [B, 1, V], kept in `output` [B, R]; a row that has ended gets padding."""
+    token = logits[:, -1].float().argmax(-1)
+    token = torch.where(unfinished, token, pad)
+    count.add_(unfinished.any())
+    unfinished.logical_and_(~is_end[token])
+    state_ids.copy_(token[:, None])
+    output.index_copy_(1, place + 1, token[:, None])
+
+
+@dataclass
+class Prompt:
+    """What a model has read so far.
+
+    Attributes:
+        cache: of the library's, with all keys and values [B, K, T, D] of the T tokens.
+        visible: bool [B, T], which of them are seen.
+        positions: int [B, 1] of the first new token.
+        cross: the cache of the encoder's keys and values [B, K, S, D], or None; `source_mask` bool [B, S] says which of
+            its states are seen, or is None.
+    """
+
+    cache: Cache
+    visible: torch.Tensor
+    positions: torch.Tensor
+    cross: Cache | None = None
+    source_mask: torch.Tensor | None = None
+
+
+class Steps:
+    """The buffers of a batch of B rows, and the graphs that write one more token into them.
+
+    Only one text is written with it at a time.
+
+    Attributes:
+        logits: [B, 1, V], what `advance` has computed.
+        problem: why a step could not be captured, so that it is launched piece by piece; None if each could.
+
+    Args:
+        parts: the model's.
+        prompt: of which keys and values have the sizes; `room` the most tokens.
+        vocabulary: the number of tokens.
+    """
+
+    def __init__(self, parts: Parts, prompt: Prompt, room: int, vocabulary: int):
+        self.parts, self.room = parts, room
+        with torch.inference_mode(False), torch.no_grad():
+            rows, device = len(prompt.visible), prompt.visible.device
+            self.ids = torch.zeros(rows, 1, dtype=torch.long, device=device)
+            self.positions = torch.zeros(rows, 1, dtype=torch.long, device=device)
+            self.place = torch.zeros(1, dtype=torch.long, device=device)
+            self.visible = torch.zeros(rows, room, dtype=torch.bool, device=device)
+            self.output = torch.zeros(rows, room, dtype=torch.long, device=device)
+            self.unfinished = torch.ones(rows, dtype=torch.bool, device=device)
+            self.is_end = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+            self.pad = torch.zeros((), dtype=torch.long, device=device)
+            self.count = torch.zeros((), dtype=torch.long, device=device)
+            self._columns = torch.arange(room, device=device)
+            self._buffers = [_buffers(layer, room) for layer in prompt.cache.layers]
+            self._sources: list = [[] for _ in self._buffers]
+            self._source_visible = None
+            if prompt.cross is not None:
+                length = room_for(prompt.cross.layers[0].keys.shape[2])
+                self._sources = [_buffers(layer, length) for layer in prompt.cross.layers]
+                self._source_visible = torch.zeros(rows, 1, 1, length, dtype=torch.bool, device=device)
+        self.logits: torch.Tensor | None = None
+        self.problem: str | None = None
+        self._graphs: dict[tuple[int, bool], tuple | None] = {}
+        self._pool: Any = None
+        self._done = torch.cuda.Event() if device.type == "cuda" else None
+
+    def fits(self, prompt: Prompt, room: int) -> bool:
+        """Whether a prompt that becomes so many tokens long fits into the buffers."""
+        is_as_wide = len(prompt.visible) == len(self.visible) and room <= self.room
+        if prompt.cross is None or not is_as_wide:
+            return is_as_wide
+        return prompt.cross.layers[0].keys.shape[2] <= self._sources[0][0].shape[2]
+
+    @torch.no_grad()
+    def begin(self, prompt: Prompt, input_ids, ends: list[int], pad: int) -> None:
+        """Take a prompt of tokens int [B, T]. `ends` are tokens after which a row gets only `pad`."""
+        if self._done is not None:
+            torch.cuda.current_stream().wait_event(self._done)  # another stream may have used the buffers last
+        length = prompt.visible.shape[1]
+        for pair, layer in zip(self._buffers, prompt.cache.layers, strict=True):
+            for buffer, states in zip(pair, (layer.keys, layer.values), strict=True):
+                buffer[:, :, :length].copy_(states)
+                buffer[:, :, length:].zero_()  # what is hidden is multiplied by 0, which NaN survives
+        if prompt.cross is not None:
+            source_length = prompt.cross.layers[0].keys.shape[2]
+            for pair, layer in zip(self._sources, prompt.cross.layers, strict=True):
+                for buffer, states in zip(pair, (layer.keys, layer.values), strict=True):
+                    buffer[:, :, :source_length].copy_(states)
+                    buffer[:, :, source_length:].zero_()
+            assert self._source_visible is not None
+            self._source_visible.zero_()
+            self._source_visible[:, 0, 0, :source_length] = True if prompt.source_mask is None else prompt.source_mask
+        self.visible.zero_()
+        self.visible[:, :length] = prompt.visible
+        self.positions.copy_(prompt.positions)
+        self.place.fill_(length)
+        self.pad.fill_(pad)
+        self.is_end.zero_()
+        if ends:
+            self.is_end[torch.tensor(ends, device=self.ids.device)] = True
+        self.unfinished.fill_(True)
+        self.count.zero_()
+        self.output[:, :length].copy_(input_ids)
+
+    def advance(self, length: int, greedy: bool) -> None:
+        """Write one more token after `length` tokens, the last of which is in `ids`.
+
+        With `greedy` its choice goes into `output` and `ids`; otherwise `logits` [B, 1, V] are there for the caller.
+        """
+        seen, captured = min(room_for(length), self.room), None
+        if self.ids.device.type == "cuda":
+            if (seen, greedy) not in self._graphs:
+                self._graphs[seen, greedy] = self._captured(seen, greedy)
+            captured = self._graphs[seen, greedy]
+        if captured is None:
+            self._run(seen, greedy)
+        else:
+            graph, self.logits = captured
+            graph.replay()
+
+    def end(self) -> None:
+        """The text is written."""
+        if self._done is not None:
+            self._done.record()
+
+    def _run(self, seen: int, greedy: bool) -> None:
+        parts = self.parts
+        self.visible.index_fill_(1, self.place, True)
+        visible = self.visible[:, :seen]
+        masks = {kind: self._mask(visible, window) for kind, window in parts.windows.items()}
+        states, cos_sin, bias = parts.run_first(
+            parts.first, self.ids, self.positions, next(iter(masks.values())), self.place
+        )
+        own_bias = bias[0] if bias else None
+        for part, kind, buffers, sources in zip(parts.layers, parts.kinds, self._buffers, self._sources, strict=True):
+            states = parts.run_layer(
+                part, states, masks[kind], self.place, cos_sin, own_bias, buffers, self._source_visible, sources
+            )
+        self.logits = parts.run_last(parts.last, states)
+        if greedy:
+            state = (self.ids, self.output, self.place, self.unfinished, self.is_end, self.pad, self.count)
+            parts.choose(self.logits, *state)
+        self.place.add_(1)
+        self.positions.add_(1)
+
+    def _mask(self, visible, window: int | None):
+        """Which places are seen, bool [B, S / BLOCK, BLOCK]."""
+        if window is not None:
+            visible = visible & (self._columns[: visible.shape[1]] > self.place - window)
+        mask = visible.unflatten(1, (-1, BLOCK))
+        _vary(mask, 1)
+        return mask
+
+    @torch.no_grad()
+    def _captured(self, seen: int, greedy: bool):
+        """A graph of one token and where its logits are, or None with a `problem`: a step that waits for the device."""
+        for pair in (*self._buffers, *self._sources):
+            for buffer in pair:
+                _vary(buffer, 2)
+        held = [each.clone() for each in self._state()]
+        before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), torch.inference_mode(False):
+            for _ in range(2):  # what is compiled and tuned is not captured
+                self._run(seen, greedy)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph, mode = torch.cuda.CUDAGraph(), "thread_local"
+        try:
+            with torch.inference_mode(False), torch.cuda.graph(graph, self._pool, capture_error_mode=mode):
+                self._run(seen, greedy)
+            self._pool, captured = graph.pool(), (graph, self.logits)
+        except RuntimeError as error:
+            torch.cuda.set_stream(before)
+            self.problem, captured = str(error).partition("\n")[0], None
+        for tensor, value in zip(self._state(), held, strict=True):
+            tensor.copy_(value)
+        return captured
+
+    def _state(self):
+        return (self.ids, self.positions, self.place, self.visible, self.output, self.unfinished, self.count)
+
+
+def _buffers(layer, room: int) -> list[torch.Tensor]:
+    """Zeros for keys and values [B, K, room, D] of a cache's layer."""
+    return [
+        torch.zeros(*states.shape[:2], room, states.shape[3], dtype=states.dtype, device=states.device)
+        for states in (layer.keys, layer.values)
+    ]
+
+
+def _vary(tensor, dim: int) -> None:
+    """Have the compiler expect other lengths of a tensor, and other numbers of rows than 1."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+    if tensor.shape[0] > 1:
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)

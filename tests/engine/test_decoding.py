@@ -1,0 +1,289 @@
+"""The loop that writes text on a GPU, run on the CPU uncompiled, next to the library's."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from sizes import STRONG
+from torch.nn import functional as F
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+import blockformer
+from blockformer import preset
+from blockformer.engine import decoding, graphs
+from blockformer.engine.decoding import MOST_LATE, GraphDecoding
+from blockformer.engine.graphs import room_for
+from blockformer.engine.runtime import WritingRuntime
+
+DECODERS = {
+    "qwen3": {"num_key_value_heads": 2},
+    "gpt2": {},
+    "gemma2": {"sliding_window": 6},
+    "gpt_oss": {"sliding_window": 6, "num_experts": 4},
+    "deepseek_v3": {},
+    "qwen3, relative": {"position_type": "relative_bias"},
+    "bloom": {},
+    "opt": {},
+}
+SOURCED = {"t5": {}, "marian": {"decoder_start_token_id": 0}}
+
+
+def make(name, **settings):
+    """A model, and another one of the same weights with the loop."""
+    torch.manual_seed(0)
+    family, given = name.partition(",")[0], {**DECODERS, **SOURCED}[name]
+    config = preset(family, **{**STRONG, **given, **settings})
+    kind = "EncoderDecoderForConditionalGeneration" if config.is_encoder_decoder else "DecoderForCausalLM"
+    model = getattr(blockformer, f"Blockformer{kind}")(config).eval().requires_grad_(False)
+    for weight in model.parameters():
+        weight.data += 0.05 * torch.randn_like(weight)  # biases and norms, too
+    return model, with_loop(copy.deepcopy(model))
+
+
+def with_loop(model):
+    model.runtime = WritingRuntime(GraphDecoding(model, "cpu"))
+    return model
+
+
+def prompts(lengths):
+    """Prompts that are padded on the left."""
+    rows = [
+        torch.cat(
+            [
+                torch.zeros(max(lengths) - n, dtype=torch.long),
+                torch.randint(3, 97, (n,), generator=torch.Generator().manual_seed(n)),
+            ]
+        )
+        for n in lengths
+    ]
+    mask = [torch.arange(max(lengths)) >= max(lengths) - n for n in lengths]
+    return {"input_ids": torch.stack(rows), "attention_mask": torch.stack(mask).long()}
+
+
+def written(model, **settings):
+    """A text, and the next random number."""
+    torch.manual_seed(7)
+    return model.generate(**settings), torch.rand(1)
+
+
+def assert_as_library(pair, served=True, **settings):
+    plain, quick = pair
+    (expected, random), (found, own_random) = written(plain, **settings), written(quick, **settings)
+    assert torch.equal(found, expected)
+    assert torch.equal(own_random, random)
+    assert bool(quick.runtime.decoding.fallbacks.reasons) != served, quick.runtime.decoding.fallbacks.reasons
+    return found
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *SOURCED])
+def test_texts_are_the_library_s(name):
+    pair = make(name)
+    for lengths in ([9, 4, 7], [5]):
+        text = assert_as_library(pair, **prompts(lengths), max_new_tokens=20, do_sample=False, eos_token_id=None)
+        assert name in SOURCED or text.unique().numel() > 4
+        assert_as_library(pair, **prompts(lengths), max_new_tokens=40, do_sample=False, eos_token_id=[*range(2, 30)])
+        assert_as_library(pair, **prompts(lengths), max_new_tokens=30, do_sample=True, eos_token_id=[*range(2, 9)])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_sample": True, "temperature": 0.7, "top_k": 12, "top_p": 0.9},
+        {"do_sample": True, "min_p": 0.1},
+        {"repetition_penalty": 1.4},
+        {"min_new_tokens": 9, "eos_token_id": [*range(2, 60)]},
+        {"no_repeat_ngram_size": 2, "bad_words_ids": [[5], [8, 9]]},
+        {"do_sample": True, "num_return_sequences": 3},
+        {"forced_eos_token_id": 2},
+        {"max_time": 1e6},
+        {
+            "logits_processor": LogitsProcessorList(
+                [type("Own", (LogitsProcessor,), {"__call__": lambda s, i, x: -x})()]
+            )
+        },
+    ],
+    ids=lambda settings: next(iter(settings)) if len(settings) == 1 else " ".join(settings),
+)
+def test_processors_and_criteria_are_the_library_s(settings):
+    assert_as_library(make("qwen3"), **prompts([8, 5]), **{"max_new_tokens": 24, "do_sample": False, **settings})
+
+
+class Streamer:
+    def __init__(self):
+        self.seen, self.has_ended = [], False
+
+    def put(self, value):
+        self.seen.append(value.tolist())
+
+    def end(self):
+        self.has_ended = True
+
+
+@pytest.mark.parametrize("ends", [None, [*range(2, 40)]], ids=["whole", "ends early"])
+def test_a_streamer_gets_each_token_once(ends):
+    plain, quick = make("gpt2")
+    seen = []
+    for model in (plain, quick):
+        streamer = Streamer()
+        model.generate(**prompts([6]), streamer=streamer, max_new_tokens=20, do_sample=False, eos_token_id=ends)
+        assert streamer.has_ended
+        seen.append(streamer.seen)
+    assert seen[0] == seen[1]
+    assert not quick.runtime.decoding.fallbacks.reasons
+
+
+def test_a_criterion_of_the_caller_s_is_asked_as_often_as_by_the_library():
+    class AfterFive(StoppingCriteria):
+        calls = 0
+
+        def __call__(self, input_ids, scores, **kwargs):
+            self.calls += 1
+            return torch.full((len(input_ids),), self.calls >= 5)
+
+    counts, texts = [], []
+    for model in make("gpt2"):
+        criterion = AfterFive()
+        texts.append(
+            model.generate(**prompts([6]), stopping_criteria=StoppingCriteriaList([criterion]), max_new_tokens=20)
+        )
+        counts.append(criterion.calls)
+    assert counts == [5, 5]
+    assert torch.equal(*texts)
+
+
+def test_the_host_looks_late_and_not_too_late(monkeypatch):
+    _, model = make("qwen3")
+    steps = []
+    advance = graphs.Steps.advance
+    monkeypatch.setattr(graphs.Steps, "advance", lambda self, *given: steps.append(1) or advance(self, *given))
+    for most in (10, 20, 50):
+        steps.clear()
+        text = model.generate(**prompts([5]), max_new_tokens=most, do_sample=False, eos_token_id=[*range(2, 60)])
+        assert len(steps) + 1 <= text.shape[1] - 5 + MOST_LATE
+    assert len(steps) + 1 < 50
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"return_dict_in_generate": True}, "return_dict_in_generate is given"),
+        ({"use_cache": False}, "use_cache is given"),
+        ({"cache_implementation": "quantized"}, None),
+        ({"token_type_ids": torch.zeros(1, 5, dtype=torch.long)}, "token_type_ids is given"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_it_does_not_know_goes_to_the_library(settings, reason):
+    plain, quick = make("qwen3", type_vocab_size=2 * ("token_type_ids" in settings))
+    if reason is None:
+        quick.generation_config.cache_implementation = settings["cache_implementation"]
+        with pytest.raises((ImportError, ValueError)):  # the library's own
+            quick.generate(**prompts([5]), max_new_tokens=4)
+        return
+    expected = plain.generate(**prompts([5]), max_new_tokens=4, do_sample=False, **settings)
+    found = quick.generate(**prompts([5]), max_new_tokens=4, do_sample=False, **settings)
+    assert torch.equal(getattr(found, "sequences", found), getattr(expected, "sequences", expected))
+    assert list(quick.runtime.decoding.fallbacks.reasons) == [reason]
+    assert f"writing: {reason}" in blockformer.explain(quick).fallbacks
+
+
+def test_a_hook_and_a_cache_of_the_caller_s_are_seen():
+    plain, quick = make("qwen3")
+    calls = []
+    hook = quick.model.layers[1].register_forward_hook(lambda *given: calls.append(1))
+    assert_as_library((plain, quick), served=False, **prompts([5]), max_new_tokens=4, do_sample=False)
+    assert len(calls) == 4
+    hook.remove()
+    ids = prompts([9])["input_ids"]
+    texts = []
+    for model in (plain, quick):
+        cache = model(ids[:, :4], use_cache=True).past_key_values
+        texts.append(model.generate(ids, past_key_values=cache, max_new_tokens=6, do_sample=False))
+        assert cache.get_seq_length() > 9
+    assert torch.equal(*texts)
+
+
+def test_a_changed_weight_is_seen():
+    plain, quick = make("qwen3", num_hidden_layers=3)
+    settings = {**prompts([7, 3]), "max_new_tokens": 16, "do_sample": False}
+    before = assert_as_library((plain, quick), **settings)
+    for model in (plain, quick):
+        model.model.layers[0].self_attn.k_proj.weight.mul_(-1)  # a part of a joined product, in place
+    assert not torch.equal(assert_as_library((plain, quick), **settings), before)
+    for model in (plain, quick):
+        model.model.layers[1].mlp.up_proj.weight.data = model.model.layers[1].mlp.up_proj.weight.data * -2
+        model.model.layers[2].mlp.down_proj.weight = torch.nn.Parameter(torch.ones(32, 48), requires_grad=False)
+    assert_as_library((plain, quick), **settings)
+
+
+def test_joined_weights_are_saved_copied_and_given_back(tmp_path):
+    plain, quick = make("qwen3", attention_bias=True)
+    settings = {**prompts([7]), "max_new_tokens": 12, "do_sample": False}
+    parameters = {id(parameter) for parameter in quick.parameters()}
+    expected = assert_as_library((plain, quick), **settings)
+    attention = quick.model.layers[0].self_attn
+    assert attention.q_proj.weight.untyped_storage().data_ptr() == attention.v_proj.weight.untyped_storage().data_ptr()
+    assert {id(parameter) for parameter in quick.parameters()} == parameters
+    quick.save_pretrained(tmp_path)
+    again = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path)
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    for other in (copy.deepcopy(quick), pickle.loads(pickle.dumps(quick))):
+        assert_as_library((plain, other), **settings)
+    assert torch.equal(quick.generate(**settings), expected)
+    quick.runtime.decoding.undo()
+    assert attention.q_proj.weight.untyped_storage().nbytes() == attention.q_proj.weight.nbytes
+
+
+def test_a_product_with_an_adapter_is_left_to_itself():
+    peft = pytest.importorskip("peft")
+    plain, quick = make("qwen3")
+    for model in (plain, quick):
+        torch.manual_seed(1)
+        peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["k_proj"], init_lora_weights=False), model)
+    assert_as_library((plain, quick), served=False, **prompts([6]), max_new_tokens=8, do_sample=False)
+
+
+def test_inference_mode_threads_and_batches_of_all_sizes():
+    plain, quick = make("qwen3")
+    batches = [prompts([6]), prompts([3, 8]), prompts([5, 2, 4]), prompts([9])]
+    expected = [plain.generate(**batch, max_new_tokens=14, do_sample=False) for batch in batches]
+    with torch.inference_mode():
+        assert torch.equal(quick.generate(**batches[1], max_new_tokens=14, do_sample=False), expected[1])
+    found: list = [None] * 12
+
+    def work(index):
+        with torch.no_grad():
+            found[index] = quick.generate(**batches[index % 4], max_new_tokens=14, do_sample=False)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(12)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert all(torch.equal(text, expected[index % 4]) for index, text in enumerate(found))
+    assert len(quick.runtime.decoding._free) <= decoding._KEPT
+    assert not quick.runtime.decoding.fallbacks.reasons
+
+
+def test_alike_layers_are_compiled_once_with_joined_products(monkeypatch):
+    counts = []
+
+    def backend(graph_module, example_inputs):
+        counts.append([sum(node.target is F.linear for node in graph_module.graph.nodes), 0])
+        graph_module = graphs.once(graph_module)
+        counts[-1][1] = sum(node.target is F.linear for node in graph_module.graph.nodes)
+        return graph_module.forward
+
+    monkeypatch.setattr(graphs, "_backend", backend)
+    parts = decoding.Parts
+    monkeypatch.setattr(decoding, "Parts", lambda model, is_compiled: parts(model, is_compiled=True))
+    pair = make("qwen3", num_hidden_layers=5)
+    assert_as_library(pair, **prompts([5]), max_new_tokens=4, do_sample=False, eos_token_id=None)
+    assert sorted(counts) == [[0, 0], [0, 0], [1, 1], [7, 4]], "a layer, the head, and what has no products"
+
+
+def test_rooms_are_few_and_not_much_too_large():
+    assert [room_for(length) for length in (1, 128, 129, 2048, 2049, 5000)] == [128, 128, 256, 2048, 2304, 5120]
+    assert len({room_for(length) for length in range(1, 32768)}) < 60
+    assert all(length <= room_for(length) <= max(1.125 * length, length + 128) for length in range(1, 32768, 7))
