@@ -113,13 +113,16 @@ def with_fields(config: PretrainedConfig, fields: Mapping[str, Any]) -> Pretrain
     if "num_labels" in fields and len(entries.get("id2label") or ()) != fields["num_labels"]:
         entries |= {name: fields.get(name) for name in ("id2label", "label2id")}  # those of other labels
     try:
-        return type(config)(**entries)
+        changed = type(config)(**entries)
+        changed.output_attentions = bool(entries.get("output_attentions"))  # chooses attention that returns its weights
+        return changed
     except (ValueError, TypeError) as error:
         raise ConversionError(f"{', '.join(fields)} cannot be changed so: {error}") from error
 
 
 def _unknown(name: str, config: PretrainedConfig, known: Iterable[str]) -> str:
-    ours = official_names(type(config)).get(name)
+    rope = dict.fromkeys(("rope_theta", "rope_scaling"), "rope_parameters")
+    ours = (rope | official_names(type(config))).get(name)
     if name in generation_field_names():
         return f"{name} is a setting of generation: give it to generate(), or in generation_config=GenerationConfig()."
     start = f"from_official has no option {shown(name)}, and {type(config).__name__} no such field."

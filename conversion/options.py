@@ -69,8 +69,8 @@ _STREAMED = "weights are always read tensor by tensor"
 _GONE = "transformers follows it no more either"
 _PARALLEL = ("distributed_config", "tp_plan", "tp_size")
 OPTIONS: dict[str, Option] = {
-    **dict.fromkeys(("revision", "token", "cache_dir", "subfolder", "variant"), Option("source", neutral=(None, ""))),
-    "use_safetensors": Option("source", neutral=(None,)),
+    **dict.fromkeys(("revision", "token", "cache_dir", "use_safetensors"), Option("source", neutral=(None,))),
+    **dict.fromkeys(("subfolder", "variant"), Option("source", neutral=(None, ""))),
     "local_files_only": Option("source"),
     "force_download": Option("source"),
     **{name: Option("argument") for name in ("dtype", "torch_dtype", "config", "output_loading_info")},
@@ -112,7 +112,7 @@ OPTIONS: dict[str, Option] = {
     "from_tf": Option("idle", _GONE),
     "from_flax": Option("idle", _GONE),
     "mirror": Option("idle", _GONE),
-    "_fast_init": Option("idle", _GONE),
+    "_fast_init": Option("idle", _GONE, (None, True)),
     "_commit_hash": Option("idle", "revision says which commit is read"),
     "_from_auto": Option("idle", "transformers passes it on to itself"),
     "_from_pipeline": Option("idle", "transformers passes it on to itself"),
@@ -153,7 +153,7 @@ def check_reading(function: str, given: Mapping[str, Any], not_read: Collection[
             continue
         if name in READING:
             if not _is_neutral(name, value):
-                raise OptionError(f"{name}={shown(value)} would change nothing here: leave it out")
+                raise OptionError(f"{name}={value!r} would change nothing here: leave it out")
         elif option is not None and option.use == "refused":
             _refuse(name, option, value)
         elif option is not None or any(name in own for own in OWN.values()):
@@ -240,7 +240,7 @@ def _check_values(reading: Mapping[str, Any]) -> None:
     if reading.get("local_files_only") and reading.get("force_download"):
         raise ConversionError("local_files_only and force_download contradict each other: leave one of them out")
     variant = reading.get("variant")
-    if variant is not None and not (isinstance(variant, str) and _VARIANT.fullmatch(variant)):
+    if not _is_neutral("variant", variant) and not (isinstance(variant, str) and _VARIANT.fullmatch(variant)):
         raise ConversionError(f"variant must be a part of a file's name, such as 'fp16', not {shown(variant)}")
     subfolder = reading.get("subfolder")
     if subfolder is not None and not _is_inside(subfolder):

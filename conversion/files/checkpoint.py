@@ -23,7 +23,7 @@ from blockformer.publishing.earlier_names import todays
 from ..errors import CheckpointError, listed, shown
 from . import pickled
 from .json_files import read_json
-from .names import PICKLED_SUFFIXES, WEIGHTS, roots_of, weight_map
+from .names import PICKLED_SUFFIXES, VARIANT, WEIGHTS, roots_of, weight_map
 from .regular import open_regular
 from .safetensors_io import (
     TensorInfo,
@@ -234,10 +234,16 @@ class Checkpoint:
                 places = weight_map(self.member(index))
                 return sorted(set(places.values())), places
         names = ", ".join(name for pair in self.weights for name in pair)
-        others = [] if self.weights == WEIGHTS else [name for pair in WEIGHTS for name in pair]
-        found = [name for name in others if os.path.lexists(self.folder / name)]
-        fix = f"; leave out variant and use_safetensors to read {found[0]}" if found else ""
-        raise CheckpointError(f"{self.folder}: no weights; one of {names} is needed{fix}")
+        raise CheckpointError(f"{self.folder}: no weights; one of {names} is needed{self._other_weights()}")
+
+    def _other_weights(self) -> str:
+        """What may be meant where the weights that are looked for are not there: those of another choice."""
+        plain = [name for pair in WEIGHTS for name in pair if os.path.lexists(self.folder / name)]
+        if plain:
+            return f"; leave out variant and use_safetensors to read {plain[0]}"
+        found = (VARIANT.fullmatch(path.name) for path in sorted(self.folder.iterdir()))
+        there = sorted({match["variant"] for match in found if match})
+        return f"; with variant='{there[0]}' (--variant {there[0]}) others are read" if there else ""
 
     def _headers(self, path: Path) -> list[TensorInfo]:
         if path.suffix in PICKLED_SUFFIXES:

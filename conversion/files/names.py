@@ -60,6 +60,8 @@ WEIGHTS = (
 """Weights, the first found wins: one file, or the index of several."""
 INDEX = re.compile(r".+\.index(\.[\w.-]+)?\.json")
 """The index of a model's weight files, or of a variant's."""
+VARIANT = re.compile(r"(model|pytorch_model)\.(\w+\.index\.)?(?P<variant>[\w-]+)\.(?(2)json|(safetensors|bin))")
+"""The single file of a variant of the weights, or its index."""
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 WEIGHT_FILES = (*PICKLED_SUFFIXES, ".safetensors")
 

@@ -20,13 +20,15 @@ from .template import rendered
 LEAVE, ANEW = ("/quit", "/exit"), "/new"
 
 
-def load_writer(src: str, dtype: str | None, **reading: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_writer(
+    src: str, dtype: str | None, revision: str | None = None, **reading: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A decoder with a language model head, and its tokenizer.
 
     Raises:
         ConversionError: it writes no text of its own, or has no tokenizer.
     """
-    model, folder = load_any(src, dtype, **reading)
+    model, folder = load_any(src, dtype, revision=revision, **reading)
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise ConversionError(f"{src}: {type(model).__name__} is not a causal language model")
     if model.config.bidirectional:

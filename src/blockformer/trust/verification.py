@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,16 +20,13 @@ from blockformer.conversion.files.json_files import read_json_value
 from blockformer.conversion.files.names import roots_of
 from blockformer.conversion.files.side_files import digest
 from blockformer.conversion.files.sources import LISTED, files_in, folder_of
-from blockformer.conversion.options import WEIGHT_CHOICES, Reading, check_reading, for_the_hub
+from blockformer.conversion.options import WEIGHT_CHOICES, check_reading, for_the_hub
 
 from ..model.axes import BLOCKS
 from ..model.blocks import ENTRY, entry
 from ..model.release import STAMP, VERSION
 from ..publishing.repo_code import MODEL
 from .manifest import CONFIGS, Manifest, is_later, manifest_of
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 CODE = frozenset(
     ".py .pyc .pyd .pyw .pyi .so .dll .dylib .exe .sh .bash .bat .cmd .ps1 .js .mjs .ipynb .jar .whl .egg .pl .rb .lua "
@@ -88,7 +85,7 @@ def verify(
     repo: str | PathLike[str],
     revision: str | None = None,
     key: str | PathLike[str] | None = None,
-    **reading: "Unpack[Reading]",
+    **reading: Any,
 ) -> Verification:
     """Check a repo of Blockformer: its code, its other files, its weights' names and shapes. Nothing of it is run.
 
