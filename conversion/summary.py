@@ -20,7 +20,7 @@ from blockformer.model.latent_attention import OF_LATENTS
 from .errors import ConversionError
 from .families.registry import family_of
 from .files.checkpoint import read_config
-from .files.sources import locate
+from .files.sources import HUB_ID, locate
 from .options import WEIGHT_CHOICES, Reading, check_reading, refuse_given
 from .plan import architecture_of, is_ours, our_config
 from .storage.awq import PARTS
@@ -85,8 +85,8 @@ def summarize(source: str | PathLike[str], **reading: "Unpack[Reading]") -> Summ
             path = locate(source, weights=False, **reading).path / "config.json"
         except ConversionError as error:
             hint = did_you_mean(name, preset()).replace("mean", "mean the preset")
-            end = "" if str(error).endswith("?") or not hint else "."
-            raise ConversionError(f"{error}{end}{hint}") from error
+            known = "; nor is there a preset of this name" if HUB_ID.fullmatch(name) and "/" not in name else ""
+            raise ConversionError(f"{str(error).removesuffix('?')}{known}{'.' if hint else ''}{hint}") from error
     else:
         refuse_given(reading, f"{path}: only a config.json")
     if not path.exists():

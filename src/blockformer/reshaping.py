@@ -203,7 +203,8 @@ def _pool_heads(settings: Settings, weights: Weights, kv_heads: int) -> Weights:
     """Keys and values [K * D, ...] -> [N * D, ...], each head the mean of those whose place it takes."""
     before, size = settings["num_key_value_heads"], settings["head_dim"]
     if kv_heads < 1 or before % kv_heads:
-        raise ValueError(f"kv_heads must divide the model's {before} key/value heads, and {kv_heads} does not.")
+        fitting = ", ".join(str(number) for number in range(1, before + 1) if before % number == 0)
+        raise ValueError(f"kv_heads={kv_heads} must divide the model's {before} key/value heads: use one of {fitting}.")
     settings["num_key_value_heads"] = kv_heads
 
     def pooled(tensor: Tensor) -> Tensor:

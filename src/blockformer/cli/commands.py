@@ -74,7 +74,7 @@ def common(
         typer.Option(metavar="FILE", help="Register blocks of yours first; may be repeated.", show_default=False),
     ] = None,
 ) -> None:
-    """Every classic Transformer, from one small set of blocks: convert, inspect and publish."""
+    """Every classic Transformer, from one small set of blocks: convert, inspect, publish, train, compare, chat."""
     if block:
         import blockformer
 
@@ -90,7 +90,12 @@ def common(
 @interruptible
 def convert(
     src: Annotated[
-        str, typer.Argument(metavar="SRC", help="A folder, a Hub id, or an article's weight file.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="A folder, a Hub id, or a weight file of an article's code (see --family).",
+            show_default=False,
+        ),
     ],
     dst: Target,
     to: Annotated[str, typer.Option(metavar="LAYOUT", help="'blockformer', or 'official' for the way back.")] = (
@@ -99,8 +104,8 @@ def convert(
     family: Annotated[
         str | None,
         typer.Option(
-            help="The official family; detected by default. For a weight file: "
-            "article-gpt, article-encoder-decoder or article-transformer.",
+            help="The official family; detected by default. For a state dict of a model that an article prints: "
+            "article-gpt, article-encoder-decoder or article-transformer (docs/articles.md).",
             show_default=False,
         ),
     ] = None,

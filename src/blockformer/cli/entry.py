@@ -19,6 +19,7 @@ OPTIONS = {
     "verify='full'": "--verify full",
     "verify='quick'": "--verify quick",
     "to_official=True": "--to official",
+    "kv_heads=": "--kv-heads ",
 }
 
 
