@@ -2,6 +2,7 @@
 
 import difflib
 import os
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,16 @@ from .files.atomic import check_target
 from .files.names import WEIGHT_FILES
 from .files.sizes import parse_size
 from .files.sources import Source, folder_of, locate, weight_file
+from .options import check_flag, check_reading, refuse_given
 
 FAMILIES = sorted(NAMES)
 """The names of the official families."""
 VERIFICATIONS = ("auto", "quick", "full", "none")
 DTYPES = ("float32", "bfloat16", "float16")
+FLAGS = {
+    "topology": "--as", "layers": "--layers", "kv_heads": "--kv-heads", "experts": "--experts",
+}  # fmt: skip
+"""The arguments of a new shape, as the command line has them."""
 _SHORT_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -24,6 +30,7 @@ def check_conversion(
     src: str | PathLike[str],
     dst: str | PathLike[str],
     *,
+    function: str = "convert",
     to_official: bool = False,
     family: str | None = None,
     config: str | PathLike[str] | None = None,
@@ -31,15 +38,26 @@ def check_conversion(
     dequantize: Any = None,
     max_shard_size: int | str = "5GB",
     force: bool = False,
-    revision: str | None = None,
+    strict_finite: bool = False,
     verify: bool | str = "auto",
-    **options: Any,
+    shape: Mapping[str, Any] | None = None,
+    **reading: Any,
 ) -> None:
-    """Check the arguments of `convert` or `export_folder`.
+    """Check the arguments of `convert`, `convert_reshaped` or `export_folder`.
+
+    Args:
+        src, dst: the source and the folder to make.
+        function: which of them.
+        to_official, family, config, dtype, dequantize, max_shard_size, force, strict_finite, verify: as it has them.
+        shape: the arguments of a new shape (`FLAGS`) that are given; None for a conversion that keeps it.
+        reading: all its other options.
 
     Raises:
         ConversionError: one is wrong, or they contradict each other.
     """
+    check_reading(function, reading)
+    check_flag("force", force)
+    check_flag("strict_finite", strict_finite)
     parse_size(max_shard_size)
     verification(verify)
     dtype_name(dtype if dequantize is None else dequantize)
@@ -49,8 +67,25 @@ def check_conversion(
             f"dequantize (--dequantize) cannot be combined with {other}: it writes plain weights of its own dtype in "
             "our layout; leave one of the two out"
         )
-    check_source(src, family, config, to_official, revision)
+    if shape is not None:
+        _check_shape(shape, to_official=to_official, dequantize=dequantize, config=config, verify=verify)
+    check_source(src, family, config, to_official, **reading)
     check_target(dst, force, [path for path in (src, config) if path is not None and os.path.exists(path)])
+
+
+def _check_shape(shape: Mapping[str, Any], **options: Any) -> None:
+    """Refuse the options of a conversion that a new shape leaves no room for."""
+    given = {
+        "to_official": ("to_official=True", "convert in two steps"),
+        "dequantize": ("dequantize (--dequantize)", "convert in two steps"),
+        "config": ("config (--config)", "convert in two steps"),
+    }
+    if verification(options["verify"]) in ("full", "quick"):
+        given["verify"] = (f"verify={options['verify']!r}", "a new shape computes something else; leave verify out")
+    for name, (what, fix) in given.items():
+        if options[name] not in (None, False):
+            flags = ", ".join(FLAGS[each] for each in shape) or "convert_reshaped"
+            raise ConversionError(f"{flags}: a new shape cannot be combined with {what}; {fix}")
 
 
 def verification(verify: bool | str) -> str:
@@ -98,9 +133,9 @@ def check_source(
     family: str | None,
     config: str | PathLike[str] | None,
     to_official: bool,
-    revision: str | None = None,
+    **reading: Any,
 ) -> None:
-    """Check that a local source exists, and that family and settings suit it.
+    """Check that a local source exists, and that family, settings and what is read (`Reading`) suit it.
 
     Raises:
         ConversionError: it does not, or they do not.
@@ -116,13 +151,16 @@ def check_source(
             raise ConversionError(
                 f"the family '{family}' needs config (--config), a JSON file with its settings; see docs/articles.md"
             )
+        if not isinstance(config, str | PathLike):
+            raise ConversionError(f"config must name a JSON file, not {shown(config)}")
+        refuse_given(reading, f"{source}: a weight file", but=("token", "cache_dir", "local_files_only"))
         weight_file(source, config)
         return
     names = ", ".join(ARTICLES)
     if config is not None:
         raise ConversionError(
             f"config (--config) is only for an article's weight file, with family (--family) {names}; leave it out: "
-            "other sources have a config.json"
+            "other sources have a config.json; from_official takes changes of its fields by name (use_cache=False)"
         )
     path = Path(source)
     if family is None and path.suffix in WEIGHT_FILES and path.is_file():
@@ -130,19 +168,21 @@ def check_source(
             f"{path}: not a folder; name the folder that holds config.json too or, for an article's state dict, give "
             f"config (--config) and family (--family), one of {names}"
         )
-    folder_of(source, revision)
+    folder_of(source, reading.get("revision"))
 
 
-def check_model(source: str | PathLike[str], revision: str | None = None) -> None:
-    """Check the source of `inspect`: a folder, a Hub id, a config.json or a preset.
+def check_model(source: str | PathLike[str], **reading: Any) -> None:
+    """Check the source of `inspect`: a folder, a Hub id, a config.json or a preset; and what is read of it.
 
     Raises:
-        ConversionError: it is none of them.
+        ConversionError: it is none of them, or has no such part.
     """
     path = Path(source)
-    if path.suffix != ".json":
-        folder_of(source, revision)
-    elif not path.exists():
+    if path.suffix != ".json" or path.is_dir():
+        folder_of(source, reading.get("revision"))
+        return
+    refuse_given(reading, f"{path}: only a config.json")
+    if not path.exists():
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
 
 
@@ -151,12 +191,12 @@ def find_source(
     family: str | None = None,
     config: str | PathLike[str] | None = None,
     to_official: bool = False,
-    **hub: Any,
+    **reading: Any,
 ) -> Source:
-    """Find a checkpoint: a folder, a Hub id (with its `revision`, `token`, `cache_dir`) or an article's weight file.
+    """Find a checkpoint: a folder, a Hub id or an article's weight file; `reading` is that of `Reading`.
 
     Raises:
         ConversionError: there is no such source, or the other arguments do not suit it.
     """
-    check_source(source, family, config, to_official, hub.get("revision"))
-    return weight_file(source, config) if config is not None else locate(source, **hub)
+    check_source(source, family, config, to_official, **reading)
+    return weight_file(source, config) if config is not None else locate(source, **reading)

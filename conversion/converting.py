@@ -1,6 +1,5 @@
 """Convert a checkpoint, either way: plan from the headers, write tensor by tensor, verify, publish in one step."""
 
-import os
 import shutil
 import tempfile
 import time
@@ -9,34 +8,40 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from blockformer.publishing import copy_code, write_card
 
 from .arguments import check_conversion, find_source, verification
-from .errors import ConversionError, listed, shown
+from .errors import listed, shown
 from .families.registry import Family
 from .files.checkpoint import Checkpoint, nonfinite, read_config
 from .files.front_matter import front_matter
 from .files.generation_settings import settings_in
+from .files.names import WEIGHTS
 from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
 from .files.side_files import SideFiles, carry_side_files, digest, refuse_adapters, return_side_files
 from .files.sources import Source
 from .files.tokenizers import compare_tokenizers, has_tokenizer
 from .files.unused_tensors import write_unused
+from .into_memory import asked_dtype, dtype_note, load, load_ours, with_fields
+from .options import Reading, sorted_options
 from .origin import ORIGIN
-from .plan import Plan, architecture_of, is_ours, our_config, parse_dtype, plan_in, plan_out
+from .plan import Plan, is_ours, parse_dtype, plan_in, plan_out
 from .progress import Progress, silent
 from .report import ConversionReport
 from .rules.table import check_tied
 from .storage.awq import low_bit_weights, without
 from .verify import Parity, attention_of, load_model
 from .verify import verify as verify_models
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 LARGE = 500_000_000
 """Parameters above which the comparison is quick by default."""
@@ -55,10 +60,8 @@ def convert(
     verify: bool | str = "auto",
     force: bool = False,
     strict_finite: bool = False,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | PathLike[str] | None = None,
     progress: Progress | None = None,
+    **reading: "Unpack[Reading]",
 ) -> ConversionReport:
     """Convert a checkpoint into a new folder, which appears complete or not at all.
 
@@ -79,10 +82,9 @@ def convert(
             parameters, then quick.
         force: replace a folder that Blockformer made, if nobody changed it.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
-        revision: of a Hub id, a branch, tag or commit.
-        token: for a Hub id, as `from_pretrained` takes it; None takes the one of `hf auth login`.
-        cache_dir: where a Hub id is downloaded to, if not to the Hub's own cache.
         progress: receives progress reports.
+        reading: which files are read, and from where: `revision`, `token`, `cache_dir`, `subfolder`, `variant`,
+            `use_safetensors`, `local_files_only`, `force_download`, as `from_pretrained` takes them.
 
     Raises:
         ConversionError: the source cannot be converted, or the target cannot be made. Nothing is left behind then.
@@ -99,19 +101,20 @@ def convert(
         dequantize=dequantize,
         max_shard_size=max_shard_size,
         force=force,
-        revision=revision,
+        strict_finite=strict_finite,
         verify=verify,
+        **reading,
     )
     cast = parse_dtype(dtype if dequantize is None else dequantize)
     report_progress("looking at the source", 0, 0)
-    place = find_source(src, family, config, to_official, revision=revision, token=token, cache_dir=cache_dir)
+    place = find_source(src, family, config, to_official, **reading)
     refuse_adapters(place.path)
     with memory_errors(), opened(place) as (checkpoint, notes):
         if to_official:
             plan = plan_out(checkpoint, family, cast)
         else:
             plan = plan_in(checkpoint, family, cast, dequantize is not None)
-        report = _report_on(plan, checkpoint, place.hub_id or os.fspath(src), Path(dst), notes)
+        report = _report_on(plan, checkpoint, place.title(src), Path(dst), notes)
         with new_repo(dst, force=force, sources=place.files, check_sources=checkpoint.check_unchanged) as folder:
             _check_tied(checkpoint, plan)
             report.notes += write_weights(
@@ -125,7 +128,7 @@ def convert(
             level = verification(verify)
             if level != "none":
                 quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
-                _compare(plan, place.path, folder, report, side, report_progress, quick)
+                _compare(plan, place, folder, report, side, report_progress, quick)
             report.has_tokenizer = plan.family.is_file or has_tokenizer(place.path)
             if not to_official:
                 _write_card(folder, plan, checkpoint, place.hub_id, report)
@@ -144,7 +147,12 @@ def _report_on(plan: Plan, checkpoint: Checkpoint, source: str, target: Path, no
         tensors=sum(len(group.targets) for group in plan.groups),
         nbytes=sum(plan.sizes.values()),
         dtypes=[str(kind).removeprefix("torch.") for kind in plan.sizes],
-        notes=[*notes, *([] if plan.to_official else _notes_on(checkpoint.config, plan.family)), *plan.notes],
+        notes=[
+            *notes,
+            *([] if plan.to_official else _notes_on(checkpoint.config, plan.family)),
+            *plan.notes,
+            *dtype_note(plan.target_config, plan.dtype),
+        ],
     )
 
 
@@ -172,7 +180,7 @@ def _write_rest_of_ours(plan: Plan, checkpoint: Checkpoint, place: Source, folde
 
 def _compare(
     plan: Plan,
-    source: Path,
+    source: Source,
     folder: Path,
     report: ConversionReport,
     side: SideFiles,
@@ -194,64 +202,79 @@ def _compare(
         report.notes.append(f"not verified: {report.not_verified}")
 
 
+@overload
 def from_official(
     src: str | PathLike[str],
     dtype: str | torch.dtype | None = None,
     family: str | None = None,
     config: str | PathLike[str] | None = None,
     *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    cache_dir: str | PathLike[str] | None = None,
-    **loading: Any,
-) -> PreTrainedModel:
+    output_loading_info: Literal[False] = False,
+    **options: Any,
+) -> PreTrainedModel: ...
+@overload
+def from_official(
+    src: str | PathLike[str],
+    dtype: str | torch.dtype | None = None,
+    family: str | None = None,
+    config: str | PathLike[str] | None = None,
+    *,
+    output_loading_info: Literal[True],
+    **options: Any,
+) -> tuple[PreTrainedModel, dict[str, Any]]: ...
+def from_official(
+    src: str | PathLike[str],
+    dtype: str | torch.dtype | None = None,
+    family: str | None = None,
+    config: str | PathLike[str] | None = None,
+    *,
+    output_loading_info: bool = False,
+    **options: Any,
+) -> PreTrainedModel | tuple[PreTrainedModel, dict[str, Any]]:
     """A model of ours with the weights of an official checkpoint, in memory; nothing is written.
 
     A repo of ours is loaded as it is.
 
     Args:
         src: a folder or Hub id, in an official layout; or a weight file, with `config`.
-        dtype: "float32", "bfloat16" or "float16"; None or "auto" keeps the checkpoint's.
+        dtype: "float32", "bfloat16" or "float16"; None or "auto" takes that of `config.json` or, if it names none, that
+            of the weights, as transformers does.
         family: the official family; None reads it from `model_type`. Required for a weight file.
         config: the JSON file with the settings of a weight file.
-        revision: of a Hub id, a branch, tag or commit.
-        token: for a Hub id, as `from_pretrained` takes it; None takes the one of `hf auth login`.
-        cache_dir: where a Hub id is downloaded to, if not to the Hub's own cache.
-        loading: further options of `from_pretrained`: `device_map`, `max_memory`, `attn_implementation`,
-            `quantization_config`; `offload_folder`, into which the converted weights are then written, tensor by
-            tensor, so that the model need not fit into memory. They must stay there as long as the model is used.
+        output_loading_info: return what transformers says of loading, too.
+        options: those of `from_pretrained`. Which files are read, and from where: see `convert`. How they are loaded:
+            `device_map`, `max_memory`, `attn_implementation`, `quantization_config`; `offload_folder`, into which the
+            converted weights are then written, tensor by tensor, so that the model need not fit into memory. They must
+            stay there as long as the model is used. And fields of our config, such as `use_cache=False`. An option
+            that is not followed is refused; one that means nothing here is named in a warning.
 
     Returns:
-        The model, in evaluation mode.
+        The model, in evaluation mode; with `output_loading_info` a tuple, of the model and a dict.
 
     Raises:
-        ConversionError: the checkpoint cannot be converted; the checks are those of `convert`.
+        ConversionError: the checkpoint cannot be converted; the checks are those of `convert`. Or an option is refused.
 
     Examples:
         >>> model = blockformer.from_official("Qwen/Qwen3-0.6B")  # doctest: +SKIP
     """
-    if "torch_dtype" in loading:  # its name before transformers 5
-        named = loading.pop("torch_dtype")
-        if dtype is not None and parse_dtype(dtype) != parse_dtype(named):
-            raise ConversionError(
-                f"dtype={shown(dtype)} and torch_dtype={shown(named)} contradict each other; give only dtype"
-            )
-        dtype = named
-    cast = parse_dtype(None if dtype == "auto" else dtype)
-    place = find_source(src, family, config, revision=revision, token=token, cache_dir=cache_dir)
-    folder = place.path
-    refuse_adapters(folder)
-    if family is None and config is None and (folder / "config.json").is_file():
-        entries = read_config(folder / "config.json")
+    reading, loading, fields = sorted_options({"output_loading_info": output_loading_info, **options})
+    cast = asked_dtype(dtype, loading.pop("torch_dtype", None))
+    place = find_source(src, family, config, **reading)
+    refuse_adapters(place.path)
+    if family is None and config is None and (place.path / "config.json").is_file():
+        entries = read_config(place.path / "config.json")
         if is_ours(entries):
-            return load_ours(folder, entries, cast, **loading)
+            return load_ours(place, entries, cast, fields, **loading)
     with memory_errors(), opened(place) as (checkpoint, notes):
         plan = plan_in(checkpoint, family, cast)
-        notes += [*plan.notes, *plan.family.unused_note(checkpoint.config, only_misspelt=True)]
+        target = with_fields(plan.target_config, fields)
+        notes += [*plan.notes, *dtype_note(target, plan.dtype)]
+        notes += plan.family.unused_note(checkpoint.config, only_misspelt=True)
         _check_tied(checkpoint, plan)
         weights, stored, bad = None, None, []
         if loading.get("offload_folder") is None:
             weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}
+            weights = dict(sorted(weights.items()))  # as they stand in a file: the first decides where none is named
             bad = [name for name, tensor in weights.items() if nonfinite(tensor)]
         else:
             stored = _written_weights(checkpoint, plan, loading["offload_folder"], notes)
@@ -261,26 +284,8 @@ def from_official(
         notes.append(f"NaN or infinite values in {len(bad)} tensors:{listed(map(shown, bad))}")
     for note in notes:
         warnings.warn(f"{src}: {note}", stacklevel=2)
-    model = plan.target_class.from_pretrained(
-        stored, config=plan.target_config, state_dict=weights, dtype=plan.dtype, **loading
-    )
-    if model.can_generate():
-        model.generation_config = GenerationConfig.from_dict(generation)
-    return model.eval()
-
-
-def load_ours(
-    folder: Path, entries: Mapping[str, Any], dtype: torch.dtype | None = None, **loading: Any
-) -> PreTrainedModel:
-    """The model of a folder in our layout, in evaluation mode; `loading` holds further options of `from_pretrained`."""
-    import blockformer
-
-    with opened(Source(folder)):  # checks all headers, and that nothing leads out of the folder
-        pass
-    config = our_config(entries)
-    model_class = getattr(blockformer, architecture_of(config))
-    loading |= {"config": config, "dtype": dtype or "auto", "local_files_only": True}
-    return model_class.from_pretrained(folder, **loading).eval()
+    loading |= {"state_dict": weights, "dtype": "auto"}  # of the config, which has the one that is asked for
+    return load(plan.target_class, stored, target, fields, loading, generation)
 
 
 def _written_weights(checkpoint: Checkpoint, plan: Plan, place: str | PathLike[str], notes: list[str]) -> str:
@@ -310,7 +315,7 @@ def _entries(plan: Plan, checkpoint: Checkpoint) -> Mapping[str, Any]:
     return plan.target_config.to_dict() if plan.family.is_file else checkpoint.config
 
 
-def _verify(plan: Plan, source: Path, target: Path, report_progress: Progress, quick: bool) -> Parity:
+def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress, quick: bool) -> Parity:
     if plan.not_runnable:
         return Parity(notes=[f"not compared with the official model: {plan.not_runnable}"])
     kind = plan.dtype
@@ -323,15 +328,19 @@ def _verify(plan: Plan, source: Path, target: Path, report_progress: Progress, q
     def load_official(model_class: type[PreTrainedModel], config: PretrainedConfig, folder: Path, dtype: torch.dtype):
         if plan.read_plain is not None:  # the official way to run it needs other packages or hardware
             plain = type(config)(**without(config.to_dict()))
-            with Checkpoint(folder) as checkpoint:
+            with Checkpoint(folder, weights=WEIGHTS if plan.to_official else source.weights) as checkpoint:
                 settings = {"state_dict": plan.read_plain(checkpoint, dtype), "dtype": dtype}
             attention = attention_of(model_class, config)
             return model_class.from_pretrained(None, config=plain, attn_implementation=attention, **settings)
-        return load_model(model_class, config, folder, dtype, plan.official_arguments)
+        arguments = {**plan.official_arguments, **({} if plan.to_official else source.loading)}
+        return load_model(model_class, config, folder, dtype, arguments)
 
     def load_source(dtype: torch.dtype) -> PreTrainedModel:
-        load = load_model if plan.to_official else load_official
-        model = _rounded(load(plan.source_class, plan.source_config, source, dtype), kind, kept)
+        if plan.to_official:
+            model = load_model(plan.source_class, plan.source_config, source.path, dtype, source.loading)
+        else:
+            model = load_official(plan.source_class, plan.source_config, source.path, dtype)
+        model = _rounded(model, kind, kept)
         return model if plan.to_official else plan.family.prepare_official_model(model)
 
     def load_target(dtype: torch.dtype) -> PreTrainedModel:

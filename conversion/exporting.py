@@ -5,6 +5,7 @@ import shutil
 import time
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from blockformer.publishing import copy_code, full_auto_map, signing, write_card
 
@@ -17,6 +18,8 @@ from .files.repo import memory_errors, opened, write_generation_config, write_we
 from .files.side_files import carry_side_files, copy_store, refuse_adapters
 from .files.sources import locate
 from .files.unused_tensors import UNUSED_FILE
+from .into_memory import dtype_note, dtype_of_file
+from .options import Reading
 from .origin import ORIGIN
 from .plan import (
     architecture_of,
@@ -32,6 +35,9 @@ from .progress import Progress, silent
 from .report import ConversionReport
 from .rules.table import check_tied
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 def export_folder(
     src: str | PathLike[str],
@@ -40,9 +46,9 @@ def export_folder(
     max_shard_size: int | str = "5GB",
     force: bool = False,
     strict_finite: bool = False,
-    revision: str | None = None,
     sign: str | PathLike[str] | None = None,
     progress: Progress | None = None,
+    **reading: "Unpack[Reading]",
 ) -> ConversionReport:
     """Turn a folder in our layout (a `Trainer` checkpoint, say) into a self-contained repo, tensor by tensor.
 
@@ -52,9 +58,9 @@ def export_folder(
         max_shard_size: largest size of one weight file, such as "5GB".
         force: replace a folder that Blockformer made, if nobody changed it.
         strict_finite: refuse NaN and infinite weights instead of reporting them.
-        revision: of a Hub id, a branch, tag or commit.
         sign: a private key (PEM) to sign the repo with; see `blockformer.publishing.signing.sign`.
         progress: receives progress reports.
+        reading: which files are read, and from where; see `convert`.
 
     Raises:
         ConversionError: see `convert`.
@@ -63,11 +69,12 @@ def export_folder(
 
     start = time.monotonic()
     report_progress = progress or silent
-    check_conversion(src, dst, max_shard_size=max_shard_size, force=force, revision=revision)
+    own: dict[str, Any] = {"max_shard_size": max_shard_size, "force": force, "strict_finite": strict_finite}
+    check_conversion(src, dst, function="export_folder", **own, **reading)
     if sign is not None:
         signing.check_key(sign)
-    place = locate(src, revision=revision)
-    folder, hub_id = place.path, place.hub_id
+    place = locate(src, **reading)
+    folder = place.path
     refuse_adapters(folder)
     with memory_errors(), opened(place) as (checkpoint, notes):
         if not is_ours(checkpoint.config):
@@ -83,7 +90,8 @@ def export_folder(
         pooler = unread_pooler(model_class, config)
         shapes |= pooler
         groups = identity_rules(shapes).plan(checkpoint.tensors, shapes, optional=[*tied, *pooler])
-        report = ConversionReport(hub_id or os.fspath(src), Path(dst), "", False, notes=notes)
+        notes += dtype_note(config, dtype_of_file(checkpoint))
+        report = ConversionReport(place.title(src), Path(dst), "", False, notes=notes)
         sizes = bytes_by_dtype(groups)
         report.tensors, report.nbytes = len(groups), sum(sizes.values())
         report.dtypes = [str(kind).removeprefix("torch.") for kind in sizes]

@@ -1,38 +1,38 @@
 """Load any checkpoint, official or ours, as a model of ours in memory."""
 
-from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .converting import from_official, load_ours
+from .converting import from_official
 from .errors import ConversionError
-from .files.checkpoint import read_config
-from .files.side_files import refuse_adapters
-from .files.sources import locate
+from .files.sources import Source, locate
 from .files.tokenizers import LOCAL, check_readable, has_tokenizer, is_panic
-from .plan import is_ours, parse_dtype
+from .options import Reading, check_reading
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def load_any(
-    src: str | PathLike[str], dtype: str | torch.dtype | None = None, revision: str | None = None
+    src: str | PathLike[str], dtype: str | torch.dtype | None = None, **reading: "Unpack[Reading]"
 ) -> tuple[PreTrainedModel, Path]:
     """A model in evaluation mode, and the folder that it lies in.
 
     Args:
         src: a folder or Hub id, in an official layout or ours.
-        dtype: "float32", "bfloat16" or "float16"; None keeps the checkpoint's.
-        revision: of a Hub id, a branch, tag or commit.
+        dtype: see `from_official`.
+        reading: which files are read, and from where; see `convert`.
 
     Raises:
         ConversionError: see `from_official`.
     """
-    folder = locate(src, revision=revision).path
-    refuse_adapters(folder)
-    return load_folder(folder, read_config(folder / "config.json"), None, dtype), folder
+    check_reading("load_any", reading)
+    place = locate(src, **reading)
+    return load_source(place, None, dtype), place.path
 
 
 def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokenizerBase:
@@ -60,8 +60,6 @@ def load_tokenizer(src: str, folder: Path, needed: str = "") -> PreTrainedTokeni
         raise ConversionError(f"{src}: the tokenizer cannot be loaded: {reason}") from error
 
 
-def load_folder(folder: Path, entries: Mapping[str, Any], family: str | None, dtype: Any) -> PreTrainedModel:
-    """The model of a folder, by the entries of its `config.json`."""
-    if not is_ours(entries):
-        return from_official(folder, dtype, family)
-    return load_ours(folder, entries, parse_dtype(dtype))
+def load_source(place: Source, family: str | None, dtype: str | torch.dtype | None) -> PreTrainedModel:
+    """The model of a folder that was found already."""
+    return from_official(place.path, dtype, family, **place.loading)

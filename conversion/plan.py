@@ -102,8 +102,8 @@ def plan_in(
     official = checkpoint.config
     if is_ours(official):
         raise ConversionError(
-            f"{checkpoint.folder}: is in Blockformer's layout already; load it with AutoModel, or convert it with "
-            "to_official=True"
+            f"{checkpoint.folder}: is in Blockformer's layout already; load it with `import blockformer` and an Auto "
+            "class, or convert it with to_official=True"
         )
     family = family_of(official) if family_name is None else family_by_name(family_name)
     variant = family.variant_of(official, checkpoint.tensors, checkpoint.read)
@@ -161,7 +161,10 @@ def plan_in(
 def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None) -> Plan:
     """Ours -> official."""
     if not is_ours(checkpoint.config):
-        raise ConversionError(f"{checkpoint.folder}: is not in Blockformer's layout; leave out to_official=True")
+        raise ConversionError(
+            f"{checkpoint.folder}: is not in Blockformer's layout; an official layout needs no way back: leave out "
+            "to_official=True"
+        )
     config = our_config(checkpoint.config)
     origin = read_origin(checkpoint)
     if family_name is not None:

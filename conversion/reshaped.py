@@ -1,25 +1,28 @@
 """Convert a checkpoint into a repo of another shape: fewer layers or heads, experts, another topology."""
 
-import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from blockformer.publishing import write_card
-from blockformer.reshaping import reshape
+from blockformer.reshaping import check_changes, reshape
 
 from .arguments import check_conversion
-from .errors import ConversionError
+from .errors import ConversionError, listed, shown
+from .files.checkpoint import nonfinite
 from .files.front_matter import front_matter
 from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened
 from .files.side_files import carry_side_files, refuse_adapters
-from .files.sources import locate
-from .loading import load_folder
+from .files.sources import Source, locate
+from .loading import load_source
+from .options import OPTIONS, OWN, READING, OptionError
 from .progress import Progress, silent
 from .report import ConversionReport
 
@@ -39,13 +42,18 @@ def convert_reshaped(
     layers: Sequence[int] | None = None,
     kv_heads: int | None = None,
     experts: int | None = None,
+    seed: int = 0,
+    to_official: bool = False,
     family: str | None = None,
+    config: str | PathLike[str] | None = None,
     dtype: str | torch.dtype | None = None,
+    dequantize: str | torch.dtype | None = None,
     max_shard_size: int | str = "5GB",
+    verify: bool | str = "auto",
     force: bool = False,
-    revision: str | None = None,
+    strict_finite: bool = False,
     progress: Progress | None = None,
-    **changes: Any,
+    **options: Any,
 ) -> ConversionReport:
     """Write a checkpoint, official or ours, as a self-contained repo of another shape. It needs training.
 
@@ -54,30 +62,54 @@ def convert_reshaped(
     Args:
         src: a folder or Hub id, in an official layout or ours.
         dst: the repo to create.
-        topology, layers, kv_heads, experts, changes: see `blockformer.reshape`.
-        family, dtype, max_shard_size, force, revision, progress: see `convert`.
+        topology, layers, kv_heads, experts, seed: see `blockformer.reshape`.
+        family, dtype, max_shard_size, force, strict_finite, progress: see `convert`.
+        to_official, config, dequantize, verify: see `convert`. A new shape leaves no room for them: they are refused,
+            except with values that ask for nothing, such as `verify="auto"`.
+        options: which files are read, and from where, see `convert`; and `changes` of `blockformer.reshape`.
 
     Raises:
         ConversionError: see `convert`; or the model has no such shape.
     """
     start = time.monotonic()
     report_progress = progress or silent
-    check_conversion(
-        src, dst, family=family, dtype=dtype, max_shard_size=max_shard_size, force=force, revision=revision
-    )
     shape: dict[str, Any] = {"topology": topology, "layers": layers, "kv_heads": kv_heads, "experts": experts}
-    place = locate(src, revision=revision)
+    changes = {name: value for name, value in options.items() if name not in OPTIONS}
+    reading = {name: value for name, value in options.items() if name in OPTIONS}
+    try:
+        check_changes(changes, "convert_reshaped", [*OWN["convert_reshaped"], *READING])
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    check_conversion(
+        src,
+        dst,
+        function="convert_reshaped",
+        to_official=to_official,
+        family=family,
+        config=config,
+        dtype=dtype,
+        dequantize=dequantize,
+        max_shard_size=max_shard_size,
+        verify=verify,
+        force=force,
+        strict_finite=strict_finite,
+        shape={name: value for name, value in shape.items() if value is not None},
+        **reading,
+    )
+    place = locate(src, **reading)
     folder, hub_id = place.path, place.hub_id
     refuse_adapters(folder)
     report_progress("loading the model", 0, 0)
     with memory_errors(), opened(place) as (checkpoint, notes):
-        model = load_folder(folder, checkpoint.config, family, dtype)
+        model, said = _loaded(place, family, dtype)
+        notes += [note for note in said if note not in notes]
         report_progress("changing its shape", 0, 0)
         try:
-            reshaped = reshape(model, **shape, **changes)
+            reshaped = reshape(model, seed=seed, **shape, **changes)
         except ValueError as error:
             raise ConversionError(str(error)) from error
-        report = ConversionReport(hub_id or os.fspath(src), Path(dst), "", False, notes=notes)
+        notes += _values(reshaped, place.title(src), strict_finite)
+        report = ConversionReport(place.title(src), Path(dst), "", False, notes=notes)
         report.tensors, report.dtypes = len(reshaped.state_dict()), [str(reshaped.dtype).removeprefix("torch.")]
         report.nbytes = sum(parameter.numel() * parameter.element_size() for parameter in reshaped.parameters())
         with new_repo(dst, force=force, sources=[folder], check_sources=checkpoint.check_unchanged) as temporary:
@@ -98,6 +130,27 @@ def convert_reshaped(
     report.notes.append("the model needs training")
     report.seconds = time.monotonic() - start
     return report
+
+
+def _loaded(place: Source, family: str | None, dtype: Any) -> tuple[PreTrainedModel, list[str]]:
+    """The model of a source, and what loading it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model = load_source(place, family, dtype)
+    return model, [str(each.message).removeprefix(f"{place.path}: ") for each in caught]
+
+
+def _values(model: PreTrainedModel, source: str, strict_finite: bool) -> list[str]:
+    """A note on NaN and infinite weights.
+
+    Raises:
+        ConversionError: there are some, and `strict_finite` refuses them.
+    """
+    counts = {name: nonfinite(tensor) for name, tensor in model.state_dict().items()}
+    bad = [f"{shown(name)}: {count} of {model.state_dict()[name].numel()}" for name, count in counts.items() if count]
+    if bad and strict_finite:
+        raise ConversionError(f"{source}: NaN or infinite values:{listed(bad)}")
+    return [f"NaN or infinite values (kept as they are):{listed(bad)}"] if bad else []
 
 
 def what_was_done(shape: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -20,9 +20,13 @@ from blockformer.model.latent_attention import OF_LATENTS
 from .errors import ConversionError
 from .families.registry import family_of
 from .files.checkpoint import read_config
-from .files.sources import locate
+from .files.sources import HUB_ID, locate
+from .options import WEIGHT_CHOICES, Reading, check_reading, refuse_given
 from .plan import architecture_of, is_ours, our_config
 from .storage.awq import PARTS
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SHOWN = ("size", "embeddings", "norm", "positions", "attention", "feed-forward", "weights", "head")
 """Groups of fields that describe the model rather than its training or use."""
@@ -58,25 +62,33 @@ class Summary:
     notes: Sequence[str] = ()
 
 
-def summarize(source: str | PathLike[str], revision: str | None = None) -> Summary:
-    """Describe a folder, Hub id (a `revision` of it), `config.json` or preset. No weights are read.
+def summarize(source: str | PathLike[str], **reading: "Unpack[Reading]") -> Summary:
+    """Describe a folder, Hub id, `config.json` or preset. No weights are read.
+
+    Args:
+        source: what to describe.
+        reading: which files are read, and from where; see `convert`.
 
     Raises:
         ConversionError: it is none of these, or our config cannot express its settings.
     """
     from blockformer.presets import preset
 
+    check_reading("summarize", reading, not_read=WEIGHT_CHOICES)
     name = os.fspath(source)
     path = Path(name)
     if name in preset() and not path.exists():
+        refuse_given(reading, f"{name}: a preset")
         return describe(preset(name), name=f"preset {name}")
     if path.is_dir() or path.suffix != ".json":
         try:
-            path = locate(source, weights=False, revision=revision).path / "config.json"
+            path = locate(source, weights=False, **reading).path / "config.json"
         except ConversionError as error:
             hint = did_you_mean(name, preset()).replace("mean", "mean the preset")
-            end = "" if str(error).endswith("?") or not hint else "."
-            raise ConversionError(f"{error}{end}{hint}") from error
+            known = "; nor is there a preset of this name" if HUB_ID.fullmatch(name) and "/" not in name else ""
+            raise ConversionError(f"{str(error).removesuffix('?')}{known}{'.' if hint else ''}{hint}") from error
+    else:
+        refuse_given(reading, f"{path}: only a config.json")
     if not path.exists():
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
     return describe(*config_of(read_config(path)), name)

@@ -23,7 +23,7 @@ from blockformer.publishing.earlier_names import todays
 from ..errors import CheckpointError, listed, shown
 from . import pickled
 from .json_files import read_json
-from .names import PICKLED_SUFFIXES, WEIGHTS, weight_map
+from .names import PICKLED_SUFFIXES, VARIANT, WEIGHTS, roots_of, weight_map
 from .regular import open_regular
 from .safetensors_io import (
     TensorInfo,
@@ -131,6 +131,7 @@ class Checkpoint:
     Args:
         folder: has `config.json` and weights, in an official layout or ours; or, with `config`, one weight file.
         config: the JSON file with the settings of a weight file.
+        weights: the names of the weights that are looked for; see `weights_of`.
 
     Attributes:
         folder: the folder, or the weight file.
@@ -141,8 +142,13 @@ class Checkpoint:
         CheckpointError: files are missing, damaged, contradict each other, or lie outside the folder.
     """
 
-    def __init__(self, folder: str | PathLike[str], config: str | PathLike[str] | None = None):
-        self.folder = Path(folder)
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        config: str | PathLike[str] | None = None,
+        weights: tuple[tuple[str, str], ...] = WEIGHTS,
+    ):
+        self.folder, self.weights = Path(folder), weights
         self._config_file = None if config is None else Path(config)
         self.config: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
@@ -204,13 +210,9 @@ class Checkpoint:
         self.tensors = found
 
     def member(self, name: str) -> Path:
-        """The path of a file in the folder, noted for `check_unchanged`; links may not lead outside.
-
-        The Hub cache is the exception: its `snapshots/<revision>/<name>` are links to `blobs/<hash>` two folders up.
-        """
+        """The path of a file in the folder, noted for `check_unchanged`; links may not lead outside (`roots_of`)."""
         path = self.folder / name
-        home = self.folder.resolve()
-        roots = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+        roots = roots_of(self.folder)
         try:
             real = path.resolve()
         except (OSError, RuntimeError) as error:
@@ -222,7 +224,7 @@ class Checkpoint:
 
     def _weights(self) -> tuple[list[str], dict[str, str] | None]:
         """Names of the weight files, and the name -> file map of the index if there is one."""
-        for single, index in WEIGHTS:
+        for single, index in self.weights:
             has_index = os.path.lexists(self.folder / index)
             if os.path.lexists(self.folder / single):
                 if has_index:
@@ -231,8 +233,17 @@ class Checkpoint:
             if has_index:
                 places = weight_map(self.member(index))
                 return sorted(set(places.values())), places
-        names = ", ".join(name for pair in WEIGHTS for name in pair)
-        raise CheckpointError(f"{self.folder}: no weights; one of {names} is needed")
+        names = ", ".join(name for pair in self.weights for name in pair)
+        raise CheckpointError(f"{self.folder}: no weights; one of {names} is needed{self._other_weights()}")
+
+    def _other_weights(self) -> str:
+        """What may be meant where the weights that are looked for are not there: those of another choice."""
+        plain = [name for pair in WEIGHTS for name in pair if os.path.lexists(self.folder / name)]
+        if plain:
+            return f"; leave out variant and use_safetensors to read {plain[0]}"
+        found = (VARIANT.fullmatch(path.name) for path in sorted(self.folder.iterdir()))
+        there = sorted({match["variant"] for match in found if match})
+        return f"; with variant='{there[0]}' (--variant {there[0]}) others are read" if there else ""
 
     def _headers(self, path: Path) -> list[TensorInfo]:
         if path.suffix in PICKLED_SUFFIXES:

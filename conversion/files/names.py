@@ -58,8 +58,41 @@ WEIGHTS = (
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 """Weights, the first found wins: one file, or the index of several."""
+INDEX = re.compile(r".+\.index(\.[\w.-]+)?\.json")
+"""The index of a model's weight files, or of a variant's."""
+VARIANT = re.compile(r"(model|pytorch_model)\.(\w+\.index\.)?(?P<variant>[\w-]+)\.(?(2)json|(safetensors|bin))")
+"""The single file of a variant of the weights, or its index."""
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 WEIGHT_FILES = (*PICKLED_SUFFIXES, ".safetensors")
+
+
+def weights_of(variant: str | None = None, use_safetensors: bool | None = None) -> tuple[tuple[str, str], ...]:
+    """The names of weights that are looked for, as `WEIGHTS` has them.
+
+    Args:
+        variant: stands before the ending, as transformers puts it: `model.fp16.safetensors`, and the index
+            `model.safetensors.index.fp16.json`.
+        use_safetensors: True and False leave one of the two formats.
+    """
+    pairs = [pair for pair in WEIGHTS if use_safetensors is None or pair[0].endswith(".safetensors") == use_safetensors]
+    if variant:
+        pairs = [(_with_variant(single, variant), _with_variant(index, variant)) for single, index in pairs]
+    return tuple(pairs)
+
+
+def _with_variant(name: str, variant: str) -> str:
+    stem, _, ending = name.rpartition(".")
+    return f"{stem}.{variant}.{ending}"
+
+
+def roots_of(folder: Path) -> list[Path]:
+    """The folders in which a folder's files may lie: itself and, for the Hub's cache, the store that its links lead to.
+
+    There, `snapshots/<revision>/<name>` is a link to `blobs/<hash>`.
+    """
+    home = folder.resolve()
+    snapshots = (part.parent for part in (home, *home.parents) if part.parent.name == "snapshots")
+    return [home, *(each.parent / "blobs" for each in snapshots)][:2]
 
 
 def is_side_file(name: str, size: int = 0) -> bool:
@@ -69,8 +102,7 @@ def is_side_file(name: str, size: int = 0) -> bool:
     if "/" in name:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in SENTENCE_FILES) and name.count("/") == 1
     known = name in ("config.json", "conversion.json", *TOKENIZER_FILES, *SENTENCE_FILES, *HEADS)
-    is_index = name.endswith(".index.json")
-    is_note = name.endswith(NOTES) and not is_index and size <= LARGEST_NOTE
+    is_note = name.endswith(NOTES) and not INDEX.fullmatch(name) and size <= LARGEST_NOTE
     return known or is_note or LEGAL.fullmatch(name) is not None or GENERATION.fullmatch(name) is not None
 
 

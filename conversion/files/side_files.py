@@ -24,7 +24,7 @@ from . import pickled
 from .atomic import MARK
 from .checkpoint import Checkpoint
 from .json_files import json_text, read_json
-from .names import GENERATION, HEADS, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES, WEIGHTS, is_side_file
+from .names import GENERATION, HEADS, INDEX, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES, is_side_file
 from .regular import LFS_POINTER, open_regular
 from .sentence_modules import sentence_files
 from .tokenizers import MADE, check_readable, load, make_fast, rewritten
@@ -272,8 +272,8 @@ def digest(path: Path) -> str:
 def _files_read(checkpoint: Checkpoint) -> set[str]:
     """The names of the files that hold the tensors, and of the index that names them."""
     files = {info.file.name for info in checkpoint.tensors.values()}
-    indexes = {index for single, index in WEIGHTS if single not in files and single.split(".")[-1] in _endings(files)}
-    return files | indexes
+    endings, pairs = _endings(files), checkpoint.weights
+    return files | {index for single, index in pairs if single not in files and single.split(".")[-1] in endings}
 
 
 def _endings(files: Iterable[str]) -> set[str]:
@@ -287,7 +287,7 @@ def _is_converted(name: str, target: Path) -> bool:
 
 
 def _is_note(name: str, path: Path) -> bool:
-    is_index = name.endswith((".index.json", "trainer_state.json"))
+    is_index = INDEX.fullmatch(name) or name.endswith("trainer_state.json")
     return "/" not in name and name.endswith(NOTES) and not is_index and path.stat().st_size <= LARGEST_NOTE
 
 

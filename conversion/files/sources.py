@@ -4,13 +4,14 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import ConversionError, shown
-from .names import WEIGHT_FILES, WEIGHTS, is_side_file, weight_map
+from ..options import for_the_hub
+from .names import WEIGHT_FILES, is_side_file, weight_map, weights_of
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 LISTED = 10_000
@@ -26,12 +27,32 @@ class Source:
         hub_id: its Hub id, if it was fetched.
         config: the JSON file with the settings of a weight file.
         listing: names of all files of a fetched repo, fetched or not; None where it could not be fetched.
+        subfolder: where the model lies in it; `path` is that folder, and names are those in it.
+        variant, use_safetensors: which of its weights are read; see `weights_of`.
     """
 
     path: Path
     hub_id: str | None = None
     config: Path | None = None
     listing: tuple[str, ...] | None = None
+    subfolder: str = ""
+    variant: str | None = None
+    use_safetensors: bool | None = None
+
+    @property
+    def weights(self) -> tuple[tuple[str, str], ...]:
+        """The names of the weights that are looked for."""
+        return weights_of(self.variant, self.use_safetensors)
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """The options by which `from_pretrained` reads the same weights of `path`."""
+        chosen = {"variant": self.variant or None, "use_safetensors": self.use_safetensors}
+        return {name: value for name, value in chosen.items() if value is not None}
+
+    def title(self, src: str | PathLike[str]) -> str:
+        """What a report calls it: its Hub id, or the user's name for it."""
+        return "/".join(filter(None, (self.hub_id or os.fspath(src), self.subfolder)))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,19 +100,45 @@ def folder_of(source: str | PathLike[str], revision: str | None = None) -> Path 
     return None
 
 
-def locate(source: str | PathLike[str], weights: bool = True, **hub: Any) -> Source:
+def locate(source: str | PathLike[str], weights: bool = True, **reading: Any) -> Source:
     """The folder of a checkpoint, and its Hub id if it was one. An existing folder takes precedence.
 
     Args:
         source: a folder or a Hub id such as "Qwen/Qwen3-0.6B".
         weights: also fetch the weights.
-        hub: for a Hub id: `revision`, `token` and `cache_dir`, as `huggingface_hub.snapshot_download` takes them.
+        reading: see `blockformer.conversion.options.Reading`.
 
     Raises:
         ConversionError: there is no such folder or repo, or it cannot be fetched.
     """
-    folder = folder_of(source, hub.get("revision"))
-    return Source(folder) if folder is not None else _fetch(os.fspath(source), weights, hub)
+    folder = folder_of(source, reading.get("revision"))
+    chosen = {name: reading.get(name) for name in ("variant", "use_safetensors")}
+    place = Source(Path(), subfolder=inner_name(reading.get("subfolder")), **chosen)
+    if folder is None:
+        return _fetch(os.fspath(source), weights, place, for_the_hub(reading))
+    return replace(place, path=inside(folder, place.subfolder))
+
+
+def inner_name(subfolder: str | PathLike[str] | None) -> str:
+    """A subfolder with "/" between folders; "" for none."""
+    name = PurePosixPath(os.fspath(subfolder or "").replace("\\", "/")).as_posix()
+    return "" if name == "." else name
+
+
+def inside(folder: Path, subfolder: str) -> Path:
+    """A folder's subfolder.
+
+    Raises:
+        ConversionError: there is none.
+    """
+    if subfolder and not (folder / subfolder).is_dir():
+        there = sorted(path.parent.name for path in folder.glob("*/config.json"))
+        raise ConversionError(f"{folder}: has no subfolder {shown(subfolder)}{_instead(there)}")
+    return folder / subfolder
+
+
+def _instead(names: list[str]) -> str:
+    return f"; there are {', '.join(map(shown, names[:20]))}" if names else "; none of its folders has a config.json"
 
 
 def files_in(folder: Path) -> tuple[str, ...]:
@@ -108,61 +155,77 @@ def files_in(folder: Path) -> tuple[str, ...]:
     return tuple(names[:LISTED])
 
 
-def _fetch(hub_id: str, weights: bool, hub: Mapping[str, Any]) -> Source:
+def _fetch(hub_id: str, weights: bool, place: Source, hub: Mapping[str, Any]) -> Source:
     """Download a repo's files that a conversion reads; anything else, code included, is not fetched.
 
-    Of the weights only those are fetched that are read: one file, or those that the index names.
+    Of the weights only those are fetched that are read: one file, or those that the index names. `place` says which
+    they are, and in which subfolder.
     """
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub import snapshot_download
 
-    wanted = dict(hub)
-    listing: tuple[str, ...] | None
+    start = f"{place.subfolder}/" if place.subfolder else ""
     try:
-        try:
-            api = HfApi(token=hub.get("token"))
-            info = api.model_info(hub_id, revision=hub.get("revision"), files_metadata=True)
-            sizes = {file.rfilename: getattr(file, "size", None) or 0 for file in info.siblings or ()}
-            listing = tuple(sorted(sizes)[:LISTED])
-            wanted["revision"] = info.sha  # all files of one commit, whatever is pushed meanwhile
-        except HfHubHTTPError:
-            raise
-        except Exception:
-            listing = None  # offline: what the cache has
-        if listing is None:
+        commit, files = _files_on_the_hub(hub_id, hub)
+        if commit is None:  # what the cache has
             folder = Path(snapshot_download(hub_id, **{**hub, "local_files_only": True}))
-            return Source(folder, hub_id)
+            return replace(place, path=inside(folder, place.subfolder), hub_id=hub_id)
+        sizes = {name.removeprefix(start): size for name, size in files.items() if name.startswith(start)}
+        listing = tuple(sorted(sizes)[:LISTED])
+        wanted = {**hub, "revision": commit}  # all files of one commit, whatever is pushed meanwhile
 
         def fetch(names: Iterable[str]) -> Path:
-            return Path(snapshot_download(hub_id, allow_patterns=[glob.escape(name) for name in names], **wanted))
+            patterns = [glob.escape(start + name) for name in names]
+            return Path(snapshot_download(hub_id, allow_patterns=patterns, **wanted), place.subfolder)
 
+        if start and not listing:
+            there = sorted(name.partition("/")[0] for name in files if re.fullmatch(r"[^/]+/config\.json", name))
+            raise ConversionError(f"{shown(hub_id)}: has no subfolder {shown(place.subfolder)}{_instead(there)}")
         folder = fetch(name for name in listing if is_side_file(name, sizes[name]))
-        single, index = next((pair for pair in WEIGHTS if {*pair} & {*listing}), WEIGHTS[0])
+        single, index = next((pair for pair in place.weights if {*pair} & {*listing}), place.weights[0])
         if weights and single in listing:
             fetch([single])
         elif weights and index in listing:
             fetch([index])
             fetch(weight_map(folder / index).values())
-        return Source(folder, hub_id, listing=listing)
+        return replace(place, path=folder, hub_id=hub_id, listing=listing)
     except ConversionError:
         raise
     except Exception as error:
         raise ConversionError(
             f"{shown(hub_id)}: there is no such folder, and it could not be fetched from the Hugging Face Hub: "
-            f"{_reason(error, hub.get('revision'))}"
+            f"{_reason(error, hub)}"
         ) from error
 
 
-def _reason(error: Exception, revision: str | None) -> str:
+def _files_on_the_hub(hub_id: str, hub: Mapping[str, Any]) -> tuple[str | None, dict[str, int]]:
+    """A repo's commit and name -> size of its files; no commit where the Hub is not to be asked, or cannot be."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if hub.get("local_files_only"):
+        return None, {}
+    try:
+        api = HfApi(token=hub.get("token"))
+        info = api.model_info(hub_id, revision=hub.get("revision"), files_metadata=True)
+    except HfHubHTTPError:
+        raise
+    except Exception:  # offline
+        return None, {}
+    return info.sha, {file.rfilename: getattr(file, "size", None) or 0 for file in info.siblings or ()}
+
+
+def _reason(error: Exception, hub: Mapping[str, Any]) -> str:
     """Why a download failed, and what helps."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.GatedRepoError):
         return "its owner must grant you access first; ask for it on the repo's page, then log in with `hf auth login`"
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"it has no revision {shown(revision)}; name a branch, a tag or a commit"
+        return f"it has no revision {shown(hub.get('revision'))}; name a branch, a tag or a commit"
     if isinstance(error, errors.RepositoryNotFoundError):
         return "there is no such repo; check the name or, if it is private, your access to it (`hf auth login`)"
+    if hub.get("local_files_only"):
+        return "local_files_only is set, and the cache does not have it; leave that out, or name a folder"
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set, and the cache does not have it; unset it, or name a folder"
     if isinstance(error, errors.LocalEntryNotFoundError | ConnectionError):

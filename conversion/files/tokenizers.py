@@ -125,8 +125,8 @@ def compare_tokenizers(original: PreTrainedTokenizerBase | None, target: Path) -
     if unlike:
         kinds = f"AutoTokenizer loads it as {type(copied).__name__}, and the source as {type(original).__name__}"
         raise ConversionError(
-            f"the copied tokenizer differs from the source's in {', '.join(unlike)}: {kinds}; verify=False writes it "
-            "all the same, and then name the class when you load it"
+            f"the copied tokenizer differs from the source's in {', '.join(unlike)}: {kinds}; "
+            f"use verify=False, then load it with {type(original).__name__}.from_pretrained"
         )
     return "tokenizers give the same ids"
 

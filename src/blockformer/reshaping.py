@@ -8,7 +8,7 @@ B batch, T length, C hidden size, H heads, K key/value heads, D head size, E exp
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from .declared_fields import axes_of, own_fields
 from .model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
-from .model.axes import axes, is_integer
+from .model.axes import BLOCKS, axes, did_you_mean, is_integer
 from .model.configuration_blockformer import BlockformerConfig
 
 TOPOLOGIES = {
@@ -84,6 +84,7 @@ def reshape(
     if getattr(config, "linear_bits", None) is not None:
         fix = "convert the checkpoint with dequantize (--dequantize bfloat16) first"
         raise ValueError(f"4-bit weights cannot be reshaped: {fix}.")
+    check_changes(changes, "reshape", ("topology", "layers", "kv_heads", "experts", "seed"))
     if topology is not None and topology not in TOPOLOGIES:
         raise ValueError(f"topology must be one of {', '.join(TOPOLOGIES)}, not {topology!r}.")
     _check_numbers(layers, kv_heads=kv_heads, experts=experts)
@@ -126,6 +127,20 @@ def reshape(
         made.generation_config.decoder_start_token_id = getattr(new_config, "decoder_start_token_id", None)
     made.config.name_or_path = config.name_or_path
     return made.eval()
+
+
+def check_changes(names: Iterable[str], function: str, options: Iterable[str]) -> None:
+    """Refuse names that are not a field of any of our configs; the nearest is named, of fields and of `options`.
+
+    Raises:
+        ValueError: naming the function and the first such name.
+    """
+    known = {name for each in TOPOLOGIES.values() for name in _all_axes(each)}
+    known |= {name for blocks in BLOCKS.values() for block in blocks.values() for name in block.fields}
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, {*known, *options})
+            raise ValueError(f"{function} has no option {name!r}, and no config has such a field.{hint}")
 
 
 def _check_numbers(layers: Any, **numbers: Any) -> None:
@@ -188,7 +203,8 @@ def _pool_heads(settings: Settings, weights: Weights, kv_heads: int) -> Weights:
     """Keys and values [K * D, ...] -> [N * D, ...], each head the mean of those whose place it takes."""
     before, size = settings["num_key_value_heads"], settings["head_dim"]
     if kv_heads < 1 or before % kv_heads:
-        raise ValueError(f"kv_heads must divide the model's {before} key/value heads, and {kv_heads} does not.")
+        fitting = ", ".join(str(number) for number in range(1, before + 1) if before % number == 0)
+        raise ValueError(f"kv_heads={kv_heads} must divide the model's {before} key/value heads: use one of {fitting}.")
     settings["num_key_value_heads"] = kv_heads
 
     def pooled(tensor: Tensor) -> Tensor:

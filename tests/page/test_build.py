@@ -150,7 +150,7 @@ def test_arguments_are_checked_first_and_a_page_is_whole_or_not_there(tmp_path, 
         (["bert", "--html", target, "--text", " "], "--text is empty"),
         (["bert", "--html", tmp_path], "a folder; name a file"),
         (["bert", "--html", tmp_path / "no" / "page.html"], "no such folder"),
-        (["bert", "--html", target, "--beside", "berd"], "Did you mean the preset 'bert'?"),
+        (["bert", "--html", target, "--compare", "berd"], "Did you mean the preset 'bert'?"),
     ):
         assert call("inspect", *arguments) != 0
         assert message in " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().err).split()), arguments

@@ -60,18 +60,24 @@ def left(seconds: float, share: float) -> str:
     return f"~{rest:.0f} s left" if rest < 100 else f"~{rest / 60:.0f} min left"
 
 
-def run_convert(src: str, dst: str, to: str, shape: dict[str, Any], **options: Any) -> None:
+def run_convert(
+    src: str, dst: str, to: str, shape: dict[str, Any], verify: str | None, no_verify: bool, **options: Any
+) -> None:
     """Convert and report; with a new shape if there is one."""
     if to not in LAYOUTS:
         raise ConversionError(f"--to must be one of {', '.join(LAYOUTS)}, not '{to}'")
+    if no_verify and verify not in (None, "none"):
+        raise ConversionError(f"--no-verify and --verify {verify} contradict each other; give one of them")
+    options["verify"] = "none" if no_verify else verify or "auto"
+    options["to_official"] = to == "official"
     if shape:
-        _run_reshaped(src, dst, to, shape, options)
+        _run_reshaped(src, dst, shape, options)
         return
-    check_conversion(src, dst, to_official=to == "official", **options)
+    check_conversion(src, dst, **options)
     from blockformer.conversion import convert
 
     with progress_bar() as report_progress:
-        report = convert(src, dst, to_official=to == "official", progress=report_progress, **options)
+        report = convert(src, dst, progress=report_progress, **options)
     layout = f"the official {report.family} layout" if report.to_official else "a self-contained repo"
     _show(report, f"{report.source} -> {report.target}: {layout}")
     if report.parity is None:
@@ -80,20 +86,14 @@ def run_convert(src: str, dst: str, to: str, shape: dict[str, Any], **options: A
         raise SystemExit(NOT_VERIFIED)
 
 
-def _run_reshaped(src: str, dst: str, to: str, shape: dict[str, Any], options: dict[str, Any]) -> None:
-    known = ("family", "dtype", "max_shard_size", "force", "revision")
-    if to == "official" or options.get("dequantize") or options.get("config"):
-        flags = ", ".join(f"--{'as' if name == 'topology' else name.replace('_', '-')}" for name in shape)
-        given = "--to official" if to == "official" else "--dequantize" if options.get("dequantize") else "--config"
-        raise ConversionError(f"{flags}: a new shape cannot be combined with {given}; convert in two steps")
+def _run_reshaped(src: str, dst: str, shape: dict[str, Any], options: dict[str, Any]) -> None:
     if "layers" in shape:
         shape["layers"] = layer_list(shape["layers"])
-    kept = {name: options[name] for name in known}
-    check_conversion(src, dst, **kept)
+    check_conversion(src, dst, function="convert_reshaped", shape=shape, **options)
     from blockformer.conversion.reshaped import convert_reshaped
 
     with progress_bar() as report_progress:
-        report = convert_reshaped(src, dst, progress=report_progress, **shape, **kept)
+        report = convert_reshaped(src, dst, progress=report_progress, **shape, **options)
     _show(report, f"{report.source} -> {report.target}: a self-contained repo of another shape")
 
 
@@ -110,7 +110,7 @@ def layer_list(text: str) -> list[int]:
 
 def run_export(src: str, dst: str, sign: str | None, **options: Any) -> None:
     """Export and report."""
-    check_conversion(src, dst, **options)
+    check_conversion(src, dst, function="export_folder", **options)
     from blockformer.conversion import export_folder
 
     with progress_bar() as report_progress:

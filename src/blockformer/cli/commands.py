@@ -13,6 +13,20 @@ from typing import Annotated, Any
 
 import typer
 
+from .arguments import (
+    Dtype,
+    Force,
+    LocalFilesOnly,
+    Revision,
+    ShardSize,
+    Source,
+    StrictFinite,
+    Subfolder,
+    Target,
+    Variant,
+    reading_of,
+)
+
 app = typer.Typer(
     name="blockformer",
     no_args_is_help=True,
@@ -21,20 +35,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Source = Annotated[str, typer.Argument(metavar="SRC", help="A folder or a Hub id.", show_default=False)]
-Target = Annotated[str, typer.Argument(metavar="DST", help="The folder to make.", show_default=False)]
-ShardSize = Annotated[str, typer.Option(metavar="SIZE", help="Largest size of a weight file.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a folder that Blockformer made and nobody changed.")]
-StrictFinite = Annotated[
-    bool, typer.Option("--strict-finite", help="Refuse NaN and infinite weights instead of reporting them.")
-]
-Revision = Annotated[
-    str | None, typer.Option(metavar="NAME", help="For a Hub id: a branch, tag or commit.", show_default=False)
-]
-Dtype = Annotated[
-    str | None, typer.Option(help="Load the weights as float32, bfloat16 or float16.", show_default=False)
-]
 
 
 class Interrupted(SystemExit):
@@ -74,7 +74,7 @@ def common(
         typer.Option(metavar="FILE", help="Register blocks of yours first; may be repeated.", show_default=False),
     ] = None,
 ) -> None:
-    """Every classic Transformer, from one small set of blocks: convert, inspect and publish."""
+    """Every classic Transformer, from one small set of blocks: convert, inspect, publish, train, compare, chat."""
     if block:
         import blockformer
 
@@ -90,7 +90,12 @@ def common(
 @interruptible
 def convert(
     src: Annotated[
-        str, typer.Argument(metavar="SRC", help="A folder, a Hub id, or an article's weight file.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="A folder, a Hub id, or a weight file of an article's code (see --family).",
+            show_default=False,
+        ),
     ],
     dst: Target,
     to: Annotated[str, typer.Option(metavar="LAYOUT", help="'blockformer', or 'official' for the way back.")] = (
@@ -99,8 +104,8 @@ def convert(
     family: Annotated[
         str | None,
         typer.Option(
-            help="The official family; detected by default. For a weight file: "
-            "article-gpt, article-encoder-decoder or article-transformer.",
+            help="The official family; detected by default. For a state dict of a model that an article prints: "
+            "article-gpt, article-encoder-decoder or article-transformer (docs/articles.md).",
             show_default=False,
         ),
     ] = None,
@@ -123,15 +128,19 @@ def convert(
     ] = None,
     max_shard_size: ShardSize = "5GB",
     verify: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="HOW",
-            help="Run both models on the same input and compare: full, quick (one text), or none. auto is full up to "
-            "half a billion parameters, then quick. Exit status 3: nothing could be compared.",
+            help="Run both models on the same input and compare: full, quick (one text), or none. By default full up "
+            "to half a billion parameters, then quick. Exit status 3: nothing could be compared.",
+            show_default=False,
         ),
-    ] = "auto",
+    ] = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="The same as --verify none.")] = False,
     revision: Revision = None,
+    subfolder: Subfolder = None,
+    variant: Variant = None,
+    local_files_only: LocalFilesOnly = False,
     force: Force = False,
     strict_finite: StrictFinite = False,
     topology: Annotated[
@@ -170,8 +179,9 @@ def convert(
         dtype=dtype,
         dequantize=dequantize,
         max_shard_size=max_shard_size,
-        verify="none" if no_verify else verify,
-        revision=revision,
+        verify=verify,
+        no_verify=no_verify,
+        **reading_of(revision, subfolder, variant, local_files_only),
         force=force,
         strict_finite=strict_finite,
         shape={name: value for name, value in shape.items() if value is not None},
@@ -181,7 +191,7 @@ def convert(
 @app.command(
     "inspect",
     epilog="Example: [bold]blockformer inspect Qwen/Qwen3-14B[/bold]\n\n"
-    'As a page: [bold]blockformer inspect Qwen/Qwen3-0.6B --html page.html --beside bert --text "I love tea."[/bold]',
+    'As a page: [bold]blockformer inspect Qwen/Qwen3-0.6B --html page.html --compare bert --text "I love tea."[/bold]',
 )
 @interruptible
 def inspect(
@@ -197,22 +207,33 @@ def inspect(
         str | None,
         typer.Option(metavar="TEXT", help="With --html: show this text going through the model.", show_default=False),
     ] = None,
-    beside: Annotated[
+    compare: Annotated[
         str | None,
         typer.Option(metavar="REF", help="With --html: mark where it differs from this model.", show_default=False),
     ] = None,
+    beside: Annotated[str | None, typer.Option(hidden=True, help="The former name of --compare.")] = None,
     revision: Revision = None,
+    subfolder: Subfolder = None,
+    variant: Variant = None,
+    local_files_only: LocalFilesOnly = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing page.")] = False,
 ) -> None:
     """Show settings, layers, parameters, memory and cache size of a model. Weights are only read for --text."""
     from .inspect import run_inspect, run_page
 
-    if html is None and (text is not None or beside is not None or force):
-        raise typer.BadParameter("--text, --beside and --force need --html: add it, or leave them out")
+    if beside is not None:
+        if compare is not None:
+            raise typer.BadParameter("--beside is the former name of --compare: give one of them")
+        compare = beside
+    if html is None and (text is not None or compare is not None or force):
+        raise typer.BadParameter("--text, --compare and --force need --html: add it, or leave them out")
+    if variant is not None and text is None:
+        raise typer.BadParameter("--variant chooses weights, which are only read for --text: add it, or leave it out")
+    reading = reading_of(revision, subfolder, variant, local_files_only)
     if html is None:
-        run_inspect(src, revision)
+        run_inspect(src, **reading)
     else:
-        run_page(src, html, text, beside, revision, force)
+        run_page(src, html, text, compare, force, **reading)
 
 
 @app.command("export", epilog="Example: [bold]blockformer export trainer-output/checkpoint-500 my-repo[/bold]")
@@ -222,6 +243,9 @@ def export(
     dst: Target,
     max_shard_size: ShardSize = "5GB",
     revision: Revision = None,
+    subfolder: Subfolder = None,
+    variant: Variant = None,
+    local_files_only: LocalFilesOnly = False,
     force: Force = False,
     strict_finite: StrictFinite = False,
     sign: Annotated[
@@ -234,8 +258,8 @@ def export(
     """
     from .checkpoints import run_export
 
-    kept = {"max_shard_size": max_shard_size, "revision": revision, "force": force, "strict_finite": strict_finite}
-    run_export(src, dst, sign, **kept)
+    kept = {"max_shard_size": max_shard_size, "force": force, "strict_finite": strict_finite}
+    run_export(src, dst, sign, **kept, **reading_of(revision, subfolder, variant, local_files_only))
 
 
 @app.command("verify", epilog="Example: [bold]blockformer verify somebody/their-repo[/bold]")
@@ -243,6 +267,7 @@ def export(
 def verify(
     repo: Annotated[str, typer.Argument(metavar="REPO", help="A folder or a Hub id.", show_default=False)],
     revision: Revision = None,
+    local_files_only: LocalFilesOnly = False,
     key: Annotated[
         str | None,
         typer.Option(
@@ -258,7 +283,7 @@ def verify(
     """
     from .trust import run_verify
 
-    run_verify(repo, revision, key, as_json)
+    run_verify(repo, revision, key, as_json, local_files_only)
 
 
 @app.command("upgrade", epilog="Example: [bold]blockformer upgrade my-repo[/bold]")
@@ -281,11 +306,15 @@ def chat(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens in an answer.")] = 512,
     dtype: Dtype = None,
     revision: Revision = None,
+    subfolder: Subfolder = None,
+    variant: Variant = None,
+    local_files_only: LocalFilesOnly = False,
 ) -> None:
     """Talk to a model, official or ours: type a line and watch the answer, by its chat template if it has one."""
     from .text import run_chat
 
-    run_chat(src, dtype, revision, system, greedy, max_new_tokens)
+    reading = reading_of(revision, subfolder, variant, local_files_only)
+    run_chat(src, dtype, system, greedy, max_new_tokens, **reading)
 
 
 @app.command(
@@ -310,6 +339,9 @@ def evaluate(
     ] = None,
     dtype: Dtype = None,
     revision: Revision = None,
+    subfolder: Subfolder = None,
+    variant: Variant = None,
+    local_files_only: LocalFilesOnly = False,
 ) -> None:
     """Perplexity and bits per byte of a causal language model, official or ours, on text files; or its scores in tasks.
 
@@ -319,10 +351,13 @@ def evaluate(
 
     if bool(files) == bool(tasks):
         raise typer.BadParameter("give text files, or tasks with --tasks")
+    if limit is not None and not tasks:
+        raise typer.BadParameter("--limit is for --tasks: leave it out, or add those")
+    reading = reading_of(revision, subfolder, variant, local_files_only)
     if tasks:
-        run_tasks(src, tasks.split(","), dtype, revision, length, limit)
+        run_tasks(src, tasks.split(","), dtype, length, limit, **reading)
     else:
-        run_eval(src, files or [], dtype, revision, length)
+        run_eval(src, files or [], dtype, length, **reading)
 
 
 @app.command(

@@ -16,7 +16,10 @@ from .commands import app
 OPTIONS = {
     "force=True": "--force",
     "verify=False": "--no-verify",
+    "verify='full'": "--verify full",
+    "verify='quick'": "--verify quick",
     "to_official=True": "--to official",
+    "kv_heads=": "--kv-heads ",
 }
 
 

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from blockformer.conversion.summary import Summary
 
 
-def run_inspect(src: str, revision: str | None = None) -> None:
+def run_inspect(src: str, **reading: Any) -> None:
     """Print the summary of a model."""
-    check_model(src, revision)
+    check_model(src, **reading)
     from blockformer.conversion.summary import summarize
 
-    show(summarize(src, revision), Console())
+    show(summarize(src, **reading), Console())
 
 
 def run_page(
-    src: str, target: Path, text: str | None, beside: str | None, revision: str | None = None, force: bool = False
+    src: str, target: Path, text: str | None, compare: str | None, force: bool = False, **reading: Any
 ) -> None:
     """Write the page of a model, whole or not at all."""
-    check_model(src, revision)
-    if beside is not None:
-        check_model(beside)
+    check_model(src, **reading)
+    if compare is not None:
+        check_model(compare)
     check_page(target, force)
     if text is not None and not text.strip():
         raise ConversionError("--text is empty: give some words")
@@ -39,7 +39,7 @@ def run_page(
         raise ConversionError(f"--text needs weights, and {src} is only a config: name the folder of a model")
     from blockformer.page.making import page_of
 
-    write_text(target, page_of(src, text, beside, revision))
+    write_text(target, page_of(src, text, compare, **reading))
     print(f"{target}: {format_size(target.stat().st_size)}, opens in any browser")
 
 

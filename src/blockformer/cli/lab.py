@@ -21,6 +21,9 @@ def run_lab(
     """Check, train what is not finished, report."""
     part, parts = _shard(shard)
     ladder = _widths(widths)
+    if report_only and (dry_run or shard):
+        other = "--dry-run" if dry_run else "--shard"
+        raise typer.BadParameter(f"--report trains nothing, of no run: leave out {other}, or --report")
     if not path.is_file():
         raise ConversionError(f"there is no file {path}")
     from accelerate import PartialState

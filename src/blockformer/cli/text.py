@@ -20,13 +20,15 @@ from .template import rendered
 LEAVE, ANEW = ("/quit", "/exit"), "/new"
 
 
-def load_writer(src: str, dtype: str | None, revision: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_writer(
+    src: str, dtype: str | None, revision: str | None = None, **reading: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A decoder with a language model head, and its tokenizer.
 
     Raises:
         ConversionError: it writes no text of its own, or has no tokenizer.
     """
-    model, folder = load_any(src, dtype, revision)
+    model, folder = load_any(src, dtype, revision=revision, **reading)
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise ConversionError(f"{src}: {type(model).__name__} is not a causal language model")
     if model.config.bidirectional:
@@ -35,10 +37,10 @@ def load_writer(src: str, dtype: str | None, revision: str | None) -> tuple[PreT
 
 
 def run_chat(
-    src: str, dtype: str | None, revision: str | None, system: str | None, greedy: bool, max_new_tokens: int
+    src: str, dtype: str | None, system: str | None, greedy: bool, max_new_tokens: int, **reading: Any
 ) -> None:
     """Read lines, write answers as they come, until the input ends."""
-    model, tokenizer = load_writer(src, dtype, revision)
+    model, tokenizer = load_writer(src, dtype, **reading)
     has_template = tokenizer.chat_template is not None
     if system is not None and not has_template:
         raise ConversionError("--system needs a tokenizer with a chat template, and this one has none: leave it out")
@@ -106,11 +108,11 @@ def _answer(model: Any, tokenizer: Any, inputs: Any, samples: bool, max_new_toke
     return tokenizer.decode(tokens[0, length:], skip_special_tokens=True)
 
 
-def run_eval(src: str, files: list[Path], dtype: str | None, revision: str | None, length: int | None) -> None:
+def run_eval(src: str, files: list[Path], dtype: str | None, length: int | None, **reading: Any) -> None:
     """Perplexity and bits per byte of each file, and of all."""
     if missing := [str(path) for path in files if not path.is_file()]:
         raise ConversionError(f"there is no file {missing[0]}")
-    model, tokenizer = load_writer(src, dtype, revision)
+    model, tokenizer = load_writer(src, dtype, **reading)
     window = min(length or model.config.max_position_embeddings, model.config.max_position_embeddings)
     table = Table("file", "tokens", "perplexity", "bits per byte")
     nats, tokens, size = 0.0, 0, 0
@@ -135,12 +137,12 @@ def run_eval(src: str, files: list[Path], dtype: str | None, revision: str | Non
 
 
 def run_tasks(
-    src: str, tasks: list[str], dtype: str | None, revision: str | None, length: int | None, limit: int | None
+    src: str, tasks: list[str], dtype: str | None, length: int | None, limit: int | None, **reading: Any
 ) -> None:
     """The scores of a model in tasks of lm-eval."""
     if importlib.util.find_spec("lm_eval") is None:
         raise ConversionError("--tasks needs lm-eval, which is not installed: pip install lm-eval")
-    model, tokenizer = load_writer(src, dtype, revision)
+    model, tokenizer = load_writer(src, dtype, **reading)
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 

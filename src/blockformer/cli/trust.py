@@ -19,11 +19,11 @@ CHECKS = {
 """Kind of check -> the sentence where nothing is wrong."""
 
 
-def run_verify(repo: str, revision: str | None, key: str | None, as_json: bool) -> None:
+def run_verify(repo: str, revision: str | None, key: str | None, as_json: bool, local_files_only: bool) -> None:
     """Verify and report; ends with status 1 if anything is wrong or a block is left to read."""
     from blockformer.trust import verify
 
-    found = verify(repo, revision, key)
+    found = verify(repo, revision, key, local_files_only=local_files_only)
     if as_json:
         print(json.dumps({"ok": found.is_ok, **vars(found)}, indent=1))
     else:

@@ -5,6 +5,7 @@ from typing import Any
 
 from blockformer.conversion import ConversionError
 from blockformer.conversion.loading import load_any, load_tokenizer
+from blockformer.conversion.options import WEIGHT_CHOICES
 from blockformer.conversion.summary import summarize
 from blockformer.presets import preset
 
@@ -16,13 +17,14 @@ MAX_TOKENS = 160
 """Tokens of a text that a page shows at most: more are too small to be told apart."""
 
 
-def page_of(src: str, text: str | None = None, beside: str | None = None, revision: str | None = None) -> str:
+def page_of(src: str, text: str | None = None, beside: str | None = None, **reading: Any) -> str:
     """The HTML of a model's page, of 3 MB at most.
 
     Args:
-        src: a folder, a Hub id (a `revision` of it), a `config.json` or a preset.
+        src: a folder, a Hub id, a `config.json` or a preset.
         text: the text that the model reads on the page; needs weights and a tokenizer.
         beside: a source to compare it with.
+        reading: which files of `src` are read, and from where; see `blockformer.convert`.
 
     Raises:
         ConversionError: a source cannot be used, or has no weights or no tokenizer for the text.
@@ -30,13 +32,13 @@ def page_of(src: str, text: str | None = None, beside: str | None = None, revisi
     if text is not None and src in preset() and not Path(src).exists():
         raise ConversionError(f"text (--text) needs weights, and the preset {src} has none: name the folder of a model")
     other = None if beside is None else summarize(beside)
-    summary = summarize(src, revision)
+    summary = summarize(src, **{name: value for name, value in reading.items() if name not in WEIGHT_CHOICES})
     facts = Facts(summary.config)
     reference = None if other is None else (other.name.removeprefix("preset "), _reference(other.config, facts))
     if text is None:
         return page(facts, summary.name, summary.notes, reference)
     try:
-        model, folder = load_any(src, None, revision)
+        model, folder = load_any(src, **reading)
     except (ConversionError, OSError) as error:
         raise ConversionError(f"text (--text) needs weights: {error}") from error
     tokenizer = load_tokenizer(src, folder, ", which text (--text) needs")

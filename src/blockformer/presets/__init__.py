@@ -98,16 +98,22 @@ def preset(name: str | None = None, **overrides: Any) -> BlockformerConfig | lis
     return config_class(**{key: value(known) if callable(value := known[key]) else value for key in given})
 
 
-def _check_names(config_class: type[BlockformerConfig], names: Iterable[str]) -> None:
-    """Refuse fields that a config does not have, all at once; for an official name the error gives ours."""
-    unknown = unknown_fields(config_class, names)
-    if not unknown:
-        return
+def official_names(config_class: type[BlockformerConfig]) -> dict[str, str]:
+    """Field of an official config -> the field of ours that means it, of those of a config class."""
     from blockformer.conversion.families.registry import FAMILIES  # conversion stands above this module
 
     ours: dict[str, str] = {}
     for family in FAMILIES.values():
         ours |= {theirs: meant[0] for theirs, meant in family.fields.items() if meant[0] in axes(config_class)}
+    return ours
+
+
+def _check_names(config_class: type[BlockformerConfig], names: Iterable[str]) -> None:
+    """Refuse fields that a config does not have, all at once; for an official name the error gives ours."""
+    unknown = unknown_fields(config_class, names)
+    if not unknown:
+        return
+    ours = official_names(config_class)
 
     def told(name: str) -> str:
         hint = f" It is called '{ours[name]}' here." if name in ours else did_you_mean(name, axes(config_class))

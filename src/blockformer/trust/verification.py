@@ -5,7 +5,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -17,8 +17,10 @@ import blockformer
 from blockformer.conversion.errors import CheckpointError, ConversionError, shown
 from blockformer.conversion.files.checkpoint import NEVER_FOLLOWED, Checkpoint
 from blockformer.conversion.files.json_files import read_json_value
+from blockformer.conversion.files.names import roots_of
 from blockformer.conversion.files.side_files import digest
 from blockformer.conversion.files.sources import LISTED, files_in, folder_of
+from blockformer.conversion.options import WEIGHT_CHOICES, check_reading, for_the_hub
 
 from ..model.axes import BLOCKS
 from ..model.blocks import ENTRY, entry
@@ -80,7 +82,10 @@ class Verification:
 
 
 def verify(
-    repo: str | PathLike[str], revision: str | None = None, key: str | PathLike[str] | None = None
+    repo: str | PathLike[str],
+    revision: str | None = None,
+    key: str | PathLike[str] | None = None,
+    **reading: Any,
 ) -> Verification:
     """Check a repo of Blockformer: its code, its other files, its weights' names and shapes. Nothing of it is run.
 
@@ -91,11 +96,14 @@ def verify(
         repo: a folder, which is read offline, or a Hub id, of which everything is downloaded.
         revision: of a Hub id: a branch, tag or commit.
         key: a public key (PEM) that the repo must be signed with; see `sign`.
+        reading: for a Hub id: `token`, `cache_dir`, `local_files_only` and `force_download`, as `from_pretrained` takes
+            them. A whole repo is checked, so there is no choice of files.
 
     Raises:
         ConversionError: there is no such repo, or it has no `config.json` of Blockformer.
     """
-    folder = folder_of(repo, revision) or _download(os.fspath(repo), revision)
+    check_reading("verify", reading, not_read=("subfolder", *WEIGHT_CHOICES))
+    folder = folder_of(repo, revision) or _download(os.fspath(repo), {"revision": revision, **reading})
     found = Verification(os.fspath(repo))
     names = _check_files(folder, found)
     config = _read(folder / "config.json") if "config.json" in names else None
@@ -117,19 +125,18 @@ def verify(
     return found
 
 
-def _download(hub_id: str, revision: str | None) -> Path:
+def _download(hub_id: str, reading: Mapping[str, Any]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id, revision=revision))
+        return Path(snapshot_download(hub_id, **for_the_hub(reading)))
     except Exception as error:  # of the network and of the Hub, dozens of classes
         raise ConversionError(f"{hub_id}: no such folder, and not fetched from the Hub: {error}") from error
 
 
 def _check_files(folder: Path, found: Verification) -> set[str]:
     """Hash every file; those that are links to elsewhere or no regular files are problems, and not read."""
-    home = folder.resolve()
-    roots = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    roots = roots_of(folder)
     names = files_in(folder)
     if len(names) >= LISTED:
         found.add("files", f"more than {LISTED:,} files, of which the others are not looked at")

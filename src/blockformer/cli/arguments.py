@@ -1,0 +1,37 @@
+"""The arguments and options that several commands share."""
+
+from typing import Annotated, Any
+
+import typer
+
+Source = Annotated[str, typer.Argument(metavar="SRC", help="A folder or a Hub id.", show_default=False)]
+Target = Annotated[str, typer.Argument(metavar="DST", help="The folder to make.", show_default=False)]
+ShardSize = Annotated[str, typer.Option(metavar="SIZE", help="Largest size of a weight file.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a folder that Blockformer made and nobody changed.")]
+StrictFinite = Annotated[
+    bool, typer.Option("--strict-finite", help="Refuse NaN and infinite weights instead of reporting them.")
+]
+Revision = Annotated[
+    str | None, typer.Option(metavar="NAME", help="For a Hub id: a branch, tag or commit.", show_default=False)
+]
+Subfolder = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The folder inside SRC that holds the model.", show_default=False)
+]
+Variant = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Read these weights: fp16 reads model.fp16.safetensors.", show_default=False),
+]
+LocalFilesOnly = Annotated[
+    bool, typer.Option("--local-files-only", help="For a Hub id: read the cache, do not ask the Hub.")
+]
+Dtype = Annotated[
+    str | None, typer.Option(help="Load the weights as float32, bfloat16 or float16.", show_default=False)
+]
+
+
+def reading_of(
+    revision: str | None, subfolder: str | None, variant: str | None, local_files_only: bool
+) -> dict[str, Any]:
+    """The options that say which files of a source are read; see `blockformer.conversion.options.Reading`."""
+    given = {"revision": revision, "subfolder": subfolder, "variant": variant, "local_files_only": local_files_only}
+    return {name: value for name, value in given.items() if value not in (None, False)}
