@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConversionError, shown
-from .names import WEIGHT_FILES, WEIGHTS, is_side_file, weight_map
+from .json_files import read_json_value
+from .names import CODE_FILES, MODULES, ROUTER, WEIGHT_FILES, WEIGHTS, is_side_file, module_folders, weight_map
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 LISTED = 10_000
@@ -137,6 +138,10 @@ def _fetch(hub_id: str, weights: bool, hub: Mapping[str, Any]) -> Source:
             return Path(snapshot_download(hub_id, allow_patterns=[glob.escape(name) for name in names], **wanted))
 
         folder = fetch(name for name in listing if is_side_file(name, sizes[name]))
+        if MODULES in listing:
+            settings = (read_json_value(folder / name) if name in listing else None for name in (MODULES, ROUTER))
+            inner = tuple(f"{each}/" for each in module_folders(listing, *settings))
+            fetch([MODULES, *(name for name in listing if name.startswith(inner) and not name.endswith(CODE_FILES))])
         single, index = next((pair for pair in WEIGHTS if {*pair} & {*listing}), WEIGHTS[0])
         if weights and single in listing:
             fetch([single])
