@@ -52,7 +52,7 @@ def sentence_files(checkpoint: Checkpoint, names: Iterable[str]) -> SentenceFile
     )
     folders = () if modules is None else tuple(f"{each}/" for each in module_folders(names, modules, router))
     found = [name for name in names if name in SENTENCE_FILES or name.startswith(folders)]
-    problem = "" if modules is None else _problem(modules, router)
+    problem = "" if modules is None else _problem(names, modules, router)
     for name in found:
         if not os.path.isfile(checkpoint.folder / name):
             continue
@@ -73,14 +73,18 @@ def missing_code(folder: Path) -> list[str]:
     return [f"{MODULES}: {shown(foreign[0])} {what} sentence-transformers"] if foreign else []
 
 
-def _problem(modules: Any, router: Any) -> str:
+def _problem(names: Iterable[str], modules: Any, router: Any) -> str:
     """Why the content of `modules.json` and `router_config.json` is not one to follow."""
     if foreign := foreign_modules(MODULES, modules):
         return f"{MODULES}: {shown(foreign[0])} is not a module of sentence-transformers, and other code is never run"
-    stray = [path for path in module_paths(modules, router) if not is_inner(path)]
-    return (
-        f"{MODULES}: a module's path is {shown(stray[0])}, which is not a folder of the source's own" if stray else ""
-    )
+    if stray := [path for path in module_paths(modules, router) if not is_inner(path)]:
+        return f"{MODULES}: a module's path is {shown(stray[0])}, which is not a folder of the source's own"
+    for kind, path in ((module["type"], module["path"]) for module in modules):
+        start = f"{PurePosixPath(path).as_posix()}/"
+        is_empty = start != "./" and not any(name.startswith(start) for name in names)
+        if is_empty and not kind.endswith(".Normalize"):  # which may have no settings
+            return f"{MODULES}: {shown(kind)} in {shown(path)}, where there are no files"
+    return ""
 
 
 def _code_in(name: str, content: Any) -> str:
