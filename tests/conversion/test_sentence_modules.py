@@ -15,6 +15,7 @@ import blockformer
 from blockformer.conversion import ConversionError, convert, export_folder
 
 from .oracles import entries_of
+from .test_convert_faults import a_hub_with
 from .test_sentence_repos import TEXTS, WORDS, official, opened, save
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -366,3 +367,20 @@ def test_verify_finds_code_that_settings_name_as_convert_does(tmp_path, source, 
     note = convert(source, tmp_path / "again", verify=False).notes[0]
     assert f"modules.json: {named} '{next(iter(entry.values()))}' in" in note or named == "attn_implementation"
     assert "files are left out" in note
+
+
+def test_of_a_hub_repo_the_folders_of_modules_are_fetched_without_code(tmp_path, source, monkeypatch):
+    (source / "2_Dense").rename(source / "2_Dense_1024")
+    edit_modules(source, 2, path="2_Dense_1024")
+    (source / "2_Dense_1024/own.py").write_text("raise SystemExit\n")
+    (source / "onnx").mkdir()
+    (source / "onnx/model.onnx").write_bytes(b"stub")
+    asked = a_hub_with(monkeypatch, source)
+    report = convert("somebody/model", tmp_path / "dst", verify=False)
+    assert set(files(source)) - set(asked) == {"2_Dense_1024/own.py", "onnx/model.onnx"}
+    assert sorted(name for names in report.left_out.values() for name in names) == [
+        "2_Dense_1024/own.py",
+        "onnx/model.onnx",
+    ]
+    assert (tmp_path / "dst/2_Dense_1024/model.safetensors").is_file()
+    assert blockformer.verify(tmp_path / "dst").is_ok
