@@ -18,7 +18,6 @@ from blockformer.publishing import copy_code, write_card
 
 from .arguments import check_conversion, find_source, verification
 from .errors import listed, shown
-from .families.registry import Family
 from .files.checkpoint import Checkpoint, nonfinite, read_config
 from .files.front_matter import front_matter
 from .files.generation_settings import settings_in
@@ -32,6 +31,7 @@ from .files.unused_tensors import write_unused
 from .into_memory import asked_dtype, dtype_note, load, load_ours, with_fields
 from .options import Reading, sorted_options
 from .origin import ORIGIN
+from .other_entries import note_on_unused
 from .plan import Plan, is_ours, parse_dtype, plan_in, plan_out
 from .progress import Progress, silent
 from .report import ConversionReport
@@ -149,7 +149,7 @@ def _report_on(plan: Plan, checkpoint: Checkpoint, source: str, target: Path, no
         dtypes=[str(kind).removeprefix("torch.") for kind in plan.sizes],
         notes=[
             *notes,
-            *([] if plan.to_official else _notes_on(checkpoint.config, plan.family)),
+            *([] if plan.to_official else _notes_on(checkpoint.config, plan)),
             *plan.notes,
             *dtype_note(plan.target_config, plan.dtype),
         ],
@@ -396,11 +396,11 @@ def _write_card(folder: Path, plan: Plan, checkpoint: Checkpoint, hub_id: str | 
     )
 
 
-def _notes_on(official: Mapping[str, Any], family: Family) -> list[str]:
+def _notes_on(official: Mapping[str, Any], plan: Plan) -> list[str]:
     notes = []
     if official.get("auto_map"):
         notes.append("config.json: auto_map names code of the source; it was neither run nor copied")
-    notes += family.unused_note(official)
+    notes += note_on_unused(plan.family, official, plan.target_config)
     if isinstance(official.get("pad_token_id"), int) and official["pad_token_id"] < 0:
         notes.append(
             f"config.json: pad_token_id {official['pad_token_id']} is not a token; the model has no padding token"

@@ -70,7 +70,7 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
     except StopIteration:
         raise damaged from None
     files = entries.get("files", {})
-    if not isinstance(files, dict) or not _is_names(files.get("stored", [])):
+    if not isinstance(files, dict) or not all(_is_names(files.get(each, [])) for each in ("stored", "pickled")):
         raise damaged
     if not all(isinstance(files.get(each, {}), dict) for each in ("written", "left_out")):
         raise damaged

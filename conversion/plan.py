@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, initialization
 
+from blockformer.declared_fields import other_entries
 from blockformer.on_import import CONFIGS
 from blockformer.publishing.repo_code import ABOUT_THE_FILE
 
@@ -19,6 +20,7 @@ from .files.checkpoint import NEVER_FOLLOWED, Checkpoint
 from .files.json_files import json_text
 from .files.unused_tensors import unused_groups
 from .origin import Origin, read_origin
+from .other_entries import carry_others, others_for
 from .rules.in_turn import in_turn
 from .rules.operations import Shape
 from .rules.patterns import matching
@@ -121,6 +123,7 @@ def plan_in(
         official = dict(family.plain_entries(official, variant))
     stored = _todays_names(checkpoint.tensors, family.spellings(variant))
     config = family.our_config(family.config_from(official, variant))
+    carry_others(family, official, config)
     if cast is not None:
         config.dtype = cast
     shapes, tied, parameters = expected_tensors(family.our_class(variant), config)
@@ -176,7 +179,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     if origin is not None and origin.family is not family:
         origin = None
     variant = family.variant_for(config, None if origin is None else origin.variant)
-    official = _official_settings(family, config, origin)
+    official = _official_settings(family, config, origin) | others_for(family, config)
     _set_dtype(official, cast or config.dtype)
     official_config = family.official_config(official)
     as_before = origin is not None and origin.variant == variant
@@ -354,7 +357,7 @@ def _official_settings(family: Family, config: PretrainedConfig, origin: Origin 
 
 def _meaning(config: PretrainedConfig) -> dict[str, Any]:
     """The fields of a config that describe the model itself."""
-    hidden = {*ABOUT_THE_FILE, "dtype"}
+    hidden = {*ABOUT_THE_FILE, "dtype", *other_entries(config)}
     return {name: value for name, value in config.to_dict().items() if name not in hidden}
 
 

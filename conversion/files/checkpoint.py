@@ -23,6 +23,7 @@ from blockformer.publishing.earlier_names import todays
 from ..errors import CheckpointError, listed, shown
 from . import pickled
 from .json_files import read_json
+from .model_place import model_elsewhere
 from .names import PICKLED_SUFFIXES, VARIANT, WEIGHTS, roots_of, weight_map
 from .regular import open_regular
 from .safetensors_io import (
@@ -180,6 +181,8 @@ class Checkpoint:
             self.config = read_json(self._config_file)
             self.tensors = {info.name: info for info in self._headers(self.folder)}
             return
+        if elsewhere := model_elsewhere(self.folder):
+            raise CheckpointError(f"{self.folder}: {elsewhere}")
         self.config = read_config(self.member("config.json"))
         files, weight_map = self._weights()
         missing = [shown(name) for name in files if not (self.folder / name).exists()]

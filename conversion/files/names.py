@@ -1,8 +1,9 @@
 """The names of a checkpoint's files: weights, tokenizers, licences, notes."""
 
-import fnmatch
 import re
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 from ..errors import CheckpointError, listed, shown
 from .json_files import read_json
@@ -35,15 +36,24 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+MODULES = "modules.json"
+"""The file that names the modules of a repo of sentence-transformers, and their folders."""
+ROUTER = "router_config.json"
+"""The settings of a Router, a module of other modules. Their names are those of folders next to it."""
 SENTENCE_FILES = (
-    "modules.json",
+    MODULES,
+    ROUTER,
     "config_sentence_transformers.json",
-    "sentence_bert_config.json",
-    "[0-9]*_*/config.json",
-    "[0-9]*_Dense/pytorch_model.bin",
-    "[0-9]*_Dense/model.safetensors",
+    *(
+        f"sentence_{kind}_config.json"
+        for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+    ),
 )
-"""The files that `sentence-transformers` reads in addition to the model, as names and patterns of names."""
+"""The files that `sentence-transformers` reads next to the model, in addition to those of the model."""
+MODULE_PICKLE, MODULE_WEIGHTS = "pytorch_model.bin", "model.safetensors"
+"""The weights of a module, of which the second is read if both are there."""
+OUR_FOLDERS = ("conversion", "custom_generate")
+"""Folders of a repo that only ours have."""
 LEGAL = re.compile(r"(LICEN[CS]E|COPYING|NOTICE|USE_POLICY|USAGE_POLICY|ACCEPTABLE_USE)[\w.-]*", re.IGNORECASE)
 """Licences and what belongs to them; they travel with the weights."""
 GENERATION = re.compile(r"generation_config(_for_\w+)?\.json")
@@ -62,6 +72,7 @@ INDEX = re.compile(r".+\.index(\.[\w.-]+)?\.json")
 """The index of a model's weight files, or of a variant's."""
 VARIANT = re.compile(r"(model|pytorch_model)\.(\w+\.index\.)?(?P<variant>[\w-]+)\.(?(2)json|(safetensors|bin))")
 """The single file of a variant of the weights, or its index."""
+CODE_FILES = (".py", ".sh", ".ipynb", ".js", ".ts", ".cu", ".cpp", ".c", ".h", ".so")
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 WEIGHT_FILES = (*PICKLED_SUFFIXES, ".safetensors")
 
@@ -100,10 +111,44 @@ def is_side_file(name: str, size: int = 0) -> bool:
     if name.startswith("additional_chat_templates/"):
         return name.endswith(".jinja") and name.count("/") == 1
     if "/" in name:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in SENTENCE_FILES) and name.count("/") == 1
+        return False
     known = name in ("config.json", "conversion.json", *TOKENIZER_FILES, *SENTENCE_FILES, *HEADS)
     is_note = name.endswith(NOTES) and not INDEX.fullmatch(name) and size <= LARGEST_NOTE
     return known or is_note or LEGAL.fullmatch(name) is not None or GENERATION.fullmatch(name) is not None
+
+
+NUMBERED = re.compile(r"[0-9]{1,2}_\w+")
+"""The name of a module's folder. A repo may have several projections, of which `modules.json` names one."""
+
+
+def module_folders(names: Iterable[str], modules: Any, router: Any = None) -> list[str]:
+    """The folders of modules in a repo of sentence-transformers, without the repo itself.
+
+    Args:
+        names: its files.
+        modules: the content of `modules.json`.
+        router: the content of `router_config.json` next to it, if there is one.
+    """
+    named = [PurePosixPath(path).as_posix() for path in module_paths(modules, router) if is_inner(path)]
+    tops = {name.partition("/")[0] for name in names if "/" in name}
+    folders = dict.fromkeys([*named, *sorted(filter(NUMBERED.fullmatch, tops))])
+    return [folder for folder in folders if folder != "."]
+
+
+def module_paths(modules: Any, router: Any = None) -> list[Any]:
+    """What `modules.json` and `router_config.json` have as the folders of modules, whatever it is."""
+    paths = [each.get("path") for each in modules if isinstance(each, dict)] if isinstance(modules, list) else []
+    kinds = router.get("types") if isinstance(router, dict) else None
+    return [*paths, *(kinds if isinstance(kinds, dict) else ())]
+
+
+def is_inner(path: Any) -> bool:
+    """Whether this is the source or a folder in it, on every system, and none of git's or ours."""
+    if not isinstance(path, str) or not (path.isprintable() and len(path.encode()) <= MAX_NAME):
+        return False
+    first, *_ = (*PurePosixPath(path).parts, "")
+    leads_out = PureWindowsPath(path).anchor or "\\" in path or ".." in PurePosixPath(path).parts
+    return not leads_out and not first.startswith(".") and first not in OUR_FOLDERS
 
 
 def weight_map(path: Path) -> dict[str, str]:

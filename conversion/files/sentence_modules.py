@@ -1,75 +1,96 @@
-"""What `sentence-transformers` puts after a model: pooling, a projection, a mask for late interaction."""
+"""What `sentence-transformers` reads in addition to a model: its settings, and the folders of the modules after it.
+
+`modules.json` names the class and the folder of each module. A folder is carried whole, whatever its name and its
+class, except for code. Its files have the same place in both layouts.
+"""
 
 import os
-import re
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from safetensors.torch import save_file
-
 from ..errors import shown
-from . import pickled
 from .checkpoint import Checkpoint
-from .json_files import read_json, read_json_value
-from .names import SENTENCE_FILES
+from .json_files import read_json_value
+from .named_code import LARGE_JSON, foreign_modules, names_code
+from .names import MODULES, ROUTER, SENTENCE_FILES, is_inner, module_folders, module_paths
 from .regular import open_regular
 from .safetensors_io import read_header
 
-MODULES = ("Transformer", "Pooling", "Normalize", "Dense", "MultiVectorMask", "LogitScore")
-PACKAGES = ("sentence_transformers.", "pylate.models.")
-FOLDER = re.compile(r"[0-9]{1,2}_[A-Za-z]{1,40}")
-WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"
+
+@dataclass(frozen=True)
+class SentenceFiles:
+    """The files of `sentence-transformers` in a source.
+
+    Attributes:
+        names: what it reads next to the model, and everything in the folders of its modules.
+        problem: why a repo of ours must not have them; "" where it may.
+    """
+
+    names: frozenset[str]
+    problem: str = ""
 
 
-def sentence_files(checkpoint: Checkpoint, target: Path) -> tuple[tuple[str, ...], str]:
-    """The files of `sentence-transformers` to copy, and why they are left out if they are.
+def sentence_files(checkpoint: Checkpoint, names: Iterable[str]) -> SentenceFiles:
+    """Find the files of `sentence-transformers`.
 
-    `modules.json` can name any class to load, so only known classes of the library itself are accepted. A projection
-    that is pickled is written as safetensors.
+    `modules.json` and the settings of a module can name any class to load, so only classes of the library itself and of
+    PyLate are accepted, and activations of PyTorch and transformers.
 
     Args:
         checkpoint: the source.
-        target: an existing folder.
+        names: its files.
+
+    Raises:
+        CheckpointError: one of them is damaged, or a link that leaves the folder.
     """
-    if not os.path.lexists(checkpoint.folder / "modules.json"):
-        return (), ""
-    modules = read_json_value(checkpoint.member("modules.json"))
-    modules = modules if isinstance(modules, list) else [None]
-    if problem := next(filter(None, (_problem(checkpoint, module) for module in modules)), ""):
-        return (), f"modules.json: {problem}; sentence-transformers' files are left out"
-    names = [name for name in SENTENCE_FILES if "*" not in name]
-    for module in modules:
-        folder = module["path"]
-        names += [f"{folder}/config.json"] if folder else []
-        if not _is_projection(module):
+    names = sorted(names)
+    modules, router = (
+        read_json_value(checkpoint.member(name)) if os.path.lexists(checkpoint.folder / name) else None
+        for name in (MODULES, ROUTER)
+    )
+    folders = () if modules is None else tuple(f"{each}/" for each in module_folders(names, modules, router))
+    found = [name for name in names if name in SENTENCE_FILES or name.startswith(folders)]
+    problem = "" if modules is None else _problem(names, modules, router)
+    for name in found:
+        if not os.path.isfile(checkpoint.folder / name):
             continue
-        if os.path.lexists(checkpoint.folder / folder / WEIGHTS):
-            with open_regular(checkpoint.member(f"{folder}/{WEIGHTS}")) as file:
-                read_header(file, checkpoint.folder / folder / WEIGHTS)
-            names.append(f"{folder}/{WEIGHTS}")
-        else:
-            tensors = pickled.load(checkpoint.member(f"{folder}/{PICKLE}"))
-            (target / folder).mkdir(exist_ok=True)
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / folder / WEIGHTS)
-    return tuple(names), ""
+        if name.endswith(".json") and PurePosixPath(name).name not in LARGE_JSON:
+            problem = problem or _code_in(name, read_json_value(checkpoint.member(name)))
+        elif name.endswith(".safetensors"):
+            with open_regular(checkpoint.member(name)) as file:
+                read_header(file, checkpoint.folder / name)
+    return SentenceFiles(frozenset(found), problem and f"{problem}; sentence-transformers' files are left out")
 
 
-def _is_projection(module: dict[str, Any]) -> bool:
-    return module["type"].endswith(".Dense")
+def missing_code(folder: Path) -> list[str]:
+    """A note on modules of an official folder whose code its source had and it has not; or no note."""
+    if not os.path.isfile(folder / MODULES):
+        return []
+    foreign = foreign_modules(MODULES, read_json_value(folder / MODULES))
+    what = "is code of the first source, which is never carried: copy it from there before you open the folder with"
+    return [f"{MODULES}: {shown(foreign[0])} {what} sentence-transformers"] if foreign else []
 
 
-def _problem(checkpoint: Checkpoint, module: Any) -> str:
-    """Why an entry of `modules.json` is not one to copy; "" for a good one."""
-    kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
-    if not isinstance(kind, str) or not kind.startswith(PACKAGES) or kind.rpartition(".")[2] not in MODULES:
-        return f"module {shown(kind)} is not known"
-    if folder != "" and not (isinstance(folder, str) and FOLDER.fullmatch(folder)):
-        return f"{shown(kind)} in {shown(folder)}"
-    if not _is_projection(module):
-        return ""
-    files = {path.name for path in (checkpoint.folder / folder).glob("*")} if folder else set()
-    if "config.json" not in files or not files & {WEIGHTS, PICKLE}:
-        return f"{shown(folder)} has no config.json or no weights"
-    # sentence-transformers imports and calls what this names, where code is trusted.
-    act = read_json(checkpoint.member(f"{folder}/config.json")).get("activation_function", "torch.nn.")
-    return "" if str(act).startswith("torch.nn.") else f"activation_function {shown(act)} in {folder}"
+def _problem(names: Iterable[str], modules: Any, router: Any) -> str:
+    """Why the content of `modules.json` and `router_config.json` is not one to follow."""
+    if foreign := foreign_modules(MODULES, modules):
+        return f"{MODULES}: {shown(foreign[0])} is not a module of sentence-transformers, and other code is never run"
+    if stray := [path for path in module_paths(modules, router) if not is_inner(path)]:
+        return f"{MODULES}: a module's path is {shown(stray[0])}, which is not a folder of the source's own"
+    for kind, path in ((module["type"], module["path"]) for module in modules):
+        start = f"{PurePosixPath(path).as_posix()}/"
+        is_empty = start != "./" and not any(name.startswith(start) for name in names)
+        if is_empty and not kind.endswith(".Normalize"):  # which may have no settings
+            return f"{MODULES}: {shown(kind)} in {shown(path)}, where there are no files"
+    return ""
+
+
+def _code_in(name: str, content: Any) -> str:
+    """Which code a file of settings names that is not of these libraries; "" where it names none."""
+    place = PurePosixPath(name).parent.as_posix() if "/" in name else name
+    if (code := names_code(content)) is not None:
+        return f"{MODULES}: {code[0]} {shown(code[1])} in {place}"
+    foreign = [] if name == MODULES else foreign_modules(name, content)
+    return f"{MODULES}: {shown(foreign[0])} in {place} is not a module of sentence-transformers" if foreign else ""

@@ -24,9 +24,20 @@ from . import pickled
 from .atomic import MARK
 from .checkpoint import Checkpoint
 from .json_files import json_text, read_json
-from .names import GENERATION, HEADS, INDEX, LARGEST_NOTE, LEGAL, NOTES, TOKENIZER_FILES, is_side_file
+from .names import (
+    CODE_FILES,
+    GENERATION,
+    HEADS,
+    INDEX,
+    LARGEST_NOTE,
+    LEGAL,
+    MODULE_PICKLE,
+    MODULE_WEIGHTS,
+    NOTES,
+    TOKENIZER_FILES,
+)
 from .regular import LFS_POINTER, open_regular
-from .sentence_modules import sentence_files
+from .sentence_modules import SentenceFiles, missing_code, sentence_files
 from .tokenizers import MADE, check_readable, load, make_fast, rewritten
 
 STORE = "conversion/source"
@@ -46,7 +57,7 @@ UNKNOWN = "not known to Blockformer"
 REASONS = {
     ".h5 .msgpack .ot .onnx .onnx_data .gguf .ggml .tflite .mlmodel .engine .pb .npz .tiktoken": OTHER_FORMAT,
     ".safetensors .bin .pt .pth .ckpt .pkl": OTHER_WEIGHTS,
-    ".py .sh .ipynb .js .ts .cu .cpp .c .h .so": CODE,
+    " ".join(CODE_FILES): CODE,
     ".png .jpg .jpeg .gif .svg .webp .pdf .bmp .mp4 .html": PICTURES,
     ".gitattributes .gitignore .gitmodules": BOOKKEEPING,
 }
@@ -63,6 +74,8 @@ class SideFiles:
         stored: names of those in `STORE`.
         written: name -> SHA-256 of files that the conversion wrote itself at a source's place; while they are as they
             were, the way back gives what the source had.
+        pickled: names of pickles, of modules of sentence-transformers, that the way back makes of the safetensors file
+            in the same folder.
         left_out: reason -> names.
         notes: findings for the user.
         tokenizer: the source's, where it has one that loads.
@@ -71,6 +84,7 @@ class SideFiles:
     carried: list[str] = field(default_factory=list)
     stored: list[str] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
+    pickled: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -82,7 +96,7 @@ class SideFiles:
     @property
     def record(self) -> dict[str, Any]:
         """The entries of `conversion.json`."""
-        names = ("carried", "stored", "written", "left_out")
+        names = ("carried", "stored", "written", "pickled", "left_out")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -109,12 +123,12 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
             tokenizer needs it.
     """
     result = SideFiles()
-    of_sentences, problem = sentence_files(checkpoint, target)
-    result.notes += [problem] if problem else []
+    of_sentences = sentence_files(checkpoint, names)
+    result.notes += [of_sentences.problem] if of_sentences.problem else []
     done = {"config.json", TOKENIZER_CONFIG, MARK, *_files_read(checkpoint)}
     for name in names:
         if name not in done and not (_is_ours(checkpoint) and name.startswith(MADE_BY_US)):
-            _carry(checkpoint, name, target, result, set(of_sentences), bool(problem))
+            _carry(checkpoint, name, target, result, of_sentences)
     if os.path.lexists(checkpoint.folder / "generation_config.json"):
         read_json(checkpoint.member("generation_config.json"))
     if not checkpoint.is_file:
@@ -124,32 +138,30 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
     return result
 
 
-def _carry(
-    checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, of_sentences: set[str], all_stored: bool
-) -> None:
+def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, of_sentences: SentenceFiles) -> None:
     """Carry or store one file, or leave it out with a reason.
 
     Args:
         checkpoint, name: the source, and the file's name in it.
         target: the folder of the repo.
         result: where it is noted what became of the file.
-        of_sentences: names of files that sentence-transformers reads and that are carried.
-        all_stored: whether all files that it reads are stored, since ours cannot be read by it.
+        of_sentences: the files that sentence-transformers reads, which are stored if ours must not have them.
     """
+    is_read = name in of_sentences.names and _is_of_module(name)
     path = checkpoint.folder / name
     if name.endswith("/") or not os.path.lexists(path):  # a folder as a whole; of a repo on the Hub, not fetched
         result.leave_out(name, _reason(name))
-    elif stays(name) or name in of_sentences:
+    elif is_read and PurePosixPath(name).name == MODULE_PICKLE and not of_sentences.problem:
+        _carry_pickle(checkpoint, name, target, result)
+    elif stays(name) or (is_read and not of_sentences.problem):
         _copy(checkpoint, name, target / name)
         result.carried.append(name)
     elif not _is_regular(path):
         result.leave_out(name, "not a regular file")
-    elif name in HEADS:
+    elif name in HEADS or (is_read and PurePosixPath(name).name == MODULE_PICKLE):
         _store_head(checkpoint, name, target)
         result.stored.append(name)
-    elif _is_converted(name, target):
-        result.carried.append(name)
-    elif _is_note(name, path) or (all_stored and is_side_file(name) and not name.endswith(".bin")):
+    elif is_read or _is_note(name, path):
         _copy(checkpoint, name, target / STORE / name)
         result.stored.append(name)
     else:
@@ -199,11 +211,16 @@ def return_side_files(
     names = set(names)
     stored = [name for name in record.get("stored", ()) if isinstance(name, str) and _is_plain(name)]
     written: Mapping[str, Any] = record.get("written", {})
-    of_sentences, problem = sentence_files(checkpoint, target)
-    result.notes += [problem] if problem else []
+    of_sentences = sentence_files(checkpoint, names)
+    result.notes += [of_sentences.problem] if of_sentences.problem else []
     own = {name for name in written if name in names and digest(checkpoint.member(name)) == written[name]}
     for name in sorted(names - own):
-        if (stays(name) or name in of_sentences) and _is_regular(checkpoint.folder / name):
+        is_read = name in of_sentences.names and _is_of_module(name) and not of_sentences.problem
+        if not (stays(name) or is_read) or not _is_regular(checkpoint.folder / name):
+            continue
+        if PurePosixPath(name).name == MODULE_PICKLE:
+            _carry_pickle(checkpoint, name, target, result)
+        else:
             _copy(checkpoint, name, target / name)
     check_readable(checkpoint.folder)
     result.tokenizer = load(checkpoint.folder)
@@ -212,7 +229,12 @@ def return_side_files(
     for name in stored:
         if not os.path.lexists(target / name):  # else it was changed in the repo, and has been copied from there
             _return_stored(checkpoint, name, names, target)
+    for name in record.get("pickled", ()):
+        if not os.path.lexists(target / name) and (weights := _twin(name)) in names:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            torch.save(load_file(checkpoint.member(weights)), target / name)
     check_readable(target)
+    result.notes += missing_code(target)
     if left := record.get("left_out"):
         count = sum(len(each) for each in left.values())
         result.notes.append(f"not carried from the first source: {count} file{'s' * (count > 1)} (see conversion.json)")
@@ -231,7 +253,8 @@ def _return_tokenizer_config(checkpoint: Checkpoint, target: Path, result: SideF
 
 def _return_stored(checkpoint: Checkpoint, name: str, names: set[str], target: Path) -> None:
     """Write a file that the repo keeps of its source to the place where it was."""
-    if name in HEADS:
+    if f"{STORE}/{name}.safetensors" in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
         _return_head(checkpoint, name, target)
     elif f"{STORE}/{name}" in names:
         _copy(checkpoint, f"{STORE}/{name}", target / name)
@@ -280,10 +303,38 @@ def _endings(files: Iterable[str]) -> set[str]:
     return {name.rpartition(".")[2] for name in files}
 
 
-def _is_converted(name: str, target: Path) -> bool:
-    """Whether it is the pickled projection of sentence-transformers, written as safetensors."""
+def _is_of_module(name: str) -> bool:
+    """Whether a file in the folder of a module of sentence-transformers is read, or lies there for a person."""
     path = PurePosixPath(name)
-    return path.name == "pytorch_model.bin" and len(path.parts) == 2 and (target / path.parent).is_dir()
+    if any(part.startswith(".") for part in path.parts):
+        return False
+    return path.name == MODULE_PICKLE or path.suffix in (".json", ".safetensors") or _reason(name) == UNKNOWN
+
+
+def _twin(name: str) -> str:
+    """The name of the safetensors file next to the pickled weights of a module."""
+    return PurePosixPath(name).with_name(MODULE_WEIGHTS).as_posix()
+
+
+def _carry_pickle(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles) -> None:
+    """Have the pickled weights of a module as a safetensors file, which the module reads first."""
+    tensors = pickled.load(checkpoint.member(name))
+    weights = _twin(name)
+    if not os.path.lexists(checkpoint.folder / weights):
+        (target / weights).parent.mkdir(parents=True, exist_ok=True)
+        save_file({each: tensor.clone().contiguous() for each, tensor in tensors.items()}, target / weights)
+        result.written[weights] = digest(target / weights)
+        result.pickled.append(name)
+    elif _are_equal(tensors, load_file(checkpoint.member(weights))):
+        result.pickled.append(name)
+    else:
+        _store_head(checkpoint, name, target)
+        result.stored.append(name)
+
+
+def _are_equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    same = one.keys() == other.keys() and all(one[name].dtype == other[name].dtype for name in one)
+    return same and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def _is_note(name: str, path: Path) -> bool:

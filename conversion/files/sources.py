@@ -11,7 +11,8 @@ from typing import Any
 
 from ..errors import ConversionError, shown
 from ..options import for_the_hub
-from .names import WEIGHT_FILES, is_side_file, weight_map, weights_of
+from .json_files import read_json_value
+from .names import CODE_FILES, MODULES, ROUTER, WEIGHT_FILES, is_side_file, module_folders, weight_map, weights_of
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 LISTED = 10_000
@@ -181,6 +182,10 @@ def _fetch(hub_id: str, weights: bool, place: Source, hub: Mapping[str, Any]) ->
             there = sorted(name.partition("/")[0] for name in files if re.fullmatch(r"[^/]+/config\.json", name))
             raise ConversionError(f"{shown(hub_id)}: has no subfolder {shown(place.subfolder)}{_instead(there)}")
         folder = fetch(name for name in listing if is_side_file(name, sizes[name]))
+        if MODULES in listing:
+            settings = (read_json_value(folder / name) if name in listing else None for name in (MODULES, ROUTER))
+            inner = tuple(f"{each}/" for each in module_folders(listing, *settings))
+            fetch([MODULES, *(name for name in listing if name.startswith(inner) and not name.endswith(CODE_FILES))])
         single, index = next((pair for pair in place.weights if {*pair} & {*listing}), place.weights[0])
         if weights and single in listing:
             fetch([single])

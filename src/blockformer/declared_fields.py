@@ -16,3 +16,9 @@ def own_fields(settings: Mapping[str, Any]) -> dict[str, Axis]:
 def axes_of(config) -> dict[str, Axis]:
     """Every declared field of a config, by name: those of its class and those of its blocks."""
     return axes(type(config)) | own_fields(vars(config))
+
+
+def other_entries(config) -> dict[str, Any]:
+    """The entries of a config that are not its fields and that other libraries read, by name."""
+    entries = config.to_dict()
+    return {name: entries[name] for name in entries["other_entries"] or ()}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .declared_fields import axes_of, own_fields
+from .declared_fields import axes_of, other_entries, own_fields
 from .model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
 from .model.axes import BLOCKS, axes, did_you_mean, is_integer
 from .model.configuration_blockformer import BlockformerConfig
@@ -106,6 +106,8 @@ def reshape(
         weights = _in_two_stacks(settings, weights)
     new_class = getattr(module, prefix + ("Model" if head == "Model" else writer))
     new_config = _config_of(new_class.config_class, settings | changes, set(changes))
+    for name, value in other_entries(config).items():
+        setattr(new_config, name, value)
     with torch.device("meta"):
         wanted = new_class(new_config).state_dict()
     if lost := sorted(name for name in wanted if name not in weights):

@@ -390,7 +390,8 @@ def test_what_the_first_checkpoints_hold(tmp_path):
     edit_config(tmp_path / "src", normalize_before=False, num_hidden_layers=1, encoder_layerdrop=0.1)
     report = convert(tmp_path / "src", tmp_path / "dst")
     assert report.notes == [
-        "config.json: settings that bart does not use: 'encoder_layerdrop', 'normalize_before'",
+        "config.json: settings that bart does not use: 'encoder_layerdrop', 'normalize_before' "
+        "('normalize_before': kept in config.json, for other libraries)",
     ]
     assert load_file(tmp_path / "dst" / UNUSED_FILE).keys() == numbers.keys()
     assert_verified(convert(tmp_path / "dst", tmp_path / "back", to_official=True))

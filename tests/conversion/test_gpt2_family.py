@@ -141,7 +141,8 @@ def test_the_first_checkpoint(tmp_path, dtype):
     edit_config(tmp_path / "src", **days, predict_special_tokens=True, reorder_and_upcast_attn=..., dtype=...)
     report = there_and_back(tmp_path)
     assert report.notes == [
-        "config.json: settings that gpt2 does not use: 'n_ctx', 'predict_special_tokens', 'task_specific_params'"
+        "config.json: settings that gpt2 does not use: 'n_ctx', 'predict_special_tokens', 'task_specific_params' "
+        "(kept in config.json, for other libraries)"
     ]
     assert set(load_file(tmp_path / "dst" / UNUSED_FILE)) == set(masks(""))
     assert_same_padded(from_official(tmp_path / "src"), model)
@@ -481,7 +482,8 @@ def test_what_ours_has_no_word_for_outlives_a_change(tmp_path):
     edit_config(tmp_path / "src", **said)
     report = there_and_back(tmp_path)
     assert report.notes == [
-        "config.json: settings that gpt2 does not use: 'n_ctx', 'summary_first_dropout', 'summary_type'"
+        "config.json: settings that gpt2 does not use: 'n_ctx', 'summary_first_dropout', 'summary_type' "
+        "('n_ctx': kept in config.json, for other libraries)"
     ]
     edit_config(tmp_path / "dst", attention_dropout=0.2, classifier_dropout=0.3)
     assert_verified(convert(tmp_path / "dst", tmp_path / "changed", to_official=True))

@@ -40,6 +40,7 @@ def repo(tmp_path_factory):
     assert_verified(report)
     assert "tokenizers give the same ids" in report.notes
     assert fingerprint(FOLDER) == before
+    assert blockformer.verify(folder).is_ok
     return folder
 
 

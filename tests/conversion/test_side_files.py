@@ -264,11 +264,12 @@ def test_a_repo_that_links_out_is_neither_exported_nor_converted(tmp_path, sourc
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("entry", ["stored", "pickled"])
 @pytest.mark.parametrize("stored", [["../../out"], ["/tmp/out"], "x", [1]])
-def test_names_in_a_record_are_no_paths(tmp_path, source, stored):
+def test_names_in_a_record_are_no_paths(tmp_path, source, stored, entry):
     convert(source, tmp_path / "repo", verify=False)
     record = entries_of(tmp_path / "repo", "conversion.json")
-    record["files"]["stored"] = stored
+    record["files"][entry] = stored
     (tmp_path / "repo/conversion.json").write_text(json.dumps(record))
     before = {path for path in tmp_path.rglob("*") if "repo" not in path.parts}
     with suppress(ConversionError):

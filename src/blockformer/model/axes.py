@@ -36,6 +36,7 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a token": lambda value: True,
     "a list": lambda value: True,
     "a dict": lambda value: True,
+    "a list of names": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
     "a dict, layer -> list of heads": lambda value: (
         isinstance(value, dict)
         and all(str(layer).isdecimal() and isinstance(heads, list) for layer, heads in value.items())

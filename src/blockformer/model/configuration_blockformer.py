@@ -94,6 +94,7 @@ class BlockformerConfig(
         0.02, "a positive number", "training", "deviation of fresh weights; None: 1/sqrt(inputs), 1 for embeddings"
     )
     blocks: dict | None = axis(None, "a dict", "use", "files of blocks from outside, with their SHA-256; filled in")
+    other_entries: list | None = axis(None, "a list of names", "use", "entries that other libraries read; filled in")
     use_cache: bool = flag(True, "use", "a decoder returns its keys and values")
     pad_token_id: int | None = axis(None, "a token", "tokens", "padding")
     bos_token_id: int | None = axis(None, "a token", "tokens", "start of a text")
@@ -121,7 +122,7 @@ class BlockformerConfig(
             block.take_fields(self, kwargs)
         self.blocks = {block.file: block.digest for block in blocks_of(self)} or None
         version, number = (kwargs.pop(name, None) for name in STAMP)
-        _check_stamp(type(self), version, number, unknown_fields(type(self), kwargs))
+        _check_stamp(type(self), version, number, unknown_fields(type(self), kwargs, self.other_entries))
         for name, each in axes(type(self)).items():
             each.check(name, vars(self)[name])  # quicker than an attribute, which the library looks up in three places
         _check_tokens(self)
@@ -162,12 +163,13 @@ class BlockformerConfig(
         # PEFT asks for this before it looks for target modules: here it is imported for sure, whichever came first.
         tell_peft(self.model_type)
         settings = super().to_dict()
+        others = unknown_fields(type(self), settings, [name for block in blocks_of(self) for name in block.fields])
         # An entry with `--` names code on the Hub, which may change; this code lies next to the weights.
         loaded = {name: code for name, code in (settings.get("auto_map") or {}).items() if "--" not in str(code)}
         classes = {**self.auto_classes, **{name: code for name, code in loaded.items() if BY_WAY_OF not in str(code)}}
         if self.blocks:
             classes = {name: BY_WAY_OF + code.rpartition(".")[2] for name, code in classes.items()}
-        return settings | {"auto_map": classes} | STAMP
+        return settings | {"auto_map": classes, "other_entries": others or None} | STAMP
 
     def to_diff_dict(self):
         """What `config.json` holds: all fields except those that are off, which an earlier release may not know yet."""
@@ -221,9 +223,10 @@ class BlockformerConfig(
             raise ValueError(f"these sizes make {many}: check {names}.")
 
 
-def unknown_fields(config_class, names) -> list[str]:
-    """The names, out of some, that the config has no field for."""
+def unknown_fields(config_class, names, others=None) -> list[str]:
+    """The names, out of some, that the config has no field for; a list of `others` may be there without one."""
     allowed = {field.name for field in fields(config_class)} | INHERITED_ARGUMENTS | generation_field_names()
+    allowed |= set(map(str, others)) if isinstance(others, list) else set()
     return [name for name in names if name not in allowed and not name.startswith("_")]
 
 
@@ -232,9 +235,8 @@ def _check_stamp(config_class, version: str | None, number: int | None, unknown:
     if number is not None and not (is_integer(number) and number <= FORMAT):
         unknown = [f"format {number}", *unknown]
     if unknown and version not in (None, VERSION):
-        what = (
-            f"Blockformer {version} wrote this config, and {VERSION} does not know {' and '.join(map(repr, unknown))}"
-        )
+        names = " and ".join(map(repr, unknown))
+        what = f"Blockformer {version} wrote this config, and {VERSION} does not know {names}"
         raise ValueError(f"{what}: pip install 'blockformer>={version}'.")
     if unknown:
         known = [field.name for field in fields(config_class)]

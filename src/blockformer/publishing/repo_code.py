@@ -16,7 +16,9 @@ MODEL = Path(__file__).parents[1] / "model"
 THIRD_PARTY = frozenset({"torch", "transformers"})
 """What a repo's code may import besides the standard library: it is there wherever the repo can be loaded at all."""
 
-ABOUT_THE_FILE = frozenset({"architectures", "auto_map", "transformers_version", "_name_or_path", "blocks", *STAMP})
+ABOUT_THE_FILE = frozenset(
+    {"architectures", "auto_map", "transformers_version", "_name_or_path", "blocks", "other_entries", *STAMP}
+)
 """Entries of `config.json` that say nothing of the model itself."""
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path, PurePosixPath
@@ -15,9 +15,16 @@ import torch
 
 import blockformer
 from blockformer.conversion.errors import CheckpointError, ConversionError, shown
-from blockformer.conversion.files.checkpoint import NEVER_FOLLOWED, Checkpoint
+from blockformer.conversion.files.checkpoint import Checkpoint
 from blockformer.conversion.files.json_files import read_json_value
-from blockformer.conversion.files.names import roots_of
+from blockformer.conversion.files.named_code import (
+    LARGE_JSON,
+    entries_in,
+    foreign_modules,
+    imports_other,
+    loads_code,
+)
+from blockformer.conversion.files.names import MODULES, ROUTER, is_inner, module_paths, roots_of
 from blockformer.conversion.files.side_files import digest
 from blockformer.conversion.files.sources import LISTED, files_in, folder_of
 from blockformer.conversion.options import WEIGHT_CHOICES, check_reading, for_the_hub
@@ -40,6 +47,8 @@ ESCAPES = re.compile(r"__|\battr\b|{%[-+]?\s*(import|include|extends|from)\b|\|\
 LONGEST_TEMPLATE = 1 << 20
 BLOCK = re.compile(r"[A-Za-z]\w*\.py", re.ASCII)
 """The name of a block's file."""
+RECORD = ("conversion.json", "conversion/")
+"""What the names of files begin with that only the way back reads: what a repo keeps of its source."""
 WITH_BLOCKS = "blocks.py"
 """The file of a release that its repos have only with blocks."""
 
@@ -247,25 +256,32 @@ def _check_settings(folder: Path, names: set[str], kind: type, found: Verificati
     for name in sorted(names):
         if name.endswith(".jinja"):
             _check_template(name, (folder / name).read_text(encoding="utf-8", errors="replace"), found)
-        if not name.endswith(".json") or name in ("tokenizer.json", "vocab.json"):  # which are data of any size
+        if not name.endswith(".json") or PurePosixPath(name).name in LARGE_JSON:
             continue
         try:
             content = read_json_value(folder / name)
         except CheckpointError as error:
             found.add("settings", str(error))
             continue
-        for key, value in _entries(content):
+        if name.startswith(RECORD):
+            continue  # which nothing is loaded from
+        for key, value in entries_in(content):
             if name == "config.json" and key == "auto_map" and value is content.get("auto_map"):
                 unknown = names if found.release is None else set()
                 if (stray := _stray(value, kind, bool(content.get("blocks")), unknown)) is not None:
                     found.add("settings", f"config.json: auto_map names {stray}, which is not this repo's code")
-            elif key in NEVER_FOLLOWED and value:
-                if not isinstance(value, str) or "/" in value or key == "custom_generate":
-                    found.add("settings", f"{name}: {key} names code to load: {shown(json.dumps(value))}")
+            elif loads_code(key, value):
+                found.add("settings", f"{name}: {key} names code to load: {shown(json.dumps(value))}")
+            elif imports_other(key, value):
+                what = "which is not a class of PyTorch, transformers or sentence-transformers"
+                found.add("settings", f"{name}: {key} names {shown(value)}, {what}")
             elif key in ("chat_template", "template") and isinstance(value, str):
                 _check_template(name, value, found)
-            elif name == "modules.json" and key == "type" and not str(value).startswith("sentence_transformers."):
-                found.add("settings", f"modules.json: {shown(value)} is not a module of sentence-transformers")
+        for module in foreign_modules(name, content):
+            found.add("settings", f"{name}: {shown(module)} is not a module of sentence-transformers")
+        paths = module_paths(content) if name == MODULES else module_paths(None, content) if name == ROUTER else []
+        for path in (path for path in paths if not is_inner(path)):
+            found.add("settings", f"{name}: a module's path is {shown(path)}, which is not a folder of its own")
         if name.endswith("adapter_config.json"):
             found.notes.append(f"{name}: the model that the adapter is for is another repo, which is not looked at")
 
@@ -338,18 +354,6 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
             found.add("weights", f"{key} is {list(info.shape)}, the config says {list(wanted.shape)}")
         elif info.dtype.is_floating_point != wanted.dtype.is_floating_point:
             found.add("weights", f"{key} is {info.dtype}, where the model has {wanted.dtype}")
-
-
-def _entries(content: Any) -> Iterator[tuple[str, Any]]:
-    """Every key and value of a JSON file, however deep."""
-    waiting = [content]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, dict):
-            yield from each.items()
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each
 
 
 def _read(path: Path) -> Any:

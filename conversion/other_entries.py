@@ -1,0 +1,49 @@
+"""Entries of a `config.json` that neither layout's class knows and that other libraries read, such as a reranker's."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from blockformer.declared_fields import other_entries
+from blockformer.model.axes import axes
+from blockformer.on_import import CONFIGS
+
+from .errors import shown
+from .families.registry import Family
+from .files.named_code import names_code
+
+
+def carry_others(family: Family, official: Mapping[str, Any], config: PretrainedConfig) -> None:
+    """Set the entries of an official `config.json` that its class does not know in a config of ours, as they are.
+
+    Left out are those that mean something in a config of ours, of whatever topology, and those that name code.
+    """
+    import blockformer
+
+    if family.is_file:
+        return
+    ours = {name for each in CONFIGS.values() for name in axes(getattr(blockformer, each))}
+    for name in family.unused(official):
+        is_known = name in ours or name in family.defaults.to_dict() or hasattr(config, name)
+        if is_known or name.startswith("_") or names_code({name: official[name]}):
+            continue
+        setattr(config, name, copy.deepcopy(official[name]))
+        if config.get_text_config() is not config:
+            delattr(config, name)  # transformers would take it for the model's settings
+
+
+def others_for(family: Family, config: PretrainedConfig) -> dict[str, Any]:
+    """The entries of a config of ours for other libraries, those that an official class would follow left out."""
+    others = other_entries(config)
+    return {name: others[name] for name in family.unused(others)}
+
+
+def note_on_unused(family: Family, official: Mapping[str, Any], config: PretrainedConfig) -> list[str]:
+    """The family's note on entries that change nothing, and which of them a config of ours has; or no note."""
+    carried = [name for name in family.unused(official) if name in other_entries(config)]
+    are_all = len(carried) == len(family.unused(official))
+    which = "" if are_all else f"{', '.join(map(shown, carried))}: "
+    end = f" ({which}kept in config.json, for other libraries)" if carried else ""
+    return [note + end for note in family.unused_note(official)]
