@@ -251,6 +251,10 @@ def _with_a_link(folder: Path) -> None:
     (folder / "data").symlink_to(folder.parent / "elsewhere", target_is_directory=True)
 
 
+def _with_an_empty_folder(folder: Path) -> None:
+    (folder / "figures").mkdir()
+
+
 def _with_a_bad_mark(folder: Path) -> None:
     (folder / MARK).write_text("[" * 100_000)
 
@@ -261,6 +265,7 @@ CHANGES = {
     _with_notes: "'thesis.tex', which Blockformer did not write",
     _edited: "'config.json' was changed",
     _rewritten_with_as_many_bytes: "'model.safetensors' was changed",
+    _with_an_empty_folder: "'figures/', which Blockformer did not write",
     _with_a_link: "'data', which Blockformer did not write",
     _with_a_bad_mark: "was not made by Blockformer",
 }
@@ -276,6 +281,8 @@ def test_force_spares_what_it_did_not_write(tmp_path: Path, change: Any) -> None
     before = contents(tmp_path)
     with pytest.raises(ConversionError, match=CHANGES[change]), atomic_folder(tmp_path / "x", force=True):
         pytest.fail("the block must not run")
+    with pytest.raises(ConversionError, match=CHANGES[change]):
+        atomic.remove_folder(tmp_path / "x")
     assert contents(tmp_path) == before
 
 

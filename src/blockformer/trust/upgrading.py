@@ -4,8 +4,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from blockformer.conversion.articles.transformer import EXTRA_CODE
 from blockformer.conversion.errors import ConversionError, shown
-from blockformer.conversion.files.atomic import MARK, atomic_folder, mark
+from blockformer.conversion.files.atomic import MARK, atomic_folder, states_of
 from blockformer.conversion.files.checkpoint import read_config
 from blockformer.conversion.files.json_files import json_text, read_json
 
@@ -54,14 +53,16 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
         raise ConversionError(f"{repo}: no such folder; download a Hub repo first: hf download ID --local-dir FOLDER")
     entries = read_config(folder / "config.json")
     config = _config(repo, entries)
+    before = states_of(folder)
     kept, folders = _content(folder)
     kept -= {MARK, SIGNATURE, "config.json", *_own_code(folder, entries.get("auto_map")), *_block_files(folder, config)}
     if others := sorted(kept & {path.name for path in code_files(config)}):
         what = f"{', '.join(others)}: code that auto_map does not lead to, under names of this release's files"
         raise ConversionError(f"{repo}: {what}; move it away first")
-    with _marked(folder), atomic_folder(folder, force=True, kept=kept) as temporary:
-        for name in folders:
+    with atomic_folder(folder, renewed=before) as temporary:
+        for name in ("", *folders):
             (temporary / name).mkdir(parents=True, exist_ok=True)
+            (temporary / name).chmod(stat.S_IMODE((folder / name).stat().st_mode) | stat.S_IRWXU)
         for name in kept:
             _link(folder / name, temporary / name)
         _rename_weights(temporary, config, repo)
@@ -132,22 +133,6 @@ def _block_files(folder: Path, config: BlockformerConfig) -> set[str]:
             what = f"{path} is not as it is registered, or as config.json names it, and would be replaced"
             raise ConversionError(f"{what}; move it away first, or save the model again with the edited block")
     return {*(block.file for block in blocks), ENTRY, "blocks.py"} if blocks else set()
-
-
-@contextmanager
-def _marked(folder: Path) -> Iterator[None]:
-    """The mark by which `atomic_folder` replaces a folder that is still as it is now; taken back if that fails."""
-    path = folder / MARK
-    before = path.read_bytes() if path.exists() else None
-    mark(folder)
-    try:
-        yield
-    except BaseException:
-        if before is not None:
-            path.write_bytes(before)
-        else:
-            path.unlink(missing_ok=True)
-        raise
 
 
 def _link(source: Path, target: Path) -> None:
