@@ -37,6 +37,8 @@ OF_OTHERS = {".git", ".gitattributes", ".cache", ".huggingface"}
 """Names that git and the Hub's client give. A mark with one of them is an early one, of a folder that was renewed."""
 States = Mapping[str, list[int]]
 """Name -> size and time of change of each file in a folder; an empty folder has a "/" after its name."""
+ATTEMPTS = 100
+"""How often a folder is made whose parents others remove meanwhile."""
 SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2  # linux/fcntl.h, linux/fs.h
 
@@ -75,11 +77,7 @@ def atomic_folder(
     try:
         check_target(target, force, origins, renewed)
         ours = {} if renewed is None else _written(target)
-        for parent in reversed(target.parents):
-            if not parent.exists():
-                parent.mkdir()
-                new_parents.append(parent)
-        temporary.mkdir()
+        _make(temporary, new_parents)
         made_here = None
         try:
             yield temporary
@@ -100,6 +98,22 @@ def atomic_folder(
             raise
         fix = "; free some space and run it again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise ConversionError(f"{target}: not written, nothing was changed: {error}{fix}") from error
+
+
+def _make(folder: Path, new_parents: list[Path]) -> None:
+    """Make a folder with its missing parents, which are noted; other runs may make and remove the same ones."""
+    for attempt in range(ATTEMPTS):
+        try:
+            for parent in reversed(folder.parents):
+                if not parent.exists():
+                    with suppress(FileExistsError):
+                        parent.mkdir()
+                        new_parents.append(parent)
+            folder.mkdir()
+            return
+        except FileNotFoundError:  # a run that failed has just removed a parent that it had made
+            if attempt == ATTEMPTS - 1:
+                raise
 
 
 def write_text(target: Path, text: str) -> None:
@@ -278,12 +292,20 @@ def _identity(path: Path) -> tuple[int, int]:
 def _lineage(path: Path) -> set[tuple[int, int]]:
     """Identities of a path and of every folder above it that exists."""
     real = Path(os.path.realpath(path))
-    return {_identity(folder) for folder in (real, *real.parents) if folder.exists()}
+    return _identities((real, *real.parents))
 
 
 def _files(folder: Path) -> set[tuple[int, int]]:
-    paths = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
-    return {_identity(path) for path in paths if path.exists()}
+    return _identities(Path(root, name) for root, _, names in os.walk(folder) for name in names)
+
+
+def _identities(paths: Iterable[Path]) -> set[tuple[int, int]]:
+    """Of those that are there; other runs may remove some meanwhile."""
+    found = set()
+    for path in paths:
+        with suppress(OSError):
+            found.add(_identity(path))
+    return found
 
 
 def _seal(folder: Path, renewed: States | None) -> None:

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -438,6 +439,37 @@ def test_an_error_while_publishing_leaves_the_old_target(
         make_new(folder)
     assert contents(tmp_path) == before
     assert os.listdir(tmp_path) == ["x"]
+
+
+def test_parents_that_other_runs_make_and_remove_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = os.mkdir, []
+
+    def mkdir(path: Any, *arguments: Any) -> None:
+        calls.append(Path(path).name)
+        if calls.count("deep") == 1 == len(calls):  # another run makes it first
+            real(path)
+        if len(calls) == 3:  # that run has failed, and removes what it had made
+            os.rmdir(tmp_path / "deep" / "er")
+            os.rmdir(tmp_path / "deep")
+        real(path, *arguments)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with atomic_folder(tmp_path / "deep" / "er" / "x") as folder:
+        make_new(folder)
+    assert calls[:2] == ["deep", "er"] == calls[3:5]
+    assert os.listdir(tmp_path / "deep" / "er") == ["x"]
+
+
+def test_many_runs_share_a_parent(tmp_path: Path) -> None:
+    def run(number: int) -> bool:
+        with suppress(RuntimeError), atomic_folder(tmp_path / f"deep{number // 4}" / "er" / f"{number}") as folder:
+            (folder / "new").touch()
+            if number % 2:
+                raise RuntimeError
+        return number % 2 == 1 or (tmp_path / f"deep{number // 4}" / "er" / f"{number}" / "new").exists()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(run, range(120)))
 
 
 def test_stale_temporary_folders_are_ignored(tmp_path: Path) -> None:
