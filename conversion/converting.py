@@ -25,13 +25,14 @@ from .files.front_matter import front_matter
 from .files.generation_settings import settings_in
 from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.side_files import SideFiles, carry_side_files, digest, refuse_adapters, return_side_files
+from .files.side_files import SideFiles, carry_side_files, digest, name_the_rest, refuse_adapters, return_side_files
 from .files.sources import Source
 from .files.tokenizers import compare_tokenizers, has_tokenizer
-from .files.unused_tensors import write_unused
+from .files.unused_tensors import UNUSED_FILE, write_unused
 from .origin import ORIGIN
 from .plan import Plan, architecture_of, is_ours, our_config, parse_dtype, plan_in, plan_out
 from .progress import Progress, silent
+from .release_code import release_code
 from .report import ConversionReport
 from .rules.table import check_tied
 from .storage.awq import low_bit_weights, without
@@ -150,7 +151,10 @@ def _report_on(plan: Plan, checkpoint: Checkpoint, source: str, target: Path, no
 
 def _write_rest_of_official(plan: Plan, checkpoint: Checkpoint, place: Source, folder: Path) -> SideFiles:
     """Write what an official checkpoint holds next to its weights and config."""
-    return return_side_files(checkpoint, place.names, folder, plan.files)
+    unmissed = {*release_code(checkpoint.folder, plan.source_config), *([ORIGIN] if plan.files else [])}
+    if any(not group.sources for group in plan.groups):  # the tensors that no model uses are written
+        unmissed |= {UNUSED_FILE}
+    return return_side_files(checkpoint, place.names, folder, plan.files, unmissed)
 
 
 def _write_rest_of_ours(plan: Plan, checkpoint: Checkpoint, place: Source, folder: Path) -> SideFiles:
@@ -163,6 +167,8 @@ def _write_rest_of_ours(plan: Plan, checkpoint: Checkpoint, place: Source, folde
     generation_file = write_generation_config(checkpoint, folder, _entries(plan, checkpoint), plan.target_config)
     if generation_file is not None:
         side.written[generation_file] = digest(folder / generation_file)
+    side.is_recorded = plan.origin is not None
+    name_the_rest(checkpoint, place.names, folder, side)
     if plan.origin is not None:
         origin = replace(plan.origin, files=side.record)
         (folder / ORIGIN).write_text(origin.text(), encoding="utf-8")

@@ -42,7 +42,7 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
         repo: a folder, such as a copy of a Hub repo (`hf download ID --local-dir FOLDER`).
 
     Returns:
-        What `verify` says of the new repo.
+        What `verify` says of the new repo; a note names files that were removed.
 
     Raises:
         ConversionError: a later release wrote the repo, it cannot be read, its weights would not fit, or code of its
@@ -69,13 +69,18 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
         _write(temporary / "config.json", config.to_json_string())
         copy_code(temporary, config)
         for name in EXTRA_CODE.keys() & kept:
-            _write(temporary / name, EXTRA_CODE[name].read_text(encoding="utf-8"))
+            if _first_line(temporary / name) == _first_line(EXTRA_CODE[name]):  # else it is the owner's
+                _write(temporary / name, EXTRA_CODE[name].read_text(encoding="utf-8"))
         if "README.md" in kept:
             card = (temporary / "README.md").read_text(encoding="utf-8", errors="surrogateescape")
             _write(temporary / "README.md", with_code_of(card, config))
         found = verify(temporary)
         if wrong := found.problems.get("weights"):
             raise ConversionError(f"{repo}: not upgraded, its weights are not the config's: {'; '.join(wrong[:5])}")
+        gone = sorted(name for name in before if not (temporary / name).exists())
+        if gone:
+            what = "removed, since today's code does not use it and a signature would not hold"
+            found.notes.append(f"{what}: {', '.join(map(shown, gone))}")
     found.repo = os.fspath(repo)
     return found
 
@@ -133,6 +138,11 @@ def _block_files(folder: Path, config: BlockformerConfig) -> set[str]:
             what = f"{path} is not as it is registered, or as config.json names it, and would be replaced"
             raise ConversionError(f"{what}; move it away first, or save the model again with the edited block")
     return {*(block.file for block in blocks), ENTRY, "blocks.py"} if blocks else set()
+
+
+def _first_line(path: Path) -> str:
+    """That of a docstring, by which code of ours is known whatever its release."""
+    return path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
 
 
 def _link(source: Path, target: Path) -> None:
