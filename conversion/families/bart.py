@@ -168,6 +168,8 @@ class BartFamily(EncoderDecoderFamily):
         not_none: see `ConfigTranslation`.
     """
 
+    words = EncoderDecoderFamily.words | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
+
     def __init__(
         self,
         name: str,

@@ -35,6 +35,8 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     """How names in all its checkpoints, and in older releases' classes, differ from the names in today's class."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
+    words: frozenset[str] = frozenset()
+    """All traits that a variant of a checkpoint that is a folder may have."""
 
     # The variant: which head, how the tensors are named.
 

@@ -61,6 +61,11 @@ class BertLikeFamily(Family[EncoderHead]):
         settings: further arguments of `ConfigTranslation`.
     """
 
+    words = Family.words | {
+        "decoder", "relative", "untied", "pooler", "gamma and beta", "former prefix", "prefix", "no prefix",
+        "both biases", "second bias",
+    }  # fmt: skip
+
     topology = "encoder"
 
     def __init__(
