@@ -1,8 +1,6 @@
 """Convert a checkpoint, either way: plan from the headers, write tensor by tensor, verify, publish in one step."""
 
 import os
-import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Collection, Mapping
@@ -29,6 +27,7 @@ from .files.side_files import SideFiles, carry_side_files, digest, name_the_rest
 from .files.sources import Source
 from .files.tokenizers import compare_tokenizers, has_tokenizer
 from .files.unused_tensors import UNUSED_FILE, write_unused
+from .offload import check_device_map, removed_on_failure, written_weights
 from .origin import ORIGIN
 from .plan import Plan, architecture_of, is_ours, our_config, parse_dtype, plan_in, plan_out
 from .progress import Progress, silent
@@ -254,22 +253,24 @@ def from_official(
     with memory_errors(), opened(place) as (checkpoint, notes):
         plan = plan_in(checkpoint, family, cast)
         notes += [*plan.notes, *plan.family.unused_note(checkpoint.config, only_misspelt=True)]
+        check_device_map(loading.get("device_map"))
         _check_tied(checkpoint, plan)
+        generation = settings_in(checkpoint, _entries(plan, checkpoint), plan.target_config)
         weights, stored, bad = None, None, []
         if loading.get("offload_folder") is None:
             weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}
             bad = [name for name, tensor in weights.items() if nonfinite(tensor)]
         else:
-            stored = _written_weights(checkpoint, plan, loading["offload_folder"], notes)
-        generation = settings_in(checkpoint, _entries(plan, checkpoint), plan.target_config)
+            stored = written_weights(checkpoint, plan, loading["offload_folder"], notes)
         checkpoint.check_unchanged()
     if bad:
         notes.append(f"NaN or infinite values in {len(bad)} tensors:{listed(map(shown, bad))}")
-    for note in notes:
-        warnings.warn(f"{src}: {note}", stacklevel=2)
-    model = plan.target_class.from_pretrained(
-        stored, config=plan.target_config, state_dict=weights, dtype=plan.dtype, **loading
-    )
+    with removed_on_failure(stored):
+        for note in notes:
+            warnings.warn(f"{src}: {note}", stacklevel=2)
+        model = plan.target_class.from_pretrained(
+            stored, config=plan.target_config, state_dict=weights, dtype=plan.dtype, **loading
+        )
     if model.can_generate():
         model.generation_config = GenerationConfig.from_dict(generation)
     return model.eval()
@@ -287,19 +288,6 @@ def load_ours(
     model_class = getattr(blockformer, architecture_of(config))
     loading |= {"config": config, "dtype": dtype or "auto", "local_files_only": True}
     return model_class.from_pretrained(folder, **loading).eval()
-
-
-def _written_weights(checkpoint: Checkpoint, plan: Plan, place: str | PathLike[str], notes: list[str]) -> str:
-    """A new folder with the converted weights, in the one for weights that do not fit into memory."""
-    Path(place).mkdir(parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="blockformer-", dir=place)
-    try:
-        notes += write_weights(checkpoint, plan.groups, Path(folder), "5GB", False, silent)
-        Path(folder, "config.json").write_text(plan.config_json, encoding="utf-8")
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder
 
 
 def _check_tied(checkpoint: Checkpoint, plan: Plan) -> None:
