@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -291,12 +291,15 @@ def load_ours(
 
 
 def _check_tied(checkpoint: Checkpoint, plan: Plan) -> None:
-    makers = {target.name: group for group in plan.groups for target in group.targets}
+    makers = {target.name: (group, target) for group in plan.groups for target in group.targets}
 
-    def read(name: str) -> Tensor:
-        return dict(makers[name].apply(checkpoint.read))[name]
+    def parts(name: str) -> Iterator[Tensor]:
+        group, target = makers[name]
+        if not group.is_copy:
+            return iter([dict(group.apply(checkpoint.read))[name]])
+        return (part.to(target.dtype) for part in checkpoint.parts(group.sources[0]))
 
-    check_tied(read, plan.tied)
+    check_tied(parts, plan.tied)
 
 
 def _entries(plan: Plan, checkpoint: Checkpoint) -> Mapping[str, Any]:

@@ -89,7 +89,7 @@ def export_folder(
         report.tensors, report.nbytes = len(groups), sum(sizes.values())
         report.dtypes = [str(kind).removeprefix("torch.") for kind in sizes]
         with new_repo(dst, force=force, sources=[folder], check_sources=checkpoint.check_unchanged) as temporary:
-            check_tied(checkpoint.read, stored_pairs(tied, groups))
+            check_tied(checkpoint.parts, stored_pairs(tied, groups))
             report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, report_progress)
             (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")
             side = carry_side_files(checkpoint, place.names, temporary)

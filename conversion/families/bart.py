@@ -288,9 +288,13 @@ class BartFamily(EncoderDecoderFamily):
         """See `Family.optional`."""
         return (*super().optional(variant), *([] if LOGITS_BIAS in variant.traits else [LOGITS_BIAS]))
 
+    def reads_ignored(self, name):
+        """See `Family.reads_ignored`."""
+        return self.table is not None and name.endswith(TABLES)
+
     def check_ignored(self, name, tensor):
         """See `Family.check_ignored`."""
-        if self.table is not None and name.endswith(TABLES) and not _is_table(tensor, self.table):
+        if self.reads_ignored(name) and not _is_table(tensor, self.table):
             return "is not the table of sines and cosines that the official class computes, so it cannot be left out"
         return None
 

@@ -166,6 +166,10 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         """Which of the ties of the official class, name -> source, hold in a checkpoint of this variant."""
         return dict(tied)
 
+    def reads_ignored(self, name: str) -> bool:
+        """Whether `check_ignored` looks at the values of this tensor; others are not read."""
+        return False
+
     def check_ignored(self, name: str, tensor: Tensor) -> str | None:
         """Why an ignored tensor is not what it must be for being ignored, or None. `name` is today's."""
         return None

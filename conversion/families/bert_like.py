@@ -315,6 +315,10 @@ class BertLikeFamily(Family[EncoderHead]):
                     names += [f"{module}.weight", f"{module}.bias"]
         return [self._root(head) + name for name in names]
 
+    def reads_ignored(self, name):
+        """See `Family.reads_ignored`."""
+        return name.endswith(("embeddings.position_ids", "embeddings.token_type_ids"))
+
     def check_ignored(self, name, tensor: Tensor):
         """See `Family.check_ignored`."""
         count = torch.arange(tensor.numel()).to(tensor.dtype)

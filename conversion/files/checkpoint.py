@@ -291,7 +291,9 @@ class Checkpoint:
         return read_tensor(self._opened(info.file), info)
 
     def parts(self, name: str) -> Iterator[Tensor]:
-        """The elements of one tensor in order, flat, in parts of a few MB; each part overwrites the one before.
+        """The elements of one tensor in order, flat, in parts of 1 MiB; each part overwrites the one before it.
+
+        Several tensors can be read side by side.
 
         Raises:
             CheckpointError: the file changed since the checkpoint was opened.
@@ -300,7 +302,13 @@ class Checkpoint:
         info = self.tensors[name]
         if info.offset < 0 or info.strides is not None:
             return iter([self.read(name).reshape(-1)])
-        return read_parts(self._opened(info.file), info)
+        self._opened(info.file)  # compares checksums
+        return self._streamed(info)
+
+    def _streamed(self, info: TensorInfo) -> Iterator[Tensor]:
+        with open_regular(info.file) as file:
+            self._compare(info.file, os.fstat(file.fileno()))
+            yield from read_parts(file, info)
 
     def _opened(self, path: Path) -> BinaryIO:
         if self._file is None or self._file[0] != path:
