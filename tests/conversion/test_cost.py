@@ -26,18 +26,16 @@ def decoder(folder, words):
 
 
 def transposing(folder, width):
-    """A model whose largest tensors, 4 * width**2 numbers in bfloat16, are transposed."""
-    config = transformers.GPT2Config(n_embd=width, n_layer=1, n_head=1, n_inner=8 * width, vocab_size=64, n_positions=8)
+    """A model whose largest tensors, of 8 * width**2 bytes in bfloat16, are transposed."""
+    config = transformers.GPT2Config(n_embd=width, n_layer=1, n_head=1, n_inner=4 * width, vocab_size=64, n_positions=8)
     transformers.GPT2LMHeadModel(config).to(torch.bfloat16).save_pretrained(folder)
     return folder
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("dtype", [None, "float32"])
-@pytest.mark.parametrize(
-    ("make", "size", "nbytes", "times"), [(decoder, 64 << 10, 64 * MIB, 0), (transposing, 2048, 64 * MIB, 2)]
-)
-def test_memory_at_its_peak(tmp_path, processes: ForkServer, make, size, nbytes, times, dtype):
+@pytest.mark.parametrize(("make", "size", "times"), [(decoder, 32 << 10, 0), (transposing, 2048, 2)])
+def test_memory_at_its_peak(tmp_path, processes: ForkServer, make, size, times, dtype):
     """What is renamed, cast or compared goes by in parts; what an operation changes is held as it is read and made."""
     small, large = make(tmp_path / "small", 64), make(tmp_path / "large", size)
     settings = "{}" if dtype is None else f'{{"dtype": "{dtype}"}}'
@@ -46,7 +44,7 @@ def test_memory_at_its_peak(tmp_path, processes: ForkServer, make, size, nbytes,
     )
     grown = int(said.splitlines()[-1])
     print(f"{grown / MIB:.0f} MiB")
-    assert grown < times * LARGEST + 40 * MIB
+    assert grown < times * LARGEST + (40 if times else 24) * MIB
 
 
 def reads(monkeypatch):
