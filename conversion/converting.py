@@ -1,10 +1,8 @@
 """Convert a checkpoint, either way: plan from the headers, write tensor by tensor, verify, publish in one step."""
 
-import shutil
-import tempfile
 import time
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -24,16 +22,18 @@ from .files.generation_settings import settings_in
 from .files.names import WEIGHTS
 from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.side_files import SideFiles, carry_side_files, digest, refuse_adapters, return_side_files
+from .files.side_files import SideFiles, carry_side_files, digest, name_the_rest, refuse_adapters, return_side_files
 from .files.sources import Source
 from .files.tokenizers import compare_tokenizers, has_tokenizer
-from .files.unused_tensors import write_unused
+from .files.unused_tensors import UNUSED_FILE, write_unused
 from .into_memory import asked_dtype, dtype_note, load, load_ours, with_fields
+from .offload import check_device_map, removed_on_failure, written_weights
 from .options import Reading, sorted_options
 from .origin import ORIGIN
 from .other_entries import note_on_unused
 from .plan import Plan, is_ours, parse_dtype, plan_in, plan_out
 from .progress import Progress, silent
+from .release_code import release_code
 from .report import ConversionReport
 from .rules.table import check_tied
 from .storage.awq import low_bit_weights, without
@@ -65,7 +65,9 @@ def convert(
 ) -> ConversionReport:
     """Convert a checkpoint into a new folder, which appears complete or not at all.
 
-    Peak memory is the largest tensor plus a constant; `verify` adds one whole model at a time, if it fits.
+    Peak memory is the largest group of tensors that are changed together, as they are read and as they are made, plus
+    a constant; what is only renamed, cast or compared goes by in parts of 1 MiB. `verify` adds one whole model at a
+    time, if it fits.
 
     Args:
         src: a folder or Hub id, in an official layout (with `to_official`, in ours); or a weight file, with `config`.
@@ -158,7 +160,10 @@ def _report_on(plan: Plan, checkpoint: Checkpoint, source: str, target: Path, no
 
 def _write_rest_of_official(plan: Plan, checkpoint: Checkpoint, place: Source, folder: Path) -> SideFiles:
     """Write what an official checkpoint holds next to its weights and config."""
-    return return_side_files(checkpoint, place.names, folder, plan.files)
+    unmissed = {*release_code(checkpoint.folder, plan.source_config), *([ORIGIN] if plan.files else [])}
+    if any(not group.sources for group in plan.groups):  # the tensors that no model uses are written
+        unmissed |= {UNUSED_FILE}
+    return return_side_files(checkpoint, place.names, folder, plan.files, unmissed)
 
 
 def _write_rest_of_ours(plan: Plan, checkpoint: Checkpoint, place: Source, folder: Path) -> SideFiles:
@@ -171,6 +176,8 @@ def _write_rest_of_ours(plan: Plan, checkpoint: Checkpoint, place: Source, folde
     generation_file = write_generation_config(checkpoint, folder, _entries(plan, checkpoint), plan.target_config)
     if generation_file is not None:
         side.written[generation_file] = digest(folder / generation_file)
+    side.is_recorded = plan.origin is not None
+    name_the_rest(checkpoint, place.names, folder, side)
     if plan.origin is not None:
         origin = replace(plan.origin, files=side.record)
         (folder / ORIGIN).write_text(origin.text(), encoding="utf-8")
@@ -270,44 +277,36 @@ def from_official(
         target = with_fields(plan.target_config, fields)
         notes += [*plan.notes, *dtype_note(target, plan.dtype)]
         notes += plan.family.unused_note(checkpoint.config, only_misspelt=True)
+        check_device_map(loading.get("device_map"))
         _check_tied(checkpoint, plan)
+        generation = settings_in(checkpoint, _entries(plan, checkpoint), plan.target_config)
         weights, stored, bad = None, None, []
         if loading.get("offload_folder") is None:
             weights = {name: tensor for group in plan.groups for name, tensor in group.apply(checkpoint.read)}
             weights = dict(sorted(weights.items()))  # as they stand in a file: the first decides where none is named
             bad = [name for name, tensor in weights.items() if nonfinite(tensor)]
         else:
-            stored = _written_weights(checkpoint, plan, loading["offload_folder"], notes)
-        generation = settings_in(checkpoint, _entries(plan, checkpoint), plan.target_config)
+            stored = written_weights(checkpoint, plan, loading["offload_folder"], notes)
         checkpoint.check_unchanged()
     if bad:
         notes.append(f"NaN or infinite values in {len(bad)} tensors:{listed(map(shown, bad))}")
-    for note in notes:
-        warnings.warn(f"{src}: {note}", stacklevel=2)
     loading |= {"state_dict": weights, "dtype": "auto"}  # of the config, which has the one that is asked for
-    return load(plan.target_class, stored, target, fields, loading, generation)
-
-
-def _written_weights(checkpoint: Checkpoint, plan: Plan, place: str | PathLike[str], notes: list[str]) -> str:
-    """A new folder with the converted weights, in the one for weights that do not fit into memory."""
-    Path(place).mkdir(parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="blockformer-", dir=place)
-    try:
-        notes += write_weights(checkpoint, plan.groups, Path(folder), "5GB", False, silent)
-        Path(folder, "config.json").write_text(plan.config_json, encoding="utf-8")
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder
+    with removed_on_failure(stored):
+        for note in notes:
+            warnings.warn(f"{src}: {note}", stacklevel=2)
+        return load(plan.target_class, stored, target, fields, loading, generation)
 
 
 def _check_tied(checkpoint: Checkpoint, plan: Plan) -> None:
-    makers = {target.name: group for group in plan.groups for target in group.targets}
+    makers = {target.name: (group, target) for group in plan.groups for target in group.targets}
 
-    def read(name: str) -> Tensor:
-        return dict(makers[name].apply(checkpoint.read))[name]
+    def parts(name: str) -> Iterator[Tensor]:
+        group, target = makers[name]
+        if not group.is_copy:
+            return iter([dict(group.apply(checkpoint.read))[name]])
+        return (part.to(target.dtype) for part in checkpoint.parts(group.sources[0]))
 
-    check_tied(read, plan.tied)
+    check_tied(parts, plan.tied)
 
 
 def _entries(plan: Plan, checkpoint: Checkpoint) -> Mapping[str, Any]:

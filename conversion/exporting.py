@@ -15,7 +15,7 @@ from .files.front_matter import front_matter
 from .files.json_files import json_text, read_json
 from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
-from .files.side_files import carry_side_files, copy_store, refuse_adapters
+from .files.side_files import carry_side_files, copy_store, name_the_rest, refuse_adapters
 from .files.sources import locate
 from .files.unused_tensors import UNUSED_FILE
 from .into_memory import dtype_note, dtype_of_file
@@ -32,6 +32,7 @@ from .plan import (
     unread_pooler,
 )
 from .progress import Progress, silent
+from .release_code import release_code
 from .report import ConversionReport
 from .rules.table import check_tied
 
@@ -96,12 +97,15 @@ def export_folder(
         report.tensors, report.nbytes = len(groups), sum(sizes.values())
         report.dtypes = [str(kind).removeprefix("torch.") for kind in sizes]
         with new_repo(dst, force=force, sources=[folder], check_sources=checkpoint.check_unchanged) as temporary:
-            check_tied(checkpoint.read, stored_pairs(tied, groups))
+            check_tied(checkpoint.parts, stored_pairs(tied, groups))
             report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, report_progress)
             (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")
             side = carry_side_files(checkpoint, place.names, temporary)
-            report.notes += side.notes
             copy_code(temporary, config)
+            for name, path in release_code(folder, config).items():
+                if not (temporary / name).exists():  # code that not every repo has
+                    (temporary / name).parent.mkdir(exist_ok=True)
+                    shutil.copyfile(path, temporary / name)
             write_generation_config(checkpoint, temporary, checkpoint.config, config)
             if os.path.lexists(folder / ORIGIN):
                 text = json_text(read_json(checkpoint.member(ORIGIN)))
@@ -110,6 +114,9 @@ def export_folder(
                 if os.path.lexists(folder / UNUSED_FILE):
                     (temporary / UNUSED_FILE).parent.mkdir(exist_ok=True)
                     shutil.copyfile(checkpoint.member(UNUSED_FILE), temporary / UNUSED_FILE)
+            name_the_rest(checkpoint, place.names, temporary, side, [ORIGIN] if (temporary / ORIGIN).exists() else [])
+            report.notes += [*side.notes, *side.lines]
+            report.left_out = side.left_out
             write_card(temporary, config, parameters=parameters, front=front_matter(checkpoint))
             if sign is not None:
                 signing.sign(temporary, sign)

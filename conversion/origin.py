@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from .errors import ConversionError
+from .errors import ConversionError, shown
 from .families.registry import FAMILIES, Family
 from .files.checkpoint import Checkpoint
 from .files.json_files import json_text, read_json
@@ -12,6 +12,8 @@ from .storage.variant import CheckpointVariant
 
 ORIGIN = "conversion.json"
 """The file of the record. A repo without it is converted back by its settings only."""
+FORM = {"head", "traits", "sizes"}
+"""What the record says of a checkpoint's variant."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Origin:
     def text(self) -> str:
         """The file's text."""
         assert self.variant is not None
+        assert self.variant.traits <= self.family.words, f"{self.family.name} does not list {self.variant.traits}"
         variant = {"head": self.variant.head, "traits": sorted(self.variant.traits), "sizes": self.variant.sizes}
         entries = {"family": self.family.name, "form": variant, "unused": self.unused, "files": self.files}
         return json_text({**entries, "config": self.config})
@@ -59,6 +62,13 @@ def read_origin(checkpoint: Checkpoint) -> Origin | None:
         return Origin(FAMILIES[name], official, None, [])
     if not isinstance(variant, dict) or not all(map(_is_names, ([variant.get("head")], variant.get("traits"), unused))):
         raise damaged
+    unknown = sorted({*variant["traits"]} - FAMILIES[name].words | {*variant} - FORM)
+    if unknown:
+        raise ConversionError(
+            f"{path}: form: {shown(unknown[0])} says nothing to this release about a checkpoint of {name}, so its "
+            "names cannot be given back; undo what was changed there, or pip install --upgrade blockformer if a later "
+            "release wrote it, or delete the file to convert by config.json only"
+        )
     sizes = variant.get("sizes", {})
     if not isinstance(sizes, dict) or not all(isinstance(size, list) for size in sizes.values()):
         raise damaged

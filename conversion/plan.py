@@ -281,7 +281,8 @@ def _todays_names(names: Iterable[str], spellings: Spellings) -> dict[str, str]:
 
 def _check_unused(checkpoint: Checkpoint, names: list[str], family: Family, variant: CheckpointVariant) -> None:
     todays = family.spellings(variant).todays
-    reasons = {name: family.check_ignored(todays(name), checkpoint.read(name)) for name in names}
+    read = [name for name in names if family.reads_ignored(todays(name))]
+    reasons = {name: family.check_ignored(todays(name), checkpoint.read(name)) for name in read}
     lines = [f"{shown(name)} {reason}" for name, reason in reasons.items() if reason]
     if lines:
         raise ConversionError(f"{checkpoint.folder}: tensors that cannot be left out:{listed(lines)}")

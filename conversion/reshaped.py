@@ -17,9 +17,10 @@ from .arguments import check_conversion
 from .errors import ConversionError, listed, shown
 from .files.checkpoint import nonfinite
 from .files.front_matter import front_matter
+from .files.generation_settings import FILE
 from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened
-from .files.side_files import carry_side_files, refuse_adapters
+from .files.side_files import carry_side_files, name_the_rest, refuse_adapters
 from .files.sources import Source, locate
 from .loading import load_source
 from .options import OPTIONS, OWN, READING, OptionError
@@ -114,9 +115,13 @@ def convert_reshaped(
         report.nbytes = sum(parameter.numel() * parameter.element_size() for parameter in reshaped.parameters())
         with new_repo(dst, force=force, sources=[folder], check_sources=checkpoint.check_unchanged) as temporary:
             report_progress("writing", 0, 0)
-            side = carry_side_files(checkpoint, place.names, temporary)
-            report.notes += side.notes
             reshaped.save_pretrained(temporary, max_shard_size=max_shard_size)
+            if FILE in place.names:
+                (temporary / FILE).unlink(missing_ok=True)  # the source's own is carried
+            side = carry_side_files(checkpoint, place.names, temporary)
+            name_the_rest(checkpoint, place.names, temporary, side)
+            report.notes += [*side.notes, *side.lines]
+            report.left_out = side.left_out
             done = what_was_done(shape)
             write_card(
                 temporary,

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SHOWN = ("size", "embeddings", "norm", "positions", "attention", "feed-forward", "weights", "head")
 """Groups of fields that describe the model rather than its training or use."""
+MOST_LAYERS, MOST_LABELS = 1_000, 100_000
+"""That are shown. Each takes a few milliseconds, or microseconds, though not the memory."""
 BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
@@ -96,6 +98,8 @@ def summarize(source: str | PathLike[str], **reading: "Unpack[Reading]") -> Summ
 
 def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
     """Our config for a `config.json` in either layout, and notes on it."""
+    if type(labels := entries.get("num_labels")) is int and labels > MOST_LABELS:
+        raise ConversionError(f"config.json: num_labels ({labels:,}) must be at most {MOST_LABELS:,} to be shown")
     if is_ours(entries):
         return our_config(entries), []
     family = family_of(entries)
@@ -125,10 +129,13 @@ def on_paper(config: PretrainedConfig) -> PreTrainedModel:
     """The model of a config without memory, that gives probabilities and runs experts without looking at values.
 
     Raises:
-        ConversionError: the config names an architecture that is not one of ours.
+        ConversionError: the config names an architecture that is not one of ours, or too many layers.
     """
     import blockformer
 
+    layers = max(config.num_hidden_layers, getattr(config, "decoder_layers", None) or 0)
+    if layers > MOST_LAYERS:
+        raise ConversionError(f"config.json: a model of {layers:,} layers; at most {MOST_LAYERS:,} are shown")
     architecture = architecture_of(config)
     model_class = getattr(blockformer, architecture, None)
     if model_class is None:

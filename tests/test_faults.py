@@ -8,6 +8,8 @@ import json
 import os
 import pickle
 import re
+import shutil
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -566,6 +568,41 @@ def test_inspect_of_a_hostile_config_takes_no_memory(tmp_path, capsys):
             main(["inspect", str(path)])
         assert end.value.code == 1
         assert "must be at most" in capsys.readouterr().err
+
+
+MANY = 400_000_000
+ENORMOUS = {
+    "nested layers": ({"model_type": "t5gemma", "encoder": {"num_hidden_layers": MANY}}, "encoder.num_hidden_layers"),
+    "layers by another name": ({"model_type": "gpt2", "n_layer": MANY}, "n_layer"),
+    "two stacks": ({"model_type": "bart", "decoder_layers": MANY}, "decoder_layers"),
+    "labels": ({"model_type": "bert", "num_labels": MANY}, "num_labels"),
+    "more layers than are shown": ({"model_type": "bert", "num_hidden_layers": 90_000}, "90,000 layers"),
+    "more labels than are shown": ({"model_type": "bert", "num_labels": 3_000_000}, "num_labels"),
+    "heads": ({"model_type": "gptj", "n_head": MANY}, "heads"),
+    "words": ({"model_type": "llama", "vocab_size": 10**15}, "vocab_size"),
+    "positions": ({"model_type": "marian", "max_position_embeddings": 10**15}, "max_position_embeddings"),
+}
+
+
+@pytest.mark.parametrize("name", ENORMOUS)
+def test_enormous_sizes_are_refused_before_anything_is_made(tmp_path, capsys, name, official):
+    """Through `inspect`, and with weights that cannot hold them through `convert`, into another shape too."""
+    entries, message = ENORMOUS[name]
+    folder = tmp_path / "src"
+    shutil.copytree(official / "one", folder)
+    (folder / "config.json").write_text(json.dumps(entries))
+    ways = [["inspect", str(folder / "config.json")]]
+    convert = ["convert", str(folder), str(tmp_path / "dst")]
+    ways += [[*convert, "--no-verify"], [*convert, "--layers", "0"]]
+    for way in ways:
+        before = time.process_time()
+        with pytest.raises(SystemExit) as end:
+            main(way)
+        assert time.process_time() - before < 3, way
+        assert end.value.code == 1
+        said = capsys.readouterr().err
+        assert said.startswith("error: ")
+        assert message in said or way[0] == "convert", said
 
 
 def test_a_file_larger_than_the_limit_leaves_nothing(tmp_path, processes, official):

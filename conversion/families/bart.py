@@ -168,6 +168,8 @@ class BartFamily(EncoderDecoderFamily):
         not_none: see `ConfigTranslation`.
     """
 
+    words = EncoderDecoderFamily.words | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
+
     def __init__(
         self,
         name: str,
@@ -285,6 +287,10 @@ class BartFamily(EncoderDecoderFamily):
     def optional(self, variant):
         """See `Family.optional`."""
         return (*super().optional(variant), *([] if LOGITS_BIAS in variant.traits else [LOGITS_BIAS]))
+
+    def reads_ignored(self, name):
+        """See `Family.reads_ignored`."""
+        return self.table is not None and name.endswith(TABLES)
 
     def check_ignored(self, name, tensor):
         """See `Family.check_ignored`."""

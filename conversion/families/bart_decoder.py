@@ -87,6 +87,10 @@ class BartDecoderFamily(Family[Head]):
         """See `Family.not_as_in_class`."""
         return self.tables
 
+    def reads_ignored(self, name):
+        """See `Family.reads_ignored`."""
+        return self.whole.reads_ignored(name)
+
     def check_ignored(self, name, tensor):
         """See `Family.check_ignored`."""
         return self.whole.check_ignored(name, tensor)

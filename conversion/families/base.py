@@ -35,6 +35,8 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     """How names in all its checkpoints, and in older releases' classes, differ from the names in today's class."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
+    words: frozenset[str] = frozenset()
+    """All traits that a variant of a checkpoint that is a folder may have."""
 
     # The variant: which head, how the tensors are named.
 
@@ -163,6 +165,10 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     def ties(self, tied: Mapping[str, str], variant: CheckpointVariant) -> dict[str, str]:
         """Which of the ties of the official class, name -> source, hold in a checkpoint of this variant."""
         return dict(tied)
+
+    def reads_ignored(self, name: str) -> bool:
+        """Whether `check_ignored` looks at the values of this tensor; others are not read."""
+        return False
 
     def check_ignored(self, name: str, tensor: Tensor) -> str | None:
         """Why an ignored tensor is not what it must be for being ignored, or None. `name` is today's."""

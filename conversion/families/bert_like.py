@@ -61,6 +61,11 @@ class BertLikeFamily(Family[EncoderHead]):
         settings: further arguments of `ConfigTranslation`.
     """
 
+    words = Family.words | {
+        "decoder", "relative", "untied", "pooler", "gamma and beta", "former prefix", "prefix", "no prefix",
+        "both biases", "second bias",
+    }  # fmt: skip
+
     topology = "encoder"
 
     def __init__(
@@ -309,6 +314,10 @@ class BertLikeFamily(Family[EncoderHead]):
                     module = (self.layer + theirs).replace("{layer}", str(layer))
                     names += [f"{module}.weight", f"{module}.bias"]
         return [self._root(head) + name for name in names]
+
+    def reads_ignored(self, name):
+        """See `Family.reads_ignored`."""
+        return name.endswith(("embeddings.position_ids", "embeddings.token_type_ids"))
 
     def check_ignored(self, name, tensor: Tensor):
         """See `Family.check_ignored`."""

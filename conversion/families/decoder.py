@@ -130,6 +130,8 @@ class DecoderFamily(Family[Head]):
         settings: further arguments of `ConfigTranslation`.
     """
 
+    words = Family.words | {PREFIX, NO_PREFIX, awq.TRAIT}
+
     topology = "decoder"
 
     def __init__(

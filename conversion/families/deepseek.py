@@ -88,6 +88,8 @@ def _method(config: PretrainedConfig, head: Any) -> dict[str, Any]:
 class DeepseekFamily(ExpertsFamily):
     """DeepSeek's, whose linear maps, except the router and the head, may have 8 bits."""
 
+    words = ExpertsFamily.words | {fp8.TRAIT}
+
     def variant_of(self, official, names=None, read=None):
         """See `Family.variant_of`."""
         variant = super().variant_of(official, names, read)

@@ -76,6 +76,8 @@ class EncoderDecoderFamily(Family[Head]):
         settings: the arguments of `ConfigTranslation`.
     """
 
+    words = Family.words | {*EMBEDDINGS, UNTIED, SEPARATE}
+
     topology = "encoder_decoder"
 
     def __init__(

@@ -130,6 +130,10 @@ class GPT2Family(DecoderFamily):
         """See `Family.not_runnable`."""
         return NOT_PRUNED if config.pruned_heads else None
 
+    def reads_ignored(self, name):
+        """See `Family.reads_ignored`: all that it ignores is masks."""
+        return True
+
     def check_ignored(self, name, tensor):
         """See `Family.check_ignored`."""
         if name.endswith(".masked_bias"):

@@ -61,6 +61,8 @@ def sparse_rules(config):
 class GptOssFamily(ExpertsFamily):
     """gpt-oss, whose files may hold the experts in MXFP4."""
 
+    words = ExpertsFamily.words | {TRAIT}
+
     def variant_of(self, official, names=None, read=None):
         """See `Family.variant_of`."""
         variant = super().variant_of(official, names, read)

@@ -52,6 +52,8 @@ class ExpertsFamily(DecoderFamily):
         settings: the arguments of `DecoderFamily`.
     """
 
+    words = DecoderFamily.words | {STACKED}
+
     def __init__(
         self,
         *names: str,

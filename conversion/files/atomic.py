@@ -9,8 +9,9 @@ Where that call is missing (outside Linux, on some network file systems), the ol
 
 Temporary folders (`.<name>.<random>.tmp`) of killed runs are never read again; they are safe to delete.
 
-A finished folder has a mark, `.blockformer.json`: names, sizes and times of all files in it. Only a folder that is as
-its mark says is ever replaced, and only the files that the mark names are removed.
+A finished folder has a mark, `.blockformer.json`: names, sizes and times of the files that were written here. Only a
+folder that holds just these, as they were written, is ever replaced, and only they are removed. A folder that is
+renewed (`blockformer.upgrade`) keeps its owner's files, and its mark does not name them.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ import shutil
 import stat
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -32,6 +33,12 @@ from .json_files import strict_json
 
 MARK = ".blockformer.json"
 LONGEST_MARK = 64 << 20
+OF_OTHERS = {".git", ".gitattributes", ".cache", ".huggingface"}
+"""Names that git and the Hub's client give. A mark with one of them is an early one, of a folder that was renewed."""
+States = Mapping[str, list[int]]
+"""Name -> size and time of change of each file in a folder; an empty folder has a "/" after its name."""
+ATTEMPTS = 100
+"""How often a folder is made whose parents others remove meanwhile."""
 SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 AT_FDCWD, RENAME_NOREPLACE, RENAME_EXCHANGE = -100, 1, 2  # linux/fcntl.h, linux/fs.h
 
@@ -41,7 +48,7 @@ def atomic_folder(
     target: str | PathLike[str],
     force: bool = False,
     sources: Iterable[str | PathLike[str]] = (),
-    kept: Collection[str] = (),
+    renewed: States | None = None,
 ) -> Iterator[Path]:
     """A temporary sibling folder to fill. It becomes `target` in one step if the block succeeds.
 
@@ -53,7 +60,9 @@ def atomic_folder(
         force: replace an existing folder that is empty, or that was made here and is as it was.
         sources: folders being read. A target that is, contains, lies inside or shares hard-linked files with one of
             them is refused.
-        kept: names of files in it, such as `.git/hooks/pre-push`, whose permissions stay.
+        renewed: what is in the target (`states_of`), whoever wrote it, where the block puts into the new folder
+            whatever must not be lost. The target is then replaced if it is still so. Permissions of these files and of
+            folders stay, and the files are marked as written here only if they were marked so before.
 
     Yields:
         The temporary folder.
@@ -66,22 +75,19 @@ def atomic_folder(
     temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
     new_parents: list[Path] = []
     try:
-        check_target(target, force, origins)
-        for parent in reversed(target.parents):
-            if not parent.exists():
-                parent.mkdir()
-                new_parents.append(parent)
-        temporary.mkdir()
+        check_target(target, force, origins, renewed)
+        ours = {} if renewed is None else _written(target)
+        _make(temporary, new_parents)
         made_here = None
         try:
             yield temporary
             made_here = _identity(temporary)
-            mark(temporary)
-            _seal(temporary, kept)
-            _publish(temporary, target, force, origins)
+            mark(temporary, others=(renewed or {}).keys() - ours.keys())
+            _seal(temporary, renewed)
+            _publish(temporary, target, force, origins, renewed)
         finally:  # this name is gone, or leads to what is not wanted any more: the unfinished folder or the old one
             if temporary.exists() and made_here not in (None, _identity(temporary)):
-                _remove_marked(temporary)
+                _remove(temporary, renewed)
             else:
                 shutil.rmtree(temporary, ignore_errors=True)
     except BaseException as error:
@@ -92,6 +98,22 @@ def atomic_folder(
             raise
         fix = "; free some space and run it again" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         raise ConversionError(f"{target}: not written, nothing was changed: {error}{fix}") from error
+
+
+def _make(folder: Path, new_parents: list[Path]) -> None:
+    """Make a folder with its missing parents, which are noted; other runs may make and remove the same ones."""
+    for attempt in range(ATTEMPTS):
+        try:
+            for parent in reversed(folder.parents):
+                if not parent.exists():
+                    with suppress(FileExistsError):
+                        parent.mkdir()
+                        new_parents.append(parent)
+            folder.mkdir()
+            return
+        except FileNotFoundError:  # a run that failed has just removed a parent that it had made
+            if attempt == ATTEMPTS - 1:
+                raise
 
 
 def write_text(target: Path, text: str) -> None:
@@ -105,7 +127,12 @@ def write_text(target: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def check_target(target: str | PathLike[str], force: bool, sources: Iterable[str | PathLike[str]]) -> None:
+def check_target(
+    target: str | PathLike[str],
+    force: bool,
+    sources: Iterable[str | PathLike[str]],
+    renewed: States | None = None,
+) -> None:
     """Check that a target may be written to; see `atomic_folder`.
 
     Raises:
@@ -121,21 +148,34 @@ def check_target(target: str | PathLike[str], force: bool, sources: Iterable[str
         raise ConversionError(f"{target}: a file is there; name another folder")
     for source in sources:
         _check_apart(target, Path(source))
-    if there and not force:
+    if there and not force and renewed is None:
         raise ConversionError(f"{target}: already exists; name another folder, or replace it with force=True")
-    if there and (problem := _why_kept(target)):
-        raise ConversionError(f"{target}: {problem}, so force=True does not replace it; name another folder")
+    if there and (problem := _why_kept(target, renewed)):
+        raise ConversionError(f"{target}: {problem}")
     if there and not (target.stat().st_mode & stat.S_IWUSR and os.access(target, os.W_OK)):  # root may write anywhere
         raise ConversionError(f"{target}: read-only; name another folder")
 
 
-def mark(folder: Path) -> None:
-    """Write the mark of a folder: what this tool put there."""
-    (folder / MARK).write_text(json.dumps({"files": _states(folder)}, indent=1) + "\n", encoding="utf-8")
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that was made here; nothing happens if it is not there.
+
+    Raises:
+        ConversionError: it holds anything that was not written here, or was changed since.
+    """
+    if os.path.lexists(folder):
+        check_target(folder, True, ())
+        _remove(folder)
 
 
-def _states(folder: Path) -> dict[str, list[int]]:
-    """Name -> size and time of change of everything in a folder but its subfolders; of the mark itself nothing."""
+def mark(folder: Path, others: Iterable[str] = ()) -> None:
+    """Write the mark of a folder: what this tool put there, which is everything but the files of `others`."""
+    foreign = set(others)
+    states = {name: state for name, state in states_of(folder).items() if name not in foreign}
+    (folder / MARK).write_text(json.dumps({"files": states}, indent=1) + "\n", encoding="utf-8")
+
+
+def states_of(folder: Path) -> dict[str, list[int]]:
+    """The states of all files and empty folders in a folder, except for the mark itself."""
     states = {}
     for root, folders, names in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
@@ -143,6 +183,8 @@ def _states(folder: Path) -> dict[str, list[int]]:
             path = Path(root, name)
             status = path.lstat()
             states[path.relative_to(folder).as_posix()] = [status.st_size, status.st_mtime_ns]
+        if not folders and not names and Path(root) != folder:
+            states[f"{Path(root).relative_to(folder).as_posix()}/"] = []
     states.pop(MARK, None)
     return states
 
@@ -160,46 +202,72 @@ def _marked(folder: Path) -> dict[str, list[int]] | None:
         return None
 
 
-def _why_kept(folder: Path) -> str:
+def _not_ours(marked: States) -> str | None:
+    """A name in a mark of something that is never written here; None in a mark that can be believed."""
+    return next((name for name in marked if not OF_OTHERS.isdisjoint(name.split("/"))), None)
+
+
+def _written(folder: Path) -> States:
+    """What was written here of a folder's files, and is as it was."""
+    marked = _marked(folder) or {}
+    if _not_ours(marked) is not None:
+        return {}
+    return {name: state for name, state in states_of(folder).items() if marked.get(name) == state}
+
+
+def _why_kept(folder: Path, renewed: States | None = None) -> str:
     """Why a folder must not be replaced: somebody else's, or changed since it was made here; "" for one that may."""
     while True:
         before = _identity(folder)
         try:
-            problem = _difference_to_mark(folder)
+            problem = _difference_to_mark(folder) if renewed is None else _difference(folder, renewed)
         except FileNotFoundError as error:
             problem = str(error)
         if _identity(folder) == before:
-            return problem
+            break
         # another run has put a new folder there meanwhile
+    if not problem:
+        return ""
+    if renewed is not None:
+        return f"{problem}, while it was read; run this again when nothing writes to it"
+    return f"{problem}, so force=True does not replace it; name another folder"
 
 
 def _difference_to_mark(folder: Path) -> str:
-    states = _states(folder)
+    states, marked = states_of(folder), _marked(folder)
     if not states and not os.path.lexists(folder / MARK):
-        return "" if not os.listdir(folder) else "holds folders that Blockformer did not make"
-    marked = _marked(folder)
+        return ""
     if marked is None:
         return f"was not made by Blockformer (it has no {MARK})"
-    foreign = next((name for name in states if name not in marked), None)
+    foreign = _not_ours(marked) or next((name for name in states if name not in marked), None)
     if foreign is not None:
         return f"holds {shown(foreign)}, which Blockformer did not write"
     changed = next((name for name, state in states.items() if state != marked[name]), None)
     return "" if changed is None else f"{shown(changed)} was changed since Blockformer wrote it"
 
 
-def _remove_marked(folder: Path) -> None:
-    """Remove an old folder: the files of its mark, as long as they match it. Everything else stays."""
-    marked = _marked(folder) or {}
+def _difference(folder: Path, before: States) -> str:
+    now = states_of(folder)
+    changed = next((name for name in (*now, *before) if now.get(name) != before.get(name)), None)
+    return "" if changed is None else f"{shown(changed)} was changed"
+
+
+def _remove(folder: Path, states: States | None = None) -> None:
+    """Remove the files of an old folder, as long as they match their states (None: the mark's). The rest stays."""
+    known = (_marked(folder) or {}) if states is None else states
     with suppress(OSError):
-        for name, state in _states(folder).items():
-            if marked.get(name) == state:
+        there = states_of(folder)
+        others = {name for name, state in there.items() if known.get(name) != state}
+        for name in there.keys() - others:
+            if not name.endswith("/"):
                 (folder / name).unlink()
-        if not _states(folder):
-            (folder / MARK).unlink(missing_ok=True)
         for root, folders, _ in os.walk(folder, topdown=False):
-            for name in folders:
-                with suppress(OSError):
-                    Path(root, name).rmdir()
+            for path in (Path(root, name) for name in folders):
+                if f"{path.relative_to(folder).as_posix()}/" not in others:
+                    with suppress(OSError):
+                        path.rmdir()
+        if not states_of(folder):
+            (folder / MARK).unlink(missing_ok=True)
         folder.rmdir()
     if folder.exists():
         warnings.warn(f"{folder}: files appeared in the old folder while it was replaced; they are here", stacklevel=3)
@@ -224,24 +292,33 @@ def _identity(path: Path) -> tuple[int, int]:
 def _lineage(path: Path) -> set[tuple[int, int]]:
     """Identities of a path and of every folder above it that exists."""
     real = Path(os.path.realpath(path))
-    return {_identity(folder) for folder in (real, *real.parents) if folder.exists()}
+    return _identities((real, *real.parents))
 
 
 def _files(folder: Path) -> set[tuple[int, int]]:
-    paths = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
-    return {_identity(path) for path in paths if path.exists()}
+    return _identities(Path(root, name) for root, _, names in os.walk(folder) for name in names)
 
 
-def _seal(folder: Path, kept: Collection[str]) -> None:
-    """Give everything in a folder but some files the permissions of the umask, and sync it to the disk."""
+def _identities(paths: Iterable[Path]) -> set[tuple[int, int]]:
+    """Of those that are there; other runs may remove some meanwhile."""
+    found = set()
+    for path in paths:
+        with suppress(OSError):
+            found.add(_identity(path))
+    return found
+
+
+def _seal(folder: Path, renewed: States | None) -> None:
+    """Give what is new in a folder the permissions of the umask, and sync everything to the disk."""
     mode = stat.S_IMODE(folder.stat().st_mode) & 0o777  # mkdir has just applied the umask to it
     for root, _, names in os.walk(folder, topdown=False):
         for name in names:
             path = Path(root, name)
-            if path.relative_to(folder).as_posix() not in kept:
+            if renewed is None or path.relative_to(folder).as_posix() not in renewed:
                 path.chmod(mode & 0o666)
             _sync(path)
-        os.chmod(root, mode)
+        if renewed is None:
+            os.chmod(root, mode)
         _sync(Path(root))
 
 
@@ -273,7 +350,7 @@ def _sync_parent(target: Path) -> None:
         _sync(target.parent)
 
 
-def _publish(temporary: Path, target: Path, force: bool, sources: list[Path]) -> None:
+def _publish(temporary: Path, target: Path, force: bool, sources: list[Path], renewed: States | None) -> None:
     """Swap the temporary folder and the target in one step; what was there gets the temporary name."""
     if not os.path.lexists(target):
         try:
@@ -284,24 +361,24 @@ def _publish(temporary: Path, target: Path, force: bool, sources: list[Path]) ->
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-    check_target(target, force, sources)  # another run may have put something there meanwhile
+    check_target(target, force, sources, renewed)  # another run may have put something there meanwhile
     if _renameat2(temporary, target, RENAME_EXCHANGE):
-        if problem := _why_kept(temporary):  # it appeared after the check
+        if problem := _why_kept(temporary, renewed):  # it appeared after the check
             _renameat2(temporary, target, RENAME_EXCHANGE)
-            raise ConversionError(f"{target}: {problem}, so force=True does not replace it; name another folder")
+            raise ConversionError(f"{target}: {problem}")
         _sync_parent(target)
         return
     aside = target.parent / f".{target.name}.{secrets.token_hex(4)}.old"
     os.rename(target, aside)
     try:
-        if problem := _why_kept(aside):
-            raise ConversionError(f"{target}: {problem}, so force=True does not replace it; name another folder")
+        if problem := _why_kept(aside, renewed):
+            raise ConversionError(f"{target}: {problem}")
         os.rename(temporary, target)
     except BaseException:
         os.rename(aside, target)
         raise
     _sync_parent(target)
-    _remove_marked(aside)
+    _remove(aside, renewed)
 
 
 def _renameat2(source: Path, target: Path, flag: int) -> bool:

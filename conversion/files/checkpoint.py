@@ -10,7 +10,7 @@ A checkpoint may also be a single weight file plus a file of settings; nothing e
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from blockformer.model.configuration_blockformer import check_counts
 from blockformer.publishing.earlier_names import todays
 
 from ..errors import CheckpointError, listed, shown
@@ -80,19 +81,38 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path}: transformers_weights is {shown(weights)}; give that file the name {WEIGHTS[0][0]} (an index "
             f"{WEIGHTS[0][1]}) and remove the entry"
         )
+    _check_bounds(path, config)
     large = [f"{shown(name)}: {shown(value, 40)}" for name, value in config.items() if _has_large_integer(value)]
     if large:
         raise CheckpointError(f"{path}: integers of more than 64 bits:{listed(large)}")
     return config
 
 
-def _check_counts(folder: Path, config: dict[str, Any], tensors: dict[str, TensorInfo]) -> None:
+def _counts(entries: Mapping[str, Any], inside: str = "") -> Iterator[tuple[str, str, int]]:
+    """The layers and labels that a config names, at any depth: (name with what it is in, name, number)."""
+    for name, value in entries.items():
+        if isinstance(value, dict):
+            yield from _counts(value, f"{inside}{name}.")
+        elif type(value) is int and value > 0 and name in (*LAYERS, "num_labels"):
+            yield inside + name, name, value
+
+
+def _check_bounds(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuse more layers or labels than any model has, before a list or dict of them is made."""
+    for place, name, count in _counts(config):
+        try:
+            check_counts(*((0, count) if name == "num_labels" else (count, None)))
+        except ValueError as error:
+            raise CheckpointError(f"{path}: {shown(place)}: {error}") from error
+
+
+def _check_counts(folder: Path, config: Mapping[str, Any], tensors: dict[str, TensorInfo]) -> None:
     """Refuse more layers or labels than the tensors can hold, before such a model is built."""
-    sizes = max((max(info.shape, default=0) for info in tensors.values()), default=0)
-    limits = {**dict.fromkeys(LAYERS, len(tensors)), "num_labels": max(MANY_LABELS, sizes)}
-    for name, limit in limits.items():
-        if isinstance(config.get(name), int) and config[name] > limit:
-            raise CheckpointError(f"{folder / 'config.json'}: {name} is {config[name]}; the tensors can hold {limit}")
+    labels = max([MANY_LABELS, *(max(info.shape, default=0) for info in tensors.values())])
+    for place, name, count in _counts(config):
+        limit = labels if name == "num_labels" else len(tensors)
+        if count > limit:
+            raise CheckpointError(f"{folder / 'config.json'}: {place} is {count}; the tensors can hold {limit}")
 
 
 def _has_large_integer(value: Any) -> bool:
@@ -179,6 +199,7 @@ class Checkpoint:
         if self._config_file is not None:
             self._identities = {path: _identity(path) for path in (self._config_file, self.folder)}
             self.config = read_json(self._config_file)
+            _check_bounds(self._config_file, self.config)
             self.tensors = {info.name: info for info in self._headers(self.folder)}
             return
         if elsewhere := model_elsewhere(self.folder):
@@ -284,7 +305,9 @@ class Checkpoint:
         return read_tensor(self._opened(info.file), info)
 
     def parts(self, name: str) -> Iterator[Tensor]:
-        """The elements of one tensor in order, flat, in parts of a few MB; each part overwrites the one before.
+        """The elements of one tensor in order, flat, in parts of 1 MiB; each part overwrites the one before it.
+
+        Several tensors can be read side by side.
 
         Raises:
             CheckpointError: the file changed since the checkpoint was opened.
@@ -293,7 +316,13 @@ class Checkpoint:
         info = self.tensors[name]
         if info.offset < 0 or info.strides is not None:
             return iter([self.read(name).reshape(-1)])
-        return read_parts(self._opened(info.file), info)
+        self._opened(info.file)  # compares checksums
+        return self._streamed(info)
+
+    def _streamed(self, info: TensorInfo) -> Iterator[Tensor]:
+        with open_regular(info.file) as file:
+            self._compare(info.file, os.fstat(file.fileno()))
+            yield from read_parts(file, info)
 
     def _opened(self, path: Path) -> BinaryIO:
         if self._file is None or self._file[0] != path:

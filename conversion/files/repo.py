@@ -16,6 +16,7 @@ from ..rules.table import Group
 from .checkpoint import Checkpoint, nonfinite
 from .generation_settings import FILE, settings_in
 from .json_files import json_text
+from .safetensors_io import PART
 from .sources import Source
 from .writer import ShardWriter
 
@@ -65,12 +66,12 @@ def write_weights(
     with ShardWriter(folder, planned, max_shard_size) as writer:
         for group in groups:
             if group.is_copy:
-                outputs = [(group.targets[0].name, checkpoint.parts(group.sources[0]))]
+                outputs = [checkpoint.parts(group.sources[0])]
             else:
-                outputs = [(name, iter([tensor])) for name, tensor in group.apply(checkpoint.read)]
+                outputs = [_in_parts(tensor) for tensor in group.made(checkpoint.read)]
             for target in group.targets:
-                name, parts = outputs.pop(0)
-                writer.write_parts(name, looked_at(name, target.dtype, parts))
+                parts = outputs.pop(0)
+                writer.write_parts(target.name, looked_at(target.name, target.dtype, parts))
                 del parts
                 done += torch.Size(target.shape).numel() * target.dtype.itemsize
                 report_progress("writing weights", done, total)
@@ -83,6 +84,15 @@ def write_weights(
     if bad and strict_finite:
         raise ConversionError(f"{checkpoint.folder}: NaN or infinite values:{listed(bad)}")
     return [f"NaN or infinite values (kept as they are):{listed(bad)}"] if bad else []
+
+
+def _in_parts(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor's elements in order, flat, in parts as `Checkpoint.parts` has them: a cast of each takes little room."""
+    if tensor.is_contiguous():
+        yield from tensor.reshape(-1).split(PART // tensor.element_size())
+    else:
+        rows = max(1, PART * len(tensor) // max(1, tensor.nbytes))
+        yield from (block.reshape(-1) for block in tensor.split(rows))
 
 
 def write_generation_config(

@@ -3,7 +3,8 @@
 - What a repo is read with stays at its place: tokenizer, generation settings, chat templates, files that
   sentence-transformers reads; and licences, which travel with the weights.
 - What has a file of ours at its place, and other small texts, lie in `conversion/source/`, for the way back.
-- Everything else (code, other formats, second copies of the weights) is left out and named.
+- Everything else (code, other formats, second copies of the weights) is left out and named: whoever writes a repo
+  calls `name_the_rest` at the end, which compares the source's files with what was written.
 """
 
 import hashlib
@@ -25,7 +26,6 @@ from .atomic import MARK
 from .checkpoint import Checkpoint
 from .json_files import json_text, read_json
 from .names import (
-    CODE_FILES,
     GENERATION,
     HEADS,
     INDEX,
@@ -34,10 +34,13 @@ from .names import (
     MODULE_PICKLE,
     MODULE_WEIGHTS,
     NOTES,
+    SENTENCE_FILES,
     TOKENIZER_FILES,
 )
+from .reasons import NOT_A_FILE, OF_THE_WAY_BACK, OLD_CARD, UNKNOWN, WRITTEN_ANEW, reason_for
 from .regular import LFS_POINTER, open_regular
 from .sentence_modules import SentenceFiles, missing_code, sentence_files
+from .sources import LISTED
 from .tokenizers import MADE, check_readable, load, make_fast, rewritten
 
 STORE = "conversion/source"
@@ -46,23 +49,6 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 MADE_BY_US = ("README.md", "conversion.json", "conversion/")
 """What the names begin with of files that only a repo of ours has, or has of its own."""
-
-OTHER_FORMAT = "the model in another format"
-OTHER_WEIGHTS = "other weights, which are not read"
-TRAINING = "the state of a training run"
-CODE = "code, which is never carried"
-PICTURES = "pictures and documents"
-BOOKKEEPING = "bookkeeping of git and the Hub"
-UNKNOWN = "not known to Blockformer"
-REASONS = {
-    ".h5 .msgpack .ot .onnx .onnx_data .gguf .ggml .tflite .mlmodel .engine .pb .npz .tiktoken": OTHER_FORMAT,
-    ".safetensors .bin .pt .pth .ckpt .pkl": OTHER_WEIGHTS,
-    " ".join(CODE_FILES): CODE,
-    ".png .jpg .jpeg .gif .svg .webp .pdf .bmp .mp4 .html": PICTURES,
-    ".gitattributes .gitignore .gitmodules": BOOKKEEPING,
-}
-OTHER_FORMATS = ("onnx", "openvino", "coreml", "original", "metal", "tf", "flax", "gguf", "mlx")
-TRAINING_FILES = ("optimizer", "scheduler", "rng_state", "training_args", "trainer_state", "events.out", "scaler")
 
 
 @dataclass
@@ -77,6 +63,7 @@ class SideFiles:
         pickled: names of pickles, of modules of sentence-transformers, that the way back makes of the safetensors file
             in the same folder.
         left_out: reason -> names.
+        is_recorded: whether `conversion.json` has all these names.
         notes: findings for the user.
         tokenizer: the source's, where it has one that loads.
     """
@@ -86,6 +73,7 @@ class SideFiles:
     written: dict[str, str] = field(default_factory=dict)
     pickled: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
+    is_recorded: bool = False
     notes: list[str] = field(default_factory=list)
     tokenizer: PreTrainedTokenizerBase | None = None
 
@@ -102,12 +90,12 @@ class SideFiles:
     @property
     def lines(self) -> list[str]:
         """A line for each reason why files were left out."""
-        return [f"not carried, {reason}: {_listed(names)}" for reason, names in sorted(self.left_out.items())]
-
-
-def _listed(names: list[str], limit: int = 12) -> str:
-    more = f" and {len(names) - limit} more (all in conversion.json)" if len(names) > limit else ""
-    return ", ".join(map(shown, names[:limit])) + more
+        limit, where = (12, " (all in conversion.json)") if self.is_recorded else (LISTED, "")
+        return [
+            f"not carried, {reason}: {', '.join(map(shown, names[:limit]))}"
+            + (f" and {len(names) - limit} more{where}" if len(names) > limit else "")
+            for reason, names in sorted(self.left_out.items())
+        ]
 
 
 def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path) -> SideFiles:
@@ -139,7 +127,7 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
 
 
 def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, of_sentences: SentenceFiles) -> None:
-    """Carry or store one file, or leave it out with a reason.
+    """Carry or store one file; what is neither is for `name_the_rest`.
 
     Args:
         checkpoint, name: the source, and the file's name in it.
@@ -150,22 +138,69 @@ def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, o
     is_read = name in of_sentences.names and _is_of_module(name)
     path = checkpoint.folder / name
     if name.endswith("/") or not os.path.lexists(path):  # a folder as a whole; of a repo on the Hub, not fetched
-        result.leave_out(name, _reason(name))
-    elif is_read and PurePosixPath(name).name == MODULE_PICKLE and not of_sentences.problem:
+        return
+    if is_read and PurePosixPath(name).name == MODULE_PICKLE and not of_sentences.problem:
         _carry_pickle(checkpoint, name, target, result)
     elif stays(name) or (is_read and not of_sentences.problem):
         _copy(checkpoint, name, target / name)
         result.carried.append(name)
     elif not _is_regular(path):
-        result.leave_out(name, "not a regular file")
+        return
     elif name in HEADS or (is_read and PurePosixPath(name).name == MODULE_PICKLE):
         _store_head(checkpoint, name, target)
         result.stored.append(name)
-    elif is_read or _is_note(name, path):
+    elif _is_ours(checkpoint) and not is_read and is_note(name, path):  # its name may be that of a file of the source
+        _copy(checkpoint, name, target / name)
+        result.carried.append(name)
+    elif is_read or is_note(name, path):
         _copy(checkpoint, name, target / STORE / name)
         result.stored.append(name)
-    else:
-        result.leave_out(name, _reason(name))
+
+
+def name_the_rest(
+    checkpoint: Checkpoint, names: Iterable[str], target: Path, result: SideFiles, done: Iterable[str] = ()
+) -> None:
+    """Leave out, with a reason, every file of the source that is not in the new folder.
+
+    Args:
+        checkpoint: the source.
+        names: its files.
+        target: the folder, in which all but the card is written.
+        result: what is known of the files; gets the reasons.
+        done: names of further files of the source that were read and are not missed.
+    """
+    named = {name for each in result.left_out.values() for name in each}
+    done = {
+        "config.json",
+        MARK,
+        *_files_read(checkpoint),
+        *result.carried,
+        *result.stored,
+        *result.written,
+        *result.pickled,
+        *done,
+    }
+    names = list(names)
+    for name in names:
+        path, copy = checkpoint.folder / name, target / name
+        if name in done or name in named:
+            continue
+        if name.endswith("/") or not os.path.lexists(path):
+            result.leave_out(name, reason_for(name))
+        elif not _is_regular(path):
+            result.leave_out(name, NOT_A_FILE)
+        elif _is_ours(checkpoint) and copy.is_file() and same_bytes(checkpoint.member(name), copy):
+            result.carried.append(name)
+        elif _is_ours(checkpoint) and name == "README.md":
+            result.leave_out(name, OLD_CARD)
+        elif _is_ours(checkpoint) and copy.is_file():
+            result.leave_out(name, WRITTEN_ANEW)
+        elif _is_ours(checkpoint) and name.startswith(MADE_BY_US):
+            result.leave_out(name, OF_THE_WAY_BACK)
+        else:
+            result.leave_out(name, reason_for(name))
+    if len(names) >= LISTED:
+        result.notes.append(f"the source has {LISTED} files or more; only so many were looked at")
 
 
 def _is_ours(checkpoint: Checkpoint) -> bool:
@@ -194,7 +229,11 @@ def _write_tokenizer(checkpoint: Checkpoint, target: Path, result: SideFiles) ->
 
 
 def return_side_files(
-    checkpoint: Checkpoint, names: Iterable[str], target: Path, record: Mapping[str, Any]
+    checkpoint: Checkpoint,
+    names: Iterable[str],
+    target: Path,
+    record: Mapping[str, Any],
+    unmissed: Iterable[str] = (),
 ) -> SideFiles:
     """Write the files next to the weights of a repo of ours into an official folder: what came, or what replaced it.
 
@@ -203,6 +242,7 @@ def return_side_files(
         names: its files.
         target: an existing folder.
         record: `SideFiles.record` of the conversion that made the repo; empty for a model that was trained here.
+        unmissed: names of further files that only our layout has, and that nobody will miss.
 
     Raises:
         ConversionError: a file is damaged, missing, or a link that leaves the folder.
@@ -214,14 +254,18 @@ def return_side_files(
     of_sentences = sentence_files(checkpoint, names)
     result.notes += [of_sentences.problem] if of_sentences.problem else []
     own = {name for name in written if name in names and digest(checkpoint.member(name)) == written[name]}
-    for name in sorted(names - own):
-        is_read = name in of_sentences.names and _is_of_module(name) and not of_sentences.problem
-        if not (stays(name) or is_read) or not _is_regular(checkpoint.folder / name):
+    done = {"config.json", TOKENIZER_CONFIG, MARK, *own}
+    for name in sorted(name for name in names - done if not name.startswith(MADE_BY_US)):
+        path, problem = checkpoint.folder / name, of_sentences.problem
+        is_read = name in of_sentences.names and _is_of_module(name) and not problem
+        is_text = is_note(name, path) and not (problem and name in (*of_sentences.names, *SENTENCE_FILES))
+        if not (stays(name) or is_read or is_text) or not _is_regular(path):
             continue
         if PurePosixPath(name).name == MODULE_PICKLE:
             _carry_pickle(checkpoint, name, target, result)
         else:
             _copy(checkpoint, name, target / name)
+            result.carried.append(name)
     check_readable(checkpoint.folder)
     result.tokenizer = load(checkpoint.folder)
     if TOKENIZER_CONFIG in names - own:
@@ -229,12 +273,14 @@ def return_side_files(
     for name in stored:
         if not os.path.lexists(target / name):  # else it was changed in the repo, and has been copied from there
             _return_stored(checkpoint, name, names, target)
+            done |= {f"{STORE}/{name}", f"{STORE}/{name}.safetensors"}
     for name in record.get("pickled", ()):
         if not os.path.lexists(target / name) and (weights := _twin(name)) in names:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             torch.save(load_file(checkpoint.member(weights)), target / name)
     check_readable(target)
     result.notes += missing_code(target)
+    name_the_rest(checkpoint, sorted(names), target, result, {*done, *unmissed})
     if left := record.get("left_out"):
         count = sum(len(each) for each in left.values())
         result.notes.append(f"not carried from the first source: {count} file{'s' * (count > 1)} (see conversion.json)")
@@ -283,6 +329,11 @@ def stays(name: str) -> bool:
     )
 
 
+def same_bytes(one: Path, other: Path) -> bool:
+    """Whether two files hold the same."""
+    return one.stat().st_size == other.stat().st_size and digest(one) == digest(other)
+
+
 def digest(path: Path) -> str:
     """The SHA-256 of a file."""
     result = hashlib.sha256()
@@ -308,7 +359,7 @@ def _is_of_module(name: str) -> bool:
     path = PurePosixPath(name)
     if any(part.startswith(".") for part in path.parts):
         return False
-    return path.name == MODULE_PICKLE or path.suffix in (".json", ".safetensors") or _reason(name) == UNKNOWN
+    return path.name == MODULE_PICKLE or path.suffix in (".json", ".safetensors") or reason_for(name) == UNKNOWN
 
 
 def _twin(name: str) -> str:
@@ -337,9 +388,17 @@ def _are_equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor
     return same and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def _is_note(name: str, path: Path) -> bool:
+def is_note(name: str, path: Path) -> bool:
+    """Whether a file is a small text next to the model."""
     is_index = INDEX.fullmatch(name) or name.endswith("trainer_state.json")
-    return "/" not in name and name.endswith(NOTES) and not is_index and path.stat().st_size <= LARGEST_NOTE
+    return "/" not in name and name.endswith(NOTES) and not is_index and _size(path) <= LARGEST_NOTE
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # a link that leads nowhere: opening it says so
+        return 0
 
 
 def _is_regular(path: Path) -> bool:
@@ -352,20 +411,6 @@ def _is_regular(path: Path) -> bool:
 def _is_plain(name: str) -> bool:
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts and "\\" not in name and name.isprintable()
-
-
-def _reason(name: str) -> str:
-    """Why a file is not carried."""
-    path = PurePosixPath(name)
-    if path.name.startswith(TRAINING_FILES) or path.parts[0] in ("runs", "logs"):
-        return TRAINING
-    if path.parts[0] in OTHER_FORMATS and len(path.parts) > 1:
-        return OTHER_FORMAT
-    if any(part.startswith(".") for part in path.parts):
-        return BOOKKEEPING
-    if name.endswith((".index.json", ".index.json.bak")):
-        return OTHER_WEIGHTS
-    return next((reason for endings, reason in REASONS.items() if path.suffix.lower() in endings.split()), UNKNOWN)
 
 
 def _copy(checkpoint: Checkpoint, name: str, target: Path) -> None:

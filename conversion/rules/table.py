@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ConversionError, listed, shown
-from .operations import Chain, Identity, Operation, Reversed, Shape, Split, Transpose, bytes_of
+from .operations import Chain, Identity, Operation, Reversed, Shape, Split, Transpose
 from .patterns import Pattern, Places
+from .ties import check_tied
 
 __all__ = [
     "Chain",
@@ -113,13 +114,18 @@ class Group:
         Args:
             read: name -> tensor (`Checkpoint.read`, or a state dict's `__getitem__`).
         """
+        made = self.made(read)
+        return [(target.name, tensor.to(target.dtype)) for target, tensor in zip(self.targets, made, strict=True)]
+
+    def made(self, read: Callable[[str], Tensor]) -> list[Tensor]:
+        """The same, before the cast to the planned dtypes."""
         tensors = self.op.forward([read(name) for name in self.sources])
         for target, tensor in zip(self.targets, tensors, strict=True):
             if tuple(tensor.shape) != target.shape:
                 raise ConversionError(
                     f"{shown(target.name)} is {list(tensor.shape)}, not {list(target.shape)} as planned"
                 )
-        return [(target.name, tensor.to(target.dtype)) for target, tensor in zip(self.targets, tensors, strict=True)]
+        return tensors
 
 
 def _prefixed(prefix: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
@@ -392,26 +398,3 @@ def _nothing_matched(tensors: Iterable[str], sources: list[list[Pattern]]) -> st
             if pattern.match(first + name) is not None:
                 return f"{message}; they match with the prefix {shown(first)}: save the whole model, not its inner part"
     return f"{message}; is this another family? Check model_type in config.json, or name the family"
-
-
-def check_tied(read: Callable[[str], Tensor], pairs: Iterable[tuple[str, str]]) -> None:
-    """Check that stored tensors which the config calls tied are equal bit for bit.
-
-    Args:
-        read: name -> tensor.
-        pairs: pairs of stored names.
-
-    Raises:
-        ConversionError: naming every pair that differs.
-    """
-    differ = []
-    for first, second in pairs:
-        a, b = read(first), read(second)
-        same = a.dtype == b.dtype and a.shape == b.shape
-        if not same or not torch.equal(bytes_of(a), bytes_of(b)):
-            differ.append(f"{shown(first)} and {shown(second)}")
-    if differ:
-        raise ConversionError(
-            "the config ties these tensors, but the stored ones differ; set tie_word_embeddings to false, "
-            f"or remove the wrong one:{listed(differ)}"
-        )

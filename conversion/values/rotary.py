@@ -77,6 +77,8 @@ class RotaryPart:
         rotated = official.config.rotary_dim
         if not isinstance(rotated, int):
             raise ConversionError(f"config.json: rotary_dim is {shown(rotated)}; it must be a number of channels")
+        if not size:
+            raise ConversionError("config.json: a head has no channels; check the hidden size and the number of heads")
         part = part_of(rotated, size)
         return {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": part}}
 

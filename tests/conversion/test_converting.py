@@ -261,6 +261,22 @@ def test_the_way_back_gives_the_very_config_also_old_spellings_and_unknown_entri
     assert json.loads((tmp_path / "half/config.json").read_text()) == {**entries, "torch_dtype": "float16"}
 
 
+@pytest.mark.parametrize(
+    ("form", "word"),
+    [({"traits": ["no_prefix"]}, "no_prefix"), ({"traits": ["both biases"]}, "both biases"), ({"spelt": 1}, "spelt")],
+)
+def test_an_unknown_word_about_the_source_is_refused(tmp_path, form, word):
+    """It may say what the names are: then they would come back otherwise. One of another family is no better."""
+    official_folder(tmp_path / "official")
+    convert(tmp_path / "official", tmp_path / "ours", verify=False)
+    record = json.loads((tmp_path / "ours/conversion.json").read_text())
+    assert record["form"]["traits"] == []
+    (tmp_path / "ours/conversion.json").write_text(json.dumps({**record, "form": {**record["form"], **form}}))
+    with pytest.raises(ConversionError, match=rf"conversion\.json: form: '{word}' says nothing .* of qwen3"):
+        convert(tmp_path / "ours", tmp_path / "back", to_official=True, verify=False)
+    assert not (tmp_path / "back").exists()
+
+
 def test_a_changed_model_goes_back_with_its_new_settings_and_the_unknown_entries(tmp_path):
     official_folder(tmp_path / "src", "qwen2")
     edit_config(tmp_path / "src", unheard_of=1)

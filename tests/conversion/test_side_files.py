@@ -346,6 +346,16 @@ def test_with_an_offload_folder_the_weights_are_written_there(tmp_path, monkeypa
     assert list((tmp_path / "offload").glob("blockformer-*/model.safetensors"))
 
 
+def test_a_model_that_does_not_load_leaves_no_weights(tmp_path, source):
+    offload = tmp_path / "offload"
+    with pytest.raises(ConversionError, match="device_map is 'nonsense'; it must be one of auto, balanced"):
+        from_official(source, offload_folder=offload, device_map="nonsense")
+    assert not offload.exists()
+    with pytest.raises(ValueError, match="nonsense"):
+        from_official(source, offload_folder=offload, device_map="auto", attn_implementation="nonsense")
+    assert not list(offload.iterdir())
+
+
 def test_outputs_that_are_not_finite_verify_nothing(tmp_path, capsys):
     official_folder(tmp_path / "src")
     edit_tensors(tmp_path / "src", lambda tensors: {name: tensor * float("nan") for name, tensor in tensors.items()})

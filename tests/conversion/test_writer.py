@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,10 @@ def _with_a_link(folder: Path) -> None:
     (folder / "data").symlink_to(folder.parent / "elsewhere", target_is_directory=True)
 
 
+def _with_an_empty_folder(folder: Path) -> None:
+    (folder / "figures").mkdir()
+
+
 def _with_a_bad_mark(folder: Path) -> None:
     (folder / MARK).write_text("[" * 100_000)
 
@@ -261,6 +266,7 @@ CHANGES = {
     _with_notes: "'thesis.tex', which Blockformer did not write",
     _edited: "'config.json' was changed",
     _rewritten_with_as_many_bytes: "'model.safetensors' was changed",
+    _with_an_empty_folder: "'figures/', which Blockformer did not write",
     _with_a_link: "'data', which Blockformer did not write",
     _with_a_bad_mark: "was not made by Blockformer",
 }
@@ -276,6 +282,8 @@ def test_force_spares_what_it_did_not_write(tmp_path: Path, change: Any) -> None
     before = contents(tmp_path)
     with pytest.raises(ConversionError, match=CHANGES[change]), atomic_folder(tmp_path / "x", force=True):
         pytest.fail("the block must not run")
+    with pytest.raises(ConversionError, match=CHANGES[change]):
+        atomic.remove_folder(tmp_path / "x")
     assert contents(tmp_path) == before
 
 
@@ -431,6 +439,37 @@ def test_an_error_while_publishing_leaves_the_old_target(
         make_new(folder)
     assert contents(tmp_path) == before
     assert os.listdir(tmp_path) == ["x"]
+
+
+def test_parents_that_other_runs_make_and_remove_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = os.mkdir, []
+
+    def mkdir(path: Any, *arguments: Any) -> None:
+        calls.append(Path(path).name)
+        if calls.count("deep") == 1 == len(calls):  # another run makes it first
+            real(path)
+        if len(calls) == 3:  # that run has failed, and removes what it had made
+            os.rmdir(tmp_path / "deep" / "er")
+            os.rmdir(tmp_path / "deep")
+        real(path, *arguments)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with atomic_folder(tmp_path / "deep" / "er" / "x") as folder:
+        make_new(folder)
+    assert calls[:2] == ["deep", "er"] == calls[3:5]
+    assert os.listdir(tmp_path / "deep" / "er") == ["x"]
+
+
+def test_many_runs_share_a_parent(tmp_path: Path) -> None:
+    def run(number: int) -> bool:
+        with suppress(RuntimeError), atomic_folder(tmp_path / f"deep{number // 4}" / "er" / f"{number}") as folder:
+            (folder / "new").touch()
+            if number % 2:
+                raise RuntimeError
+        return number % 2 == 1 or (tmp_path / f"deep{number // 4}" / "er" / f"{number}" / "new").exists()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(run, range(120)))
 
 
 def test_stale_temporary_folders_are_ignored(tmp_path: Path) -> None:

@@ -84,6 +84,16 @@ def test_its_own_folder_is_emptied_of_its_own_files(tmp_path):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [steps.MARKER, "notes.txt"]
 
 
+@pytest.mark.parametrize("name", [steps.MODEL, steps.OFFICIAL, steps.ENCODER])
+def test_a_folder_of_somebody_else_s_with_a_name_of_the_demo_stays(tmp_path, name):
+    (tmp_path / name / ".git").mkdir(parents=True)
+    (tmp_path / name / ".git/HEAD").write_text("ref: refs/heads/main")
+    with pytest.raises(steps.DemoError, match=f"{name}: was not made by Blockformer"):
+        steps.prepare(tmp_path, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / ".git/HEAD").exists()
+
+
 def test_reloading_finds_a_changed_weight(tmp_path, processes, tiny_tokenizer):
     from blockformer import export_model
 

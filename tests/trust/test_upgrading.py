@@ -13,9 +13,11 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 import blockformer
-from blockformer.conversion import ConversionError
+from blockformer.conversion import ConversionError, convert
 from blockformer.conversion.exporting import export_folder
+from blockformer.conversion.files.atomic import MARK, mark
 from blockformer.publishing import code_files, earlier_names
+from blockformer.trust import upgrading
 
 MUSEUM = Path(__file__).parents[1] / "museum"
 SIZES = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -127,6 +129,87 @@ def test_permissions_stay(repo, tmp_path):
         blockformer.upgrade(folder)
     assert {name: stat.S_IMODE((repo / name).stat().st_mode) for name in modes} == modes
     assert stat.S_IMODE((old / "model.safetensors").stat().st_mode) == 0o600
+
+
+def clone_of(repo):
+    """The repo as a git clone with a history, a hook, notes and an empty folder, all of its owner's."""
+    (repo / MARK).unlink()
+    for name in (".git/HEAD", ".git/objects/0a/b1", ".git/hooks/pre-push", ".gitattributes"):
+        (repo / name).parent.mkdir(parents=True, exist_ok=True)
+        (repo / name).write_text("#!/bin/sh\n")
+    (repo / ".git/hooks/pre-push").chmod(0o755)
+    (repo / "notes.txt").write_text("years")
+    (repo / "figures").mkdir(mode=0o700)
+
+
+def test_a_clone_stays_its_owner_s(repo, tmp_path):
+    """The mark names nothing of the owner's, so `force` refuses."""
+    clone_of(repo)
+    old = json.loads((repo / "config.json").read_text()) | {"blockformer_version": "0.0.9"}
+    (repo / "config.json").write_text(json.dumps(old))
+    before = contents(repo)
+    blockformer.upgrade(repo)
+    marked = json.loads((repo / MARK).read_text())["files"]
+    assert not marked.keys() & before.keys()
+    after = contents(repo)
+    assert {name for name in before if before[name] != after.get(name)} == {"config.json"}
+    assert stat.S_IMODE((repo / "figures").stat().st_mode) == 0o700
+    assert [path.name for path in tmp_path.iterdir()] == ["repo"]
+    assert stat.S_IMODE((repo / ".git/hooks/pre-push").stat().st_mode) == 0o755
+    check_spared(repo)
+
+
+def check_spared(repo):
+    """That nothing which replaces a folder replaces this one."""
+    before, model = contents(repo), blockformer.BlockformerDecoderForCausalLM.from_pretrained(repo)
+    source = blockformer.export_model(model, repo.parent / "source")
+    for write in (
+        lambda: blockformer.export_model(model, repo, force=True),
+        lambda: export_folder(source, repo, force=True),
+        lambda: convert(source, repo, to_official=True, force=True, verify=False),
+    ):
+        with pytest.raises(ConversionError, match=r"holds .*, which Blockformer did not write, so force=True does not"):
+            write()
+        assert contents(repo) == before
+
+
+def test_a_mark_of_before_that_names_the_history_is_not_believed(repo):
+    """Earlier, `upgrade` put all files of a folder under our mark."""
+    clone_of(repo)
+    mark(repo)
+    assert ".git/HEAD" in json.loads((repo / MARK).read_text())["files"]
+    check_spared(repo)
+    shutil.rmtree(repo.parent / "source")
+    blockformer.upgrade(repo)
+    assert json.loads((repo / MARK).read_text())["files"] == {}
+    check_spared(repo)
+
+
+def test_a_folder_that_was_ours_stays_ours(repo, tmp_path):
+    model = blockformer.BlockformerDecoderForCausalLM.from_pretrained(repo)
+    (repo / "alibi.py").unlink()
+    blockformer.upgrade(repo)
+    assert "alibi.py" in json.loads((repo / MARK).read_text())["files"]
+    blockformer.export_model(model, repo, force=True)
+    (repo / "notes.txt").write_text("years")
+    blockformer.upgrade(repo)
+    with pytest.raises(ConversionError, match=r"holds 'notes\.txt'"):
+        blockformer.export_model(model, repo, force=True)
+
+
+def test_a_folder_that_changes_meanwhile_is_left_as_it_is(repo, monkeypatch):
+    real, before = upgrading.copy_code, contents(repo)
+
+    def copy(*arguments):
+        assert contents(repo) == before  # what a kill would leave
+        (repo / "notes.txt").write_text("years")
+        return real(*arguments)
+
+    monkeypatch.setattr(upgrading, "copy_code", copy)
+    with pytest.raises(ConversionError, match=r"'notes\.txt' was changed, while it was read"):
+        blockformer.upgrade(repo)
+    assert contents(repo) == before | {"notes.txt": b"years"}
+    assert [path.name for path in repo.parent.iterdir()] == ["repo"]
 
 
 def test_code_of_the_owner_s_is_never_overwritten(repo):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,16 +77,26 @@ def prepare(output: Path, force: bool) -> None:
     """Make the output folder, or empty it of what an earlier demo left; nothing else in it is touched.
 
     Raises:
-        DemoError: the path is a file, or a folder with other things in it that no demo made (unless `force`).
+        DemoError: the path is a file, or a folder with other things in it that no demo made (unless `force`); or a
+            folder that would be replaced holds anything that was not written here.
     """
+    from blockformer.conversion.errors import ConversionError
+    from blockformer.conversion.files.atomic import check_target, remove_folder
+
     if output.exists() and not output.is_dir():
         raise DemoError(f"{output} is not a folder; choose another --output.")
     if output.is_dir() and any(output.iterdir()) and not (output / MARKER).exists() and not force:
         raise DemoError(f"{output} holds files that the demo did not make; choose another --output, or add --force.")
+    folders = [output / name for name in (MODEL, OFFICIAL, ENCODER)]
+    try:
+        for folder in folders:
+            check_target(folder, force=True, sources=())
+    except ConversionError as error:
+        raise DemoError(f"{error}, or move it away.") from error
     output.mkdir(parents=True, exist_ok=True)
     (output / MARKER).touch()
-    for name in (MODEL, OFFICIAL, ENCODER):
-        shutil.rmtree(output / name, ignore_errors=True)
+    for folder in folders:
+        remove_folder(folder)
     for name in (PICTURE, FIGURES):
         (output / name).unlink(missing_ok=True)
 

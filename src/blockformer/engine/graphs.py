@@ -79,7 +79,7 @@ class Parts:
 
 
 def _compiled(function):
-    """`torch.compile` of a copy of a function: how often the compiler compiles one is bounded for all callers together."""
+    """`torch.compile` of a copy of a function, since the compiler bounds how often it compiles the same one."""
     own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
     return torch.compile(own, fullgraph=True, backend=_backend)
 

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from transformers.modeling_utils import str_to_torch_dtype
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file, logging
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+    cached_file,
+    logging,
+)
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from blockformer.conversion.files.json_files import strict_json
@@ -23,6 +30,7 @@ from ..model.configuration_blockformer import BlockformerConfig
 from ..model.pretrained_model import BlockformerPreTrainedModel, WeightsError, listed
 from . import earlier_names
 
+SAFE, PICKLED = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
 logger = logging.get_logger(__name__)
 
 
@@ -57,7 +65,8 @@ def plug_in() -> None:
         if not hasattr(model, "is_quantized"):  # set by a quantizer, which stores weights in its own way
             tensors = kwargs.get("state_dict") or {}
             given = {name: getattr(tensor, "dtype", torch.float32) for name, tensor in tensors.items()}
-            _check_dtypes(model, source or "state_dict", given or _dtypes_on_disk(model.name_or_path, kwargs))
+            found = given or _dtypes_on_disk(model.name_or_path, kwargs)
+            _check_dtypes(model, source or "state_dict", earlier_names.renamed(found, model.config))
         return (model, info) if wants_info else model
 
     BlockformerPreTrainedModel.from_pretrained = classmethod(from_pretrained)  # type: ignore[assignment]
@@ -166,27 +175,32 @@ def _check_shapes(source, mismatched) -> None:
 
 
 def _dtypes_on_disk(source, options) -> dict[str, torch.dtype]:
-    """name -> dtype, for each tensor of the safetensors files that were loaded."""
-    if options.get("use_safetensors") is False:
-        return {}
+    """name -> dtype, for each tensor of the files that were loaded."""
     variant = f".{options['variant']}" if options.get("variant") else ""
     hub = {name: options[name] for name in ("cache_dir", "revision", "subfolder") if options.get(name)}
-    for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):  # in the library's order
+    formats = {True: SAFE, False: PICKLED, None: SAFE + PICKLED}[options.get("use_safetensors")]
+    for name in formats:  # in the library's order
         stem, _, ending = name.rpartition(".")
         try:
             path = cached_file(source, f"{stem}{variant}.{ending}", local_files_only=True, **hub)
-        except OSError:  # not there, or another format than safetensors
+        except OSError:  # not there, or of another format
             continue
         files = [path]
-        if ending != "safetensors":
+        if ending == "json":
             files, _ = get_checkpoint_shard_files(source, path, local_files_only=True, **hub)
-        dtypes: dict[str, torch.dtype] = {}
-        for file in files:
-            with safe_open(file, framework="pt") as tensors:
-                names = tensors.keys()
-                dtypes |= {name: str_to_torch_dtype[tensors.get_slice(name).get_dtype()] for name in names}
-        return dtypes
+        read = _dtypes_in_safetensors if name in SAFE else _dtypes_in_pickle
+        return {name: kind for file in files for name, kind in read(file).items()}
     return {}
+
+
+def _dtypes_in_safetensors(file) -> dict[str, torch.dtype]:
+    with safe_open(file, framework="pt") as tensors:
+        return {name: str_to_torch_dtype[tensors.get_slice(name).get_dtype()] for name in tensors.keys()}  # noqa: SIM118
+
+
+def _dtypes_in_pickle(file) -> dict[str, torch.dtype]:
+    loaded = torch.load(file, map_location="meta", weights_only=True)  # of today's files, no data is read
+    return {name: tensor.dtype for name, tensor in loaded.items() if isinstance(tensor, torch.Tensor)}
 
 
 def _check_dtypes(model, source, dtypes) -> None:

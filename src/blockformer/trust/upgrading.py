@@ -4,8 +4,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from blockformer.conversion.articles.transformer import EXTRA_CODE
 from blockformer.conversion.errors import ConversionError, shown
-from blockformer.conversion.files.atomic import MARK, atomic_folder, mark
+from blockformer.conversion.files.atomic import MARK, atomic_folder, states_of
 from blockformer.conversion.files.checkpoint import read_config
 from blockformer.conversion.files.json_files import json_text, read_json
 
@@ -43,7 +42,7 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
         repo: a folder, such as a copy of a Hub repo (`hf download ID --local-dir FOLDER`).
 
     Returns:
-        What `verify` says of the new repo.
+        What `verify` says of the new repo; a note names files that were removed.
 
     Raises:
         ConversionError: a later release wrote the repo, it cannot be read, its weights would not fit, or code of its
@@ -54,27 +53,34 @@ def upgrade(repo: str | PathLike[str]) -> Verification:
         raise ConversionError(f"{repo}: no such folder; download a Hub repo first: hf download ID --local-dir FOLDER")
     entries = read_config(folder / "config.json")
     config = _config(repo, entries)
+    before = states_of(folder)
     kept, folders = _content(folder)
     kept -= {MARK, SIGNATURE, "config.json", *_own_code(folder, entries.get("auto_map")), *_block_files(folder, config)}
     if others := sorted(kept & {path.name for path in code_files(config)}):
         what = f"{', '.join(others)}: code that auto_map does not lead to, under names of this release's files"
         raise ConversionError(f"{repo}: {what}; move it away first")
-    with _marked(folder), atomic_folder(folder, force=True, kept=kept) as temporary:
-        for name in folders:
+    with atomic_folder(folder, renewed=before) as temporary:
+        for name in ("", *folders):
             (temporary / name).mkdir(parents=True, exist_ok=True)
+            (temporary / name).chmod(stat.S_IMODE((folder / name).stat().st_mode) | stat.S_IRWXU)
         for name in kept:
             _link(folder / name, temporary / name)
         _rename_weights(temporary, config, repo)
         _write(temporary / "config.json", config.to_json_string())
         copy_code(temporary, config)
         for name in EXTRA_CODE.keys() & kept:
-            _write(temporary / name, EXTRA_CODE[name].read_text(encoding="utf-8"))
+            if _first_line(temporary / name) == _first_line(EXTRA_CODE[name]):  # else it is the owner's
+                _write(temporary / name, EXTRA_CODE[name].read_text(encoding="utf-8"))
         if "README.md" in kept:
             card = (temporary / "README.md").read_text(encoding="utf-8", errors="surrogateescape")
             _write(temporary / "README.md", with_code_of(card, config))
         found = verify(temporary)
         if wrong := found.problems.get("weights"):
             raise ConversionError(f"{repo}: not upgraded, its weights are not the config's: {'; '.join(wrong[:5])}")
+        gone = sorted(name for name in before if not (temporary / name).exists())
+        if gone:
+            what = "removed, since today's code does not use it and a signature would not hold"
+            found.notes.append(f"{what}: {', '.join(map(shown, gone))}")
     found.repo = os.fspath(repo)
     return found
 
@@ -134,20 +140,9 @@ def _block_files(folder: Path, config: BlockformerConfig) -> set[str]:
     return {*(block.file for block in blocks), ENTRY, "blocks.py"} if blocks else set()
 
 
-@contextmanager
-def _marked(folder: Path) -> Iterator[None]:
-    """The mark by which `atomic_folder` replaces a folder that is still as it is now; taken back if that fails."""
-    path = folder / MARK
-    before = path.read_bytes() if path.exists() else None
-    mark(folder)
-    try:
-        yield
-    except BaseException:
-        if before is not None:
-            path.write_bytes(before)
-        else:
-            path.unlink(missing_ok=True)
-        raise
+def _first_line(path: Path) -> str:
+    """That of a docstring, by which code of ours is known whatever its release."""
+    return path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
 
 
 def _link(source: Path, target: Path) -> None:
