@@ -23,9 +23,9 @@ from .input_checks import check_early_exit, check_room, own_layers
 from .language_model_head import LanguageModelHead
 from .latent_attention import LatentAttention  # noqa: F401
 from .layer import Layer  # noqa: F401
-from .losses import shifted, without_padding
+from .losses import are_on_padding, shifted
 from .normalization import RMSNorm  # noqa: F401
-from .positions import LEARNED
+from .positions import LEARNED, reading_padding
 from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
@@ -97,7 +97,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         """Run the decoder and its head; the other arguments are as in `Stack.forward`.
 
         Args:
-            labels: int [B, T], the inputs themselves (shifted here); -100 is ignored, and so is padding.
+            labels: int [B, T], the inputs themselves (shifted here); only -100 is ignored, so padding should have it.
             logits_to_keep: compute logits only for this many last positions (0: all), or for the positions in a tensor.
             num_items_in_batch, return_logits: see `LanguageModelHead.logits_and_loss`; so is `label_smoothing`.
             output_router_logits: give `router_logits` of the experts' routers, [B * T, E] of each sparse layer, and
@@ -112,11 +112,11 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         source = {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask}
+        targets = shifted(labels) if shift_labels is None and labels is not None else shift_labels
+        if are_on_padding(targets, attention_mask):
+            inputs |= reading_padding(self.config, inputs)
         outputs = self.model(**inputs, **source, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        targets = without_padding(shift_labels, attention_mask)
-        if shift_labels is None and labels is not None:
-            targets = shifted(labels, attention_mask)
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
         )

@@ -28,9 +28,9 @@ from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
-from .losses import IGNORED, sequence_loss, span_loss
+from .losses import IGNORED, are_on_padding, refuse_smoothing, sequence_loss, span_loss
 from .normalization import RMSNorm  # noqa: F401
-from .positions import TABLES  # noqa: F401
+from .positions import reading_padding
 from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
@@ -278,6 +278,10 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.shift_right(labels)
+        if are_on_padding(labels, decoder_attention_mask):
+            target = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds}
+            target |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
+            decoder_position_ids = reading_padding(self.config, target).get("position_ids", decoder_position_ids)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         rest = (past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache, decoder_position_ids)
         outputs = self.model(*inputs, *rest, **kwargs)
@@ -317,14 +321,20 @@ class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecod
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> Seq2SeqSequenceClassifierOutput:
-        """Tokens [B, S] to `logits` [B, num_labels]; with labels (see `losses.sequence_loss`) also `loss`."""
+        """Tokens [B, S] to `logits` [B, num_labels]; with labels (see `losses.sequence_loss`) also `loss`.
+
+        `label_smoothing` is as in `losses.token_cross_entropy`.
+        """
+        label_smoothing = kwargs.pop("label_smoothing", 0.0)
         decoder_input_ids = self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
         ends = _end_mask(self.config, input_ids, attention_mask)
         states = last_token_states(self.config, outputs.last_hidden_state, input_ids, ends)
         logits = self.score(self.dropout(torch.tanh(self.dense(self.dropout(states)))))
-        loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
+        loss = None
+        if labels is not None:
+            loss = sequence_loss(logits, labels, self.config, num_items_in_batch, label_smoothing)
         return Seq2SeqSequenceClassifierOutput(loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
 
 
@@ -353,6 +363,7 @@ class BlockformerEncoderDecoderForQuestionAnswering(BlockformerEncoderDecoderPre
     ) -> Seq2SeqQuestionAnsweringModelOutput:
         """Tokens [B, S] to `start_logits` and `end_logits` [B, S]; with both positions int [B] also `loss`."""
         kwargs.pop("num_items_in_batch", None)
+        refuse_smoothing(kwargs.pop("label_smoothing", 0.0), "a span's are two positions")
         decoder_input_ids = self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)

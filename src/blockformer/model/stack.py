@@ -83,6 +83,7 @@ class Stack(BlockformerPreTrainedModel):
         use_cache: bool | None = None,
         cross_attn_head_mask: torch.Tensor | None = None,
         task_type_ids: torch.Tensor | None = None,
+        reads_padding: bool = False,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the stack.
@@ -97,6 +98,7 @@ class Stack(BlockformerPreTrainedModel):
             head_mask: [len(self.layers), H], multiplies each head's output; in cross-attention `cross_attn_head_mask`,
                 without which a decoder takes `head_mask` there too.
             use_cache: whether to return keys and values; None is the config's in evaluation, no in training.
+            reads_padding: whether the states of padding are read too; otherwise they may be zeros.
 
         Returns:
             `last_hidden_state` [B, T, the config's `output_size`], the cache, and what was requested by
@@ -118,7 +120,7 @@ class Stack(BlockformerPreTrainedModel):
         position_ids = self._given_positions(tokens, position_ids, sequences["cu_seq_lens_q"])
         given_positions = None if position_ids is None else position_ids.expand(tokens.shape[:2])
         # Padding is counted first: an accelerator that is waited for has little to do yet.
-        unpadding, needs_padding = None, mask_is_all_ones or encoder_hidden_states is not None
+        unpadding, needs_padding = None, reads_padding or mask_is_all_ones or encoder_hidden_states is not None
         if not needs_padding and self._may_unpad(use_cache, past_key_values, kwargs):
             unpadding = self.runtime.unpadding(self, tokens, attention_mask, given_positions, sequences)
             if attention_mask is not None and unpadding is not None and unpadding.indices is None:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..engine.linear import is_plain_linear
-from ..model.losses import IGNORED, check_labels, divisor_of
+from ..model.losses import IGNORED, averaged, check_labels
 from .late_outputs import DeferredLogits
 
 # Logits that may be held at once, 128 MiB in float32; on a CUDA device as many as a part of its free memory holds, up
@@ -69,16 +69,17 @@ def chunked_cross_entropy(
     """
     check_labels(labels, head.out_features)
     rows = max(1, _most_logits(states.device) // head.out_features)
-    divisor, kind = divisor_of(labels, num_items_in_batch, states.device), states.device.type
+    kind = states.device.type
     if torch.is_grad_enabled() and cap is None and is_plain_linear(head) and not torch.compiler.is_compiling():
         bias = head.bias if logits_bias is None else logits_bias
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
         with torch.autocast(kind, enabled=False):
-            return _LinearCrossEntropy.apply(states, head.weight, bias, labels, label_smoothing, rows, dtype) / divisor
+            total = _LinearCrossEntropy.apply(states, head.weight, bias, labels, label_smoothing, rows, dtype)
+            return averaged(total, labels, num_items_in_batch)
     total = torch.zeros((), device=states.device)
     for chunk in zip(states.split(rows), labels.split(rows), strict=True):
         total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, logits_bias, cap, use_reentrant=False)
-    return total / divisor
+    return averaged(total, labels, num_items_in_batch)
 
 
 def _most_logits(device) -> int:
