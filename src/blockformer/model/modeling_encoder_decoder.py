@@ -279,7 +279,7 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.shift_right(labels)
         if are_on_padding(labels, decoder_attention_mask):
-            target = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds}
+            target: dict = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds}
             target |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
             decoder_position_ids = reading_padding(self.config, target).get("position_ids", decoder_position_ids)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
