@@ -38,7 +38,7 @@ from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
 from .runtime import by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
-from .stack import Stack, last_token_states
+from .stack import Stack, last_of, last_tokens, states_at
 from .unpadding import Unpadding  # noqa: F401
 
 
@@ -212,15 +212,23 @@ def _encoder_decoder_parts(outputs) -> dict:
     return {field.name: outputs.get(field.name) for field in fields(outputs) if field.name != "last_hidden_state"}
 
 
-def _end_mask(config, input_ids, attention_mask):
-    """Where a row ends: [B, S] of 0 and 1 at its end tokens, or at all real tokens of a row that has none."""
+def _last_ends(config, input_ids, attention_mask, shape):
+    """The place of each row's last end token, int [B], where the official classes find it.
+
+    They refuse rows that have none, or not all equally many. Such a row ends with the last end token that is not
+    padding or, without any, with its last real token.
+    """
+    has_mask = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2
     if config.eos_token_id is None or input_ids is None:
-        return attention_mask
-    real = input_ids != (-1 if config.pad_token_id is None else config.pad_token_id)
-    real = real if attention_mask is None else attention_mask != 0
+        return last_of(attention_mask != 0) if has_mask else last_tokens(config, input_ids, attention_mask, shape)
+    real = (
+        attention_mask != 0 if has_mask else input_ids != (-1 if config.pad_token_id is None else config.pad_token_id)
+    )
     tokens = config.eos_token_id if isinstance(config.eos_token_id, list | tuple) else [config.eos_token_id]
-    ends = torch.stack([input_ids == token for token in tokens]).any(0) & real
-    return torch.where(ends.any(-1, keepdim=True), ends, real)
+    ends = torch.stack([input_ids == token for token in tokens]).any(0)
+    own = torch.where((ends & real).any(-1, keepdim=True), ends & real, real)
+    counts = ends.sum(-1)
+    return last_of(torch.where((counts == counts[0]).all() & (counts[0] > 0), ends, own))
 
 
 class BlockformerEncoderDecoderForConditionalGeneration(
@@ -329,8 +337,8 @@ class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecod
         decoder_input_ids = self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
-        ends = _end_mask(self.config, input_ids, attention_mask)
-        states = last_token_states(self.config, outputs.last_hidden_state, input_ids, ends)
+        states = outputs.last_hidden_state
+        states = states_at(states, _last_ends(self.config, input_ids, attention_mask, states.shape[:2]))
         logits = self.score(self.dropout(torch.tanh(self.dense(self.dropout(states)))))
         loss = None
         if labels is not None:
