@@ -348,6 +348,7 @@ def _verify(plan: Plan, source: Path, target: Path, report_progress: Progress, q
         report_progress,
         (0, shift) if plan.to_official else (shift, 0),
         plan.family.counts_padding,
+        plan.family.padding_by_token,
         quick,
         plan.to_official,
     )
