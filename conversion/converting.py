@@ -356,6 +356,7 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
         report_progress,
         (0, shift) if plan.to_official else (shift, 0),
         plan.family.counts_padding,
+        plan.family.padding_by_token,
         quick,
         plan.to_official,
     )

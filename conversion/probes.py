@@ -4,7 +4,7 @@ B batch, T length, S length of an encoder's states, C their width, V vocabulary.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class Probe:
 
     Attributes:
         others: what else the model takes, by argument: see `inputs_of`.
+        by_first_token: whether a row's summary is read at its first token, which then must be real.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Probe:
     attention_mask: Tensor
     position_ids: Tensor | None = None
     others: Mapping[str, Tensor] = field(default_factory=dict)
+    by_first_token: bool = True
 
     @property
     def target(self) -> Tensor | None:
@@ -47,14 +49,17 @@ class Probe:
         return self.others.get("decoder_input_ids")
 
 
-def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe]:
+def probes(config: PretrainedConfig, counts_padding: bool = False, padding_by_token: bool = False) -> list[Probe]:
     """Inputs that fit one of our models: random, structured (a ramp, a repetition), and padded on the left.
 
-    What else the model takes is random (see `inputs_of`); encoders also get right padding.
-    Some official classes count padding among the positions and take no position ids: encoder-decoders with embedded
-    positions, and families with `counts_padding`. They get right padding only.
+    What else the model takes is random (see `inputs_of`). Of a decoder the second random row is padded on the right;
+    encoders get right padding as an input of its own. Some official classes count padding among the positions and take
+    no position ids: encoder-decoders with embedded positions, and families with `counts_padding`. They get right
+    padding only.
 
-    No input holds the padding token: some official classes (M2M-100, RoBERTa) count positions from `ids != pad`.
+    Texts are what users have: they end in the end token, or in the padding token, which is one and the same in many
+    models, and hold the padding token inside. What the mask hides is the padding token. Only where the official class
+    tells padding by its token (`padding_by_token`), whatever the mask says, no text holds it.
     """
     vocabulary = config.vocab_size
     length = max(2, min(LONGEST, config.max_position_embeddings - NEW_TOKENS))
@@ -68,21 +73,63 @@ def probes(config: PretrainedConfig, counts_padding: bool = False) -> list[Probe
     positions = positions_from_mask(padded)
     _, *rest = inputs_of(config)
     others = {each.name: each.example(ROWS, 7 if each.kind == "states" else length, generator) for each in rest}
-    pad = (config.pad_token_id,)
-    others |= {each.name: _without(others[each.name], pad) for each in rest if each.kind == "tokens"}
-    random = _without(random, pad)
-    inputs = [
-        Probe("random", random, full, count, others),
-        Probe("structured", _without(torch.stack([ramp, repeated]), pad), full, count, others),
-    ]
+
+    has_source, is_decoder = getattr(config, "is_encoder_decoder", False), getattr(config, "is_decoder", True)
     relative = getattr(config, "position_type", "") == "relative_bias"
-    if relative or not (counts_padding or getattr(config, "is_encoder_decoder", False)):
-        inputs.append(Probe("padded", random, padded, positions, others))
-    if counts_padding or not getattr(config, "is_decoder", True):
-        inputs.append(Probe("padded on the right", random, padded.flip(-1), count, others))
-    if relative or getattr(config, "is_encoder_decoder", False):
-        return [_as_source(probe, config.eos_token_id, config.pad_token_id) for probe in inputs]
-    return [replace(probe, position_ids=None) for probe in inputs] if counts_padding else inputs
+    is_source = relative or has_source
+    texts = [
+        ("random", random, full if is_source or not is_decoder else padded.flip(0, -1), count),
+        ("structured", torch.stack([ramp, repeated]), full, count),
+    ]
+    if relative or not (counts_padding or has_source):
+        texts.append(("padded", random, padded, positions))
+    if counts_padding or not is_decoder:
+        texts.append(("padded on the right", random, padded.flip(-1), count))
+
+    end, pad = (_token(token, vocabulary) for token in (config.eos_token_id, config.pad_token_id))
+    inside, hidden = None if padding_by_token else pad, pad
+    end = None if padding_by_token and end == pad else end
+    if is_source and end == pad:  # some heads need as many end tokens in each row
+        inside = hidden = None
+    for each in rest:
+        if each.kind == "tokens":
+            held = inside if inside is not None and inside < each.size else None
+            others[each.name] = _text(_without(others[each.name], (pad,)), full, held)
+    inputs = []
+    for name, ids, mask, places in texts:
+        last = inside if name == "structured" and inside is not None and not is_source else end
+        ids = _without(ids, (pad, end) if is_source else (pad,))
+        ids = _text(ids, mask, inside, (end, last), hidden)
+        own = None if is_source or counts_padding else places
+        inputs.append(Probe(name, ids, mask, own, others, by_first_token=not (is_decoder or has_source)))
+    return inputs
+
+
+def _token(token: Any, vocabulary: int) -> int | None:
+    """A special token of a config, the first of several; None where there is none."""
+    token = token[0] if isinstance(token, list | tuple) and token else token
+    return token if isinstance(token, int) and 0 <= token < vocabulary else None
+
+
+def _text(
+    ids: Tensor,
+    mask: Tensor,
+    inside: int | None,
+    ends: tuple[int | None, ...] = (None, None),
+    hidden: int | None = None,
+) -> Tensor:
+    """The ids [B, T] with one token inside, one at the end of each row, and one where the mask hides them.
+
+    None leaves them as they are.
+    """
+    ids = ids.clone() if hidden is None else ids.masked_fill(mask == 0, hidden)
+    for row, end in enumerate(ends):
+        real = mask[row].nonzero().flatten()
+        if inside is not None and len(real) > 2:
+            ids[row, real[1]] = inside
+        if end is not None:
+            ids[row, real[-1]] = end
+    return ids
 
 
 def _without(ids: Tensor, tokens: Collection[Any]) -> Tensor:
@@ -91,15 +138,6 @@ def _without(ids: Tensor, tokens: Collection[Any]) -> Tensor:
     for token in tokens:
         ids = ids if token is None else ids.masked_fill(ids == token, other)
     return ids
-
-
-def _as_source(probe: Probe, end: Any, pad: Any) -> Probe:
-    """The probe without positions, each row ending in its only end token, as some heads require."""
-    input_ids = probe.input_ids
-    if isinstance(end, int):
-        last = (torch.arange(input_ids.shape[1]) * probe.attention_mask).argmax(-1, keepdim=True)
-        input_ids = _without(input_ids, (end, pad)).scatter(1, last, end)
-    return replace(probe, input_ids=input_ids, position_ids=None)
 
 
 def writes_from(model: PreTrainedModel, probe: Probe) -> bool:
@@ -131,21 +169,33 @@ def run(
     """
     model.eval()
     passes = passes or Passes()
-    if "ForSequenceClassification" in type(model).__name__ and not model.config.is_encoder_decoder:
-        # Official decoders need it for a batch, and take a row's last other token; no probe of theirs ends in padding.
-        model.config.pad_token_id = -1
     outputs: list[Tensor] = []
     texts: list[list[int]] = []
     names: list[str] = []
     for probe in inputs:
         with passes.counted(model):
-            output = model(**_arguments(model, probe, shift))
+            output = _output(model, _arguments(model, probe, shift))
         values, names = _compared(output, probe)
         outputs += values
         if writes_text and writes_from(model, probe):
             with passes.counted(model, TEXT, calls=NEW_TOKENS):
                 texts.append(_written_text(model, probe))
     return outputs, texts, " and ".join(names)
+
+
+def _output(model: PreTrainedModel, arguments: dict[str, Any]) -> Any:
+    """What a model gives for arguments; a row at a time where its official class takes no more.
+
+    These are the classifiers of decoders without a padding token.
+    """
+    takes_rows = "ForSequenceClassification" in type(model).__name__ and not model.config.is_encoder_decoder
+    if not takes_rows or isinstance(getattr(model.config, "pad_token_id", None), int):
+        return model(**arguments)
+    each = [
+        {name: given[row : row + 1] if isinstance(given, Tensor) else given for name, given in arguments.items()}
+        for row in range(ROWS)
+    ]
+    return {"logits": torch.cat([model(**row).logits for row in each])}
 
 
 def _arguments(model: PreTrainedModel, probe: Probe, shift: int) -> dict[str, Tensor | bool]:
@@ -176,8 +226,9 @@ def _compared(output: Any, probe: Probe) -> tuple[list[Tensor], list[str]]:
         names.append(name)
         if name in PER_TOKEN and values.shape[:2] == mask.shape:
             compared.append(values[mask].float())
-        else:  # a row's summary is its first token's, which must be a real one
-            compared.append(values.reshape(len(mask), -1)[mask[:, 0]].float())
+        else:
+            rows = mask[:, 0] if probe.by_first_token else torch.ones(len(mask), dtype=torch.bool)
+            compared.append(values.reshape(len(mask), -1)[rows].float())
     return compared, names
 
 

@@ -166,6 +166,7 @@ class BartFamily(EncoderDecoderFamily):
         logits_bias: whether the official language model has a bias of the logits.
         table: (positions, width) -> the official table of computed positions, in float64, if checkpoints may hold it.
         not_none: see `ConfigTranslation`.
+        padding_by_token: see `Family`.
     """
 
     words = EncoderDecoderFamily.words | {LOGITS_BIAS, OWN, ONE_SIZE, LEARNT}
@@ -184,6 +185,7 @@ class BartFamily(EncoderDecoderFamily):
         logits_bias: bool = True,
         table: Callable[[int, int], Tensor] | None = None,
         not_none: Collection[str] = (),
+        padding_by_token: bool = False,
     ):
         super().__init__(
             name,
@@ -209,6 +211,7 @@ class BartFamily(EncoderDecoderFamily):
             not_none=("initializer_range", *not_none),
         )
         self.own_vocabularies, self.logits_bias, self.table = own_vocabularies, logits_bias, table
+        self.padding_by_token = padding_by_token
         self.computes_positions = self.fixed["position_type"] != "learned"
 
     # The variant: which head, which matrices, whether there is a bias.

@@ -31,6 +31,8 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     """Whether its linear layers may have 4-bit weights."""
     counts_padding = False
     """Whether the official class counts padding among the positions, and takes no position ids."""
+    padding_by_token = False
+    """Whether the official class tells padding by its token, so that no text can hold that, whatever the mask says."""
     own_spellings = Spellings()
     """How names in all its checkpoints, and in older releases' classes, differ from the names in today's class."""
     is_file = False

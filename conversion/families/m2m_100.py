@@ -1,6 +1,7 @@
 """M2M-100 (Fan et al., 2021) and NLLB (NLLB team, 2022): translators between many languages, with the norms first.
 
 Positions are computed and begin after the padding token's id; the last frequency is 1/10000. The head has no bias.
+The official class counts the tokens that are not that one, so that no text can hold it.
 """
 
 from ..errors import ConversionError
@@ -38,4 +39,5 @@ FAMILY = BartFamily(
     fixed={"classifier_dropout": None},
     computed=[Computed(_read_offset, _write_offset)],
     logits_bias=False,
+    padding_by_token=True,
 )

@@ -13,12 +13,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-import blockformer
 from blockformer import cli
 from blockformer.conversion import ConversionError, convert, export_folder, from_official
 from blockformer.conversion.files import side_files, tokenizers
 from blockformer.conversion.loading import load_any
-from blockformer.conversion.probes import probes
 from blockformer.conversion.summary import summarize
 from blockformer.conversion.verify import Measured, Parity
 
@@ -380,16 +378,6 @@ def test_nothing_measured_is_no_parity():
     assert not Parity([broken]).passed
     good = Measured("float32", 0.0, 10.0, 1e-4, 8, same_text=True)
     assert Parity([broken, good]).passed  # a range too small for the model; the sharp comparison counts
-
-
-@pytest.mark.parametrize("pad", [0, 1, 7])
-@pytest.mark.parametrize("kind", ["m2m_100", "roberta", "qwen3", "t5"])
-def test_no_probe_holds_the_padding_token(kind, pad):
-    config = blockformer.preset(kind, vocab_size=60, pad_token_id=pad, eos_token_id=9)
-    for probe in probes(config):
-        assert pad not in probe.input_ids
-        assert probe.target is None or pad not in probe.target
-        assert len(set(probe.input_ids.flatten().tolist())) > 10
 
 
 def test_safetensors_of_another_name_are_named(tmp_path, source):

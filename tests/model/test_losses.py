@@ -1,5 +1,6 @@
 """The loss in chunks: that of all logits at once, with its gradients, and never all logits at once."""
 
+import contextlib
 import copy
 import pickle
 
@@ -8,7 +9,7 @@ import torch
 from accelerate.utils import convert_to_fp32
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import assert_close, assert_gradients_close
+from pairs import assert_close, assert_gradients_close, official_name
 from peft import LoraConfig, get_peft_model
 from sizes import TINY
 from test_training import arguments, gradients_of, uneven_rows
@@ -20,6 +21,7 @@ from transformers.modeling_outputs import MaskedLMOutput
 from transformers.trainer_pt_utils import LabelSmoother
 
 import blockformer
+from blockformer.model.language_model_head import finished
 from blockformer.model.losses import token_cross_entropy
 from blockformer.training import chunked_loss
 from blockformer.training.chunked_loss import chunked_cross_entropy
@@ -31,6 +33,7 @@ MODELS = {
     "qwen3": ("BlockformerDecoderForCausalLM", {}),
     "gpt2": ("BlockformerDecoderForCausalLM", {"bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": True}),
     "bert": ("BlockformerEncoderForMaskedLM", {}),
+    "gemma2": ("BlockformerDecoderForCausalLM", {"num_key_value_heads": 2, "final_logit_softcapping": 3.0}),
     "t5": ("BlockformerEncoderDecoderForConditionalGeneration", TOKENS),
     "marian": ("BlockformerEncoderDecoderForConditionalGeneration", TOKENS),
 }
@@ -79,13 +82,11 @@ class Largest(TorchDispatchMode):
     smoothing=st.sampled_from([0.0, 0.1, 0.7]),
     items=st.sampled_from([None, 5, "tensor"]),
     has_bias=st.booleans(),
-    is_plain=st.booleans(),
+    cap=st.sampled_from([None, 4.0]),
     frozen=st.sampled_from(["nothing", "weight", "states"]),
     seed=st.integers(0, 99),
 )
-def test_loss_and_gradients_of_all_logits(
-    tokens, classes, max_logits, smoothing, items, has_bias, is_plain, frozen, seed
-):
+def test_loss_and_gradients_of_all_logits(tokens, classes, max_logits, smoothing, items, has_bias, cap, frozen, seed):
     torch.manual_seed(seed)
     head, states = nn.Linear(8, classes, bias=has_bias), torch.randn(tokens, 8) * 3
     labels = torch.randint(classes, (tokens,))
@@ -95,15 +96,12 @@ def test_loss_and_gradients_of_all_logits(
     for in_chunks in (True, False):
         own = states.clone().requires_grad_(frozen != "states")
         leaves = [own, *head.parameters()]
-        handle = None if is_plain else head.register_forward_hook(lambda *_: None)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(chunked_loss, "MAX_LOGITS", max_logits)
             if in_chunks:
-                loss = chunked_cross_entropy(head, own, labels, items, smoothing)
+                loss = chunked_cross_entropy(head, own, labels, items, smoothing, cap=cap)
             else:
-                loss = token_cross_entropy(head(own), labels, items, smoothing)
-        if handle is not None:
-            handle.remove()
+                loss = token_cross_entropy(finished(head(own), None, cap), labels, items, smoothing)
         leaves = [leaf for leaf in leaves if leaf.requires_grad]
         results.append([loss, *torch.autograd.grad(loss * 3, leaves)] if leaves else [loss])
     assert_close(results[0][0], results[1][0], 1e-6)
@@ -185,16 +183,75 @@ def test_a_step_of_trainer_accumulated_over_batches(name, few, tmp_path, monkeyp
     assert_gradients_close(in_chunks.state_dict(), plain.state_dict())
 
 
+def is_late(outputs):
+    return isinstance(dict(outputs.items())["logits"], DeferredLogits)
+
+
 def test_a_head_with_an_adapter(few):
+    """By the time of the backward pass another adapter may be active: the loss is taken from all logits."""
     model, batch = make("qwen3")
+    assert is_late(model(**batch))
     wrapped = get_peft_model(model, LoraConfig(target_modules=["lm_head", "q_proj"], init_lora_weights=False))
-    outputs = wrapped(**batch)
-    assert "lm_head" in wrapped.peft_config["default"].target_modules
-    assert isinstance(dict(outputs.items())["logits"], DeferredLogits)
-    found = gradients_of(wrapped, outputs.loss)
     expected = gradients_of(wrapped, wrapped(**batch, return_logits=True).loss)
-    assert any("lm_head" in key for key in found)
+    assert any("lm_head" in key for key in expected)
+    for return_logits in (None, False):
+        outputs = wrapped(**batch, return_logits=return_logits)
+        assert return_logits is False or not is_late(outputs)
+        found = gradients_of(wrapped, outputs.loss)
+        assert found.keys() == expected.keys()
+        assert_gradients_close(found, expected)
+
+
+def doubled(head):
+    return head.register_forward_hook(lambda module, inputs, logits: 2 * logits)
+
+
+def doubled_everywhere(head):
+    def hook(module, inputs, logits):
+        return 2 * logits if module is head else None
+
+    return nn.modules.module.register_module_forward_hook(hook)
+
+
+@pytest.mark.parametrize("watch", [doubled, doubled_everywhere])
+@pytest.mark.parametrize("return_logits", [None, False])
+def test_a_hook_of_the_head_is_called_once_and_sees_all_tokens(watch, return_logits, few):
+    model, batch = make("qwen3")
+    seen = []
+    handle = watch(model.lm_head)
+    other = model.lm_head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+    loss = model(**batch, return_logits=return_logits).loss
+    handle.remove()
+    other.remove()
+    assert seen == [(3, 14, 32)]
+    model.lm_head.weight.data *= 2
+    assert_close(loss, model(**batch, return_logits=True).loss)
+
+
+def test_trainable_tokens_of_a_tied_head(few):
+    """PEFT wraps the head too, so that the new rows of the embeddings are the head's."""
+    model, batch = make("gpt2")
+    batch["labels"][0, 9] = batch["input_ids"][0, 3] = 77
+    wrapped = get_peft_model(model, LoraConfig(target_modules=["q_proj"], trainable_token_indices=[77, 78]))
+    found = gradients_of(wrapped, wrapped(**batch).loss)
+    expected = gradients_of(wrapped, wrapped(**batch, return_logits=True).loss)
+    assert any("trainable_tokens" in key for key in found)
     assert_gradients_close(found, expected)
+
+
+def test_torch_func(few):
+    model, batch = make("gpt2")
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def loss(weights):
+        return torch.func.functional_call(model, weights, (), batch).loss
+
+    found = {official_name(name): gradient for name, gradient in torch.func.grad(loss)(weights).items()}
+    assert_gradients_close(found, gradients_of(model, model(**batch, return_logits=True).loss))
+    other = {name: 2 * weight for name, weight in weights.items()}
+    outputs = torch.func.functional_call(model, other, (), batch)
+    whole = torch.func.functional_call(model, other, (), {**batch, "return_logits": True})
+    assert torch.equal(outputs.logits, whole.logits)
 
 
 def test_under_autocast(few, monkeypatch):
@@ -251,12 +308,77 @@ def test_a_loss_of_ones_own_learns_from_late_logits(few):
     assert_gradients_close(found, expected)
 
 
-def test_logits_of_weights_that_have_moved_on_are_refused(few):
+def no_gradients():
+    return torch.no_grad()
+
+
+def half_precision():
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def anything():
+    return contextlib.nullcontext()
+
+
+def under_inference():
+    return torch.inference_mode()
+
+
+@pytest.mark.parametrize("at_the_call", [anything, no_gradients, half_precision, under_inference])
+@pytest.mark.parametrize("at_the_look", [anything, no_gradients, half_precision, under_inference])
+@pytest.mark.parametrize("name", ["bert", "marian", "gemma2"])
+def test_late_logits_are_of_the_modes_of_the_call(name, at_the_call, at_the_look, few):
+    """And of its modules: a hook that comes later changes nothing."""
+    model, batch = make(name)
+    with at_the_call():
+        outputs, whole = model(**batch), model(**batch, return_logits=True)
+    assert is_late(outputs)
+    handle = doubled(model.lm_head)
+    with at_the_look():
+        logits = outputs.logits
+    handle.remove()
+    assert torch.equal(logits, whole.logits)
+    assert logits.dtype is whole.logits.dtype
+    assert logits.requires_grad == whole.logits.requires_grad
+    assert logits.is_inference() == whole.logits.is_inference()
+    if logits.requires_grad:
+        found, expected = (gradients_of(model, each.float().logsumexp(-1).mean()) for each in (logits, whole.logits))
+        assert_gradients_close(found, expected, 0.03 if at_the_call is half_precision else 1e-5)
+
+
+def test_late_logits_through_accelerate_are_float32(few):
     model, batch = make("qwen3")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs, whole = model(**batch), model(**batch, return_logits=True)
+    assert whole.logits.dtype is torch.bfloat16
+    outputs = convert_to_fp32(outputs)
+    assert is_late(outputs)
+    assert torch.equal(outputs.logits, whole.logits.float())
+
+
+def step_counted(weights):
+    torch.optim.SGD(weights, lr=0.1).step()
+
+
+def step_through_data(weights):
+    for weight in weights:
+        weight.data.sub_(0.1 * weight.grad)
+
+
+def other_memory(weights):
+    for weight in weights:
+        weight.data = weight.data - 0.1 * weight.grad
+
+
+@pytest.mark.parametrize("only_biases", [False, True])
+@pytest.mark.parametrize("step", [step_counted, step_through_data, other_memory])
+def test_logits_of_weights_that_have_moved_on_are_refused(step, only_biases, few):
+    model, batch = make("bert")
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(not only_biases or name.endswith(".bias"))
     outputs = model(**batch)
     outputs.loss.backward()
-    optimizer.step()
+    step([weight for weight in model.parameters() if weight.grad is not None])
     with pytest.raises(RuntimeError, match="weights have changed"):
         _ = outputs.logits
 

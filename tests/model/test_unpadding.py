@@ -172,12 +172,15 @@ def test_only_where_the_result_is_the_same():
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_labels_left_on_padding_never_count(side):
-    ours = model("qwen3")
+def test_padding_with_labels_is_computed(side, monkeypatch):
+    """`test_labels.py` compares the losses with those of the official classes."""
+    ours = model("qwen3").train()
     mask, ids = masked([10, 2, 5], 10, side), token_ids(3, 10)
-    expected = ours(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
-    for training in (True, False):
-        assert_close(ours.train(training)(ids, attention_mask=mask, labels=ids).loss, expected)
+    found, expected = both(ours, monkeypatch, ids, attention_mask=mask, labels=ids)
+    assert torch.equal(found.loss, expected.loss)
+    assert found.logits[mask == 0].any()
+    labels = ids.masked_fill(mask == 0, -100).masked_fill(torch.arange(10) == (mask == 0).sum(-1, keepdim=True), -100)
+    assert not ours(ids, attention_mask=mask, labels=labels).logits[mask == 0].any()
 
 
 def test_training_skips_padding_too(monkeypatch):
@@ -282,7 +285,8 @@ def test_a_flattened_batch_has_the_loss_of_a_padded_one(training):
     ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
     mask = masked(LENGTHS, 9)
     assert (batch["labels"] == -100).sum() == len(LENGTHS)
-    assert_close(ours(**batch).loss, ours(ids, attention_mask=mask, labels=ids).loss)
+    labels = ids.masked_fill(mask == 0, -100)
+    assert_close(ours(**batch).loss, ours(ids, attention_mask=mask, labels=labels).loss)
 
 
 @pytest.mark.parametrize("settings", FLATTENED)

@@ -13,7 +13,7 @@ from transformers.integrations import use_experts_implementation
 
 from .axes import Part, axis, flag
 from .feed_forward import FEED_FORWARDS, FeedForward, make_activation
-from .losses import divisor_of
+from .losses import share_of_items
 
 # Not supported with experts: no family has both.
 _EXCLUDED = ("activation_dropout", "chunk_size_feed_forward", "float32_down_proj", "linear_bits", "add_cross_attention")
@@ -240,8 +240,8 @@ def add_router_loss(output, config, router_logits, attention_mask, targets, num_
         loss = load_balancing_loss(router_logits, config.num_experts_per_tok, attention_mask)
         output["router_logits"], output["aux_loss"] = router_logits, loss
         if (whole := output["loss"]) is not None:
-            own, total = (divisor_of(targets, count, whole.device) for count in (None, num_items_in_batch))
-            output["loss"] = whole + config.router_aux_loss_coef * loss.to(whole.device) * own / total
+            share = share_of_items(targets, num_items_in_batch, whole.device)
+            output["loss"] = whole + config.router_aux_loss_coef * loss.to(whole.device) * share
 
 
 FEED_FORWARDS["sparse"] = SparseFeedForward

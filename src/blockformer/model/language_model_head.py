@@ -23,6 +23,12 @@ class HeadTransform(nn.Module):
         return self.norm(self.act_fn(self.dense(hidden_states)))
 
 
+def finished(logits, logits_bias, cap):
+    """Logits [..., V] with the fixed bias [V] of a head that has one, or None, and the soft cap, or None."""
+    logits = logits if logits_bias is None else logits + logits_bias.to(logits.device)
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
 class LanguageModelHead(BlockformerPreTrainedModel):
     """From states to logits over the vocabulary: optional transform, optional scale, `lm_head`."""
 
@@ -54,10 +60,9 @@ class LanguageModelHead(BlockformerPreTrainedModel):
     def logits_of(self, hidden_states):
         """States [..., C] -> logits [..., V]."""
         # With the strides of a slice, even of one row, PyTorch takes a batched product and copies a frozen weight.
-        states, cap = self.before_head(hidden_states), self.config.final_logit_softcapping
+        states = self.before_head(hidden_states)
         logits = self.lm_head(states.contiguous().view(states.shape))
-        logits = logits if self.logits_bias is None else logits + self.logits_bias.to(logits.device)
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return finished(logits, self.logits_bias, self.config.final_logit_softcapping)
 
     def logits_and_loss(self, hidden_states, labels, num_items_in_batch=None, return_logits=None, label_smoothing=0.0):
         """States [..., C] and labels int [...] or None -> logits [..., V], loss or None.

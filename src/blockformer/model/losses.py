@@ -1,5 +1,8 @@
 """Losses. Each takes `num_items_in_batch`, so that gradient accumulation equals one large batch.
 
+A loss covers the labels that it is given, all but those of -100, whatever a mask says: these are the items that
+`Trainer` counts, so a sum and its divisor always speak of the same tokens.
+
 B batch, T length, V vocabulary.
 """
 
@@ -14,7 +17,7 @@ IGNORED = -100
 def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing=0.0):
     """Cross-entropy over the tokens whose label is not -100, in float32.
 
-    Logits [..., V] and labels int [...] -> a scalar; without a single label it is 0, with zero gradients.
+    Logits [..., V] and labels int [...] -> a scalar; see `averaged` for a call without a single label.
 
     Args:
         num_items_in_batch: what to divide the sum by: the count of labels over all the batches that one optimizer step
@@ -27,48 +30,75 @@ def token_cross_entropy(logits, labels, num_items_in_batch=None, label_smoothing
     logits, labels = logits.float().flatten(0, -2), labels.flatten().to(logits.device)
     check_labels(labels, logits.shape[-1])
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
-    return total / divisor_of(labels, num_items_in_batch, total.device)
+    return averaged(total, labels, num_items_in_batch)
 
 
-def divisor_of(labels, num_items_in_batch, device):
-    """The divisor of a sum of losses: `num_items_in_batch` or this call's own count of labels, at least 1."""
-    if num_items_in_batch is None:
-        return (labels != IGNORED).sum().clamp(min=1)
-    if torch.is_tensor(num_items_in_batch):
-        return num_items_in_batch.to(device).clamp(min=1)
-    return max(num_items_in_batch, 1)
+def averaged(total, labels, num_items_in_batch=None):
+    """A sum of losses, divided by `num_items_in_batch` or, if that is None, by the count of its labels.
 
-
-def shifted(labels, attention_mask=None):
-    """The inputs [B, T] as labels, each for the token before; padding is neither predicted nor predicts."""
-    labels = F.pad(without_padding(labels, attention_mask), (0, 1), value=IGNORED)[..., 1:]
-    return without_padding(labels, attention_mask)
-
-
-def without_padding(labels, attention_mask):
-    """Labels int [B, T] with -100 where a mask [B, T] of 0 and 1 says padding: nothing is learnt from padding.
-
-    Other masks say nothing of single tokens; the labels are then given back as they are.
+    Without a single label it is 0, with zero gradients, if it has a gradient at all. Otherwise it is NaN, as in
+    transformers: `Trainer` leaves NaN out of the mean that it reports of an evaluation, where 0 would count.
     """
-    if labels is None or not isinstance(attention_mask, torch.Tensor) or attention_mask.shape != labels.shape:
-        return labels
-    return labels.masked_fill(attention_mask.to(labels.device) == 0, IGNORED)
+    count = count_of(labels, num_items_in_batch, total.device)
+    return total / (count + (count == 0) if total.requires_grad else count)
 
 
-def sequence_loss(logits, labels, config, num_items_in_batch=None):
+def count_of(labels, num_items_in_batch, device):
+    """`num_items_in_batch` or, if that is None, this call's own count of labels."""
+    if num_items_in_batch is None:
+        return (labels != IGNORED).sum().to(device)
+    return num_items_in_batch.to(device) if torch.is_tensor(num_items_in_batch) else num_items_in_batch
+
+
+def share_of_items(labels, num_items_in_batch, device):
+    """The share of an optimizer step's labels that this call has; 1 where the step is only this call.
+
+    A mean over something that `num_items_in_batch` does not count is weighted by it.
+    """
+    if num_items_in_batch is None:
+        return 1.0
+    own, count = (count_of(labels, items, device) for items in (None, num_items_in_batch))
+    return torch.where(own == count, 1.0, own / (count + (count == 0)))
+
+
+def shifted(labels):
+    """The inputs int [B, T] as labels, each for the token before."""
+    return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
+
+
+def are_on_padding(labels, attention_mask) -> bool:
+    """Whether any label int [B, T] stands where a mask [B, S] of 0 and 1 says padding; also if neither may be read."""
+    if labels is None or not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
+        return False
+    mask = attention_mask[:, -labels.shape[-1] :]
+    if mask.shape != labels.shape:
+        return False
+    if not (is_readable(mask) and is_readable(labels)):
+        return True
+    return bool(((labels != IGNORED) & (mask == 0)).any())
+
+
+def refuse_smoothing(label_smoothing: float, why: str) -> None:
+    """Refuse `label_smoothing` for a loss that has none."""
+    if label_smoothing:
+        need = "labels that are one class each"
+        raise ValueError(f"label_smoothing={label_smoothing} needs {need}, and {why}: leave it out.")
+
+
+def sequence_loss(logits, labels, config, num_items_in_batch=None, label_smoothing=0.0):
     """The loss of a sequence classifier, by `config.problem_type` or, where that is None, by the labels' form.
 
-    Labels are int [B] (one class a row), float [B] or [B, num_labels] (regression: mean squared error), or float
-    [B, num_labels] of 0 and 1 (several labels a row: binary cross-entropy); the last two have num_labels items a row.
+    Labels are int [B] (one class a row, which `label_smoothing` is for), float [B] or [B, num_labels] (regression: mean
+    squared error), or float [B, num_labels] of 0 and 1 (several labels a row: binary cross-entropy).
     """
     labels = labels.to(logits.device)
     problem = config.problem_type or ("regression" if logits.shape[-1] == 1 else None)
     if problem == "single_label_classification" or (problem is None and not labels.is_floating_point()):
-        return token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
+        return token_cross_entropy(logits, labels.view(-1), num_items_in_batch, label_smoothing)
+    refuse_smoothing(label_smoothing, "these are numbers")
     element_loss = F.mse_loss if problem == "regression" else F.binary_cross_entropy_with_logits
-    total = element_loss(logits.float(), labels.view_as(logits).float(), reduction="sum")
-    items = labels.numel() if num_items_in_batch is None else num_items_in_batch
-    return total / divisor_of(labels, items, total.device)
+    mean = element_loss(logits.float(), labels.view_as(logits).float())  # over a number of -100 too, here a value
+    return mean * share_of_items(labels, num_items_in_batch, mean.device)
 
 
 def span_loss(start_logits, end_logits, start_positions, end_positions):

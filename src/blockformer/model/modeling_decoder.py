@@ -8,13 +8,13 @@ import functools
 import torch
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, MoeCausalLMOutputWithPast
-from transformers.utils import can_return_tuple
+from transformers.utils import can_return_tuple, logging
 
 from .alibi import Alibi  # noqa: F401
 from .attention import Attention  # noqa: F401
 from .awq_linear import QuantizedLinear  # noqa: F401
 from .axes import axis  # noqa: F401
-from .compat import CACHE, OutputRecorder, takes_cache
+from .compat import CACHE, OutputRecorder, is_readable, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
 from .experts import Router, add_router_loss  # their @use_experts_implementation is looked for in this file
@@ -23,9 +23,9 @@ from .input_checks import check_early_exit, check_room, own_layers
 from .language_model_head import LanguageModelHead
 from .latent_attention import LatentAttention  # noqa: F401
 from .layer import Layer  # noqa: F401
-from .losses import shifted, without_padding
+from .losses import are_on_padding, shifted
 from .normalization import RMSNorm  # noqa: F401
-from .positions import LEARNED
+from .positions import LEARNED, reading_padding
 from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
@@ -33,9 +33,11 @@ from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
 from .runtime import by_runtime, sample_by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
-from .stack import Stack, last_token_states
+from .stack import Stack, last_tokens, states_at
 from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
 from .unpadding import Unpadding  # noqa: F401
+
+logger = logging.get_logger(__name__)
 
 
 class BlockformerDecoderModel(Stack):
@@ -62,8 +64,9 @@ class BlockformerDecoderPreTrainedModel(BlockformerPreTrainedModel):
         self.model = BlockformerDecoderModel(config)
 
     def summarise(self, outputs, input_ids, attention_mask):
-        """A row's summary [B, C]: the state at its last real token, after which the decoder has seen all of it."""
-        return last_token_states(self.config, outputs.last_hidden_state, input_ids, attention_mask)
+        """A row's summary [B, C]: the state at its last token, which `last_tokens` finds."""
+        states = outputs.last_hidden_state
+        return states_at(states, last_tokens(self.config, input_ids, attention_mask, states.shape[:2]))
 
 
 class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrainedModel, GenerationMixin):
@@ -97,7 +100,7 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         """Run the decoder and its head; the other arguments are as in `Stack.forward`.
 
         Args:
-            labels: int [B, T], the inputs themselves (shifted here); -100 is ignored, and so is padding.
+            labels: int [B, T], the inputs themselves (shifted here); only -100 is ignored, so padding should have it.
             logits_to_keep: compute logits only for this many last positions (0: all), or for the positions in a tensor.
             num_items_in_batch, return_logits: see `LanguageModelHead.logits_and_loss`; so is `label_smoothing`.
             output_router_logits: give `router_logits` of the experts' routers, [B * T, E] of each sparse layer, and
@@ -112,11 +115,11 @@ class BlockformerDecoderForCausalLM(LanguageModelHead, BlockformerDecoderPreTrai
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
         source = {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask}
+        targets = shifted(labels) if shift_labels is None and labels is not None else shift_labels
+        if are_on_padding(targets, attention_mask):
+            inputs |= reading_padding(self.config, inputs)
         outputs = self.model(**inputs, **source, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        targets = without_padding(shift_labels, attention_mask)
-        if shift_labels is None and labels is not None:
-            targets = shifted(labels, attention_mask)
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state[:, keep], targets, num_items_in_batch, return_logits, label_smoothing
         )
@@ -174,7 +177,24 @@ def _check_generation(config, generation_config, attention_mask, past_key_values
 
 
 class BlockformerDecoderForSequenceClassification(SequenceClassification, BlockformerDecoderPreTrainedModel):
-    """A decoder that gives one answer for a row."""
+    """A decoder that gives one answer for a row, from the state at its last token: see `last_tokens`."""
+
+    def reads_padding(self, inputs, labels):
+        """Whether a row's last token is one that the mask hides."""
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        given = inputs["inputs_embeds"] if ids is None else ids
+        if given is None or not isinstance(mask, torch.Tensor) or mask.dim() != 2 or mask.shape[1] < given.shape[1]:
+            return False
+        if not is_readable(mask) or (ids is not None and not is_readable(ids)):
+            return True
+        last = last_tokens(self.config, ids, mask, given.shape[:2])
+        hides = bool((mask[:, -given.shape[1] :].gather(1, last[:, None]) == 0).any())
+        if hides and ids is None:
+            logger.warning_once(
+                "padding cannot be found in inputs_embeds: each row is judged by its last place, padding or not. Pad "
+                "embeddings on the left."
+            )
+        return hides
 
 
 class BlockformerDecoderForTokenClassification(TokenClassification, BlockformerDecoderPreTrainedModel):

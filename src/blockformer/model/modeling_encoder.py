@@ -21,9 +21,17 @@ from .feed_forward import make_activation
 from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
-from .losses import IGNORED, check_labels, divisor_of, token_cross_entropy, without_padding
+from .losses import (
+    IGNORED,
+    are_on_padding,
+    averaged,
+    check_labels,
+    refuse_smoothing,
+    share_of_items,
+    token_cross_entropy,
+)
 from .normalization import RMSNorm  # noqa: F401
-from .positions import TABLES  # noqa: F401
+from .positions import reading_padding
 from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
@@ -157,9 +165,11 @@ class BlockformerEncoderForMaskedLM(LanguageModelHead, BlockformerEncoderPreTrai
         `return_logits` and `label_smoothing` are as in `LanguageModelHead.logits_and_loss`.
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
-        others = (token_type_ids, position_ids, inputs_embeds, task_type_ids)
-        outputs = self.model(input_ids, attention_mask, *others, **kwargs)
-        labels = without_padding(labels, attention_mask)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        inputs |= {"position_ids": position_ids, "inputs_embeds": inputs_embeds, "task_type_ids": task_type_ids}
+        if are_on_padding(labels, attention_mask):
+            inputs |= reading_padding(self.config, inputs)
+        outputs = self.model(**inputs, **kwargs)
         logits, loss = self.logits_and_loss(
             outputs.last_hidden_state, labels, num_items_in_batch, return_logits, label_smoothing
         )
@@ -183,18 +193,8 @@ class BlockformerEncoderForNextSentencePrediction(Classification, BlockformerEnc
     def logits_of(self, outputs, input_ids, attention_mask):
         return self.next_sentence_score(self.summarise(outputs, input_ids, attention_mask))
 
-    def loss_of(self, logits, labels, attention_mask, num_items_in_batch):
-        return token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
-
-
-def _share_of_items(labels, num_items_in_batch):
-    """The share of an optimizer step's labels that this call has; 1 where the step is only this call.
-
-    A loss that is averaged over something `num_items_in_batch` does not count is weighted by it.
-    """
-    if num_items_in_batch is None:
-        return 1.0
-    return (labels != IGNORED).sum() / divisor_of(labels, num_items_in_batch, labels.device)
+    def loss_of(self, logits, labels, attention_mask, num_items_in_batch, label_smoothing):
+        return token_cross_entropy(logits, labels.view(-1), num_items_in_batch, label_smoothing)
 
 
 @dataclass
@@ -235,17 +235,23 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
 
         With `labels` int [B, T] (-100: not masked) and `next_sentence_label` int [B] also `loss`, the sum of both.
         `num_items_in_batch` counts the masked tokens of an optimizer step, so the next sentence's mean is weighted by
-        this call's share of them.
+        this call's share of them. `label_smoothing` smooths both; it and `return_logits` are as in
+        `LanguageModelHead.logits_and_loss`.
         """
-        others = (token_type_ids, position_ids, inputs_embeds, task_type_ids)
-        outputs = self.model(input_ids, attention_mask, *others, **kwargs)
-        both = labels is not None and next_sentence_label is not None
-        labels = without_padding(labels, attention_mask) if both else None
-        logits, loss = self.logits_and_loss(outputs.last_hidden_state, labels, num_items_in_batch, return_logits)
+        label_smoothing = kwargs.pop("label_smoothing", 0.0)
+        labels = None if next_sentence_label is None else labels
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        inputs |= {"position_ids": position_ids, "inputs_embeds": inputs_embeds, "task_type_ids": task_type_ids}
+        if are_on_padding(labels, attention_mask):
+            inputs |= reading_padding(self.config, inputs)
+        outputs = self.model(**inputs, **kwargs)
+        logits, loss = self.logits_and_loss(
+            outputs.last_hidden_state, labels, num_items_in_batch, return_logits, label_smoothing
+        )
         next_logits = self.next_sentence_score(self.summarise(outputs, input_ids, attention_mask))
         if loss is not None:
-            next_loss = token_cross_entropy(next_logits, next_sentence_label.view(-1))
-            loss = loss + next_loss * _share_of_items(labels, num_items_in_batch)
+            next_loss = token_cross_entropy(next_logits, next_sentence_label.view(-1), None, label_smoothing)
+            loss = loss + next_loss * share_of_items(labels, num_items_in_batch, loss.device)
         scores = {"prediction_logits": logits, "seq_relationship_logits": next_logits}
         parts = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
         return self.runtime.output(PreTrainingOutput, loss=loss, **scores, **parts)
@@ -254,7 +260,8 @@ class BlockformerEncoderForPreTraining(LanguageModelHead, BlockformerEncoderPreT
 class BlockformerEncoderForReplacedTokenDetection(Classification, BlockformerEncoderPreTrainedModel):
     """Tells replaced tokens from the text's own (ELECTRA's discriminator, Clark et al., 2020).
 
-    `logits` [B, T], above 0 where it finds a replaced one; labels int [B, T] of 0 and 1 (-100: none).
+    `logits` [B, T], above 0 where it finds a replaced one; labels int [B, T] of 0 and 1 (-100: none). Padding is left
+    out, as in the official class. `num_items_in_batch` may count labels on it: each call then weighs as its share.
     """
 
     output_class = modeling_outputs.TokenClassifierOutput
@@ -270,11 +277,16 @@ class BlockformerEncoderForReplacedTokenDetection(Classification, BlockformerEnc
     def logits_of(self, outputs, input_ids, attention_mask):
         return self.score(self.act_fn(self.dense(outputs.last_hidden_state))).squeeze(-1)
 
-    def loss_of(self, logits, labels, attention_mask, num_items_in_batch):
-        labels = without_padding(labels, attention_mask).to(logits.device)
+    def loss_of(self, logits, labels, attention_mask, num_items_in_batch, label_smoothing):
+        refuse_smoothing(label_smoothing, "these are right or wrong")
+        labels = labels.to(logits.device)
         check_labels(labels, 2)
-        losses = F.binary_cross_entropy_with_logits(logits.float(), labels.clamp(min=0).float(), reduction="none")
-        return losses[labels != IGNORED].sum() / divisor_of(labels, num_items_in_batch, logits.device)
+        real = labels
+        if isinstance(attention_mask, torch.Tensor) and attention_mask.shape == labels.shape:
+            real = labels.masked_fill(attention_mask.to(labels.device) == 0, IGNORED)
+        losses = F.binary_cross_entropy_with_logits(logits.float(), real.clamp(min=0).float(), reduction="none")
+        mean = averaged(losses[real != IGNORED].sum(), real)
+        return mean * share_of_items(labels, num_items_in_batch, mean.device)
 
 
 class BlockformerEncoderForMultipleChoice(Classifier, BlockformerEncoderPreTrainedModel):
@@ -302,7 +314,9 @@ class BlockformerEncoderForMultipleChoice(Classifier, BlockformerEncoderPreTrain
         """Tokens [B, choices, T] to `logits` [B, choices]; with labels int [B] also `loss`.
 
         `inputs_embeds` [B, choices, T, C] may take the place of the tokens; the other inputs are [B, choices, T].
+        `label_smoothing` is as in `losses.token_cross_entropy`.
         """
+        label_smoothing = kwargs.pop("label_smoothing", 0.0)
         inputs, form = (input_ids, 3) if inputs_embeds is None else (inputs_embeds, 4)
         if inputs is None or inputs.dim() != form:
             raise ValueError("input_ids (or inputs_embeds) must be [batch, choices, length]: one text for each choice.")
@@ -314,7 +328,9 @@ class BlockformerEncoderForMultipleChoice(Classifier, BlockformerEncoderPreTrain
         outputs = self.model(ids, mask, *others, **kwargs)
         summary = self.summarise(outputs, ids, mask)  # [B * choices, C]
         logits = self.score(self.dropout(self.before_classifier(summary))).view(-1, choices)
-        loss = None if labels is None else token_cross_entropy(logits, labels.view(-1), num_items_in_batch)
+        loss = None
+        if labels is not None:
+            loss = token_cross_entropy(logits, labels.view(-1), num_items_in_batch, label_smoothing)
         return modeling_outputs.MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

@@ -28,9 +28,9 @@ from .feed_forward import FeedForward  # noqa: F401
 from .input_checks import check_inputs  # noqa: F401
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
-from .losses import IGNORED, sequence_loss, span_loss
+from .losses import IGNORED, are_on_padding, refuse_smoothing, sequence_loss, span_loss
 from .normalization import RMSNorm  # noqa: F401
-from .positions import TABLES  # noqa: F401
+from .positions import reading_padding
 from .pretrained_model import BlockformerPreTrainedModel
 from .relative_bias import RelativeBias  # noqa: F401
 from .relative_keys import RelativeKeys  # noqa: F401
@@ -38,7 +38,7 @@ from .release import VERSION  # noqa: F401
 from .rotary import RotaryPositions  # noqa: F401
 from .runtime import by_runtime, sample_by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
-from .stack import Stack, last_token_states
+from .stack import Stack, last_of, last_tokens, states_at
 from .unpadding import Unpadding  # noqa: F401
 
 
@@ -212,15 +212,23 @@ def _encoder_decoder_parts(outputs) -> dict:
     return {field.name: outputs.get(field.name) for field in fields(outputs) if field.name != "last_hidden_state"}
 
 
-def _end_mask(config, input_ids, attention_mask):
-    """Where a row ends: [B, S] of 0 and 1 at its end tokens, or at all real tokens of a row that has none."""
+def _last_ends(config, input_ids, attention_mask, shape):
+    """The place of each row's last end token, int [B], where the official classes find it.
+
+    They refuse rows that have none, or not all equally many. Such a row ends with the last end token that is not
+    padding or, without any, with its last real token.
+    """
+    has_mask = isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2
     if config.eos_token_id is None or input_ids is None:
-        return attention_mask
-    real = input_ids != (-1 if config.pad_token_id is None else config.pad_token_id)
-    real = real if attention_mask is None else attention_mask != 0
+        return last_of(attention_mask != 0) if has_mask else last_tokens(config, input_ids, attention_mask, shape)
+    real = (
+        attention_mask != 0 if has_mask else input_ids != (-1 if config.pad_token_id is None else config.pad_token_id)
+    )
     tokens = config.eos_token_id if isinstance(config.eos_token_id, list | tuple) else [config.eos_token_id]
-    ends = torch.stack([input_ids == token for token in tokens]).any(0) & real
-    return torch.where(ends.any(-1, keepdim=True), ends, real)
+    ends = torch.stack([input_ids == token for token in tokens]).any(0)
+    own = torch.where((ends & real).any(-1, keepdim=True), ends & real, real)
+    counts = ends.sum(-1)
+    return last_of(torch.where((counts == counts[0]).all() & (counts[0] > 0), ends, own))
 
 
 class BlockformerEncoderDecoderForConditionalGeneration(
@@ -279,6 +287,10 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.shift_right(labels)
+        if are_on_padding(labels, decoder_attention_mask):
+            target: dict = {"input_ids": decoder_input_ids, "inputs_embeds": decoder_inputs_embeds}
+            target |= {"attention_mask": decoder_attention_mask, "position_ids": decoder_position_ids}
+            decoder_position_ids = reading_padding(self.config, target).get("position_ids", decoder_position_ids)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         rest = (past_key_values, inputs_embeds, decoder_inputs_embeds, use_cache, decoder_position_ids)
         outputs = self.model(*inputs, *rest, **kwargs)
@@ -318,14 +330,20 @@ class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecod
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> Seq2SeqSequenceClassifierOutput:
-        """Tokens [B, S] to `logits` [B, num_labels]; with labels (see `losses.sequence_loss`) also `loss`."""
+        """Tokens [B, S] to `logits` [B, num_labels]; with labels (see `losses.sequence_loss`) also `loss`.
+
+        `label_smoothing` is as in `losses.token_cross_entropy`.
+        """
+        label_smoothing = kwargs.pop("label_smoothing", 0.0)
         decoder_input_ids = self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
-        ends = _end_mask(self.config, input_ids, attention_mask)
-        states = last_token_states(self.config, outputs.last_hidden_state, input_ids, ends)
+        states = outputs.last_hidden_state
+        states = states_at(states, _last_ends(self.config, input_ids, attention_mask, states.shape[:2]))
         logits = self.score(self.dropout(torch.tanh(self.dense(self.dropout(states)))))
-        loss = None if labels is None else sequence_loss(logits, labels, self.config, num_items_in_batch)
+        loss = None
+        if labels is not None:
+            loss = sequence_loss(logits, labels, self.config, num_items_in_batch, label_smoothing)
         return Seq2SeqSequenceClassifierOutput(loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
 
 
@@ -354,6 +372,7 @@ class BlockformerEncoderDecoderForQuestionAnswering(BlockformerEncoderDecoderPre
     ) -> Seq2SeqQuestionAnsweringModelOutput:
         """Tokens [B, S] to `start_logits` and `end_logits` [B, S]; with both positions int [B] also `loss`."""
         kwargs.pop("num_items_in_batch", None)
+        refuse_smoothing(kwargs.pop("label_smoothing", 0.0), "a span's are two positions")
         decoder_input_ids = self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)

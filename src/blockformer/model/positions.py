@@ -113,6 +113,27 @@ def positions_from_mask(attention_mask):
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
+def reading_padding(config, inputs: dict) -> dict:
+    """Arguments of `Stack.forward` for a head that reads the states of padding, which are those of transformers then.
+
+    Where a caller leaves the positions out, padding has the last of the `position_offset` rows before the first token's
+    (RoBERTa, OPT) or, without any, its index (BERT, Llama).
+
+    Args:
+        inputs: `input_ids` [B, T] or `inputs_embeds` [B, T, E], `attention_mask` and `position_ids`, by these names.
+    """
+    given, mask = inputs["input_ids"], inputs["attention_mask"]
+    given = inputs["inputs_embeds"] if given is None else given
+    is_counted = inputs["position_ids"] is None and given is not None and isinstance(mask, torch.Tensor)
+    if not is_counted or mask.dim() != 2:
+        return {"reads_padding": True}
+    index = torch.arange(mask.shape[1], device=mask.device)
+    has_own = config.position_offset and not config.is_encoder_decoder  # BART's padding has its index too
+    own = torch.full_like(index, -1) if has_own else index.clamp(max=config.max_position_embeddings - 1)
+    positions = torch.where(mask != 0, positions_from_mask(mask), own)[:, -given.shape[1] :]
+    return {"reads_padding": True, "position_ids": positions}
+
+
 def flattened_positions(cu_seq_lens, shape):
     """Positions [B, T] in rows that hold several sequences, each counted from 0 on.
 

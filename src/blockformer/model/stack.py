@@ -83,6 +83,7 @@ class Stack(BlockformerPreTrainedModel):
         use_cache: bool | None = None,
         cross_attn_head_mask: torch.Tensor | None = None,
         task_type_ids: torch.Tensor | None = None,
+        reads_padding: bool = False,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the stack.
@@ -97,6 +98,7 @@ class Stack(BlockformerPreTrainedModel):
             head_mask: [len(self.layers), H], multiplies each head's output; in cross-attention `cross_attn_head_mask`,
                 without which a decoder takes `head_mask` there too.
             use_cache: whether to return keys and values; None is the config's in evaluation, no in training.
+            reads_padding: whether the states of padding are read too; otherwise they may be zeros.
 
         Returns:
             `last_hidden_state` [B, T, the config's `output_size`], the cache, and what was requested by
@@ -118,7 +120,7 @@ class Stack(BlockformerPreTrainedModel):
         position_ids = self._given_positions(tokens, position_ids, sequences["cu_seq_lens_q"])
         given_positions = None if position_ids is None else position_ids.expand(tokens.shape[:2])
         # Padding is counted first: an accelerator that is waited for has little to do yet.
-        unpadding, needs_padding = None, mask_is_all_ones or encoder_hidden_states is not None
+        unpadding, needs_padding = None, reads_padding or mask_is_all_ones or encoder_hidden_states is not None
         if not needs_padding and self._may_unpad(use_cache, past_key_values, kwargs):
             unpadding = self.runtime.unpadding(self, tokens, attention_mask, given_positions, sequences)
             if attention_mask is not None and unpadding is not None and unpadding.indices is None:
@@ -288,19 +290,34 @@ def shared_cache() -> DynamicCache:
     return cache
 
 
-def last_token_states(config, states, input_ids, attention_mask):
-    """Each row's state at its last real token, whichever side is padded: [B, T, C] -> [B, C].
+def last_tokens(config, input_ids, attention_mask, shape):
+    """The place of each row's last token, int [B], where the official classes of decoders find it.
 
-    Without a mask [B, T] of 0 and 1 `config.pad_token_id` in `input_ids` [B, T] marks the end.
+    It is the last token that is not `config.pad_token_id`, whatever the mask says: where the end token is also the
+    padding token, a text's last one is the token before its end. Of embeddings, and of one row where no padding token
+    is set, it is the last place. Several rows without a padding token, which the official classes refuse, end where the
+    mask says.
+
+    Args:
+        input_ids: int [B, T], or None for embeddings.
+        attention_mask: [B, S] of 0 and 1, the last T are the tokens', or anything else that says nothing of them.
+        shape: [B, T].
     """
-    batch, length = states.shape[:2]
-    if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
-        real = attention_mask[:, -length:].to(states.device) != 0
-    elif input_ids is not None and config.pad_token_id is not None:
-        real = input_ids.to(states.device) != config.pad_token_id
-    elif batch == 1:
-        return states[:, -1]
-    else:
+    batch, length = shape
+    if input_ids is not None and config.pad_token_id is not None:
+        return last_of(input_ids != config.pad_token_id)
+    if batch == 1 or config.pad_token_id is not None:
+        return torch.full((batch,), length - 1)
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
         raise ValueError("cannot find the last token of each of several rows: give attention_mask or set pad_token_id.")
-    last = (torch.arange(length, device=states.device) * real).argmax(-1)
-    return states[torch.arange(batch, device=states.device), last]
+    return last_of(attention_mask[:, -length:] != 0)
+
+
+def last_of(chosen):
+    """The last place of each row that is chosen, bool [B, T] -> int [B]; 0 in a row that has none."""
+    return (torch.arange(chosen.shape[1], device=chosen.device) * chosen).argmax(-1)
+
+
+def states_at(states, places):
+    """One state of each row: [B, T, C] and int [B] -> [B, C]."""
+    return states[torch.arange(len(places), device=states.device), places.to(states.device)]

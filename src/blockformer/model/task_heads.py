@@ -10,8 +10,8 @@ from transformers.utils import can_return_tuple
 
 from .compat import takes_cache
 from .language_model_head import HeadTransform
-from .losses import sequence_loss, span_loss, token_cross_entropy, without_padding
-from .positions import positions_from_mask
+from .losses import are_on_padding, refuse_smoothing, sequence_loss, span_loss, token_cross_entropy
+from .positions import reading_padding
 from .pretrained_model import BlockformerPreTrainedModel
 
 
@@ -32,6 +32,10 @@ class Classification(Classifier):
 
     output_class: type[modeling_outputs.ModelOutput]
 
+    def reads_padding(self, inputs, labels) -> bool:
+        """Whether the head reads the states of padding, for these arguments of the model and labels or None."""
+        return False
+
     @takes_cache
     @can_return_tuple
     def forward(
@@ -50,13 +54,17 @@ class Classification(Classifier):
     ) -> modeling_outputs.SequenceClassifierOutputWithPast | modeling_outputs.TokenClassifierOutput:
         """Tokens [B, T] to `logits`; with labels also `loss`. The class says the shapes of both.
 
-        The other arguments are as in `Stack.forward`.
+        `label_smoothing` is as in `losses.token_cross_entropy`, the other arguments as in `Stack.forward`.
         """
+        label_smoothing = kwargs.pop("label_smoothing", 0.0)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
+        if self.reads_padding(inputs, labels):
+            inputs |= reading_padding(self.config, inputs)
         outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
-        logits = self.logits_of(outputs, input_ids, attention_mask)
-        loss = None if labels is None else self.loss_of(logits, labels, attention_mask, num_items_in_batch)
+        logits, loss = self.logits_of(outputs, input_ids, attention_mask), None
+        if labels is not None:
+            loss = self.loss_of(logits, labels, attention_mask, num_items_in_batch, label_smoothing)
         passed_on = {name: outputs.get(name) for name in self.output_class.__dataclass_fields__}
         return self.output_class(**passed_on | {"loss": loss, "logits": logits})
 
@@ -79,8 +87,8 @@ class SequenceClassification(Classification):
     def logits_of(self, outputs, input_ids, attention_mask):
         return self.score(self.dropout(self.before_classifier(self.summarise(outputs, input_ids, attention_mask))))
 
-    def loss_of(self, logits, labels, attention_mask, num_items_in_batch):
-        return sequence_loss(logits, labels, self.config, num_items_in_batch)
+    def loss_of(self, logits, labels, attention_mask, num_items_in_batch, label_smoothing):
+        return sequence_loss(logits, labels, self.config, num_items_in_batch, label_smoothing)
 
 
 class TokenClassification(Classification):
@@ -98,8 +106,11 @@ class TokenClassification(Classification):
     def logits_of(self, outputs, input_ids, attention_mask):
         return self.score(self.dropout(self.before_classifier(outputs.last_hidden_state)))
 
-    def loss_of(self, logits, labels, attention_mask, num_items_in_batch):
-        return token_cross_entropy(logits, without_padding(labels, attention_mask), num_items_in_batch)
+    def reads_padding(self, inputs, labels):
+        return are_on_padding(labels, inputs["attention_mask"])
+
+    def loss_of(self, logits, labels, attention_mask, num_items_in_batch, label_smoothing):
+        return token_cross_entropy(logits, labels, num_items_in_batch, label_smoothing)
 
 
 class QuestionAnswering(Classifier):
@@ -133,27 +144,13 @@ class QuestionAnswering(Classifier):
         The other arguments are as in `Stack.forward`.
         """
         kwargs.pop("num_items_in_batch", None)  # counts labels, of which there are none here
-        if position_ids is None:
-            given = input_ids if inputs_embeds is None else inputs_embeds
-            position_ids = _with_padding(self.config, given, attention_mask)
+        refuse_smoothing(kwargs.pop("label_smoothing", 0.0), "a span's are two positions")
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
         inputs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "past_key_values": past_key_values}
+        inputs |= reading_padding(self.config, inputs)
         outputs = self.model(**inputs, use_cache=use_cache, task_type_ids=task_type_ids, **kwargs)
         states = self.before_classifier(outputs.last_hidden_state)
         start_logits, end_logits = self.qa_outputs(states).unbind(-1)
         loss = span_loss(start_logits, end_logits, start_positions, end_positions)
         recorded = (outputs.hidden_states, outputs.attentions)
         return modeling_outputs.QuestionAnsweringModelOutput(loss, start_logits, end_logits, *recorded)
-
-
-def _with_padding(config, inputs, attention_mask):
-    """The positions [B, T] of inputs [B, T, ...], with padding as in the official models; None without a mask.
-
-    It has the last of the `position_offset` rows before the first token's (RoBERTa) or, without any, its index (BERT).
-    """
-    if inputs is None or not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2:
-        return None
-    index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-    last = config.max_position_embeddings - 1
-    padding = torch.full_like(index, -1) if config.position_offset else index.clamp(max=last)
-    return torch.where(attention_mask != 0, positions_from_mask(attention_mask), padding)[:, -inputs.shape[1] :]

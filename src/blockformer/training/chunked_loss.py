@@ -4,11 +4,14 @@ N tokens with a label, C hidden size, V vocabulary.
 """
 
 import torch
+from torch import nn
 from torch.nn import functional as F
+from torch.nn.modules import module
 from torch.utils.checkpoint import checkpoint
 
-from ..engine.linear import is_plain_linear
-from ..model.losses import IGNORED, check_labels, divisor_of
+from ..engine.linear import is_bare, is_plain_linear, is_transformed
+from ..model.language_model_head import finished
+from ..model.losses import IGNORED, averaged, check_labels
 from .late_outputs import DeferredLogits
 
 # Logits that may be held at once, 128 MiB in float32; on a CUDA device as many as a part of its free memory holds, up
@@ -21,7 +24,8 @@ _MAX_PRODUCT = 1 << 22
 def loss_in_chunks(head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing):
     """States [..., C] and labels int [...] or None -> logits [..., V] or None, and loss; None for the plain way.
 
-    A loss in chunks never holds more than `MAX_LOGITS` logits at once.
+    A loss in chunks never holds more than `MAX_LOGITS` logits at once. It is for a plain linear layer that nobody
+    watches or changes: hooks, adapters and `torch.func` get the logits of all tokens at once, as they expect.
 
     Args:
         head: a `LanguageModelHead`.
@@ -29,25 +33,35 @@ def loss_in_chunks(head, hidden_states, labels, num_items_in_batch, return_logit
             None takes it in chunks in training where the logits are many, and gives a `DeferredLogits`.
         num_items_in_batch, label_smoothing: see `losses.token_cross_entropy`.
     """
-    is_deferred = labels is not None and return_logits is None and head.training
-    is_deferred = is_deferred and not torch.compiler.is_compiling()
-    is_deferred = is_deferred and labels.numel() * head.lm_head.out_features > MAX_LOGITS
-    if labels is None or (return_logits is not False and not is_deferred):
+    if labels is None or return_logits or not _can_be_in_chunks(head.lm_head):
         return None
-    loss = _loss_in_chunks(head, hidden_states, labels, num_items_in_batch, label_smoothing)
-    logits = DeferredLogits(lambda: head.logits_of(hidden_states), head.lm_head.weight) if is_deferred else None
-    return logits, loss
-
-
-def _loss_in_chunks(head, hidden_states, labels, num_items_in_batch, label_smoothing):
-    labels = labels.to(hidden_states.device)
-    if hidden_states.device.type == "cpu" and not torch.compiler.is_compiling():
-        labelled = labels != IGNORED  # elsewhere their number would be a synchronisation
-        hidden_states, labels = hidden_states[labelled], labels[labelled]
-    states = head.before_head(hidden_states).flatten(0, -2)  # [N, C]
+    is_deferred = return_logits is None
+    if is_deferred and (not head.training or torch.compiler.is_compiling() or not is_plain_linear(head.lm_head)):
+        return None
+    if is_deferred and labels.numel() * head.lm_head.out_features <= MAX_LOGITS:
+        return None
+    states = head.before_head(hidden_states)  # of all tokens, since its modules may be watched
     bias = None if head.logits_bias is None else head.logits_bias.to(states.device)
     cap = head.config.final_logit_softcapping
-    return chunked_cross_entropy(head.lm_head, states, labels.flatten(), num_items_in_batch, label_smoothing, bias, cap)
+    logits = DeferredLogits(states, head.lm_head, bias, cap) if is_deferred else None
+    labels = labels.to(states.device)
+    if states.device.type == "cpu" and not torch.compiler.is_compiling():
+        labelled = labels != IGNORED  # elsewhere their number would be a synchronisation
+        states, labels = states[labelled], labels[labelled]
+    states, labels = states.flatten(0, -2), labels.flatten()  # [N, C], [N]
+    return logits, chunked_cross_entropy(head.lm_head, states, labels, num_items_in_batch, label_smoothing, bias, cap)
+
+
+def _can_be_in_chunks(head) -> bool:
+    """Whether a head's logits may be computed some tokens at a time: by a plain linear layer, or without gradients.
+
+    In a backward pass, an adapter may not be the one of the forward pass any more.
+    """
+    if torch.compiler.is_compiling():
+        return is_plain_linear(head)
+    if is_transformed() or module._has_any_global_hook():
+        return False
+    return is_plain_linear(head) or (not torch.is_grad_enabled() and isinstance(head, nn.Linear) and is_bare(head))
 
 
 def chunked_cross_entropy(
@@ -55,12 +69,11 @@ def chunked_cross_entropy(
 ):
     """`token_cross_entropy(head(states) + logits_bias, labels, ...)`, never with more than `MAX_LOGITS` logits at once.
 
-    The gradients of a plain linear head are taken with the loss, while a chunk's logits are there, under autocast too.
-    Any other head (with adapters, hooks, quantized, sharded), and any head under `torch.compile`, runs once more for
-    each chunk in the backward pass.
+    The gradients are taken with the loss, while a chunk's logits are there, under autocast too. With a soft cap, and
+    under `torch.compile`, each chunk's product is computed once more in the backward pass.
 
     Args:
-        head: a module from states [n, C] to logits [n, V].
+        head: a plain linear layer from states [n, C] to logits [n, V]; without gradients also a prepared one.
         states: [N, C].
         labels: int [N], each 0 to V - 1 or -100, on the device of the states.
         num_items_in_batch, label_smoothing: see `token_cross_entropy`.
@@ -69,16 +82,17 @@ def chunked_cross_entropy(
     """
     check_labels(labels, head.out_features)
     rows = max(1, _most_logits(states.device) // head.out_features)
-    divisor, kind = divisor_of(labels, num_items_in_batch, states.device), states.device.type
-    if torch.is_grad_enabled() and cap is None and is_plain_linear(head) and not torch.compiler.is_compiling():
+    kind = states.device.type
+    if torch.is_grad_enabled() and cap is None and not torch.compiler.is_compiling():
         bias = head.bias if logits_bias is None else logits_bias
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
         with torch.autocast(kind, enabled=False):
-            return _LinearCrossEntropy.apply(states, head.weight, bias, labels, label_smoothing, rows, dtype) / divisor
+            total = _LinearCrossEntropy.apply(states, head.weight, bias, labels, label_smoothing, rows, dtype)
+            return averaged(total, labels, num_items_in_batch)
     total = torch.zeros((), device=states.device)
     for chunk in zip(states.split(rows), labels.split(rows), strict=True):
         total = total + checkpoint(_sum_of_chunk, head, *chunk, label_smoothing, logits_bias, cap, use_reentrant=False)
-    return total / divisor
+    return averaged(total, labels, num_items_in_batch)
 
 
 def _most_logits(device) -> int:
@@ -90,9 +104,7 @@ def _most_logits(device) -> int:
 
 
 def _sum_of_chunk(head, states, labels, label_smoothing, logits_bias, cap):
-    logits = head(states)
-    logits = logits if logits_bias is None else logits + logits_bias
-    logits = (logits if cap is None else cap * torch.tanh(logits / cap)).float()
+    logits = finished(head(states), logits_bias, cap).float()
     return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing)
 
 

@@ -1,9 +1,12 @@
 """Outputs of a language model whose logits are computed when they are first read. V vocabulary."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import copy
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from transformers.modeling_outputs import (
     CausalLMOutputWithCrossAttentions,
     MaskedLMOutput,
@@ -12,33 +15,70 @@ from transformers.modeling_outputs import (
     Seq2SeqLMOutput,
 )
 
+from ..model.language_model_head import finished
 from ..model.modeling_encoder import PreTrainingOutput
 
 
 class DeferredLogits:
     """Logits that nobody has read yet. `LateOutput` puts the tensor in its place on the first read.
 
+    They are what they would have been at the call: of its states and weights, and of its modes (gradients, inference,
+    autocast), whatever is in force where they are read.
+
     Args:
-        compute: returns the logits.
-        weight: the head's weight. If it changes before the logits are read, they would belong to another model.
+        states: [..., C], the input of the head's matrix.
+        head: a plain linear layer, from states to logits [..., V].
+        logits_bias: [V], or None.
+        cap: soft cap of the logits, or None.
+
+    Attributes:
+        dtype: of the logits.
     """
 
-    def __init__(self, compute: Callable[[], torch.Tensor], weight: torch.Tensor):
-        self._compute, self._weight = compute, weight
-        self._seen = (weight._version, weight.shape)
+    def __init__(self, states: torch.Tensor, head: nn.Linear, logits_bias: torch.Tensor | None, cap: float | None):
+        self._states, self._weight, self._bias, self._after = states, head.weight, head.bias, (logits_bias, cap)
+        self._seen = self._state()
+        kind = states.device.type
+        self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+        self._has_gradients, self._is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        dtype = self._autocast[1] if self._autocast[2] else states.dtype
+        self.dtype = dtype if logits_bias is None else torch.promote_types(dtype, logits_bias.dtype)
 
     def __call__(self) -> torch.Tensor:
         """The logits [..., V].
 
         Raises:
-            RuntimeError: the head's weight has changed (an optimizer step) or was sharded again after the forward.
+            RuntimeError: the head's weights have changed (an optimizer step) or were sharded again after the forward.
         """
-        if (self._weight._version, self._weight.shape) != self._seen:
+        if not all(map(_is_same, self._seen, self._state())):
             raise RuntimeError(
                 "the weights have changed since this output was made: read its logits before the optimizer steps, or "
                 "call the model with return_logits=True."
             )
-        return self._compute()
+        inference, gradients = self._is_inference, self._has_gradients
+        with torch.inference_mode(inference), torch.set_grad_enabled(gradients), torch.autocast(*self._autocast):
+            states = self._states.contiguous().view(self._states.shape)  # see `LanguageModelHead.logits_of`
+            return finished(nn.functional.linear(states, self._weight, self._bias), *self._after).to(self.dtype)
+
+    def float(self) -> DeferredLogits:
+        """The same in float32, as late: accelerate asks every tensor of half precision in an output for it."""
+        other = copy.copy(self)
+        other.dtype = torch.float32
+        return other
+
+    def _state(self) -> list[tuple]:
+        return [_state_of(weight) for weight in (self._weight, self._bias) if weight is not None]
+
+
+def _state_of(weight: torch.Tensor) -> tuple:
+    """What shows that a weight [V, C] or [V] has changed: some bits too, as no write through `.data` is counted."""
+    version = None if weight.is_inference() else weight._version
+    some = weight.detach().diagonal() if weight.dim() == 2 else weight.detach()
+    return (version, weight.shape, weight.data_ptr()), some.clone().view(torch.uint8)
+
+
+def _is_same(one: tuple, other: tuple) -> bool:
+    return one[0] == other[0] and torch.equal(one[1], other[1])
 
 
 class LateOutput(ModelOutput):
