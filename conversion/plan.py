@@ -105,6 +105,10 @@ def plan_in(
             f"{checkpoint.folder}: is in Blockformer's layout already; load it with AutoModel, or convert it with "
             "to_official=True"
         )
+    if family_name is None and not isinstance(official.get("model_type"), str):
+        from .guessing import missing_type  # which plans, too
+
+        raise missing_type(checkpoint)
     family = family_of(official) if family_name is None else family_by_name(family_name)
     variant = family.variant_of(official, checkpoint.tensors, checkpoint.read)
     low_bits = awq.TRAIT in variant.traits
@@ -129,8 +133,7 @@ def plan_in(
     headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
     to_class = RuleTable(family.storage(variant, config, plain), layers=layout.layers).plan(headers, rest=True)
     to_ours = layout.plan(_targets(to_class), shapes, optional=tied, dtype=cast)
-    groups = in_turn(to_class, to_ours)
-    groups = [replace(group, sources=tuple(stored[name] for name in group.sources)) for group in groups]
+    groups = reading(in_turn(to_class, to_ours), stored)
     used = {name for group in groups for name in group.sources}
     further = layout.further_layers(stored)
     if to_load is not None:  # of few bits, unlike all that goes back out
@@ -154,7 +157,7 @@ def plan_in(
         origin=None if family.is_file else Origin(family, official, variant, unused),
         read_plain=awq.read_plain if low_bits else fp8.read_plain if fp8.TRAIT in variant.traits else None,
         not_runnable=family.not_runnable(config),
-        notes=[*family.notes(variant), *_notes_on(further, kept)],
+        notes=[*family.head_note(checkpoint.config, variant), *family.notes(variant), *_notes_on(further, kept)],
     )
 
 
@@ -189,10 +192,12 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     for group in unused:
         shapes.pop(names.todays(group.targets[0].name), None)
     optional = [*tied, *family.optional(variant)]
-    to_class = layout.plan(checkpoint.tensors, shapes, reverse=True, optional=optional, dtype=cast)
+    stored = by_sources(checkpoint.tensors, expected_tensors(family.our_class(variant), config)[1])
+    headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
+    to_class = layout.plan(headers, shapes, reverse=True, optional=optional, dtype=cast)
     storage = RuleTable(family.storage(variant, config), layers=layout.layers)
     to_file = storage.plan(_targets(to_class), reverse=True, rest=True)
-    groups = in_turn(to_class, to_file)
+    groups = reading(in_turn(to_class, to_file), stored)
     return Plan(
         family=family,
         variant=variant,
@@ -398,6 +403,26 @@ def unread_pooler(model_class: type[PreTrainedModel], config: PretrainedConfig) 
         return {}
     width = config.hidden_size
     return {"model.pooler.dense.weight": (width, width), "model.pooler.dense.bias": (width,)}
+
+
+def by_sources(names: Iterable[str], tied: Mapping[str, str]) -> dict[str, str]:
+    """A model's names of its weights -> the names in a file: of tied ones, either may be there, as transformers reads.
+
+    Args:
+        names: in the file.
+        tied: name -> source, of the model.
+    """
+    known = {*names}
+    found: dict[str, str] = {}
+    for name in names:
+        source = tied.get(name, name)
+        found[name if source in known or source in found else source] = name
+    return found
+
+
+def reading(groups: Iterable[Group], names: Mapping[str, str]) -> list[Group]:
+    """The same groups, reading tensors by the names that a file has."""
+    return [replace(group, sources=tuple(names[name] for name in group.sources)) for group in groups]
 
 
 def stored_pairs(tied: Mapping[str, str], groups: list[Group]) -> list[tuple[str, str]]:

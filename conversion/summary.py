@@ -19,8 +19,9 @@ from blockformer.model.latent_attention import OF_LATENTS
 
 from .errors import ConversionError
 from .families.registry import family_of
-from .files.checkpoint import read_config
-from .files.sources import locate
+from .files.checkpoint import Checkpoint, read_config
+from .files.sources import has_weights, locate
+from .guessing import missing_type
 from .plan import architecture_of, is_ours, our_config
 from .storage.awq import PARTS
 
@@ -63,6 +64,7 @@ def summarize(source: str | PathLike[str], revision: str | None = None) -> Summa
 
     Raises:
         ConversionError: it is none of these, or our config cannot express its settings.
+        CheckpointError: its weights, read only where `model_type` is missing, are damaged.
     """
     from blockformer.presets import preset
 
@@ -79,7 +81,11 @@ def summarize(source: str | PathLike[str], revision: str | None = None) -> Summa
             raise ConversionError(f"{error}{end}{hint}") from error
     if not path.exists():
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
-    return describe(*config_of(read_config(path)), name)
+    entries = read_config(path)
+    if not isinstance(entries.get("model_type"), str) and path.name == "config.json" and has_weights(path.parent):
+        with Checkpoint(path.parent) as checkpoint:  # only its headers, for the family that they fit
+            raise missing_type(checkpoint)
+    return describe(*config_of(entries), name)
 
 
 def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:

@@ -15,6 +15,7 @@ from .names import WEIGHT_FILES, WEIGHTS, is_side_file, weight_map
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 LISTED = 10_000
 """Names of a source that are looked at; no model has so many files."""
+GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def folder_of(source: str | PathLike[str], revision: str | None = None) -> Path 
             raise ConversionError(f"{text}: a folder, which has no revision {shown(revision)}; leave it out")
         return folder
     if os.path.lexists(folder):
+        if text.endswith(GGUF):
+            raise ConversionError(f"{text}: a GGUF file; {_plain_from(os.fspath(folder.parent), folder.name)}")
         raise ConversionError(f"{text}: not a folder; name the folder that holds config.json and the weights")
     if not HUB_ID.fullmatch(text) or ".." in text:
         raise ConversionError(f"{text}: no such folder")
@@ -91,7 +94,31 @@ def locate(source: str | PathLike[str], weights: bool = True, **hub: Any) -> Sou
         ConversionError: there is no such folder or repo, or it cannot be fetched.
     """
     folder = folder_of(source, hub.get("revision"))
-    return Source(folder) if folder is not None else _fetch(os.fspath(source), weights, hub)
+    found = Source(folder) if folder is not None else _fetch(os.fspath(source), weights, hub)
+    _check_format(os.fspath(source), [name for name in found.names if "/" not in name], weights)
+    return found
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights that are read, or an index of them."""
+    return any(os.path.lexists(folder / name) for pair in WEIGHTS for name in pair)
+
+
+def _check_format(source: str, names: Iterable[str], weights: bool) -> None:
+    """Refuse a source whose weights are only there as GGUF, with what makes plain ones of them."""
+    known = {*names}
+    gguf = sorted(name for name in known if name.endswith(GGUF))
+    is_readable = not weights or any(name in known for pair in WEIGHTS for name in pair)
+    if gguf and not ("config.json" in known and is_readable):
+        raise ConversionError(f"{source}: has its weights only as GGUF; {_plain_from(source, gguf[0])}")
+
+
+def _plain_from(folder: str, file: str) -> str:
+    return (
+        "conversion reads safetensors and PyTorch files. transformers makes plain weights of it, with the package "
+        f"gguf installed: AutoModelForCausalLM.from_pretrained({shown(folder)}, gguf_file={shown(file)})"
+        ".save_pretrained(NEW), and the same with AutoTokenizer; then convert NEW"
+    )
 
 
 def files_in(folder: Path) -> tuple[str, ...]:

@@ -122,12 +122,17 @@ class Group:
         return [(target.name, tensor.to(target.dtype)) for target, tensor in zip(self.targets, tensors, strict=True)]
 
 
+def tuple_of(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The names of one side of a rule."""
+    return (names,) if isinstance(names, str) else names
+
+
 def _prefixed(prefix: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
     return prefix + names if isinstance(names, str) else tuple(prefix + name for name in names)
 
 
 def _patterns(names: str | tuple[str, ...]) -> list[Pattern]:
-    return [Pattern(name) for name in ((names,) if isinstance(names, str) else names)]
+    return [Pattern(name) for name in tuple_of(names)]
 
 
 def module_rules(modules: Mapping[str, str]) -> list[Rule]:
