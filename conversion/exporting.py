@@ -17,18 +17,13 @@ from .files.repo import memory_errors, opened, write_generation_config, write_we
 from .files.side_files import carry_side_files, copy_store, refuse_adapters
 from .files.sources import locate
 from .files.unused_tensors import UNUSED_FILE
+from .model_tensors import by_sources, expected_tensors, identity_rules, reading, stored_pairs, unread_pooler
 from .origin import ORIGIN
 from .plan import (
     architecture_of,
-    by_sources,
     bytes_by_dtype,
-    expected_tensors,
-    identity_rules,
     is_ours,
     our_config,
-    reading,
-    stored_pairs,
-    unread_pooler,
 )
 from .progress import Progress, silent
 from .report import ConversionReport

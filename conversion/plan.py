@@ -1,13 +1,13 @@
 """The plan of a conversion in either direction, made from only the config and the tensor headers."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, initialization
+from transformers import PretrainedConfig, PreTrainedModel
 
 from blockformer.on_import import CONFIGS
 from blockformer.publishing.repo_code import ABOUT_THE_FILE
@@ -18,12 +18,14 @@ from .families.registry import Family, family_by_name, family_for, family_of
 from .files.checkpoint import NEVER_FOLLOWED, Checkpoint
 from .files.json_files import json_text
 from .files.unused_tensors import unused_groups
+from .model_tensors import by_sources, expected_tensors, reading, stored_pairs, unread_pooler
 from .origin import Origin, read_origin
 from .rules.in_turn import in_turn
 from .rules.operations import Shape
 from .rules.patterns import matching
-from .rules.table import Group, Rule, RuleTable, Target
+from .rules.table import Group, HasHeader, RuleTable, Target
 from .storage import awq, fp8
+from .storage.quantized import check_plain
 from .storage.spelling import Spellings
 from .storage.variant import CheckpointVariant
 
@@ -109,8 +111,14 @@ def plan_in(
         from .guessing import missing_type  # which plans, too
 
         raise missing_type(checkpoint)
+    plain_view = fp8.PlainView(checkpoint) if fp8.has_factors(checkpoint.tensors) else None
+    tensors: Mapping[str, HasHeader] = checkpoint.tensors
+    read = checkpoint.read
+    if plain_view is not None:
+        official, tensors, read = plain_view.entries, plain_view.tensors, plain_view.read
+    check_plain(official, tensors)
     family = family_of(official) if family_name is None else family_by_name(family_name)
-    variant = family.variant_of(official, checkpoint.tensors, checkpoint.read)
+    variant = family.variant_of(official, tensors, read)
     low_bits = awq.TRAIT in variant.traits
     plain = cast if dequantized else None
     if dequantized:
@@ -119,28 +127,33 @@ def plan_in(
                 f"{checkpoint.folder}: has no 4-bit weights to dequantize; use dtype (--dtype) to cast plain ones"
             )
         official = awq.without(official)
-        variant = family.variant_of(official, checkpoint.tensors, checkpoint.read)
+        variant = family.variant_of(official, tensors, read)
     to_load = family.dequantized(official, variant)
     if to_load is not None:
         official = dict(family.plain_entries(official, variant))
-    stored = _todays_names(checkpoint.tensors, family.spellings(variant))
+    stored = _todays_names(tensors, family.spellings(variant))
     config = family.our_config(family.config_from(official, variant))
     if cast is not None:
         config.dtype = cast
     shapes, tied, parameters = expected_tensors(family.our_class(variant), config)
     shapes |= unread_pooler(family.our_class(variant), config)
     layout = family.layout(variant, config)
-    headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
+    further = layout.further_layers(stored)
+    if plain_view is not None:
+        plain_view.check({*stored.values()} - {stored[name] for name in further})
+    headers = {name: tensors[own] for name, own in stored.items()}
     to_class = RuleTable(family.storage(variant, config, plain), layers=layout.layers).plan(headers, rest=True)
     to_ours = layout.plan(_targets(to_class), shapes, optional=tied, dtype=cast)
     groups = reading(in_turn(to_class, to_ours), stored)
+    if plain_view is not None:
+        groups = in_turn(plain_view.groups, groups)
     used = {name for group in groups for name in group.sources}
-    further = layout.further_layers(stored)
-    if to_load is not None:  # of few bits, unlike all that goes back out
+    has_low_bits = to_load is not None or plain_view is not None
+    if has_low_bits:  # unlike all that goes back out
         used |= {stored[name] for name in further}
-    unused = [name for name in checkpoint.tensors if name not in used]
-    _check_unused(checkpoint, unused, family, variant)
-    kept = "kept for the way back" if to_load is None else "left out"
+    unused = [name for name in tensors if name not in used]
+    _check_unused(checkpoint, unused, family, variant, {stored[name] for name in further})
+    kept = "left out" if has_low_bits else "kept for the way back"
     return Plan(
         family=family,
         variant=variant,
@@ -155,9 +168,14 @@ def plan_in(
         parameters=parameters,
         official_arguments=family.official_arguments(variant),
         origin=None if family.is_file else Origin(family, official, variant, unused),
-        read_plain=awq.read_plain if low_bits else fp8.read_plain if fp8.TRAIT in variant.traits else None,
+        read_plain=awq.read_plain if low_bits else None if plain_view is None else fp8.read_plain,
         not_runnable=family.not_runnable(config),
-        notes=[*family.head_note(checkpoint.config, variant), *family.notes(variant), *_notes_on(further, kept)],
+        notes=[
+            *family.head_note(official, variant),
+            *([] if plain_view is None else [fp8.NOTE]),
+            *family.notes(variant),
+            *_notes_on(further, kept),
+        ],
     )
 
 
@@ -278,9 +296,12 @@ def _todays_names(names: Iterable[str], spellings: Spellings) -> dict[str, str]:
     return found
 
 
-def _check_unused(checkpoint: Checkpoint, names: list[str], family: Family, variant: CheckpointVariant) -> None:
+def _check_unused(
+    checkpoint: Checkpoint, names: list[str], family: Family, variant: CheckpointVariant, free: Collection[str]
+) -> None:
+    """Refuse tensors that cannot be left out; `free` are layers that no model has, which need not be read."""
     todays = family.spellings(variant).todays
-    reasons = {name: family.check_ignored(todays(name), checkpoint.read(name)) for name in names}
+    reasons = {name: family.check_ignored(todays(name), checkpoint.read(name)) for name in names if name not in free}
     lines = [f"{shown(name)} {reason}" for name, reason in reasons.items() if reason]
     if lines:
         raise ConversionError(f"{checkpoint.folder}: tensors that cannot be left out:{listed(lines)}")
@@ -378,64 +399,3 @@ def _set_dtype(official: dict[str, Any], dtype: Any) -> None:
     if dtype is not None:
         name = "torch_dtype" if "torch_dtype" in official and "dtype" not in official else "dtype"
         official[name] = str(dtype).removeprefix("torch.")
-
-
-def expected_tensors(
-    model_class: type[PreTrainedModel], config: PretrainedConfig, arguments: Mapping[str, Any] | None = None
-) -> tuple[dict[str, tuple[int, ...]], dict[str, str], int]:
-    """The tensors of a model, without building it: tensor name -> shape, tied name -> source, parameter count."""
-    config = copy.deepcopy(config)
-    try:
-        with torch.device("meta"), initialization.no_init_weights():
-            model = model_class(config, **(arguments or {}))
-        model.tie_weights()
-    except Exception as error:  # what the official configuration class let through
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConversionError(f"config.json: {model_class.__name__} refuses it: {reason}") from error
-    tied = dict(model.all_tied_weights_keys)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    return shapes, tied, model.num_parameters()
-
-
-def unread_pooler(model_class: type[PreTrainedModel], config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a pooler that the head does not read. The repo keeps it, since `AutoModel` reads it."""
-    if getattr(model_class, "reads_pooler", True) or config.pooler_act is None:
-        return {}
-    width = config.hidden_size
-    return {"model.pooler.dense.weight": (width, width), "model.pooler.dense.bias": (width,)}
-
-
-def by_sources(names: Iterable[str], tied: Mapping[str, str]) -> dict[str, str]:
-    """A model's names of its weights -> the names in a file: of tied ones, either may be there, as transformers reads.
-
-    Args:
-        names: in the file.
-        tied: name -> source, of the model.
-    """
-    known = {*names}
-    found: dict[str, str] = {}
-    for name in names:
-        source = tied.get(name, name)
-        found[name if source in known or source in found else source] = name
-    return found
-
-
-def reading(groups: Iterable[Group], names: Mapping[str, str]) -> list[Group]:
-    """The same groups, reading tensors by the names that a file has."""
-    return [replace(group, sources=tuple(names[name] for name in group.sources)) for group in groups]
-
-
-def stored_pairs(tied: Mapping[str, str], groups: list[Group]) -> list[tuple[str, str]]:
-    """Tied pairs of which both names are written."""
-    written = {target.name for group in groups for target in group.targets}
-    return [(name, source) for name, source in tied.items() if name in written and source in written]
-
-
-def identity_rules(names: Iterable[str]) -> RuleTable:
-    """Identity rules for our own tensor names."""
-    patterns = {".".join("{layer}" if part.isdigit() else part for part in name.split(".")) for name in names}
-    rules = []
-    for pattern in sorted(patterns):
-        low = awq.PARTS.get(pattern.rpartition(".")[2])
-        rules.append(Rule(pattern, pattern, dtypes=None if low is None else (low,)))
-    return RuleTable(rules)

@@ -23,6 +23,7 @@ from .files.checkpoint import Checkpoint, read_config
 from .files.sources import has_weights, locate
 from .guessing import missing_type
 from .plan import architecture_of, is_ours, our_config
+from .storage import fp8
 from .storage.awq import PARTS
 
 SHOWN = ("size", "embeddings", "norm", "positions", "attention", "feed-forward", "weights", "head")
@@ -92,8 +93,9 @@ def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
     """Our config for a `config.json` in either layout, and notes on it."""
     if is_ours(entries):
         return our_config(entries), []
-    family = family_of(entries)
-    return family.our_config(family.config_from(entries)), family.unused_note(entries)
+    family, plain = family_of(entries), fp8.plain_entries(entries)
+    notes = [fp8.NOTE_ON_PAPER] if fp8.is_told(entries) else []
+    return family.our_config(family.config_from(plain)), [*notes, *family.unused_note(plain)]
 
 
 def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = "") -> Summary:

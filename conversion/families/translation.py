@@ -24,6 +24,7 @@ from blockformer.model.configuration_blockformer import check_counts
 from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import NEVER_FOLLOWED
 from ..quiet import quiet
+from ..storage.quantized import FIELDS, REMEDY, without_empty
 from ..storage.variant import CheckpointVariant
 from ..values import DROPOUTS, TOKENS, NotExpressible, Official, Value, common_entries, token_or_none
 from .head import Head
@@ -48,6 +49,9 @@ REMEDIES = {
     "sliding_window": _NO_WINDOW,
     "attention_chunk_size": _NO_WINDOW,
     **dict.fromkeys(("no_bias", "logit_scale", "expansion_ratio"), _NOT_FOLLOWED),
+    **dict.fromkeys(FIELDS, REMEDY),
+    "use_bidirectional_attention": "ours looks back only in this family, so run this model with transformers or "
+    "sentence-transformers; set it to false only for a model that was trained so",
     "slow_but_exact": "with pretraining_tp above 1 the official class leaves out two biases; set it to false",
 }
 """Official setting -> why it cannot be converted and what to do, where its name does not say that."""
@@ -288,6 +292,7 @@ class ConfigTranslation(ABC):
             ConversionError: transformers refuses it.
         """
         left_out = self.former_types.get(str(official.get("model_type")))
+        official = without_empty(official)
         official = official if left_out is None else {**left_out, **official, "model_type": self.model_type}
         hidden = (*ABOUT_THE_FILE, *NEVER_FOLLOWED, *self.former_fields)
         settings = self._formerly(official) | {name: value for name, value in official.items() if name not in hidden}

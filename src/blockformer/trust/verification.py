@@ -19,7 +19,7 @@ from blockformer.conversion.files.checkpoint import NEVER_FOLLOWED, Checkpoint
 from blockformer.conversion.files.json_files import read_json_value
 from blockformer.conversion.files.side_files import digest
 from blockformer.conversion.files.sources import LISTED, files_in, folder_of
-from blockformer.conversion.plan import unread_pooler
+from blockformer.conversion.model_tensors import unread_pooler
 
 from ..model.axes import BLOCKS
 from ..model.blocks import ENTRY, entry
