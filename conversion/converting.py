@@ -326,6 +326,7 @@ def _verify(plan: Plan, source: Path, target: Path, report_progress: Progress, q
             with Checkpoint(folder) as checkpoint:
                 settings = {"state_dict": plan.read_plain(checkpoint, dtype), "dtype": dtype}
             attention = attention_of(model_class, config)
+            settings |= plan.official_arguments
             return model_class.from_pretrained(None, config=plain, attn_implementation=attention, **settings)
         return load_model(model_class, config, folder, dtype, plan.official_arguments)
 

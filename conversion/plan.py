@@ -14,6 +14,7 @@ from blockformer.publishing.repo_code import ABOUT_THE_FILE
 
 from .arguments import dtype_name
 from .errors import ConversionError, listed, shown
+from .families.head import VALUE_HEAD, VALUE_HEAD_NOTE
 from .families.registry import Family, family_by_name, family_for, family_of
 from .files.checkpoint import NEVER_FOLLOWED, Checkpoint
 from .files.json_files import json_text
@@ -25,7 +26,7 @@ from .rules.operations import Shape
 from .rules.patterns import matching
 from .rules.table import Group, HasHeader, RuleTable, Target
 from .storage import awq, fp8
-from .storage.quantized import check_plain
+from .storage.quantized import check_plain, without_empty
 from .storage.spelling import Spellings
 from .storage.variant import CheckpointVariant
 
@@ -49,7 +50,8 @@ class Plan:
         official_arguments: what the official class takes in addition to its config.
         origin: what the repo records of an official checkpoint for the way back.
         files: on the way back, what the record says of the files next to the weights.
-        read_plain: reads all weights of the official checkpoint in a dtype, where some have few bits; else None.
+        read_plain: reads all weights of the official checkpoint in a dtype, where its class cannot: some have few bits,
+            or all lie under a key of a pickle; else None.
         not_runnable: why the official model cannot be run, or None.
         notes: what a user must know about the conversion.
     """
@@ -152,7 +154,8 @@ def plan_in(
     if has_low_bits:  # unlike all that goes back out
         used |= {stored[name] for name in further}
     unused = [name for name in tensors if name not in used]
-    _check_unused(checkpoint, unused, family, variant, {stored[name] for name in further})
+    values = [name for name in unused if name in VALUE_HEAD]
+    _check_unused(checkpoint, unused, family, variant, {*values, *(stored[name] for name in further)})
     kept = "left out" if has_low_bits else "kept for the way back"
     return Plan(
         family=family,
@@ -168,15 +171,25 @@ def plan_in(
         parameters=parameters,
         official_arguments=family.official_arguments(variant),
         origin=None if family.is_file else Origin(family, official, variant, unused),
-        read_plain=awq.read_plain if low_bits else None if plain_view is None else fp8.read_plain,
+        read_plain=_reader(checkpoint, low_bits, plain_view is not None),
         not_runnable=family.not_runnable(config),
         notes=[
             *family.head_note(official, variant),
             *([] if plain_view is None else [fp8.NOTE]),
             *family.notes(variant),
             *_notes_on(further, kept),
+            *([VALUE_HEAD_NOTE] if values else []),
         ],
     )
+
+
+def _reader(checkpoint: Checkpoint, has_4_bits: bool, has_8_bits: bool) -> Callable[..., dict[str, Tensor]] | None:
+    """What reads a checkpoint for the official class, which cannot read the file itself; None where it can."""
+    if has_4_bits or has_8_bits:
+        return awq.read_plain if has_4_bits else fp8.read_plain
+    if checkpoint.wrapper is None or checkpoint.is_file:
+        return None
+    return lambda opened, dtype: {name: opened.read(name).to(dtype) for name in opened.tensors}
 
 
 def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None) -> Plan:
@@ -325,7 +338,7 @@ def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
     model_type = entries.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIGS:
         raise ConversionError(f"config.json: model_type {shown(model_type)} is not one of ours")
-    kept = {name: value for name, value in entries.items() if name not in NEVER_FOLLOWED}
+    kept = {name: value for name, value in without_empty(entries).items() if name not in NEVER_FOLLOWED}
     try:
         check_blocks(entries.get("blocks"), "")
         return getattr(blockformer, CONFIGS[model_type])(**copy.deepcopy(kept))

@@ -22,7 +22,7 @@ from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, NoWindow, Rope, Value
 from .base import HEAD_ONLY, Family
 from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
-from .head import Head
+from .head import VALUE_HEAD, Head
 
 Modules = Mapping[str, str | tuple[str, ...]]
 PREFIX, NO_PREFIX = "prefix", "no prefix"
@@ -260,7 +260,8 @@ class DecoderFamily(Family[Head]):
         rules = [*(rule.under(head.root, head.our_root) for rule in self.stack_rules(config)), *head.rules]
         if awq.TRAIT in variant.traits:
             rules = awq.kept_rules(rules, self._low_bit_weights(variant))
-        return RuleTable(rules, [head.root + name for name in self.ignored], config.num_hidden_layers)
+        ignored = [*(head.root + name for name in self.ignored), *VALUE_HEAD]
+        return RuleTable(rules, ignored, config.num_hidden_layers)
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
         """The rules of the stack's tensors, without prefixes."""

@@ -16,7 +16,7 @@ from ..rules.table import Rule, RuleTable
 from ..storage.spelling import Prefix, Spellings
 from ..storage.variant import CheckpointVariant
 from .base import Family
-from .head import Head
+from .head import VALUE_HEAD, Head
 
 SHARED, ENCODER, DECODER = EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 LM_HEAD = "lm_head.weight"
@@ -155,7 +155,7 @@ class EncoderDecoderFamily(Family[Head]):
         for stack in stacks:
             rules += [rule.under(f"{head.root}{stack}.", ours[stack]) for rule in self.stack_rules(stack, config)]
         ignored = [head.root + name for name in self.ignored(variant, config)]
-        return RuleTable([*rules, *head.rules, *self.more_rules(variant)], ignored=ignored)
+        return RuleTable([*rules, *head.rules, *self.more_rules(variant)], ignored=[*ignored, *VALUE_HEAD])
 
     def more_rules(self, variant: CheckpointVariant) -> list[Rule]:
         """Rules in addition to the ones of the stacks and the head."""

@@ -34,6 +34,7 @@ __all__ = [
 
 UNTAKEN, TWICE = "tensors that no rule takes", "targets filled twice"
 NO_PLACE = "tensors that the model has no place for"
+CAN_GO = "If the official class does not read them either, remove them from the file."
 
 
 class HasHeader(Protocol):
@@ -222,7 +223,8 @@ class RuleTable:
             _compare(filled, groups, expected, [Pattern(name) for name in optional], problems)
         if problems:
             kinds = (f"\n{kind} ({len(lines)}):{listed(lines)}" for kind, lines in problems.items())
-            raise ConversionError("the checkpoint's tensors do not fit the model:" + "".join(kinds))
+            end = f"\n{CAN_GO}" if UNTAKEN in problems else ""
+            raise ConversionError("the checkpoint's tensors do not fit the model:" + "".join(kinds) + end)
         return groups
 
     @property
