@@ -14,7 +14,9 @@ def missing_type(checkpoint: Checkpoint) -> ConversionError:
     Args:
         checkpoint: which is planned as one of each family; that takes a few seconds, and reads headers only.
     """
-    found = sorted((name for name in FAMILIES if _fits(checkpoint, name)), key=lambda name: -_alike(checkpoint, name))
+    fitting = (name for name in FAMILIES if _fits(checkpoint, name))
+    # Of equals the shortest name: families that came later added something to an older one's.
+    found = sorted(fitting, key=lambda name: (-_alike(checkpoint, name), len(name)))
     said = "config.json: model_type is missing; set it, or name the family (family=, --family)"
     if not found:
         return ConversionError(f"{said}. The tensors fit none of {', '.join(sorted(FAMILIES))}")

@@ -115,9 +115,10 @@ def _check_format(source: str, names: Iterable[str], weights: bool) -> None:
 
 def _plain_from(folder: str, file: str) -> str:
     return (
-        "conversion reads safetensors and PyTorch files. transformers makes plain weights of it, with the package "
-        f"gguf installed: AutoModelForCausalLM.from_pretrained({shown(folder)}, gguf_file={shown(file)})"
-        ".save_pretrained(NEW), and the same with AutoTokenizer; then convert NEW"
+        "conversion reads safetensors and PyTorch files. transformers makes plain weights of it, with the package gguf "
+        f"installed: model = AutoModelForCausalLM.from_pretrained({shown(folder)}, gguf_file={shown(file)}), "
+        "model.hf_quantizer = None, del model.config.quantization_config, model.save_pretrained(NEW); the tokenizer "
+        "likewise with AutoTokenizer; then convert NEW"
     )
 
 
