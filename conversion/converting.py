@@ -330,6 +330,7 @@ def _verify(plan: Plan, source: Source, target: Path, report_progress: Progress,
             with Checkpoint(folder, weights=WEIGHTS if plan.to_official else source.weights) as checkpoint:
                 settings = {"state_dict": plan.read_plain(checkpoint, dtype), "dtype": dtype}
             attention = attention_of(model_class, config)
+            settings |= plan.official_arguments
             return model_class.from_pretrained(None, config=plain, attn_implementation=attention, **settings)
         arguments = {**plan.official_arguments, **({} if plan.to_official else source.loading)}
         return load_model(model_class, config, folder, dtype, arguments)

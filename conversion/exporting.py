@@ -19,17 +19,14 @@ from .files.side_files import carry_side_files, copy_store, name_the_rest, refus
 from .files.sources import locate
 from .files.unused_tensors import UNUSED_FILE
 from .into_memory import dtype_note, dtype_of_file
+from .model_tensors import by_sources, expected_tensors, identity_rules, stored_pairs, unread_pooler
 from .options import Reading
 from .origin import ORIGIN
 from .plan import (
     architecture_of,
     bytes_by_dtype,
-    expected_tensors,
-    identity_rules,
     is_ours,
     our_config,
-    stored_pairs,
-    unread_pooler,
 )
 from .progress import Progress, silent
 from .release_code import release_code
@@ -90,14 +87,16 @@ def export_folder(
         shapes, tied, parameters = expected_tensors(model_class, config)
         pooler = unread_pooler(model_class, config)
         shapes |= pooler
-        groups = identity_rules(shapes).plan(checkpoint.tensors, shapes, optional=[*tied, *pooler])
+        names = by_sources(checkpoint.tensors, tied)
+        headers = {name: checkpoint.tensors[own] for name, own in names.items()}
+        groups = reading(identity_rules(shapes).plan(headers, shapes, optional=[*tied, *pooler]), names)
         notes += dtype_note(config, dtype_of_file(checkpoint))
         report = ConversionReport(place.title(src), Path(dst), "", False, notes=notes)
         sizes = bytes_by_dtype(groups)
         report.tensors, report.nbytes = len(groups), sum(sizes.values())
         report.dtypes = [str(kind).removeprefix("torch.") for kind in sizes]
         with new_repo(dst, force=force, sources=[folder], check_sources=checkpoint.check_unchanged) as temporary:
-            check_tied(checkpoint.parts, stored_pairs(tied, groups))
+            check_tied(lambda name: checkpoint.parts(names[name]), stored_pairs(tied, groups))
             report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, report_progress)
             (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")
             side = carry_side_files(checkpoint, place.names, temporary)

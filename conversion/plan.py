@@ -1,13 +1,13 @@
 """The plan of a conversion in either direction, made from only the config and the tensor headers."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, initialization
+from transformers import PretrainedConfig, PreTrainedModel
 
 from blockformer.declared_fields import other_entries
 from blockformer.on_import import CONFIGS
@@ -15,17 +15,20 @@ from blockformer.publishing.repo_code import ABOUT_THE_FILE
 
 from .arguments import dtype_name
 from .errors import ConversionError, listed, shown
+from .families.head import VALUE_HEAD, VALUE_HEAD_NOTE
 from .families.registry import Family, family_by_name, family_for, family_of
 from .files.checkpoint import NEVER_FOLLOWED, Checkpoint
 from .files.json_files import json_text
 from .files.unused_tensors import unused_groups
+from .model_tensors import by_sources, expected_tensors, reading, stored_pairs, unread_pooler
 from .origin import Origin, read_origin
 from .other_entries import carry_others, others_for
 from .rules.in_turn import in_turn
 from .rules.operations import Shape
 from .rules.patterns import matching
-from .rules.table import Group, Rule, RuleTable, Target
+from .rules.table import Group, HasHeader, RuleTable, Target
 from .storage import awq, fp8
+from .storage.quantized import check_plain, without_empty
 from .storage.spelling import Spellings
 from .storage.variant import CheckpointVariant
 
@@ -49,7 +52,8 @@ class Plan:
         official_arguments: what the official class takes in addition to its config.
         origin: what the repo records of an official checkpoint for the way back.
         files: on the way back, what the record says of the files next to the weights.
-        read_plain: reads all weights of the official checkpoint in a dtype, where some have few bits; else None.
+        read_plain: reads all weights of the official checkpoint in a dtype, where its class cannot: some have few bits,
+            or all lie under a key of a pickle; else None.
         not_runnable: why the official model cannot be run, or None.
         notes: what a user must know about the conversion.
     """
@@ -107,8 +111,18 @@ def plan_in(
             f"{checkpoint.folder}: is in Blockformer's layout already; load it with `import blockformer` and an Auto "
             "class, or convert it with to_official=True"
         )
+    if family_name is None and not isinstance(official.get("model_type"), str):
+        from .guessing import missing_type  # which plans, too
+
+        raise missing_type(checkpoint)
+    plain_view = fp8.PlainView(checkpoint) if fp8.has_factors(checkpoint.tensors) else None
+    tensors: Mapping[str, HasHeader] = checkpoint.tensors
+    read = checkpoint.read
+    if plain_view is not None:
+        official, tensors, read = plain_view.entries, plain_view.tensors, plain_view.read
+    check_plain(official, tensors)
     family = family_of(official) if family_name is None else family_by_name(family_name)
-    variant = family.variant_of(official, checkpoint.tensors, checkpoint.read)
+    variant = family.variant_of(official, tensors, read)
     low_bits = awq.TRAIT in variant.traits
     plain = cast if dequantized else None
     if dequantized:
@@ -117,11 +131,11 @@ def plan_in(
                 f"{checkpoint.folder}: has no 4-bit weights to dequantize; use dtype (--dtype) to cast plain ones"
             )
         official = awq.without(official)
-        variant = family.variant_of(official, checkpoint.tensors, checkpoint.read)
+        variant = family.variant_of(official, tensors, read)
     to_load = family.dequantized(official, variant)
     if to_load is not None:
         official = dict(family.plain_entries(official, variant))
-    stored = _todays_names(checkpoint.tensors, family.spellings(variant))
+    stored = _todays_names(tensors, family.spellings(variant))
     config = family.our_config(family.config_from(official, variant))
     carry_others(family, official, config)
     if cast is not None:
@@ -129,18 +143,23 @@ def plan_in(
     shapes, tied, parameters = expected_tensors(family.our_class(variant), config)
     shapes |= unread_pooler(family.our_class(variant), config)
     layout = family.layout(variant, config)
-    headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
+    further = layout.further_layers(stored)
+    if plain_view is not None:
+        plain_view.check({*stored.values()} - {stored[name] for name in further})
+    headers = {name: tensors[own] for name, own in stored.items()}
     to_class = RuleTable(family.storage(variant, config, plain), layers=layout.layers).plan(headers, rest=True)
     to_ours = layout.plan(_targets(to_class), shapes, optional=tied, dtype=cast)
-    groups = in_turn(to_class, to_ours)
-    groups = [replace(group, sources=tuple(stored[name] for name in group.sources)) for group in groups]
+    groups = reading(in_turn(to_class, to_ours), stored)
+    if plain_view is not None:
+        groups = in_turn(plain_view.groups, groups)
     used = {name for group in groups for name in group.sources}
-    further = layout.further_layers(stored)
-    if to_load is not None:  # of few bits, unlike all that goes back out
+    has_low_bits = to_load is not None or plain_view is not None
+    if has_low_bits:  # unlike all that goes back out
         used |= {stored[name] for name in further}
-    unused = [name for name in checkpoint.tensors if name not in used]
-    _check_unused(checkpoint, unused, family, variant)
-    kept = "kept for the way back" if to_load is None else "left out"
+    unused = [name for name in tensors if name not in used]
+    values = [name for name in unused if name in VALUE_HEAD]
+    _check_unused(checkpoint, unused, family, variant, {*values, *(stored[name] for name in further)})
+    kept = "left out" if has_low_bits else "kept for the way back"
     return Plan(
         family=family,
         variant=variant,
@@ -155,10 +174,25 @@ def plan_in(
         parameters=parameters,
         official_arguments=family.official_arguments(variant),
         origin=None if family.is_file else Origin(family, official, variant, unused),
-        read_plain=awq.read_plain if low_bits else fp8.read_plain if fp8.TRAIT in variant.traits else None,
+        read_plain=_reader(checkpoint, low_bits, plain_view is not None),
         not_runnable=family.not_runnable(config),
-        notes=[*family.notes(variant), *_notes_on(further, kept)],
+        notes=[
+            *family.head_note(official, variant),
+            *([] if plain_view is None else [fp8.NOTE]),
+            *family.notes(variant),
+            *_notes_on(further, kept),
+            *([VALUE_HEAD_NOTE] if values else []),
+        ],
     )
+
+
+def _reader(checkpoint: Checkpoint, has_4_bits: bool, has_8_bits: bool) -> Callable[..., dict[str, Tensor]] | None:
+    """What reads a checkpoint for the official class, which cannot read the file itself; None where it can."""
+    if has_4_bits or has_8_bits:
+        return awq.read_plain if has_4_bits else fp8.read_plain
+    if checkpoint.wrapper is None or checkpoint.is_file:
+        return None
+    return lambda opened, dtype: {name: opened.read(name).to(dtype) for name in opened.tensors}
 
 
 def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype | None) -> Plan:
@@ -195,10 +229,12 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     for group in unused:
         shapes.pop(names.todays(group.targets[0].name), None)
     optional = [*tied, *family.optional(variant)]
-    to_class = layout.plan(checkpoint.tensors, shapes, reverse=True, optional=optional, dtype=cast)
+    stored = by_sources(checkpoint.tensors, expected_tensors(family.our_class(variant), config)[1])
+    headers = {name: checkpoint.tensors[own] for name, own in stored.items()}
+    to_class = layout.plan(headers, shapes, reverse=True, optional=optional, dtype=cast)
     storage = RuleTable(family.storage(variant, config), layers=layout.layers)
     to_file = storage.plan(_targets(to_class), reverse=True, rest=True)
-    groups = in_turn(to_class, to_file)
+    groups = reading(in_turn(to_class, to_file), stored)
     return Plan(
         family=family,
         variant=variant,
@@ -279,9 +315,12 @@ def _todays_names(names: Iterable[str], spellings: Spellings) -> dict[str, str]:
     return found
 
 
-def _check_unused(checkpoint: Checkpoint, names: list[str], family: Family, variant: CheckpointVariant) -> None:
+def _check_unused(
+    checkpoint: Checkpoint, names: list[str], family: Family, variant: CheckpointVariant, free: Collection[str]
+) -> None:
+    """Refuse tensors that cannot be left out; `free` are layers that no model has, which need not be read."""
     todays = family.spellings(variant).todays
-    read = [name for name in names if family.reads_ignored(todays(name))]
+    read = [name for name in names if name not in free and family.reads_ignored(todays(name))]
     reasons = {name: family.check_ignored(todays(name), checkpoint.read(name)) for name in read}
     lines = [f"{shown(name)} {reason}" for name, reason in reasons.items() if reason]
     if lines:
@@ -306,7 +345,7 @@ def our_config(entries: Mapping[str, Any]) -> PretrainedConfig:
     model_type = entries.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIGS:
         raise ConversionError(f"config.json: model_type {shown(model_type)} is not one of ours")
-    kept = {name: value for name, value in entries.items() if name not in NEVER_FOLLOWED}
+    kept = {name: value for name, value in without_empty(entries).items() if name not in NEVER_FOLLOWED}
     try:
         check_blocks(entries.get("blocks"), "")
         return getattr(blockformer, CONFIGS[model_type])(**copy.deepcopy(kept))
@@ -380,44 +419,3 @@ def _set_dtype(official: dict[str, Any], dtype: Any) -> None:
     if dtype is not None:
         name = "torch_dtype" if "torch_dtype" in official and "dtype" not in official else "dtype"
         official[name] = str(dtype).removeprefix("torch.")
-
-
-def expected_tensors(
-    model_class: type[PreTrainedModel], config: PretrainedConfig, arguments: Mapping[str, Any] | None = None
-) -> tuple[dict[str, tuple[int, ...]], dict[str, str], int]:
-    """The tensors of a model, without building it: tensor name -> shape, tied name -> source, parameter count."""
-    config = copy.deepcopy(config)
-    try:
-        with torch.device("meta"), initialization.no_init_weights():
-            model = model_class(config, **(arguments or {}))
-        model.tie_weights()
-    except Exception as error:  # what the official configuration class let through
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConversionError(f"config.json: {model_class.__name__} refuses it: {reason}") from error
-    tied = dict(model.all_tied_weights_keys)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    return shapes, tied, model.num_parameters()
-
-
-def unread_pooler(model_class: type[PreTrainedModel], config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of a pooler that the head does not read. The repo keeps it, since `AutoModel` reads it."""
-    if getattr(model_class, "reads_pooler", True) or config.pooler_act is None:
-        return {}
-    width = config.hidden_size
-    return {"model.pooler.dense.weight": (width, width), "model.pooler.dense.bias": (width,)}
-
-
-def stored_pairs(tied: Mapping[str, str], groups: list[Group]) -> list[tuple[str, str]]:
-    """Tied pairs of which both names are written."""
-    written = {target.name for group in groups for target in group.targets}
-    return [(name, source) for name, source in tied.items() if name in written and source in written]
-
-
-def identity_rules(names: Iterable[str]) -> RuleTable:
-    """Identity rules for our own tensor names."""
-    patterns = {".".join("{layer}" if part.isdigit() else part for part in name.split(".")) for name in names}
-    rules = []
-    for pattern in sorted(patterns):
-        low = awq.PARTS.get(pattern.rpartition(".")[2])
-        rules.append(Rule(pattern, pattern, dtypes=None if low is None else (low,)))
-    return RuleTable(rules)

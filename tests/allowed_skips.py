@@ -44,6 +44,7 @@ _EXTRAS = {
     "int8": r"could not import '(nncf|openvino)'",
     "peers": r"(gguf|llama_cpp) is not installed",
     "sign": r"could not import 'model_signing'",
+    "trained": r"could not find the package '\w+', which carries a trained checkpoint",
     "trl": r"could not import 'trl'",
     "deepspeed": r"DeepSpeed itself is not installed",
 }

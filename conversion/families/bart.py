@@ -232,6 +232,7 @@ class BartFamily(EncoderDecoderFamily):
             return CheckpointVariant(
                 head.official, frozenset({*traits, *_written(traits), *([LOGITS_BIAS] * has_bias)})
             )
+        traits, names, read = self.spelled(head, official, names, read, traits)
         stored = self.stored_embeddings(head, names)
         traits |= {*stored, *({LOGITS_BIAS} & set(names))}
         if not own and not tied:

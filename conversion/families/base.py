@@ -14,13 +14,18 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConversionError, shown
-from ..rules.table import Rule, RuleTable
-from ..storage.spelling import Spellings
+from ..rules.table import Rule, RuleTable, tuple_of
+from ..storage.spelling import OneName, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
+from .architectures import todays_classes, unknown_class
 from .head import Head
 from .translation import ConfigTranslation
 
 HeadKind = TypeVar("HeadKind", bound=Head)
+
+
+HEAD_ONLY = "head in place of embeddings"
+"""A trait of tied checkpoints."""
 
 
 class Family(ConfigTranslation, Generic[HeadKind]):
@@ -37,7 +42,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
     """How names in all its checkpoints, and in older releases' classes, differ from the names in today's class."""
     is_file = False
     """Whether a checkpoint is one weight file with a file of settings, and is only read, never written."""
-    words: frozenset[str] = frozenset()
+    words: frozenset[str] = frozenset({HEAD_ONLY})
     """All traits that a variant of a checkpoint that is a folder may have."""
 
     # The variant: which head, how the tensors are named.
@@ -58,7 +63,39 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         Raises:
             ConversionError: `architectures` names a head that the family does not have.
         """
-        return CheckpointVariant(self.find_head(official, names).official)
+        head = self.find_head(official, names)
+        return CheckpointVariant(head.official, self.traits_of_ties(head, official, names or ()))
+
+    def traits_of_ties(
+        self, head: HeadKind, official: Mapping[str, Any], names: Collection[str], traits: Collection[str] = ()
+    ) -> frozenset[str]:
+        """Whether a tied checkpoint holds the head's matrix in place of the embeddings: transformers reads either.
+
+        Args:
+            head: of the checkpoint.
+            official: its `config.json`.
+            names: its tensors, by today's names.
+            traits: what else is known of it.
+        """
+        weight = self.head_name(head)
+        if weight not in names or not {*self.embeddings_names(head, traits)}.isdisjoint(names):
+            return frozenset()
+        return frozenset([HEAD_ONLY] if self.official_config(official).tie_word_embeddings else [])
+
+    def head_name(self, head: HeadKind) -> str:
+        """Today's name of a language model's matrix; "" without one."""
+        return str(next((rule.source for rule in head.rules if rule.target == "lm_head.weight"), ""))
+
+    def embeddings_names(self, head: HeadKind, traits: Collection[str]) -> Sequence[str]:
+        """Today's names of the embeddings that the head may be tied to."""
+        return ()
+
+    def spellings_of_ties(self, variant: CheckpointVariant) -> list[Spelling]:
+        """The spelling of a checkpoint that holds the head's matrix in place of the embeddings."""
+        if HEAD_ONLY not in variant.traits:
+            return []
+        head = self.head(variant)
+        return [OneName(self.head_name(head), self.embeddings_names(head, variant.traits)[0])]
 
     def find_head(self, official: Mapping[str, Any], names: Collection[str] | None) -> HeadKind:
         """The head that `architectures` names or, where it is missing, the one that the tensors show.
@@ -66,7 +103,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         Raises:
             ConversionError: see `variant_of`.
         """
-        named = [self.former_names.get(name, name) for name in official.get("architectures") or []]
+        named = todays_classes(official, self.heads, self.former_names)
         if not named:
             return self.head_by_tensors(official, names) if names else self.heads[0]
         if named[0] in self.refused:
@@ -75,11 +112,43 @@ class Family(ConfigTranslation, Generic[HeadKind]):
             )
         found = next((head for head in self.heads if [head.official] == named), None)
         if found is None:
+            fitting = self.head_by_tensors(official, names) if names else None
+            raise unknown_class(official, self.heads, fitting, f"'{self.name}'")
+        return found if names is None else self.stored_head(found, official, names)
+
+    def stored_head(self, head: HeadKind, official: Mapping[str, Any], names: Collection[str]) -> HeadKind:
+        """A head that `architectures` names, or the stack if the tensors have nothing of that head.
+
+        Raises:
+            ConversionError: it is a language model's, and the tensors do not show what was meant.
+        """
+        stack = next((each for each in self.heads if each.bare and each.config_class is head.config_class), None)
+        found = set(map(self.own_spellings.todays, names))
+        own = {name for rule in head.rules for name in tuple_of(rule.source)}
+        if head.bare or stack is None or own & found:
+            return head
+        weight = self.head_name(head)
+        if self.official_config(official).tie_word_embeddings:
+            own.discard(weight)
+        if not own:
+            return head
+        if own == {weight} and head.root and any(name.startswith(head.root) for name in names):
             raise ConversionError(
-                f"config.json: architectures is {shown(named)}, which cannot be converted; "
-                f"of '{self.name}' there are {', '.join(head.official for head in self.heads)}"
+                f"config.json: architectures is [{head.official!r}] and tie_word_embeddings is false, and the weights "
+                f"have no {weight}, which the official class would draw at random. Write "
+                f'"architectures": ["{stack.official}"] if the model has no head, or "tie_word_embeddings": true if '
+                "its embeddings are the head"
             )
-        return found
+        return stack
+
+    def head_note(self, official: Mapping[str, Any], variant: CheckpointVariant) -> list[str]:
+        """A note where the tensors make another class than `architectures` names, or none."""
+        named = official.get("architectures") or []
+        if not named or variant.head in todays_classes(official, self.heads, self.former_names):
+            return []
+        has = "no such head" if self.head(variant).bare else "another head"
+        said = f"config.json: architectures names {shown(', '.join(named))}, and the weights have {has}"
+        return [f"{said}: converted as {variant.head}"]
 
     def head_by_tensors(self, official: Mapping[str, Any], names: Collection[str]) -> HeadKind:
         """The head of a checkpoint whose config does not say it."""
@@ -95,7 +164,9 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         Raises:
             ConversionError: `architectures` names a head that the family does not have.
         """
-        return CheckpointVariant(self.known_head(config).official)
+        head = self.known_head(config).official
+        stays = earlier is not None and earlier.head == head and config.tie_word_embeddings
+        return CheckpointVariant(head, earlier.traits & {HEAD_ONLY} if earlier is not None and stays else frozenset())
 
     def known_head(self, config: PretrainedConfig) -> HeadKind:
         head = self.head_for(config)
@@ -151,7 +222,7 @@ class Family(ConfigTranslation, Generic[HeadKind]):
 
     def spellings(self, variant: CheckpointVariant) -> Spellings:
         """How names in a checkpoint of this variant differ from the names in today's official class."""
-        return self.own_spellings
+        return Spellings([*self.own_spellings, *self.spellings_of_ties(variant)])
 
     def not_as_in_class(self, variant: CheckpointVariant, config: PretrainedConfig) -> Sequence[str]:
         """Today's names (with placeholders) of tensors in which a checkpoint differs from today's class.

@@ -6,18 +6,20 @@ norms `gamma` and `beta`, and may store the bias of its language model head once
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from ..errors import ConversionError, shown
+from ..errors import ConversionError
 from ..rules.operations import Copies, Split
 from ..rules.table import Rule, RuleTable, module_rules
 from ..storage.modules import ModulesInFiles
 from ..storage.spelling import Ending, Prefix, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
 from ..values import NOT_PRUNED, PRUNED_HEADS, RELATIVE, SIDE, EncoderPositions, Pooler, Value
+from .architectures import todays_classes, unknown_class
 from .base import Family
 from .decoder import ATTENTION
 from .encoder_heads import LM, NSP, EncoderHead, LanguageModelNames
@@ -150,6 +152,7 @@ class BertLikeFamily(Family[EncoderHead]):
             traits.add("no prefix")
         variant = CheckpointVariant(head.official, frozenset(traits))
         found = set(map(self.spellings(variant).todays, names))
+        traits |= self.traits_of_ties(head, official, found)
         if f"{self._root(head)}{self.pooler}.weight" in found:
             traits.add("pooler")
         if self.language_model.copy and self.language_model.copy in found:
@@ -161,31 +164,57 @@ class BertLikeFamily(Family[EncoderHead]):
     def find_head(self, official, names):
         """See `Family.find_head`; a decoder has heads of its own, and a head's model may be named with its stack."""
         is_decoder = official.get("is_decoder", False) is True
-        architectures = official.get("architectures") or []
         known = [head for head in self.heads if head.is_decoder == is_decoder]
-        named = [self.former_names.get(name, name) for name in architectures]
+        named = todays_classes(official, self.heads, self.former_names)
         chosen = [head for head in known if head.official in named]
         with_head = [head for head in chosen if not head.bare]
         if named and (len(chosen) != len(named) or len(with_head) > 1):
-            raise ConversionError(
-                f"config.json: architectures is {shown(architectures)}, which cannot be converted; of '{self.name}' "
-                f"with is_decoder {'true' if is_decoder else 'false'} there are "
-                f"{', '.join(head.official for head in known) or 'none'}"
-            )
+            fitting = self._head_by_tensors(known, [], names) if names else None
+            kind = f"'{self.name}' with is_decoder {'true' if is_decoder else 'false'}"
+            raise unknown_class(official, known, fitting, kind)
         chosen = with_head or chosen
-        names = names or ()
+        if chosen and names is not None:
+            chosen = [self._stored_head(chosen[0], known, official, names)]
+        found = self._head_by_tensors(known, chosen, names or ())
+        if found is None:
+            raise ConversionError(
+                "config.json: architectures is missing, and the tensors do not show what the head is for; "
+                f"set it to one of {', '.join(head.official for head in known)}"
+            )
+        return found
+
+    def _head_by_tensors(
+        self, known: Sequence[EncoderHead], chosen: Sequence[EncoderHead], names: Collection[str]
+    ) -> EncoderHead | None:
+        """The head that was chosen, with what the tensors hold beyond it; None where they do not show its kind."""
         modules = {LM: self.language_model.dense or "lm_head", NSP: self.next_sentence}
         held = {part for part, module in modules.items() if any(name.startswith(module + ".") for name in names)}
         if chosen and (chosen[0].modules or not held):
             return chosen[0]
         if not chosen and any(name.startswith(HEADS_OF_ROWS) for name in names):
-            raise ConversionError(
-                "config.json: architectures is missing, and the tensors do not show what the head is for; "
-                f"set it to one of {', '.join(head.official for head in known)}"
-            )
+            return None
         parts = frozenset(held) | (chosen[0].parts if chosen else frozenset())
         plain = [head for head in known if head.parts == parts and not head.modules]
         return plain[0] if plain else (chosen or known)[0]
+
+    def _stored_head(
+        self, head: EncoderHead, known: Sequence[EncoderHead], official: Mapping[str, Any], names: Collection[str]
+    ) -> EncoderHead:
+        """The head without the parts of which the tensors hold nothing: in the end only the stack."""
+
+        def has(*own: str) -> bool:
+            starts = tuple(filter(None, own))
+            return not starts or any(name.startswith(starts) for name in names)
+
+        lm, parts = self.language_model, set(head.parts)
+        is_tied = not lm.dense and self.official_config(official).tie_word_embeddings
+        if not is_tied and not has(lm.dense, lm.norm, lm.weight, lm.bias, lm.copy):
+            parts.discard(LM)
+        if not has(self.next_sentence):
+            parts.discard(NSP)
+        if parts == head.parts and has(*head.modules, *head.tensors, head.own_pooler):
+            return head
+        return next((each for each in known if each.parts == parts and not each.modules), head)
 
     def variant_for(self, config, earlier: CheckpointVariant | None = None):
         """See `Family.variant_for`."""
@@ -222,7 +251,16 @@ class BertLikeFamily(Family[EncoderHead]):
             spellings.append(Prefix(in_file=self.root, in_class="", inner=self._inner))
         elif "no prefix" in variant.traits:
             spellings.append(Prefix(in_file="", in_class=self.root, inner=self._inner))
-        return Spellings(spellings)
+        return Spellings([*spellings, *self.spellings_of_ties(variant)])
+
+    def head_name(self, head):
+        """See `Family.head_name`."""
+        return self.language_model.weight if LM in head.parts else ""
+
+    def embeddings_names(self, head, traits):
+        """See `Family.embeddings_names`."""
+        root = self._root(head)
+        return [f"{root}{theirs}.weight" for theirs, ours in self.embeddings.items() if ours == "embed_tokens"]
 
     # The tensors.
 

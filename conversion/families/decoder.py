@@ -20,9 +20,9 @@ from ..storage import awq
 from ..storage.spelling import Prefix, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
 from ..values import HeadDim, NoWindow, Rope, Value
-from .base import Family
+from .base import HEAD_ONLY, Family
 from .decoder_heads import DROPOUT_ENTRIES, ClassifierDropout, decoder_heads
-from .head import Head
+from .head import VALUE_HEAD, Head
 
 Modules = Mapping[str, str | tuple[str, ...]]
 PREFIX, NO_PREFIX = "prefix", "no prefix"
@@ -171,7 +171,6 @@ class DecoderFamily(Family[Head]):
             heads: Sequence[Head] = decoder_heads(classes, root, token_head=token_head, head_bias=head_bias, **roots)
         else:
             heads = classes
-        old = {framework + head.official: head.official for head in heads for framework in ("TF", "Flax")}
         self.has_low_bits = not pairs and all(isinstance(ours, str) for ours in layer.values())
         super().__init__(
             name,
@@ -191,7 +190,6 @@ class DecoderFamily(Family[Head]):
             ],
             unsupported={"add_cross_attention": (None, False), **settings.pop("unsupported", {})},
             extra_fields=(*DROPOUT_ENTRIES, *settings.pop("extra_fields", ())),
-            former_names=old | settings.pop("former_names", {}),
             **settings,
         )
         self.directions = (True, False) if reads_whole else (True,)
@@ -209,9 +207,11 @@ class DecoderFamily(Family[Head]):
         head = self.find_head(official, names)
         bare = tuple(self.bare_root + name for name in self.inner)
         trait, other = (PREFIX, (self.root,)) if head.bare else (NO_PREFIX, bare)
-        variant = CheckpointVariant(
-            head.official, frozenset([trait] if any(name.startswith(other) for name in names or ()) else [])
-        )
+        traits = frozenset([trait] if any(name.startswith(other) for name in names or ()) else [])
+        if names is not None and not head.bare:
+            todays = self.spellings(CheckpointVariant(head.official, traits)).todays
+            traits |= self.traits_of_ties(head, official, set(map(todays, names)))
+        variant = CheckpointVariant(head.official, traits)
         if awq.group_size(official) is None or not self.has_low_bits:
             return variant
         return awq.trait(variant)
@@ -228,19 +228,23 @@ class DecoderFamily(Family[Head]):
         """See `Family.variant_for`."""
         variant = super().variant_for(config)
         if earlier is not None and earlier.head == variant.head:
-            variant = CheckpointVariant(variant.head, earlier.traits & {PREFIX, NO_PREFIX})
+            fits = {PREFIX, NO_PREFIX} | ({HEAD_ONLY} if config.tie_word_embeddings else set())
+            variant = CheckpointVariant(variant.head, earlier.traits & fits)
         return variant if config.linear_bits is None or not self.has_low_bits else awq.trait(variant)
 
     def spellings(self, variant):
         """See `Family.spellings`."""
+        last = [*self.own_spellings, *self.spellings_of_ties(variant)]
         if PREFIX in variant.traits:
-            change = Prefix(in_file=self.root, in_class=self.bare_root, inner=self.inner)
-            return Spellings([change, *self.own_spellings])
+            return Spellings([Prefix(in_file=self.root, in_class=self.bare_root, inner=self.inner), *last])
         if NO_PREFIX in variant.traits:
             root = self.head(variant).root
-            change = Prefix(in_file=self.bare_root, in_class=root, inner=self.inner)
-            return Spellings([change, *self.own_spellings])
-        return self.own_spellings
+            return Spellings([Prefix(in_file=self.bare_root, in_class=root, inner=self.inner), *last])
+        return Spellings(last)
+
+    def embeddings_names(self, head, traits):
+        """See `Family.embeddings_names`."""
+        return [f"{head.root}{theirs}.weight" for theirs, ours in self.outer.items() if ours == "embed_tokens"]
 
     def plain_entries(self, official, variant):
         """See `ConfigTranslation.plain_entries`."""
@@ -258,7 +262,8 @@ class DecoderFamily(Family[Head]):
         rules = [*(rule.under(head.root, head.our_root) for rule in self.stack_rules(config)), *head.rules]
         if awq.TRAIT in variant.traits:
             rules = awq.kept_rules(rules, self._low_bit_weights(variant))
-        return RuleTable(rules, [head.root + name for name in self.ignored], config.num_hidden_layers)
+        ignored = [*(head.root + name for name in self.ignored), *VALUE_HEAD]
+        return RuleTable(rules, ignored, config.num_hidden_layers)
 
     def stack_rules(self, config: PretrainedConfig) -> list[Rule]:
         """The rules of the stack's tensors, without prefixes."""

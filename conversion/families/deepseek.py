@@ -1,12 +1,10 @@
 """DeepSeek-V2 (DeepSeek-AI, 2024), DeepSeek-V3 and R1 (2025): latent attention, experts in groups, dense first layers.
 
 The last channels of each head turn, in neighbouring pairs; ours come first. Checkpoints of V3 hold a layer after the
-last one, which predicts one token more, and have linear maps of 8 bits (FP8). Conversion makes bfloat16 of them, and
-what goes back out is bfloat16.
+last one, which predicts one token more, and have linear maps of 8 bits (`storage/fp8.py`).
 """
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -15,7 +13,6 @@ from blockformer.model.rotary import rotary_size
 
 from ..rules.operations import Chain, DeinterleaveRotary, Each, Identity, LastFirst, Split
 from ..rules.table import Rule
-from ..storage import awq, fp8
 from ..values import Computed, Rope, constants, part_of
 from .decoder import ALL_ATTENTION_BIASES, LLAMA, MLP, NORMS
 from .fresh import rotary
@@ -86,49 +83,13 @@ def _method(config: PretrainedConfig, head: Any) -> dict[str, Any]:
 
 
 class DeepseekFamily(ExpertsFamily):
-    """DeepSeek's, whose linear maps, except the router and the head, may have 8 bits."""
+    """DeepSeek's."""
 
-    words = ExpertsFamily.words | {fp8.TRAIT}
-
-    def variant_of(self, official, names=None, read=None):
-        """See `Family.variant_of`."""
-        variant = super().variant_of(official, names, read)
-        is_low = any(name.endswith(fp8.SCALE) for name in names or ())
-        return replace(variant, traits=variant.traits | {fp8.TRAIT}) if is_low else variant
-
-    def plain_entries(self, official, variant):
-        """See `ConfigTranslation.plain_entries`. The layers that predict further tokens do not go back out."""
-        if fp8.TRAIT not in variant.traits:
-            return official
-        further = {"num_nextn_predict_layers": 0} if "num_nextn_predict_layers" in official else {}
-        return {**awq.without(official), **further}
-
-    def dequantized(self, official, variant):
-        """See `Family.dequantized`."""
-        if fp8.TRAIT not in variant.traits:
-            return None
-        fp8.check(official)
-        return dict(self.plain_entries(official, variant))
-
-    def notes(self, variant):
-        """See `Family.notes`."""
-        said = "the FP8 weights have become bfloat16; the way back writes bfloat16 too"
-        return [said] if fp8.TRAIT in variant.traits else []
+    words = ExpertsFamily.words | {"fp8"}  # which early versions recorded of weights that had 8 bits
 
     def not_runnable(self, config):
         """See `Family.not_runnable`."""
         return self.wrong_before(RIGHT_SINCE[self.name])
-
-    def storage(self, variant, config, plain=None):
-        """See `Family.storage`."""
-        rules = super().storage(variant, config, plain)
-        if fp8.TRAIT not in variant.traits:
-            return rules
-        layer = self.head(variant).root + self.layers
-        linear = [name for name in self.layer if "norm" not in name] + [f"mlp.{name}" for name in SHARED_EXPERTS]
-        linear += [LATENT, "self_attn.kv_b_proj", "self_attn.q_proj", "self_attn.q_b_proj"]
-        weights = fp8.plain_rules(f"{layer}{name}.weight" for name in linear)
-        return [*map(fp8.from_fp8, rules), *weights]
 
 
 # Sizes of a fresh model.

@@ -4,7 +4,8 @@ A checkpoint with tied embeddings stores one matrix, `shared.weight`, and possib
 head. Which of them it has is part of its `CheckpointVariant`.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +13,18 @@ from transformers import PretrainedConfig
 
 from ..rules.operations import Copies, bytes_of
 from ..rules.table import Rule, RuleTable
+from ..storage.spelling import Prefix, Spellings
 from ..storage.variant import CheckpointVariant
 from .base import Family
-from .head import Head
+from .head import VALUE_HEAD, Head
 
 SHARED, ENCODER, DECODER = EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 LM_HEAD = "lm_head.weight"
 UNTIED, SEPARATE = "untied", "separate"
 """Traits, after the names of the stored embeddings: a head of its own, and embeddings of its own for each stack."""
+PREFIX, NO_PREFIX = "prefix", "no prefix"
+"""Traits: names with a head's prefix in a checkpoint of the class without a head, and the other way round."""
+STACKS = ("shared.", "encoder.", "decoder.")
 BOTH = "BlockformerEncoderDecoder"
 
 
@@ -76,7 +81,7 @@ class EncoderDecoderFamily(Family[Head]):
         settings: the arguments of `ConfigTranslation`.
     """
 
-    words = Family.words | {*EMBEDDINGS, UNTIED, SEPARATE}
+    words = Family.words | {*EMBEDDINGS, UNTIED, SEPARATE, PREFIX, NO_PREFIX}
 
     topology = "encoder_decoder"
 
@@ -97,6 +102,46 @@ class EncoderDecoderFamily(Family[Head]):
         """Which of the names of the embeddings are among these."""
         return [name for name in EMBEDDINGS if head.root + name in names]
 
+    def prefix_trait(self, head: Head, names: Collection[str]) -> set[str]:
+        """Whether the stacks' tensors have a prefix where the class of this head has none, or none where it has one."""
+        if head.root:
+            return set() if any(name.startswith(head.root) for name in names) else {NO_PREFIX}
+        return {PREFIX} if any(name.startswith(self._other_root) for name in names) else set()
+
+    @property
+    def _other_root(self) -> str:
+        return next((head.root for head in self.heads if head.root), "-")
+
+    def embeddings_names(self, head, traits):
+        """See `Family.embeddings_names`."""
+        is_shared = SEPARATE not in traits and self.fixed.get("share_embeddings") is not False
+        return [head.root + name for name in (EMBEDDINGS if is_shared else [DECODER])]
+
+    def spellings(self, variant):
+        """See `Family.spellings`."""
+        last = self.spellings_of_ties(variant)
+        if PREFIX in variant.traits:
+            return Spellings([Prefix(in_file=self._other_root, in_class="", inner=STACKS), *last])
+        if NO_PREFIX in variant.traits:
+            return Spellings([Prefix(in_file="", in_class=self.head(variant).root, inner=STACKS), *last])
+        return Spellings(last)
+
+    def spelled(
+        self,
+        head: Head,
+        official: Mapping[str, Any],
+        names: Collection[str],
+        read: Callable[[str], Tensor] | None,
+        known: Collection[str] = (),
+    ) -> tuple[set[str], list[str], Callable[[str], Tensor] | None]:
+        """What is known of a checkpoint and its spelling, its names by today's, and what reads a tensor by them."""
+        traits = {*known} | self.prefix_trait(head, names)
+        todays = list(map(self.spellings(CheckpointVariant(head.official, frozenset(traits))).todays, names))
+        traits |= self.traits_of_ties(head, official, todays, traits)
+        spelling = self.spellings(CheckpointVariant(head.official, frozenset(traits)))
+        found = list(map(spelling.todays, names))
+        return traits, found, None if read is None else lambda name: read(spelling.stored(name))
+
     def layout(self, variant, config):
         """See `Family.layout`."""
         head, traits = self.head(variant), variant.traits
@@ -112,7 +157,7 @@ class EncoderDecoderFamily(Family[Head]):
         for stack in stacks:
             rules += [rule.under(f"{head.root}{stack}.", ours[stack]) for rule in self.stack_rules(stack, config)]
         ignored = [head.root + name for name in self.ignored(variant, config)]
-        return RuleTable([*rules, *head.rules, *self.more_rules(variant)], ignored=ignored)
+        return RuleTable([*rules, *head.rules, *self.more_rules(variant)], ignored=[*ignored, *VALUE_HEAD])
 
     def more_rules(self, variant: CheckpointVariant) -> list[Rule]:
         """Rules in addition to the ones of the stacks and the head."""

@@ -12,6 +12,13 @@ RELEASED = frozenset(dir(transformers))
 """The classes of the installed release of transformers; listing them takes a third of a second."""
 LANGUAGE_MODELS = ("ForCausalLM", "ForMaskedLM", "ForPreTraining", "ForConditionalGeneration")
 
+VALUE_HEAD = ("v_head.summary.weight", "v_head.summary.bias")
+"""What TRL trains next to a language model; no class of transformers reads it."""
+VALUE_HEAD_NOTE = (
+    "v_head.summary, a value head of TRL, is not part of the language model, and no class of transformers reads it; it "
+    "is kept for the way back. To be rid of it, save pretrained_model of TRL's model"
+)
+
 
 @dataclass(frozen=True)
 class Head:

@@ -15,6 +15,7 @@ from ..arguments import check_family
 from ..errors import ConversionError, listed, shown
 from ..quiet import quiet
 from . import index
+from .architectures import todays_classes
 from .base import Family
 from .head import RELEASED
 
@@ -80,8 +81,12 @@ def family_of(official: Mapping[str, Any]) -> Family:
         lacks = f" by transformers {transformers.__version__}; install a newer one" if names else ""
         said = f"model_type {shown(model_type)} is not supported{lacks}{nearest(official)}"
         raise ConversionError(f"config.json: {said}. There are {known}")
-    named = (official.get("architectures") or [None])[0]
-    return next((family for family in alike if named in {head.official for head in family.heads}), alike[0])
+
+    def is_meant(family: Family) -> bool:
+        named = todays_classes(official, family.heads, family.former_names)
+        return bool(named) and named[0] in {head.official for head in family.heads}
+
+    return next(filter(is_meant, alike), alike[0])
 
 
 def nearest(official: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from ..rules.table import Rule, check_tied
 from ..storage.variant import CheckpointVariant
 from ..values import DROPOUTS, Computed
 from .encoder_decoder import (
+    BOTH,
     EMBEDDINGS,
     LM_HEAD,
     UNTIED,
@@ -231,8 +232,9 @@ class T5Family(EncoderDecoderFamily):
         untied = official.get("tie_word_embeddings") is False
         if names is None:
             return CheckpointVariant(head.official, frozenset((EMBEDDINGS[0], *([UNTIED] if untied else []))))
+        traits, names, read = self.spelled(head, official, names, read)
         stored = self.stored_embeddings(head, names)
-        traits = set(stored)
+        traits |= set(stored)
         if read is not None:
             check_tied(read, [(head.root + stored[0], head.root + other) for other in stored[1:]])
         if head.writes_text and LM_HEAD in names:
@@ -245,6 +247,12 @@ class T5Family(EncoderDecoderFamily):
         """See `Family.head_by_tensors`."""
         alone = not any(name.startswith("decoder.") for name in names)
         return next(head for head in self.heads if head.ours == "BlockformerEncoderModel") if alone else self.heads[0]
+
+    def stored_head(self, head, official, names):
+        """See `Family.stored_head`. A checkpoint without a decoder holds only the encoder."""
+        if head.ours.startswith(BOTH) and not any(".decoder." in f".{name}" for name in names):
+            return next(each for each in self.heads if each.ours == "BlockformerEncoderModel")
+        return super().stored_head(head, official, names)
 
     def variant_for(self, config, earlier=None):
         """See `Family.variant_for`."""

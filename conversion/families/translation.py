@@ -24,9 +24,11 @@ from blockformer.model.configuration_blockformer import check_counts
 from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import NEVER_FOLLOWED
 from ..quiet import quiet
+from ..storage.quantized import FIELDS, REMEDY, without_empty
 from ..storage.variant import CheckpointVariant
 from ..values import DROPOUTS, TOKENS, NotExpressible, Official, Value, common_entries, token_or_none
 from .head import Head
+from .unused import other_dropouts, without_effect
 
 # Official settings that change what a model computes and that no family here has: name -> values that mean "not used".
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -48,6 +50,9 @@ REMEDIES = {
     "sliding_window": _NO_WINDOW,
     "attention_chunk_size": _NO_WINDOW,
     **dict.fromkeys(("no_bias", "logit_scale", "expansion_ratio"), _NOT_FOLLOWED),
+    **dict.fromkeys(FIELDS, REMEDY),
+    "use_bidirectional_attention": "ours looks back only in this family, so run this model with transformers or "
+    "sentence-transformers; set it to false only for a model that was trained so",
     "slow_but_exact": "with pretraining_tp above 1 the official class leaves out two biases; set it to false",
 }
 """Official setting -> why it cannot be converted and what to do, where its name does not say that."""
@@ -288,6 +293,7 @@ class ConfigTranslation(ABC):
             ConversionError: transformers refuses it.
         """
         left_out = self.former_types.get(str(official.get("model_type")))
+        official = without_empty(official)
         official = official if left_out is None else {**left_out, **official, "model_type": self.model_type}
         hidden = (*ABOUT_THE_FILE, *NEVER_FOLLOWED, *self.former_fields)
         settings = self._formerly(official) | {name: value for name, value in official.items() if name not in hidden}
@@ -352,7 +358,7 @@ class ConfigTranslation(ABC):
         return {"is_causal": directions, "attention_chunk_size": (None,), **window}
 
     def unused(self, official: Mapping[str, Any]) -> list[str]:
-        """Entries of an official `config.json` that change nothing, since the official class does not know them.
+        """Entries of an official `config.json` that change nothing, since the official class makes nothing of them.
 
         A second dropout of one field of ours is one of them where it differs from the first, which is taken; so are
         settings that only act in training.
@@ -361,19 +367,8 @@ class ConfigTranslation(ABC):
         known |= {"architectures", "torch_dtype", "dtype", "rope_theta", "rope_scaling", "rope_parameters", "head_dim"}
         known |= {*WITHOUT_EFFECT, *MASKS, *self.extra_fields, *transformers.GenerationConfig().to_dict()}
         of_training = (name for name in self.training_only if official.get(name))
-        strange = (name for name in official if name not in known)
-        return sorted({*strange, *of_training, *self._other_dropouts(official)})
-
-    def _other_dropouts(self, official: Mapping[str, Any]) -> list[str]:
-        """Dropouts that differ from another official one of the same field of ours, which stands for both."""
-        first: dict[str, Any] = {}
-        other = []
-        for theirs, (name, *_) in self.fields.items():
-            if name in DROPOUTS:
-                value = official.get(theirs, getattr(self.defaults, theirs)) or 0.0
-                if first.setdefault(name, value) != value:
-                    other.append(theirs)
-        return other
+        strange = without_effect(self.official_config, official, [name for name in official if name not in known])
+        return sorted({*strange, *of_training, *other_dropouts(self.fields, self.defaults, official)})
 
     def unused_note(self, official: Mapping[str, Any], only_misspelt: bool = False) -> list[str]:
         """A note on entries that change nothing, with the official field whose name is nearly theirs; or no note."""

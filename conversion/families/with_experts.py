@@ -19,7 +19,7 @@ from ..rules.table import Rule, module_rules
 from ..storage.experts import OneByOne
 from ..storage.variant import CheckpointVariant
 from ..values import Computed, NotExpressible
-from .decoder import LAYER, NO_PREFIX, PREFIX, DecoderFamily
+from .decoder import LAYER, DecoderFamily
 
 STACKED = "stacked experts"
 """A trait: the experts' tensors are stacked as in today's official class."""
@@ -81,7 +81,7 @@ class ExpertsFamily(DecoderFamily):
         variant = super().variant_for(config, earlier)
         if earlier is None or earlier.head != variant.head:
             return variant
-        return replace(variant, traits=earlier.traits & {PREFIX, NO_PREFIX, STACKED})
+        return replace(variant, traits=variant.traits | earlier.traits & {STACKED})
 
     def not_runnable(self, config):
         """See `Family.not_runnable`."""

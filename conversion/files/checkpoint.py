@@ -25,7 +25,7 @@ from ..errors import CheckpointError, listed, shown
 from . import pickled
 from .json_files import read_json
 from .model_place import model_elsewhere
-from .names import PICKLED_SUFFIXES, VARIANT, WEIGHTS, roots_of, weight_map
+from .names import PICKLED_SUFFIXES, STATE_DICTS, VARIANT, WEIGHTS, of_a_wrapper, roots_of, weight_map
 from .regular import open_regular
 from .safetensors_io import (
     TensorInfo,
@@ -158,6 +158,7 @@ class Checkpoint:
         folder: the folder, or the weight file.
         config: the content of `config.json` or of the settings file.
         tensors: name -> `TensorInfo`, in file order; of our layout by today's names, whatever the files have.
+        wrapper: the key of a pickled file that its tensors lie under, as a training framework writes them; or None.
 
     Raises:
         CheckpointError: files are missing, damaged, contradict each other, or lie outside the folder.
@@ -173,6 +174,7 @@ class Checkpoint:
         self._config_file = None if config is None else Path(config)
         self.config: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
+        self.wrapper: str | None = None
         self._identities: dict[Path, Identity] = {}
         self._file: tuple[Path, BinaryIO] | None = None
         self._pickled: tuple[Path, dict[str, Tensor]] | None = None
@@ -195,7 +197,7 @@ class Checkpoint:
         return self._config_file is not None
 
     def _open(self) -> None:
-        self._identities = {}
+        self._identities, self.wrapper = {}, None
         if self._config_file is not None:
             self._identities = {path: _identity(path) for path in (self._config_file, self.folder)}
             self.config = read_json(self._config_file)
@@ -220,7 +222,10 @@ class Checkpoint:
         if problems:
             raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
         _check_counts(self.folder, self.config, self.tensors)
-        if str(self.config.get("model_type", "")).startswith("blockformer_"):
+        is_ours = str(self.config.get("model_type", "")).startswith("blockformer_")
+        if problem := of_a_wrapper([*self.tensors, *([self.wrapper] if self.wrapper and is_ours else [])]):
+            raise CheckpointError(f"{self.folder}: {problem}")
+        if is_ours:
             self._read_earlier_names()
 
     def _read_earlier_names(self) -> None:
@@ -271,14 +276,16 @@ class Checkpoint:
 
     def _headers(self, path: Path) -> list[TensorInfo]:
         if path.suffix in PICKLED_SUFFIXES:
-            return pickled.headers(path, self._wrappers)
+            infos, key = pickled.headers(path, self._wrappers)
+            self.wrapper = key or self.wrapper
+            return infos
         with open_regular(path) as file:
             return read_header(file, path)
 
     @property
     def _wrappers(self) -> tuple[str, ...]:
         """Keys under which a pickled file may hold its tensors."""
-        return pickled.WRAPPERS if self._config_file is not None else pickled.WRAPPERS[:1]
+        return STATE_DICTS if self._config_file is not None else STATE_DICTS[:1]
 
     def _differences(self, weight_map: dict[str, str]) -> list[str]:
         """Where the index contradicts the shards."""

@@ -73,6 +73,16 @@ INDEX = re.compile(r".+\.index(\.[\w.-]+)?\.json")
 VARIANT = re.compile(r"(model|pytorch_model)\.(\w+\.index\.)?(?P<variant>[\w-]+)\.(?(2)json|(safetensors|bin))")
 """The single file of a variant of the weights, or its index."""
 CODE_FILES = (".py", ".sh", ".ipynb", ".js", ".ts", ".cu", ".cpp", ".c", ".h", ".so")
+STATE_DICTS = ("state_dict", "model_state_dict", "model")
+"""Keys under which training scripts save a model's state dict, next to the epoch and the optimizer's state."""
+WRAPPERS = {
+    "_orig_mod": "torch.compile",
+    "_fsdp_wrapped_module": "FSDP",
+    "_checkpoint_wrapped_module": "activation checkpointing",
+}
+"""Parts of tensor names -> what puts them there."""
+PARALLEL = "module"
+"""The same, at the beginning of all names."""
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 WEIGHT_FILES = (*PICKLED_SUFFIXES, ".safetensors")
 
@@ -167,3 +177,29 @@ def _plain_name(name: object) -> bool:
     if not isinstance(name, str) or not name.isprintable() or len(name.encode()) > MAX_NAME:
         return False
     return name not in ("", ".", "..") and PurePosixPath(name).name == name == PureWindowsPath(name).name
+
+
+def of_a_wrapper(names: Iterable[str]) -> str | None:
+    """What to do about tensors that were saved from something around a model, whose names no class reads; or None.
+
+    Args:
+        names: of the tensors; a key of a pickled file that holds all of them counts too.
+    """
+    known = list(names)
+    for key in STATE_DICTS:
+        if key in known:
+            return (
+                f"not a flat dict of names to plain tensors ({shown(key)}: is a dict of them, where no class looks); "
+                f"save only them, as torch.save(torch.load(FILE, weights_only=True)[{key!r}], FILE) does"
+            )
+    found = {name: part for name in known for part in name.split(".")[:-1] if part in WRAPPERS}
+    if not found and known and all(name.startswith(f"{PARALLEL}.") for name in known):
+        found = dict.fromkeys(known, PARALLEL)
+    if not found:
+        return None
+    first, part = next(iter(found.items()))
+    source = WRAPPERS.get(part, "DistributedDataParallel or DeepSpeed")
+    return (
+        f"the names of {len(found)} tensors, {shown(first)} the first, have {part!r} of {source}, and no class reads "
+        f"them; save the model in it (unwrap_model of accelerate gives it), or take {part + '.'!r} out of the names"
+    )

@@ -2,9 +2,9 @@
 
 Accepted: a flat dict of names to plain tensors, or that dict under a well-known key (`{"state_dict": {...}, ...}`, as
 training frameworks write it; anything next to it is ignored). In a folder only the key `state_dict` counts; in a
-weight file that a user names it may be any one of `WRAPPERS`. Two of them in one file, or one of them next to tensors
-with names like a module's ("head.weight"), are refused, because it would be a guess which is the model. Everything
-else is refused too; there is no fallback.
+weight file that a user names it may be any one of `STATE_DICTS`. Two of them in one file, or one of them next to
+tensors with names like a module's ("head.weight"), are refused, because it would be a guess which is the model.
+Everything else is refused too; there is no fallback.
 
 In today's zip files torch only says which tensors there are and where their data lies; the data is read like that
 of a safetensors file, so nothing is mapped into memory and a file cut short meanwhile is an error. Files from before
@@ -20,18 +20,17 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError, listed, shown
+from .names import STATE_DICTS, of_a_wrapper
 from .regular import LFS_POINTER, open_regular
 from .safetensors_io import DTYPE_NAMES, MAX_TENSORS, TensorInfo, read_tensor
 
 ZIP = b"PK\x03\x04"
-WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which training scripts save a model's state dict, next to the epoch and the optimizer's state."""
 TELLS_PLACES = hasattr(torch.UntypedStorage, "_checkpoint_offset")
 RESAVE = "save it again as safetensors with a tool that you trust"
 
 
-def headers(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> list[TensorInfo]:
-    """Every tensor of a pickled file. Of a zip file no data is read.
+def headers(path: Path, wrappers: Collection[str] = STATE_DICTS[:1]) -> tuple[list[TensorInfo], str | None]:
+    """Every tensor of a pickled file, and the key that they lie under, if any. Of a zip file no data is read.
 
     Args:
         path: the file.
@@ -43,19 +42,19 @@ def headers(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> list[Tensor
     with open_regular(path) as file:
         records = _records(file, path) if _is_zip(file, path) else None
         if records is None or not TELLS_PLACES:
-            tensors = _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")
-            return [TensorInfo(name, t.dtype, tuple(t.shape), path, t.nbytes) for name, t in tensors.items()]
-        tensors = _state_dict(_unpickled(file, path, "meta"), path, wrappers, "meta")
-    return [_placed(name, tensor, path, records) for name, tensor in tensors.items()]
+            tensors, key = _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")
+            return [TensorInfo(name, t.dtype, tuple(t.shape), path, t.nbytes) for name, t in tensors.items()], key
+        tensors, key = _state_dict(_unpickled(file, path, "meta"), path, wrappers, "meta")
+    return [_placed(name, tensor, path, records) for name, tensor in tensors.items()], key
 
 
-def load(path: Path, wrappers: Collection[str] = WRAPPERS[:1]) -> dict[str, Tensor]:
+def load(path: Path, wrappers: Collection[str] = STATE_DICTS[:1]) -> dict[str, Tensor]:
     """All tensors of a pickled file, its checksums compared; the arguments and errors are as in `headers`."""
     with open_regular(path) as file:
         check_sums(file, path)
         if not (_is_zip(file, path) and TELLS_PLACES):
-            return _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")
-        return {info.name: read_tensor(file, info) for info in headers(path, wrappers)}
+            return _state_dict(_unpickled(file, path, "cpu"), path, wrappers, "cpu")[0]
+        return {info.name: read_tensor(file, info) for info in headers(path, wrappers)[0]}
 
 
 def check_sums(file: BinaryIO, path: Path) -> None:
@@ -150,8 +149,10 @@ def _place(tensor: Tensor) -> int | None:
     return getattr(tensor.untyped_storage(), "_checkpoint_offset", None)
 
 
-def _state_dict(loaded: Any, path: Path, wrappers: Collection[str], device: str) -> dict[str, Tensor]:
-    """The flat dict of plain tensors in a loaded file, unwrapped."""
+def _state_dict(
+    loaded: Any, path: Path, wrappers: Collection[str], device: str
+) -> tuple[dict[str, Tensor], str | None]:
+    """The flat dict of plain tensors in a loaded file, unwrapped, and the key that it lay under."""
     found = [key for key in wrappers if isinstance(loaded, dict) and isinstance(loaded.get(key), dict)]
     if found:
         others = [str(name) for name, value in loaded.items() if isinstance(value, Tensor) and "." in str(name)]
@@ -161,6 +162,9 @@ def _state_dict(loaded: Any, path: Path, wrappers: Collection[str], device: str)
                 f"{path}: {shown(found[0])} and also {named}: which is the model? Save only its state dict"
             )
         loaded = loaded[found[0]]
+    inner = [key for key in STATE_DICTS if isinstance(loaded, dict) and isinstance(loaded.get(key), dict)]
+    if inner and inner[0] not in found:
+        raise CheckpointError(f"{path.parent}: {of_a_wrapper(inner[:1])}")
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path}: holds a {type(loaded).__name__}, not a dict of names to tensors; {RESAVE}")
     problems = [
@@ -168,7 +172,7 @@ def _state_dict(loaded: Any, path: Path, wrappers: Collection[str], device: str)
     ]
     if problems:
         raise CheckpointError(f"{path}: not a flat dict of names to plain tensors; {RESAVE}:{listed(problems)}")
-    return {name: tensor.detach() for name, tensor in loaded.items()}
+    return {name: tensor.detach() for name, tensor in loaded.items()}, found[0] if found else None
 
 
 def _fault(name: object, value: object, device: str) -> str | None:

@@ -12,11 +12,22 @@ from typing import Any
 from ..errors import ConversionError, shown
 from ..options import for_the_hub
 from .json_files import read_json_value
-from .names import CODE_FILES, MODULES, ROUTER, WEIGHT_FILES, is_side_file, module_folders, weight_map, weights_of
+from .names import (
+    CODE_FILES,
+    MODULES,
+    ROUTER,
+    WEIGHT_FILES,
+    WEIGHTS,
+    is_side_file,
+    module_folders,
+    weight_map,
+    weights_of,
+)
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 LISTED = 10_000
 """Names of a source that are looked at; no model has so many files."""
+GGUF = ".gguf"
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,8 @@ def folder_of(source: str | PathLike[str], revision: str | None = None) -> Path 
             raise ConversionError(f"{text}: a folder, which has no revision {shown(revision)}; leave it out")
         return folder
     if os.path.lexists(folder):
+        if text.endswith(GGUF):
+            raise ConversionError(f"{text}: a GGUF file; {_plain_from(os.fspath(folder.parent), folder.name)}")
         raise ConversionError(f"{text}: not a folder; name the folder that holds config.json and the weights")
     if not HUB_ID.fullmatch(text) or ".." in text:
         raise ConversionError(f"{text}: no such folder")
@@ -116,8 +129,34 @@ def locate(source: str | PathLike[str], weights: bool = True, **reading: Any) ->
     chosen = {name: reading.get(name) for name in ("variant", "use_safetensors")}
     place = Source(Path(), subfolder=inner_name(reading.get("subfolder")), **chosen)
     if folder is None:
-        return _fetch(os.fspath(source), weights, place, for_the_hub(reading))
-    return replace(place, path=inside(folder, place.subfolder))
+        found = _fetch(os.fspath(source), weights, place, for_the_hub(reading))
+    else:
+        found = replace(place, path=inside(folder, place.subfolder))
+    _check_format(os.fspath(source), [name for name in found.names if "/" not in name], weights, found.weights)
+    return found
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has weights that are read, or an index of them."""
+    return any(os.path.lexists(folder / name) for pair in WEIGHTS for name in pair)
+
+
+def _check_format(source: str, names: Iterable[str], weights: bool, wanted: Iterable[tuple[str, str]]) -> None:
+    """Refuse a source whose weights are only there as GGUF, with what makes plain ones of them."""
+    known = {*names}
+    gguf = sorted(name for name in known if name.endswith(GGUF))
+    is_readable = not weights or any(name in known for pair in wanted for name in pair)
+    if gguf and not ("config.json" in known and is_readable):
+        raise ConversionError(f"{source}: has its weights only as GGUF; {_plain_from(source, gguf[0])}")
+
+
+def _plain_from(folder: str, file: str) -> str:
+    return (
+        "conversion reads safetensors and PyTorch files. transformers makes plain weights of it, with the package gguf "
+        f"installed: model = AutoModelForCausalLM.from_pretrained({shown(folder)}, gguf_file={shown(file)}), "
+        "model.hf_quantizer = None, del model.config.quantization_config, model.save_pretrained(NEW); the tokenizer "
+        "likewise with AutoTokenizer; then convert NEW"
+    )
 
 
 def inner_name(subfolder: str | PathLike[str] | None) -> str:

@@ -35,6 +35,7 @@ __all__ = [
 
 UNTAKEN, TWICE = "tensors that no rule takes", "targets filled twice"
 NO_PLACE = "tensors that the model has no place for"
+CAN_GO = "If the official class does not read them either, remove them from the file."
 
 
 class HasHeader(Protocol):
@@ -128,12 +129,17 @@ class Group:
         return tensors
 
 
+def tuple_of(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The names of one side of a rule."""
+    return (names,) if isinstance(names, str) else names
+
+
 def _prefixed(prefix: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
     return prefix + names if isinstance(names, str) else tuple(prefix + name for name in names)
 
 
 def _patterns(names: str | tuple[str, ...]) -> list[Pattern]:
-    return [Pattern(name) for name in ((names,) if isinstance(names, str) else names)]
+    return [Pattern(name) for name in tuple_of(names)]
 
 
 def module_rules(modules: Mapping[str, str]) -> list[Rule]:
@@ -223,7 +229,8 @@ class RuleTable:
             _compare(filled, groups, expected, [Pattern(name) for name in optional], problems)
         if problems:
             kinds = (f"\n{kind} ({len(lines)}):{listed(lines)}" for kind, lines in problems.items())
-            raise ConversionError("the checkpoint's tensors do not fit the model:" + "".join(kinds))
+            end = f"\n{CAN_GO}" if UNTAKEN in problems else ""
+            raise ConversionError("the checkpoint's tensors do not fit the model:" + "".join(kinds) + end)
         return groups
 
     @property

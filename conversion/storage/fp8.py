@@ -1,10 +1,10 @@
-"""Weights of 8 bits (E4M3) in blocks of 128 rows and 128 columns, each with a factor, as DeepSeek publishes them.
+"""Weights of 8 bits (E4M3) in blocks of 128 rows and 128 columns, each with a factor: DeepSeek, Qwen3, MiniMax-M2.
 
-N outputs, K inputs.
+Any family may have them: its rules see plain weights, in bfloat16. N outputs, K inputs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,18 +12,23 @@ from torch import Tensor
 
 from ..errors import ConversionError, listed, shown
 from ..files.checkpoint import Checkpoint
-from ..rules.operations import Chain, Shape
-from ..rules.table import Rule
-from .awq import FIELD
+from ..rules.operations import Shape
+from ..rules.table import Group, HasHeader, Target
+from .awq import FIELD, without
 
-TRAIT = "fp8"
-"""Of the variant of a checkpoint whose linear maps have 8 bits."""
+METHOD = "fp8"
+WEIGHT = torch.float8_e4m3fn
+FACTORS = (torch.float32, torch.bfloat16, torch.float16)
+NOTE = "the FP8 weights have become bfloat16; the way back writes bfloat16 too"
+NOTE_ON_PAPER = "the weights are stored in FP8; conversion makes bfloat16 of them"
+FURTHER = "num_nextn_predict_layers"
+"""The official entry of layers that predict further tokens."""
 BLOCK = 128
 SCALE = "_scale_inv"
 """What the name of a weight's factors ends in, after the weight's own name."""
 _WANTED: dict[str, tuple[Any, ...]] = {
-    "quant_method": ("fp8",),
-    "fmt": ("e4m3", None),
+    "quant_method": (METHOD,),
+    "fmt": ("e4m3", "float8_e4m3fn", None),
     "weight_block_size": ([BLOCK, BLOCK],),
     "scale_fmt": ("float", None),
     "expert_dtype": ("fp8", None),
@@ -40,7 +45,7 @@ class Fp8:
         plain = []
         for weight, scales in zip(tensors[::2], tensors[1::2], strict=True):
             rows, columns = weight.shape
-            factors = scales.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+            factors = scales.float().repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
             plain.append((weight.float() * factors).bfloat16())
         return plain
 
@@ -58,7 +63,7 @@ class Fp8:
         raise ConversionError("plain weights do not become FP8 weights")
 
 
-def check(official: Mapping[str, Any]) -> None:
+def _check(official: Mapping[str, Any]) -> None:
     """Refuse an official `config.json` that does not tell of such weights.
 
     Raises:
@@ -77,25 +82,96 @@ def check(official: Mapping[str, Any]) -> None:
         raise ConversionError(f"config.json: {FIELD}: FP8 weights of this kind cannot be converted:{listed(wrong)}")
 
 
+class PlainView:
+    """The names, headers and tensors of a checkpoint as if its weights of 8 bits were plain, whatever its family.
+
+    Args:
+        checkpoint: whose `config.json` tells of such weights. The tensors say which they are.
+
+    Attributes:
+        tensors: name -> header; of weights of 8 bits in bfloat16, without their factors.
+        entries: the `config.json` of the plain checkpoint. The layers that predict further tokens do not go back out.
+
+    Raises:
+        ConversionError: the entry is missing, or tells of another kind of FP8.
+    """
+
+    def __init__(self, checkpoint: Checkpoint):
+        _check(checkpoint.config)
+        self._checkpoint = checkpoint
+        stored = checkpoint.tensors
+        self._low = [name for name in stored if name + SCALE in stored]
+        factors = {name + SCALE for name in self._low}
+        plain = {group.targets[0].name: group.targets[0] for group in self.groups}
+        self.tensors: Mapping[str, HasHeader] = {
+            name: plain.get(name, info) for name, info in stored.items() if name not in factors
+        }
+        self.entries = plain_entries(checkpoint.config)
+
+    @property
+    def groups(self) -> list[Group]:
+        """What makes the plain weights, one by one.
+
+        Raises:
+            ConversionError: weights and factors do not fit together.
+        """
+        stored, wrong, groups = self._checkpoint.tensors, [], []
+        for name in self._low:
+            weight, factors = stored[name], stored[name + SCALE]
+            if weight.dtype is not WEIGHT or factors.dtype not in FACTORS:
+                wrong.append(f"{shown(name)} is {weight.dtype}, its factors are {factors.dtype}")
+                continue
+            try:
+                (shape,) = Fp8().forward_shapes([tuple(weight.shape), tuple(factors.shape)])
+            except ConversionError as error:
+                wrong.append(f"{shown(name)}: {error}")
+                continue
+            groups.append(Group((name, name + SCALE), (Target(name, torch.bfloat16, shape),), Fp8()))
+        if wrong:
+            raise ConversionError(f"FP8 weights that cannot be converted ({len(wrong)}):{listed(wrong)}")
+        return groups
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, plain."""
+        read = self._checkpoint.read
+        return Fp8().forward([read(name), read(name + SCALE)])[0] if name in {*self._low} else read(name)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Refuse weights of 8 bits without their factors among these, which the model would take.
+
+        Raises:
+            ConversionError: naming them.
+        """
+        lacking = [f"{shown(name)}: needs {name}{SCALE}" for name in names if self.tensors[name].dtype is WEIGHT]
+        if lacking:
+            raise ConversionError(f"FP8 weights: parts that are missing ({len(lacking)}):{listed(lacking)}")
+
+
+def is_told(official: Mapping[str, Any]) -> bool:
+    """Whether an official `config.json` tells of weights of 8 bits in blocks, or of some other FP8."""
+    entries = official.get(FIELD)
+    return isinstance(entries, Mapping) and entries.get("quant_method") == METHOD
+
+
+def has_factors(names: Iterable[str]) -> bool:
+    """Whether some of these are names of factors."""
+    return any(name.endswith(SCALE) for name in names)
+
+
+def plain_entries(official: Mapping[str, Any]) -> dict[str, Any]:
+    """The `config.json` of the plain checkpoint; without weights in FP8, the same.
+
+    Raises:
+        ConversionError: it tells of another kind of FP8.
+    """
+    if not is_told(official):
+        return dict(official)
+    _check(official)
+    further = {FURTHER: 0} if FURTHER in official else {}
+    return {**without(official), **further}
+
+
 def read_plain(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, Tensor]:
     """All weights of a checkpoint in a dtype, plain ones in place of those with 8 bits."""
-    weights = {}
-    for name in checkpoint.tensors:
-        if name + SCALE in checkpoint.tensors:
-            weights[name] = Fp8().forward([checkpoint.read(name), checkpoint.read(name + SCALE)])[0].to(dtype)
-        elif not name.endswith(SCALE):
-            weights[name] = checkpoint.read(name).to(dtype)
-    return weights
-
-
-def plain_rules(weights: Iterable[str]) -> list[Rule]:
-    """The rules that make plain weights of these."""
-    return [from_fp8(Rule(weight, weight)) for weight in weights]
-
-
-def from_fp8(rule: Rule) -> Rule:
-    """A rule for plain weights -> the same for weights of 8 bits."""
-    names = (rule.source,) if isinstance(rule.source, str) else rule.source
-    sources = tuple(each for name in names for each in (name, name + SCALE))
-    dtypes = (torch.float8_e4m3fn, torch.float32) * len(names)
-    return replace(rule, source=sources, op=Chain(Fp8(), rule.op), dtypes=dtypes, target_dtype=torch.bfloat16)
+    plain = PlainView(checkpoint)
+    return {name: plain.read(name).to(dtype) for name in plain.tensors}

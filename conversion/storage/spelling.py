@@ -56,6 +56,25 @@ class Prefix:
 
 
 @dataclass(frozen=True)
+class OneName:
+    """One tensor that a checkpoint has under another name of the class: of tied ones, a file holds either.
+
+    Args:
+        in_file: the name in a checkpoint.
+        in_class: the name in the class.
+    """
+
+    in_file: str
+    in_class: str
+
+    def todays(self, name: str) -> str:
+        return self.in_class if name == self.in_file else name
+
+    def stored(self, name: str) -> str:
+        return self.in_file if name == self.in_class else name
+
+
+@dataclass(frozen=True)
 class Ending:
     """Names that end otherwise.
 

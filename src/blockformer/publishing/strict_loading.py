@@ -23,6 +23,8 @@ from transformers.utils import (
 from transformers.utils.hub import get_checkpoint_shard_files
 
 from blockformer.conversion.files.json_files import strict_json
+from blockformer.conversion.files.names import of_a_wrapper
+from blockformer.conversion.storage.quantized import without_empty
 
 from ..model.awq_linear import QuantizedLinear
 from ..model.axes import BLOCKS
@@ -54,6 +56,8 @@ def plug_in() -> None:
         try:
             model, info = load(cls, source, *model_args, **asked)
         except WeightsError as error:
+            if problem := of_a_wrapper(error.unexpected):
+                raise WeightsError(f"{source}: {problem}") from error
             if not earlier_names.are_earlier(error.unexpected):
                 raise
             config = _config_of(cls, source, kwargs)
@@ -117,6 +121,7 @@ def _from_dict(cls, config_dict, **kwargs):
             fix = f"{cls.__name__} and its models are of another topology: use the Auto classes"
         source = kwargs.get("name_or_path") or "config.json"
         raise ValueError(f"{source}: model_type is '{kind}', not '{cls.model_type}': {fix}.")
+    config_dict = without_empty(config_dict)
     check_blocks(config_dict.get("blocks"), f"{kwargs.get('name_or_path') or 'config.json'}: ")
     return super(BlockformerConfig, cls).from_dict(config_dict, **kwargs)
 

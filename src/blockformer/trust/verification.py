@@ -27,6 +27,7 @@ from blockformer.conversion.files.named_code import (
 from blockformer.conversion.files.names import MODULES, ROUTER, is_inner, module_paths, roots_of
 from blockformer.conversion.files.side_files import digest
 from blockformer.conversion.files.sources import LISTED, files_in, folder_of
+from blockformer.conversion.model_tensors import unread_pooler
 from blockformer.conversion.options import WEIGHT_CHOICES, check_reading, for_the_hub
 
 from ..model.axes import BLOCKS
@@ -332,6 +333,7 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
         entries = {key: value for key, value in config.items() if key != "auto_map"}
         with torch.device("meta"):
             model = cls(cls.config_class.from_dict(entries))
+            pooler = {key: torch.empty(shape) for key, shape in unread_pooler(cls, model.config).items()}
     except (ConversionError, ValueError, TypeError) as error:
         found.add("weights", str(error))
         return
@@ -342,6 +344,7 @@ def _check_weights(folder: Path, config: dict[str, Any], found: Verification) ->
     for keys in groups.values():
         if not any(key in tensors for key in keys):
             found.add("weights", f"{keys[0]} is missing")
+    expected = {**expected, **pooler}  # which only `AutoModel` reads
     if earlier := [info.name for key, info in tensors.items() if info.name != key]:
         fix = "`blockformer upgrade` writes today's to safetensors files, `blockformer export` makes those of pickles"
         found.add("weights", f"{shown(earlier[0])} is one of {len(earlier)} names of before 0.1, for which {fix}")

@@ -1,0 +1,61 @@
+"""The classes that `architectures` of an official `config.json` names.
+
+Training wraps a model, and some wrappers leave their own name there: FSDP puts its letters before the class's name, a
+compiled or adapted model names its wrapper only.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..errors import ConversionError, shown
+from .head import Head
+
+BEFORE = ("FSDP", "TF", "Flax")
+"""What may stand before the name of a class whose weights are the class's own."""
+WRAPPERS = ("OptimizedModule", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "PeftModel")
+"""Beginnings of the names of classes that only contain a model."""
+
+
+def todays_classes(official: Mapping[str, Any], heads: Iterable[Head], former: Mapping[str, str]) -> list[str]:
+    """The names in `architectures` as today's classes have them.
+
+    Args:
+        official: the `config.json`.
+        heads: of the family.
+        former: earlier names of its classes -> today's.
+    """
+    known = {head.official for head in heads}
+
+    def todays(name: str) -> str:
+        found = former.get(name, name)
+        for start in BEFORE if found not in known else ():
+            inner = name.removeprefix(start)
+            if inner != name and former.get(inner, inner) in known:
+                return former.get(inner, inner)
+        return found
+
+    return [todays(name) for name in official.get("architectures") or []]
+
+
+def unknown_class(
+    official: Mapping[str, Any], heads: Sequence[Head], fitting: Head | None, what: str
+) -> ConversionError:
+    """The error for `architectures` that no class of a family has.
+
+    Args:
+        official: the `config.json`.
+        heads: the ones to choose from.
+        fitting: the one that the tensors show, if they were read.
+        what: the family, in words.
+    """
+    named = official.get("architectures") or []
+    known: Collection[str] = dict.fromkeys(head.official for head in heads)
+    why = "which cannot be converted"
+    if any(name.startswith(WRAPPERS) for name in named):
+        why = "the name of a wrapper and not of the model in it"
+    said = f"config.json: architectures is {shown(named)}, {why}; of {what} there are {', '.join(known) or 'none'}"
+    if fitting is not None:
+        said += f'. If this is one of them, write "architectures": ["{fitting.official}"], which fits the tensors'
+    elif known:
+        said += '. If this is one of them, write its name there, as in "architectures": ["' + next(iter(known)) + '"]'
+    return ConversionError(said)

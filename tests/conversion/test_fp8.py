@@ -1,0 +1,117 @@
+"""Weights of 8 bits in blocks, in families other than DeepSeek's: the same format everywhere."""
+
+import pytest
+import torch
+import transformers
+from pairs import assert_close
+from safetensors.torch import load_file
+from sizes import OFFICIAL_DECODER
+
+from blockformer.conversion import ConversionError, convert, from_official
+from blockformer.conversion.families.registry import FAMILIES
+from blockformer.conversion.summary import summarize
+
+from .oracles import assert_verified, edit_config, edit_tensors, entries_of
+from .rows import Row, model_of
+from .test_deepseek import FP8, factors_of
+
+MINIMAX = {"num_local_experts": 4, "num_experts_per_tok": 2}
+FAMILIES_OF_8_BITS = {
+    "qwen3": {},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 136},
+    "minimax_m2": MINIMAX,
+    "glm4_moe": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "first_k_dense_replace": 1,
+    },
+    "llama": {},
+    "phi3": {"pad_token_id": 0},
+}
+"""What each needs beyond the usual sizes; one has matrices of more than one block."""
+
+
+def quantized(folder, name, factor=torch.float32, stays=("lm_head", "model.layers.0.self_attn.o_proj"), **settings):
+    """An official checkpoint with its linear maps in 8 bits, except for some; gives the weights they stand for."""
+    if name not in FAMILIES:
+        pytest.skip(f"this transformers has no {name}")
+    model = model_of(Row(name, {**FAMILIES_OF_8_BITS[name], **settings}), OFFICIAL_DECODER).bfloat16()
+    model.save_pretrained(folder)
+    generator, plain, changes = torch.Generator().manual_seed(0), {}, {}
+    for key, weight in load_file(folder / "model.safetensors").items():
+        plain[key] = weight
+        is_linear = weight.dim() == 2 and "embed" not in key and ".gate.weight" not in key
+        if is_linear and not key.startswith(stays):
+            blocks = [-(-size // 128) for size in weight.shape]
+            scales = (torch.rand(blocks, generator=generator) * 0.002 + 0.001).to(factor)
+            factors = factors_of(scales.float(), weight)
+            low = (weight.float() / factors).clamp(-448, 448).to(torch.float8_e4m3fn)
+            plain[key] = (low.float() * factors).bfloat16()
+            changes |= {key: low, f"{key}_scale_inv": scales}
+    edit_tensors(folder, **changes)
+    told = {**FP8, "modules_to_not_convert": list(stays)}
+    edit_config(folder, quantization_config=told, dtype="bfloat16")
+    return plain
+
+
+@pytest.mark.parametrize("name", FAMILIES_OF_8_BITS)
+def test_every_decoder_takes_them(tmp_path, name):
+    factor = torch.bfloat16 if name.startswith("qwen3") else torch.float32
+    plain = quantized(tmp_path / "src", name, factor)
+    report = convert(tmp_path / "src", tmp_path / "repo")
+    assert_verified(report)
+    assert any("FP8 weights have become bfloat16; the way back writes bfloat16" in note for note in report.notes)
+    convert(tmp_path / "repo", tmp_path / "back", to_official=True, verify="quick")
+    assert "quantization_config" not in entries_of(tmp_path / "back")
+    back = load_file(tmp_path / "back" / "model.safetensors")
+    assert back.keys() == plain.keys()
+    assert all(torch.equal(back[key], weight) for key, weight in plain.items())
+    summary = summarize(tmp_path / "src")
+    assert any("stored in FP8" in note for note in summary.notes)
+    assert summary.parameters == summarize(tmp_path / "repo").parameters
+
+
+def test_they_are_what_transformers_makes_of_them(tmp_path):
+    quantized(tmp_path / "src", "qwen3", torch.bfloat16)
+    theirs = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "src", dtype=torch.bfloat16)
+    with pytest.warns(UserWarning, match="FP8 weights have become bfloat16"):
+        ours = from_official(tmp_path / "src")
+    with torch.no_grad():
+        ids = torch.arange(5, 25)[None]
+        assert_close(ours.float()(ids).logits, theirs.float()(ids).logits)
+
+
+def test_layers_after_the_last_are_left_out(tmp_path):
+    quantized(tmp_path / "src", "glm4_moe", num_nextn_predict_layers=1)
+    extra = {"model.layers.2.eh_proj.weight": torch.randn(32, 64).to(torch.float8_e4m3fn)}
+    edit_tensors(tmp_path / "src", **extra, **{"model.layers.2.eh_proj.weight_scale_inv": torch.rand(1, 1)})
+    edit_config(tmp_path / "src", num_nextn_predict_layers=1)
+    report = convert(tmp_path / "src", tmp_path / "repo", verify=False)
+    assert any("predict further tokens" in note and "left out" in note for note in report.notes)
+    convert(tmp_path / "repo", tmp_path / "back", to_official=True, verify=False)
+    assert entries_of(tmp_path / "back")["num_nextn_predict_layers"] == 0
+
+
+def test_what_does_not_fit_together_is_named(tmp_path):
+    src = tmp_path / "src"
+    quantized(src, "qwen3")
+    name = "model.layers.1.mlp.up_proj.weight"
+    told = entries_of(src)["quantization_config"]
+    edit_config(src, quantization_config=None)
+    with pytest.raises(ConversionError, match="quantization_config is missing, and there are FP8 weights"):
+        convert(src, tmp_path / "dst")
+    edit_config(src, quantization_config=told)
+    edit_tensors(src, **{f"{name}_scale_inv": torch.rand(2, 2)})
+    with pytest.raises(ConversionError, match=rf"(?s)FP8 weights that cannot be converted.*{name}.*factors \[2, 2\]"):
+        convert(src, tmp_path / "dst")
+    edit_tensors(src, **{f"{name}_scale_inv": torch.ones(1, 1, dtype=torch.int32)})
+    with pytest.raises(ConversionError, match=rf"(?s)FP8 weights that cannot be converted.*{name}.*torch.int32"):
+        convert(src, tmp_path / "dst")
+    edit_tensors(src, **{f"{name}_scale_inv": None})
+    with pytest.raises(ConversionError, match=rf"(?s)parts that are missing.*{name}_scale_inv"):
+        convert(src, tmp_path / "dst")
+    model_of(Row("qwen3"), OFFICIAL_DECODER).save_pretrained(tmp_path / "plain")
+    edit_config(tmp_path / "plain", quantization_config=told)
+    with pytest.raises(ConversionError, match="by 'fp8', and all weights are plain"):
+        convert(tmp_path / "plain", tmp_path / "dst")

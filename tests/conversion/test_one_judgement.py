@@ -1,0 +1,200 @@
+"""Odd folders, each through every door: all take it, with the official class's numbers, or all refuse it alike."""
+
+import json
+import warnings
+
+import pytest
+import torch
+import transformers
+from pairs import assert_close
+from safetensors.torch import load_file, save_file, save_model
+
+import blockformer
+from blockformer.conversion import ConversionError, convert, export_folder, from_official
+
+from .oracles import edit_config, edit_tensors, entries_of, official_folder, stored
+
+IDS = torch.arange(5, 25)[None]
+BITSANDBYTES = {"load_in_4bit": True, "quant_method": "bitsandbytes"}
+REMOTE = """
+import json, sys
+import torch, transformers
+ids = torch.arange(5, 25)[None]
+found = {}
+for folder, auto in json.loads(sys.argv[1]).items():
+    with torch.no_grad():
+        model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
+        found[folder] = model(ids)[0].double().tolist()
+print(json.dumps(found))
+"""
+
+
+def pickled(key):
+    def change(folder, model):
+        torch.save({key: load_file(folder / "model.safetensors"), "epoch": 3}, folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+
+    return change
+
+
+def prefixed(prefix):
+    return lambda folder, model: edit_tensors(folder, lambda all_: {prefix + name: each for name, each in all_.items()})
+
+
+def only_the_head(folder, model):
+    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+def value_head(folder, model):
+    edit_tensors(folder, **{"v_head.summary.weight": torch.randn(1, 64), "v_head.summary.bias": torch.zeros(1)})
+
+
+def told(**entries):
+    return lambda folder, model: edit_config(folder, **entries)
+
+
+def of_another_dtype(folder, model):
+    edit_tensors(folder, lambda all_: {name: each.half() for name, each in all_.items()})
+
+
+def integers(folder, model):
+    edit_tensors(folder, lambda all_: {name: each.round().to(torch.int32) for name, each in all_.items()})
+
+
+LLAMA, TIED, BERT = ("llama", "LlamaForCausalLM"), ("llama", "LlamaForCausalLM", True), ("mpnet", "MPNetModel")
+TAKEN = {
+    "only the head of tied ones": (TIED, only_the_head),
+    "pickle under state_dict": (LLAMA, pickled("state_dict")),
+    "pickle of an encoder": (BERT, pickled("state_dict")),
+    "empty quantization_config": (LLAMA, told(quantization_config={})),
+    "headless masked LM": (BERT, told(architectures=["MPNetForMaskedLM"])),
+    "class name of FSDP": (LLAMA, told(architectures=["FSDPLlamaForCausalLM"])),
+    "value head": (LLAMA, value_head),
+    "file of float16": (LLAMA, of_another_dtype),
+}
+REFUSED = {
+    "names with module.": (LLAMA, prefixed("module."), r"have 'module'.*take 'module.' out of the names"),
+    "names with _orig_mod.": (LLAMA, prefixed("_orig_mod."), r"have '_orig_mod' of torch.compile.*out of the names"),
+    "names of FSDP": (LLAMA, prefixed("_fsdp_wrapped_module."), r"_fsdp_wrapped_module' of FSDP.*out of the names"),
+    "class name of a compiled model": (LLAMA, told(architectures=["OptimizedModule"]), r'write "architectures"'),
+    "stale 4 bits": (LLAMA, told(quantization_config=BITSANDBYTES), "plain.*remove quantization_config"),
+    "no model_type": (LLAMA, told(model_type=...), 'write "model_type": "llama"'),
+    "pickle under model": (LLAMA, pickled("model"), "'model': is a dict of them.*save only them, as"),
+    "integers": (LLAMA, integers, "must be floating-point"),
+    "untied without a head": (
+        LLAMA,
+        lambda folder, model: edit_tensors(folder, **{"lm_head.weight": None}),
+        r'no lm_head\.weight.*Write "architectures": \["LlamaModel"\]',
+    ),
+}
+
+
+def folder_of(path, kind, change):
+    """The odd folder, and the model that it holds."""
+    family, cls, *tied = kind
+    settings = {"tie_word_embeddings": bool(tied)} if family == "llama" else {}
+    model = official_folder(path, family, cls, **settings)
+    change(path, model)
+    return model
+
+
+def names_of(folder):
+    """The names, dtypes and bits of its tensors, whichever format they are in."""
+    path = folder / "pytorch_model.bin"
+    if not path.exists():
+        return stored(folder)
+    wrapped = torch.load(path, weights_only=True)
+    inner = next(each for each in wrapped.values() if isinstance(each, dict))
+    save_file(inner, folder.parent / "twin.safetensors")
+    return stored(folder.parent)
+
+
+def test_what_one_door_takes_all_take(tmp_path, fresh):
+    autos, expected = {}, {}
+    for case, (kind, change) in TAKEN.items():
+        src, ours, exported, back = (tmp_path / case.replace(" ", "-") / each for each in ("src", "a", "b", "c"))
+        model = folder_of(src, kind, change)
+        wide = case != "file of float16"
+        model = model if wide else type(model).from_pretrained(src, dtype=torch.float32)
+        with torch.no_grad():
+            wanted = model(IDS)[0]
+            assert convert(src, ours, verify="quick").parity.passed, case
+            assert blockformer.verify(ours).is_ok, case
+            export_folder(ours, exported)
+            convert(ours, back, to_official=True, verify="quick")
+            loaded = getattr(blockformer, entries_of(ours)["architectures"][0]).from_pretrained(ours).float()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # notes of the report, which other tests read
+                direct = from_official(src).float()
+            for each in (loaded, direct):
+                assert_close(each(IDS)[0], wanted, name=f"{case}: ")
+        assert stored(back) == names_of(src), case
+        kept = {name: value for name, value in entries_of(src).items() if name != "transformers_version"}
+        assert kept.items() <= entries_of(back).items(), case
+        if wide:
+            auto = "AutoModelForCausalLM" if kind[0] == "llama" else "AutoModel"
+            autos |= {str(ours): auto, str(exported): auto}
+            expected |= dict.fromkeys((str(ours), str(exported)), wanted)
+    found = json.loads(fresh(REMOTE, json.dumps(autos), folder=tmp_path))
+    for folder, values in found.items():
+        assert_close(torch.tensor(values, dtype=torch.float32), expected[folder])
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_one_door_refuses_all_refuse_alike(tmp_path, case):
+    kind, change, message = REFUSED[case]
+    src = tmp_path / "src"
+    folder_of(src, kind, change)
+    said = set()
+    for door in (lambda: convert(src, tmp_path / "dst"), lambda: from_official(src)):
+        with pytest.raises(ConversionError, match=f"(?s){message}") as refused:
+            door()
+        said.add(str(refused.value))
+    assert len(said) == 1
+    assert not (tmp_path / "dst").exists()
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_fsdp_wrapped_module."])
+def test_ours_with_names_of_a_wrapper_is_refused_alike(tmp_path, prefix):
+    official_folder(tmp_path / "src", "llama")
+    convert(tmp_path / "src", tmp_path / "ours", verify=False)
+    prefixed(prefix)(tmp_path / "ours", None)
+    assert_refused_alike(tmp_path, "out of the names")
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_ours_in_a_wrapped_pickle_is_refused_alike(tmp_path, key):
+    official_folder(tmp_path / "src", "llama")
+    convert(tmp_path / "src", tmp_path / "ours", verify=False)
+    pickled(key)(tmp_path / "ours", None)
+    assert_refused_alike(tmp_path, "save only them, as")
+
+
+def assert_refused_alike(folder, message):
+    ours = folder / "ours"
+    doors = (
+        lambda: export_folder(ours, folder / "exported"),
+        lambda: convert(ours, folder / "back", to_official=True),
+        lambda: from_official(ours),
+        lambda: blockformer.BlockformerDecoderForCausalLM.from_pretrained(ours),
+        lambda: transformers.AutoModelForCausalLM.from_pretrained(ours),
+    )
+    said = set()
+    for door in doors:
+        with pytest.raises(ValueError, match=message) as refused:
+            door()
+        said.add(str(refused.value))
+    assert len(said) == 1
+    assert said <= set(blockformer.verify(ours).problems["weights"])
+
+
+def test_an_empty_quantization_config_of_ours_is_none(tmp_path):
+    model = official_folder(tmp_path / "src", "llama")
+    convert(tmp_path / "src", tmp_path / "ours", verify=False)
+    edit_config(tmp_path / "ours", quantization_config={})
+    export_folder(tmp_path / "ours", tmp_path / "exported")
+    loaded = blockformer.BlockformerDecoderForCausalLM.from_pretrained(tmp_path / "ours")
+    with torch.no_grad():
+        for each in (loaded, from_official(tmp_path / "ours")):
+            assert_close(each(IDS).logits, model(IDS).logits)
+    assert convert(tmp_path / "ours", tmp_path / "back", to_official=True).parity.passed
