@@ -29,7 +29,7 @@ from .rules.patterns import matching
 from .rules.table import Group, HasHeader, RuleTable, Target
 from .storage import awq, fp8
 from .storage.quantized import check_plain, without_empty
-from .storage.spelling import Spellings
+from .storage.spelling import Spellings, todays_names
 from .storage.variant import CheckpointVariant
 
 OURS = "blockformer_"
@@ -135,7 +135,7 @@ def plan_in(
     to_load = family.dequantized(official, variant)
     if to_load is not None:
         official = dict(family.plain_entries(official, variant))
-    stored = _todays_names(tensors, family.spellings(variant))
+    stored = todays_names(tensors, family.spellings(variant))
     config = family.our_config(family.config_from(official, variant))
     carry_others(family, official, config)
     if cast is not None:
@@ -288,31 +288,6 @@ def _notes_on(names: Sequence[str], what: str) -> list[str]:
         f"layers that predict further tokens are not part of the model; their {len(names)} tensors "
         f"({shown(names[0])} is the first) are {what}"
     ]
-
-
-def _todays_names(names: Iterable[str], spellings: Spellings) -> dict[str, str]:
-    """Name in today's official class -> name in the checkpoint.
-
-    Raises:
-        ConversionError: the checkpoint names its tensors in more than one way, or holds adapters inside its weights.
-    """
-    found: dict[str, str] = {}
-    mixed = []
-    for name in names:
-        if ".parametrizations." in name:  # torch.nn.utils.parametrize, with LoRA as in jina-embeddings-v3
-            raise ConversionError(
-                f"{shown(name)} is part of a weight that is computed from several (adapters, say); load the model with "
-                "its own code, merge them into plain weights, save it and convert that"
-            )
-        todays = spellings.todays(name)
-        if todays in found:
-            mixed.append(f"{shown(name)} and {shown(found[todays])} are the same tensor")
-        elif (usual := spellings.stored(todays)) != name:
-            mixed.append(f"{shown(name)}: the others are spelled like {shown(usual)}")
-        found.setdefault(todays, name)
-    if mixed:
-        raise ConversionError(f"the checkpoint mixes two ways to name tensors; rename these:{listed(mixed)}")
-    return found
 
 
 def _check_unused(

@@ -16,15 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import CheckpointError, ConversionError, shown
-from . import pickled
 from .atomic import MARK
 from .checkpoint import Checkpoint
 from .json_files import json_text, read_json
+from .module_pickles import as_pickle, as_safetensors, hold_the_same, is_of_module, safe_name
 from .names import (
     GENERATION,
     HEADS,
@@ -32,12 +30,11 @@ from .names import (
     LARGEST_NOTE,
     LEGAL,
     MODULE_PICKLE,
-    MODULE_WEIGHTS,
     NOTES,
     SENTENCE_FILES,
     TOKENIZER_FILES,
 )
-from .reasons import NOT_A_FILE, OF_THE_WAY_BACK, OLD_CARD, UNKNOWN, WRITTEN_ANEW, reason_for
+from .reasons import NOT_A_FILE, OF_THE_WAY_BACK, OLD_CARD, WRITTEN_ANEW, reason_for
 from .regular import LFS_POINTER, open_regular
 from .sentence_modules import SentenceFiles, missing_code, sentence_files
 from .sources import LISTED
@@ -135,7 +132,7 @@ def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, o
         result: where it is noted what became of the file.
         of_sentences: the files that sentence-transformers reads, which are stored if ours must not have them.
     """
-    is_read = name in of_sentences.names and _is_of_module(name)
+    is_read = name in of_sentences.names and is_of_module(name)
     path = checkpoint.folder / name
     if name.endswith("/") or not os.path.lexists(path):  # a folder as a whole; of a repo on the Hub, not fetched
         return
@@ -147,7 +144,7 @@ def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, o
     elif not _is_regular(path):
         return
     elif name in HEADS or (is_read and PurePosixPath(name).name == MODULE_PICKLE):
-        _store_head(checkpoint, name, target)
+        as_safetensors(checkpoint, name, target / STORE / f"{name}.safetensors")
         result.stored.append(name)
     elif _is_ours(checkpoint) and not is_read and is_note(name, path):  # its name may be that of a file of the source
         _copy(checkpoint, name, target / name)
@@ -257,7 +254,7 @@ def return_side_files(
     done = {"config.json", TOKENIZER_CONFIG, MARK, *own}
     for name in sorted(name for name in names - done if not name.startswith(MADE_BY_US)):
         path, problem = checkpoint.folder / name, of_sentences.problem
-        is_read = name in of_sentences.names and _is_of_module(name) and not problem
+        is_read = name in of_sentences.names and is_of_module(name) and not problem
         is_text = is_note(name, path) and not (problem and name in (*of_sentences.names, *SENTENCE_FILES))
         if not (stays(name) or is_read or is_text) or not _is_regular(path):
             continue
@@ -275,9 +272,8 @@ def return_side_files(
             _return_stored(checkpoint, name, names, target)
             done |= {f"{STORE}/{name}", f"{STORE}/{name}.safetensors"}
     for name in record.get("pickled", ()):
-        if not os.path.lexists(target / name) and (weights := _twin(name)) in names:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            torch.save(load_file(checkpoint.member(weights)), target / name)
+        if not os.path.lexists(target / name) and (weights := safe_name(name)) in names:
+            as_pickle(checkpoint.member(weights), target / name)
     check_readable(target)
     result.notes += missing_code(target)
     name_the_rest(checkpoint, sorted(names), target, result, {*done, *unmissed})
@@ -300,8 +296,7 @@ def _return_tokenizer_config(checkpoint: Checkpoint, target: Path, result: SideF
 def _return_stored(checkpoint: Checkpoint, name: str, names: set[str], target: Path) -> None:
     """Write a file that the repo keeps of its source to the place where it was."""
     if f"{STORE}/{name}.safetensors" in names:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        _return_head(checkpoint, name, target)
+        as_pickle(checkpoint.member(f"{STORE}/{name}.safetensors"), target / name)
     elif f"{STORE}/{name}" in names:
         _copy(checkpoint, f"{STORE}/{name}", target / name)
     else:
@@ -354,38 +349,18 @@ def _endings(files: Iterable[str]) -> set[str]:
     return {name.rpartition(".")[2] for name in files}
 
 
-def _is_of_module(name: str) -> bool:
-    """Whether a file in the folder of a module of sentence-transformers is read, or lies there for a person."""
-    path = PurePosixPath(name)
-    if any(part.startswith(".") for part in path.parts):
-        return False
-    return path.name == MODULE_PICKLE or path.suffix in (".json", ".safetensors") or reason_for(name) == UNKNOWN
-
-
-def _twin(name: str) -> str:
-    """The name of the safetensors file next to the pickled weights of a module."""
-    return PurePosixPath(name).with_name(MODULE_WEIGHTS).as_posix()
-
-
 def _carry_pickle(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles) -> None:
     """Have the pickled weights of a module as a safetensors file, which the module reads first."""
-    tensors = pickled.load(checkpoint.member(name))
-    weights = _twin(name)
+    weights = safe_name(name)
     if not os.path.lexists(checkpoint.folder / weights):
-        (target / weights).parent.mkdir(parents=True, exist_ok=True)
-        save_file({each: tensor.clone().contiguous() for each, tensor in tensors.items()}, target / weights)
+        as_safetensors(checkpoint, name, target / weights)
         result.written[weights] = digest(target / weights)
         result.pickled.append(name)
-    elif _are_equal(tensors, load_file(checkpoint.member(weights))):
+    elif hold_the_same(checkpoint, name, weights):
         result.pickled.append(name)
     else:
-        _store_head(checkpoint, name, target)
+        as_safetensors(checkpoint, name, target / STORE / f"{name}.safetensors")
         result.stored.append(name)
-
-
-def _are_equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    same = one.keys() == other.keys() and all(one[name].dtype == other[name].dtype for name in one)
-    return same and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def is_note(name: str, path: Path) -> bool:
@@ -421,18 +396,6 @@ def _copy(checkpoint: Checkpoint, name: str, target: Path) -> None:
             raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
         source.seek(0)
         shutil.copyfileobj(source, copy)
-
-
-def _store_head(checkpoint: Checkpoint, name: str, target: Path) -> None:
-    """Store a pickled head as safetensors."""
-    path = target / STORE / f"{name}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = pickled.load(checkpoint.member(name))
-    save_file({each: tensor.clone().contiguous() for each, tensor in tensors.items()}, path)
-
-
-def _return_head(checkpoint: Checkpoint, name: str, target: Path) -> None:
-    torch.save(load_file(checkpoint.member(f"{STORE}/{name}.safetensors")), target / name)
 
 
 def refuse_adapters(folder: Path) -> None:

@@ -1,8 +1,10 @@
 """How the names in a checkpoint differ from those of today's official class. Each spelling knows its way back."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+from ..errors import ConversionError, listed, shown
 
 
 class Spelling(Protocol):
@@ -93,3 +95,28 @@ class Ending:
 
 def _with_ending(name: str, endings: Mapping[str, str]) -> str:
     return next((name.removesuffix(old) + new for old, new in endings.items() if name.endswith(old)), name)
+
+
+def todays_names(names: Iterable[str], spellings: Spellings) -> dict[str, str]:
+    """Name in today's official class -> name in the checkpoint.
+
+    Raises:
+        ConversionError: the checkpoint names its tensors in more than one way, or holds adapters inside its weights.
+    """
+    found: dict[str, str] = {}
+    mixed = []
+    for name in names:
+        if ".parametrizations." in name:  # torch.nn.utils.parametrize, with LoRA as in jina-embeddings-v3
+            raise ConversionError(
+                f"{shown(name)} is part of a weight that is computed from several (adapters, say); load the model with "
+                "its own code, merge them into plain weights, save it and convert that"
+            )
+        todays = spellings.todays(name)
+        if todays in found:
+            mixed.append(f"{shown(name)} and {shown(found[todays])} are the same tensor")
+        elif (usual := spellings.stored(todays)) != name:
+            mixed.append(f"{shown(name)}: the others are spelled like {shown(usual)}")
+        found.setdefault(todays, name)
+    if mixed:
+        raise ConversionError(f"the checkpoint mixes two ways to name tensors; rename these:{listed(mixed)}")
+    return found
