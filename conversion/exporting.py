@@ -19,7 +19,7 @@ from .files.side_files import carry_side_files, copy_store, name_the_rest, refus
 from .files.sources import locate
 from .files.unused_tensors import UNUSED_FILE
 from .into_memory import dtype_note, dtype_of_file
-from .model_tensors import by_sources, expected_tensors, identity_rules, stored_pairs, unread_pooler
+from .model_tensors import by_sources, expected_tensors, identity_rules, stored_pairs, unread_pooler, with_sources
 from .options import Reading
 from .origin import ORIGIN
 from .plan import (
@@ -89,7 +89,7 @@ def export_folder(
         shapes |= pooler
         names = by_sources(checkpoint.tensors, tied)
         headers = {name: checkpoint.tensors[own] for name, own in names.items()}
-        groups = reading(identity_rules(shapes).plan(headers, shapes, optional=[*tied, *pooler]), names)
+        groups = with_sources(identity_rules(shapes).plan(headers, shapes, optional=[*tied, *pooler]), names)
         notes += dtype_note(config, dtype_of_file(checkpoint))
         report = ConversionReport(place.title(src), Path(dst), "", False, notes=notes)
         sizes = bytes_by_dtype(groups)

@@ -53,7 +53,7 @@ def by_sources(names: Iterable[str], tied: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def reading(groups: Iterable[Group], names: Mapping[str, str]) -> list[Group]:
+def with_sources(groups: Iterable[Group], names: Mapping[str, str]) -> list[Group]:
     """The same groups, reading tensors by the names that a file has."""
     return [replace(group, sources=tuple(names[name] for name in group.sources)) for group in groups]
 

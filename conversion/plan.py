@@ -20,7 +20,7 @@ from .families.registry import Family, family_by_name, family_for, family_of
 from .files.checkpoint import NEVER_FOLLOWED, Checkpoint
 from .files.json_files import json_text
 from .files.unused_tensors import unused_groups
-from .model_tensors import by_sources, expected_tensors, reading, stored_pairs, unread_pooler
+from .model_tensors import by_sources, expected_tensors, stored_pairs, unread_pooler, with_sources
 from .origin import Origin, read_origin
 from .other_entries import carry_others, others_for
 from .rules.in_turn import in_turn
@@ -149,7 +149,7 @@ def plan_in(
     headers = {name: tensors[own] for name, own in stored.items()}
     to_class = RuleTable(family.storage(variant, config, plain), layers=layout.layers).plan(headers, rest=True)
     to_ours = layout.plan(_targets(to_class), shapes, optional=tied, dtype=cast)
-    groups = reading(in_turn(to_class, to_ours), stored)
+    groups = with_sources(in_turn(to_class, to_ours), stored)
     if plain_view is not None:
         groups = in_turn(plain_view.groups, groups)
     used = {name for group in groups for name in group.sources}
@@ -234,7 +234,7 @@ def plan_out(checkpoint: Checkpoint, family_name: str | None, cast: torch.dtype 
     to_class = layout.plan(headers, shapes, reverse=True, optional=optional, dtype=cast)
     storage = RuleTable(family.storage(variant, config), layers=layout.layers)
     to_file = storage.plan(_targets(to_class), reverse=True, rest=True)
-    groups = reading(in_turn(to_class, to_file), stored)
+    groups = with_sources(in_turn(to_class, to_file), stored)
     return Plan(
         family=family,
         variant=variant,

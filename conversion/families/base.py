@@ -128,11 +128,12 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         if head.bare or stack is None or own & found:
             return head
         weight = self.head_name(head)
+        matrix = {weight, f"{weight.removesuffix('weight')}bias"} if weight else set()  # not every checkpoint has a bias
         if self.official_config(official).tie_word_embeddings:
-            own.discard(weight)
+            own -= matrix
         if not own:
             return head
-        if own == {weight} and head.root and any(name.startswith(head.root) for name in names):
+        if own <= matrix and head.root and any(name.startswith(head.root) for name in names):
             raise ConversionError(
                 f"config.json: architectures is [{head.official!r}] and tie_word_embeddings is false, and the weights "
                 f"have no {weight}, which the official class would draw at random. Write "
