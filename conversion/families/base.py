@@ -128,7 +128,8 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         if head.bare or stack is None or own & found:
             return head
         weight = self.head_name(head)
-        matrix = {weight, f"{weight.removesuffix('weight')}bias"} if weight else set()  # not every checkpoint has a bias
+        # Not every checkpoint has a bias.
+        matrix = {weight, f"{weight.removesuffix('weight')}bias"} if weight else set()
         if self.official_config(official).tie_word_embeddings:
             own -= matrix
         if not own:
