@@ -13,12 +13,14 @@ from blockformer.on_import import CONFIGS
 from .errors import shown
 from .families.registry import Family
 from .files.named_code import names_code
+from .storage.fp8 import FURTHER
 
 
 def carry_others(family: Family, official: Mapping[str, Any], config: PretrainedConfig) -> None:
     """Set the entries of an official `config.json` that its class does not know in a config of ours, as they are.
 
-    Left out are those that mean something in a config of ours, of whatever topology, and those that name code.
+    Left out are those that mean something in a config of ours, of whatever topology, those that name code, and the number
+    of layers that predict further tokens, which ours does not have.
     """
     import blockformer
 
@@ -27,7 +29,7 @@ def carry_others(family: Family, official: Mapping[str, Any], config: Pretrained
     ours = {name for each in CONFIGS.values() for name in axes(getattr(blockformer, each))}
     for name in family.unused(official):
         is_known = name in ours or name in family.defaults.to_dict() or hasattr(config, name)
-        if is_known or name.startswith("_") or names_code({name: official[name]}):
+        if is_known or name == FURTHER or name.startswith("_") or names_code({name: official[name]}):
             continue
         setattr(config, name, copy.deepcopy(official[name]))
         if config.get_text_config() is not config:
