@@ -338,6 +338,15 @@ def test_whether_modules_are_untouched_is_asked_each_time():
         assert parts.are_untouched() == (name == "factor")  # which nothing reads
         setattr(holder, name, before)
         assert parts.are_untouched()
+    layer = model.model.layers[0]
+    changes = [(layer, "rotates", False), (layer, "residual", "parallel"), (layer.self_attn, "is_causal", False)]
+    changes += [(layer.self_attn, "heads", [1, 0]), (layer, "residual_step", lambda *given: given[-1])]
+    for holder, name, value in changes:  # a method, too, may stand in a module's own attributes
+        is_own, before = name in vars(holder), getattr(holder, name)
+        setattr(holder, name, value)
+        assert not parts.are_untouched(), name
+        setattr(holder, name, before) if is_own else delattr(holder, name)
+        assert parts.are_untouched()
     mlp.train()  # which drops, as a whole model in training mode does
     assert not parts.are_untouched()
     mlp.eval()

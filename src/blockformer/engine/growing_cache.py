@@ -33,9 +33,9 @@ class GrowingLayer(_Buffers, DynamicLayer):
 
     Whatever replaces the views (beam reordering, cropping, offloading) stays correct: an update looks whether they
     still are the head of the buffer, and moves to a fresh one if not, or if somebody else holds views of what it would
-    write over (a branch kept before the cache was cropped). Where gradients are recorded (a query that learns needs the
-    keys that it met, whether those learn or not), where fast paths are off, and as long as the keys are few, the library
-    concatenates.
+    write over (a branch kept before the cache was cropped). The library concatenates where gradients are recorded (a
+    query that learns needs the keys that it met, whether those learn or not), where fast paths are off, and as long as
+    the keys are few.
 
     Beams that come from the same one hold the same tokens: a layer on the CPU knows how many any two rows share, and
     copies only what comes behind. It forgets this as soon as it holds anything else than the head of its buffers.
@@ -245,7 +245,7 @@ def _reordered(shared, beam_idx, length: int) -> tuple:
     Returns:
         The first token that may change, and the like of `shared`, [B, B].
     """
-    # The layers of a cache ask the same, one after the other. The beams are compared by value: a caller may write others
+    # The layers of a cache ask the same, one after the other. Beams are compared by value: a caller may write others
     # into the same tensor.
     last, beams = getattr(_last, "asked", None), beam_idx.tolist()
     if last is None or last[0] is not shared or last[1:] != (beams, length):
