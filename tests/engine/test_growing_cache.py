@@ -13,7 +13,6 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, En
 from blockformer.engine import growing_cache
 from blockformer.engine.growing_cache import GrowingLayer, GrowingWindowLayer, grow_in_place
 from blockformer.model.runtime import Runtime
-from blockformer.model.stack import CrossLayer
 
 
 @pytest.fixture(autouse=True)
@@ -464,15 +463,12 @@ def test_a_copy_of_a_cache_is_independent():
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
 def test_only_plain_layers_of_fresh_dynamic_caches_are_swapped(family):
-    decoder = model(family, num_hidden_layers=2).model
+    decoder = model(family, num_hidden_layers=2).prepare_for_inference().model
     growing = [type(layer) is GrowingLayer for layer in decoder.new_cache().layers]
     assert growing == [family == "qwen3"] * 2
     lazy = grow_in_place(DynamicCache())
     lazy.update(*states(3), layer_idx=0)
     assert type(lazy.layers[0]) is GrowingLayer
-    both = decoder.new_cache(for_cross_attention=True)
-    both.cross_attention_cache.update(*states(3), layer_idx=0)
-    assert type(both.cross_attention_cache.layers[0]) is CrossLayer
     assert grow_in_place(None) is None
 
 
@@ -506,7 +502,7 @@ def test_the_masks_of_a_step_are_the_library_s(kind, hides):
     mask = torch.ones(2, 10, dtype=torch.long) if hides else None
     if hides:
         mask[0, :3] = 0
-    step = (torch.zeros(2, 1, stack.config.hidden_size), mask, given, None)
+    step = (torch.zeros(2, 1, stack.config.hidden_size), mask, given, None, {})
     found = stack._masks(*step)
     stack.runtime = Runtime()
     expected = stack._masks(*step)

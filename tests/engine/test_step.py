@@ -615,6 +615,7 @@ def test_the_first_token_of_an_encoder_decoder_is_a_step(rows, untraced, monkeyp
     ids = token_ids(3, 9, vocab=97)
     mask = torch.ones_like(ids)
     mask[1, 5:] = 0
+    ids, mask = (each.repeat_interleave(rows // 3, 0) for each in (ids, mask))
     source = quick.get_encoder()(ids, attention_mask=mask)[0]
     given = {"encoder_outputs": (source,), "attention_mask": mask, "use_cache": True}
     one = token_ids(rows, 1, vocab=97, seed=1)
@@ -630,7 +631,7 @@ def test_the_first_token_of_an_encoder_decoder_is_a_step(rows, untraced, monkeyp
             quick(**{**given, "decoder_input_ids": one, "past_key_values": cache, **change})
         assert not any(cache.is_updated.values())
 
-    monkeypatch.setattr(type(quick.get_decoder()), "_run_layers", None)  # nobody runs the layers but a step
+    monkeypatch.setattr(type(quick.get_decoder()), "run_layers", None)  # nobody runs the layers but a step
     first = quick(**given, decoder_input_ids=one, past_key_values=cache)
     assert first.past_key_values is cache
     assert cache.get_seq_length() == 1
