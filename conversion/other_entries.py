@@ -19,8 +19,8 @@ from .storage.fp8 import FURTHER
 def carry_others(family: Family, official: Mapping[str, Any], config: PretrainedConfig) -> None:
     """Set the entries of an official `config.json` that its class does not know in a config of ours, as they are.
 
-    Left out are those that mean something in a config of ours, of whatever topology, those that name code, and the number
-    of layers that predict further tokens, which ours does not have.
+    Left out are those that mean something in a config of ours, of whatever topology, those that name code, and the
+    number of layers that predict further tokens, which ours does not have.
     """
     import blockformer
 

@@ -28,7 +28,7 @@ QUICK = (
     "tests/test_generation.py::test_greedy",
     "tests/model/test_modeling_decoder.py",
     "tests/model/test_modeling_encoder_decoder.py",
-    "tests/model/test_beams.py",
+    "tests/engine/test_beams.py",
     "tests/model/test_awq_linear.py",
     "tests/conversion/test_families.py",
 )

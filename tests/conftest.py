@@ -132,11 +132,11 @@ def usual_least_saving() -> Iterator[int]:
 
     So do the fixtures of a module. Gives what stacks have otherwise.
     """
-    from blockformer.model.runtime import Runtime
+    from blockformer.engine.runtime import TrainingRuntime
 
-    usual, Runtime.least_saving = Runtime.least_saving, 0
+    usual, TrainingRuntime.least_saving = TrainingRuntime.least_saving, 0
     yield usual
-    Runtime.least_saving = usual
+    TrainingRuntime.least_saving = usual
 
 
 @pytest.fixture(scope="session")
@@ -152,7 +152,6 @@ SEVERAL_THREADS = (
     "test_compile.py",
     "model/test_awq_linear.py",
     "model/test_modeling_encoder_decoder.py",
-    "model/test_beams.py",
 )
 
 

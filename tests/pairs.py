@@ -232,5 +232,5 @@ def largest(values):
 
 
 def keep_padding(patch):
-    """Have stacks compute padding too: the plain way, which a run without padding is compared with."""
-    patch.setattr(blockformer.model.runtime, "find_unpadding", lambda *arguments: None)
+    """Have prepared stacks compute padding too: the plain way, which a run without padding is compared with."""
+    patch.setattr(blockformer.engine.runtime, "find_unpadding", lambda *arguments: None)

@@ -94,6 +94,7 @@ def test_a_padded_batch_is_its_single_rows_padding_skipped_or_not(mix, lengths, 
         for is_padded in (False, True):
             if is_padded:
                 keep_padding(patch)
+            subject.model.prepare_for_training()
             batch = subject(ids, mask, source).logits
             for row, real in enumerate(mask.bool()):
                 alone = {name: tensor[[row]] for name, tensor in source.items()}

@@ -218,7 +218,7 @@ def test_sequences_in_a_row_are_known_without_reading_them(calls, monkeypatch):
         patch.setattr(torch.Tensor, "tolist", lambda *_: pytest.fail("the lengths are read"))
         patch.setattr(accelerator, "kernel", lambda: lambda query, *_, scale, window_size: calls.append(1) or query)
         sequences = {"cu_seq_lens_q": starts, "max_length_q": 7}
-        found = accelerator.unpadding_of(quick, torch.zeros(1, 12, 32), None, None, sequences)
+        found = accelerator.unpadding_of(quick, torch.zeros(1, 12, 32), None, sequences)
         assert found.starts.dtype is torch.int32
         states = torch.randn(1, 12, 4)
         assert torch.equal(found.scatter(found.gather(states)), states)
@@ -349,7 +349,7 @@ def test_a_little_padding_stays_where_attention_is_padded_anyway(monkeypatch):
     states, mask = torch.zeros(4, 10, 32), torch.ones(4, 10, dtype=torch.long)
     for padding, skips in ((9, False), (10, True)):
         mask[:2, 10 - padding // 2 :], mask[2, 10 - padding % 2 :] = 0, 0
-        assert (accelerator.unpadding_of(quick, states, mask, None, {}) is not None) is skips
+        assert (accelerator.unpadding_of(quick, states, mask, {}) is not None) is skips
         mask.fill_(1)
 
 

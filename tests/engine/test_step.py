@@ -338,6 +338,15 @@ def test_whether_modules_are_untouched_is_asked_each_time():
         assert parts.are_untouched() == (name == "factor")  # which nothing reads
         setattr(holder, name, before)
         assert parts.are_untouched()
+    layer = model.model.layers[0]
+    changes = [(layer, "rotates", False), (layer, "residual", "parallel"), (layer.self_attn, "is_causal", False)]
+    changes += [(layer.self_attn, "heads", [1, 0]), (layer, "residual_step", lambda *given: given[-1])]
+    for holder, name, value in changes:  # a method, too, may stand in a module's own attributes
+        is_own, before = name in vars(holder), getattr(holder, name)
+        setattr(holder, name, value)
+        assert not parts.are_untouched(), name
+        setattr(holder, name, before) if is_own else delattr(holder, name)
+        assert parts.are_untouched()
     mlp.train()  # which drops, as a whole model in training mode does
     assert not parts.are_untouched()
     mlp.eval()
@@ -606,6 +615,7 @@ def test_the_first_token_of_an_encoder_decoder_is_a_step(rows, untraced, monkeyp
     ids = token_ids(3, 9, vocab=97)
     mask = torch.ones_like(ids)
     mask[1, 5:] = 0
+    ids, mask = (each.repeat_interleave(rows // 3, 0) for each in (ids, mask))
     source = quick.get_encoder()(ids, attention_mask=mask)[0]
     given = {"encoder_outputs": (source,), "attention_mask": mask, "use_cache": True}
     one = token_ids(rows, 1, vocab=97, seed=1)
@@ -621,7 +631,7 @@ def test_the_first_token_of_an_encoder_decoder_is_a_step(rows, untraced, monkeyp
             quick(**{**given, "decoder_input_ids": one, "past_key_values": cache, **change})
         assert not any(cache.is_updated.values())
 
-    monkeypatch.setattr(type(quick.get_decoder()), "_run_layers", None)  # nobody runs the layers but a step
+    monkeypatch.setattr(type(quick.get_decoder()), "run_layers", None)  # nobody runs the layers but a step
     first = quick(**given, decoder_input_ids=one, past_key_values=cache)
     assert first.past_key_values is cache
     assert cache.get_seq_length() == 1

@@ -151,7 +151,7 @@ def test_padded_batches_equal_single_runs(position_type, side, monkeypatch):
 def test_several_sequences_in_a_row_do_not_see_each_other(position_type, is_padded, monkeypatch):
     if is_padded:
         keep_padding(monkeypatch)
-    ours = encoder(position_type=position_type)
+    ours = encoder(position_type=position_type).prepare_for_training()
     lengths = [4, 6, 1]
     sequences = [ids(1, length, seed) for seed, length in enumerate(lengths)]
     positions = torch.cat([torch.arange(length) for length in lengths])[None]

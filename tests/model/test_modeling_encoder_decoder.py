@@ -110,8 +110,7 @@ def test_every_cache_writes_the_same(make, beams):
     assert torch.equal(model.generate(**given, **settings, use_cache=False), wanted)
     assert torch.equal(model.generate(**given, **settings, cache_implementation="static"), wanted)
     library = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    if beams == 1:
-        assert torch.equal(model.generate(**given, **settings, past_key_values=library), wanted)
+    assert torch.equal(model.generate(**given, **settings, past_key_values=library), wanted)
     assert len({tuple(row) for row in wanted.tolist()}) > 1
 
 

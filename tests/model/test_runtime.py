@@ -11,7 +11,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
 
 import blockformer
 from blockformer.engine.growing_cache import GrowingLayer
-from blockformer.engine.runtime import CompiledRuntime, LoadedRuntime
+from blockformer.engine.runtime import CompiledRuntime, LoadedRuntime, TrainingRuntime
 from blockformer.model import modeling_decoder, modeling_encoder, modeling_encoder_decoder
 from blockformer.model.attention import Attention
 from blockformer.model.feed_forward import FeedForward
@@ -49,7 +49,7 @@ def test_the_package_replaces_no_method_of_a_class(kind):
 
 
 def test_such_a_method_would_be_found(monkeypatch):
-    monkeypatch.setattr(Stack, "new_cache", LoadedRuntime.cache)
+    monkeypatch.setattr(Stack, "new_cache", LoadedRuntime.loss)
     with pytest.raises(AssertionError):
         test_the_package_replaces_no_method_of_a_class(Stack)
 
@@ -89,7 +89,21 @@ def test_a_plain_runtime_writes_the_same_text(family):
     assert all(map(torch.equal, first.scores, second.scores))
     caches = [getattr(each.past_key_values, "self_attention_cache", each.past_key_values) for each in (first, second)]
     assert [type(cache) for cache in caches] == [DynamicCache] * 2
-    assert [{type(layer) is GrowingLayer for layer in cache.layers} for cache in caches] == [{True}, {False}]
+    assert not any(type(layer) is GrowingLayer for cache in caches for layer in cache.layers)
+    quick = ours.prepare_for_inference().generate(token_ids(2, 40), **given).past_key_values
+    assert {type(layer) for layer in getattr(quick, "self_attention_cache", quick).layers} == {GrowingLayer}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
+@torch.no_grad()
+def test_the_cache_is_the_library_s_with_fast_paths_off(family, monkeypatch):
+    cls = blockformer.BlockformerEncoderDecoderForConditionalGeneration if family == "t5" else None
+    ours = model(family, **({} if cls is None else {"cls": cls, "decoder_start_token_id": 0})).prepare_for_inference()
+    monkeypatch.setenv("BLOCKFORMER_FAST", "0")
+    given = {"max_new_tokens": 3, "num_beams": 2, "do_sample": False, "return_dict_in_generate": True}
+    cache = ours.generate(token_ids(2, 40), **given).past_key_values
+    caches = [cache] if family == "qwen3" else [cache.self_attention_cache, cache.cross_attention_cache]
+    assert {type(layer).__name__ for each in caches for layer in each.layers} == {"DynamicLayer"}
 
 
 def test_a_prepared_model_has_a_runtime_of_its_own():
@@ -101,6 +115,6 @@ def test_a_prepared_model_has_a_runtime_of_its_own():
     assert other.runtime.steps._model is other
     assert other.model.runtime.compiled_layers._stack is other.model
     ours.prepare_for_training()
-    assert not any("runtime" in vars(module) for module in ours.modules())
-    assert type(ours.runtime) is LoadedRuntime
+    assert type(ours.runtime) is TrainingRuntime
+    assert type(ours.model.runtime) is TrainingRuntime
     assert type(other.runtime) is CompiledRuntime

@@ -7,7 +7,7 @@ import sys
 sys.path.append(sys.argv[1])
 import scale_steps
 
-scale_steps.blockformer.model.runtime.Runtime.least_saving = 0  # as in a test
+scale_steps.blockformer.engine.runtime.TrainingRuntime.least_saving = 0  # as in a test
 tasks, size = json.loads(sys.argv[3]), int(sys.argv[4])
 context = multiprocessing.get_context("fork")
 given = [(tasks, rank, size, sys.argv[2]) for rank in range(size)]

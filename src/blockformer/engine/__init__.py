@@ -11,8 +11,9 @@ torch's (seen in 2.6 to 2.13) and transformers' (5.5 to 5.24):
 - `_tied_weights_keys`, `_keep_in_fp32_modules`, `_keep_in_fp32_modules_strict`, `_keys_to_ignore_on_load_unexpected`
   (PreTrainedModel): tied weights are saved twice, some float32 weights are cast, loading warns of spare weights.
 - `_attn_implementation` (config), `_get_resized_lm_head` (PreTrainedModel), `_modules` (Module): AttributeError.
-- `_prepare_cache_for_generation`, `_expand_inputs_for_generation` (GenerationMixin): `generate` does not check lengths
-  before the first step, and every beam copies the encoder's states.
+- `_prepare_cache_for_generation` (GenerationMixin): `generate` does not check lengths before the first step, and a
+  prepared model's cache does not grow in place.
+- `_sample` (GenerationMixin): `generate` on a GPU writes by the library's loop.
 - `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
 - `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
 - `_hf_hook` (accelerate 1.x, awq_linear.py): on transformers up to 5.12, 4-bit weights on the disk are read wrong.
@@ -23,6 +24,8 @@ Then those that only the package uses:
   `_weight_int4pack_mm_for_cpu` (torch.ops.aten): each is tried before it is used; products then stay
   torch's plain ones.
 - `_inductor` (torch; `aoti_compile_and_package`, `aoti_load_package`): steps are not compiled, and a warning says so.
+  `compile_fx` of it, and `_dynamo` (torch; `maybe_mark_dynamic`): AttributeError where a GPU writes by captured steps.
+- `_pad_token_tensor` (of the settings of a call of `generate`): rows that have ended get token 0 on a GPU.
 - `_pytree` (torch.utils; `treespec_loads`, `tree_unflatten`), and the `loader` of what `aoti_load_package` gives
   (`boxed_run`, `get_call_spec`): AttributeError in a model with compiled steps.
 - `_make_wrapper_subclass` (torch.Tensor), `_schema` (of an operator), and of torch._C `DisableTorchFunctionSubclass`:

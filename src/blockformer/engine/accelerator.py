@@ -16,8 +16,8 @@ from transformers.utils import is_flash_attn_2_available
 from ..model.attention import Attention
 from ..model.compat import CACHE, causal_masks, encoder_masks
 from ..model.positions import adds_to_scores
-from ..model.unpadding import Unpadding, find_unpadding
 from .measure import is_enabled
+from .unpadding import Unpadding, find_unpadding
 
 DEVICE = "cuda"
 """The kind of device that has a kernel for sequences of any length."""
@@ -104,23 +104,22 @@ def masks_for_generate(**given):
     return {"full_attention": torch.nn.functional.pad(mask.bool(), (0, room - mask.shape[1]))[:, None, None]}
 
 
-def unpadding_of(stack, tokens, attention_mask, position_ids, sequences: dict):
-    """Where the real tokens of a batch on a GPU lie, or None if its padding is computed: see `Runtime.unpadding`.
+def unpadding_of(stack, hidden_states, attention_mask, sequences: dict):
+    """Where the real tokens of a batch [B, T, C] on a GPU lie, or None if its padding is computed.
 
     It waits for the device once, to count them; not at all if the caller says where sequences begin and how long the
     longest one is (`cu_seq_lens_q`, `max_length_q`).
     """
-    if tokens.device.type != DEVICE or not _is_plain(stack):
+    if hidden_states.device.type != DEVICE or not _is_plain(stack):
         return None
-    embeddings = tokens if tokens.is_floating_point() else stack.embed_tokens.weight
-    has_kernel = _can_attend(embeddings, stack.config)
+    has_kernel = _can_attend(hidden_states, stack.config)
     starts, longest = sequences.get("cu_seq_lens_q"), sequences.get("max_length_q")
     has_starts = starts is not None and len(starts) > 1
     if attention_mask is None and has_starts and has_kernel and stack.config._attn_implementation == "sdpa":
         longest = int(starts.diff().max()) if longest is None else int(longest)
-        return Sequences(tokens.shape[:2], starts.int(), longest)
-    work = tokens.shape[0] * tokens.shape[1] * stack.config.hidden_size**2
-    if attention_mask is None or work < (_LEAST_WORK if _is_half(embeddings) else _LEAST_WORK_OF_FLOAT32):
+        return Sequences(hidden_states.shape[:2], starts.int(), longest)
+    work = hidden_states.numel() * stack.config.hidden_size
+    if attention_mask is None or work < (_LEAST_WORK if _is_half(hidden_states) else _LEAST_WORK_OF_FLOAT32):
         return None
     least = 0 if has_kernel else int(_LEAST_SHARE * work)
     unpadding = find_unpadding(stack.config, attention_mask, None, least, DEVICE)
@@ -192,11 +191,11 @@ def _side_by_side(unpadding, states):
     return found
 
 
-def is_for_sequences(query, attention_mask, unpadding, kwargs: dict) -> bool:
+def is_for_sequences(query, unpadding, kwargs: dict) -> bool:
     """Whether attention has nothing but sequences to look at, on a GPU."""
     known = ("use_cache", "position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
     others = [name for name, value in kwargs.items() if name not in known and value is not None and value is not False]
-    return query.device.type == DEVICE and hasattr(unpadding, "starts") and attention_mask is None and not others
+    return query.device.type == DEVICE and hasattr(unpadding, "starts") and unpadding.masks is None and not others
 
 
 def has_kernel_for(query) -> bool:

@@ -8,46 +8,42 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.attention import sdpa_attention as plain
-from ..model.unpadding import attend_unpadded
+from ..model.disentangled import DisentangledAttention
 from . import accelerator
+from .beams import SharesSources
 from .blocks import attend_in_blocks, can_attend_in_blocks
 from .few_rows import attend, can_attend
 from .measure import is_enabled, is_own_trace
 from .sequences import TracedSequences, attend_sequences, is_short
+from .unpadding import KnowsUnpadding, Unpadding, attend_unpadded
 
 
-def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, unpadding=None, **kwargs):
+def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
     """`attention.sdpa_attention`, or something equivalent that is faster on a CPU for these inputs.
 
-    Shapes: query [B, H, T, D]; key, value [B, K, S, D] -> [B, T, H, D], and None for the probabilities.
+    Shapes: query [B, H, T, D]; key, value [B, K, S, D] -> [B, T, H, D], and None for the probabilities. An `Unpadding`
+    in the place of the mask says that B is 1 and where the sequences of that row lie.
     """
-    if isinstance(unpadding, TracedSequences):
-        return unpadding.attend(module, query, key, value, attention_mask, scaling, **kwargs), None
+    if isinstance(attention_mask, TracedSequences):
+        return attention_mask.attend(module, query, key, value, scaling, **kwargs), None
+    if isinstance(attention_mask, Unpadding):
+        unpadding, kwargs["dropout"] = attention_mask, dropout
+        return _attend_without_padding(module, query, key, value, unpadding, scaling, **kwargs)
+    if isinstance(module, SharesSources) and module.is_cross_attention and not is_own_trace():
+        attention_mask = _of_sources(attention_mask, query)
     if isinstance(attention_mask, BlockMask):
         caps = {name: kwargs[name] for name in ("softcap", "s_aux") if name in kwargs}
         return accelerator.attend_flexibly(query, key, value, attention_mask, scaling, **caps), None
     if "softcap" in kwargs or "s_aux" in kwargs:
-        return plain(module, query, key, value, attention_mask, unpadding, scaling=scaling, dropout=dropout, **kwargs)
+        return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
     if is_own_trace() and can_attend(query, key):
         return attend(query, key, value, attention_mask, scaling), None
     if isinstance(module, accelerator.SharingAttention) and accelerator.shares_keys(query, key, attention_mask):
         settings = {"dropout_p": dropout, "scale": scaling, "enable_gqa": True}
         return F.scaled_dot_product_attention(query, key, value, attention_mask, **settings).transpose(1, 2), None
-    is_prepared = isinstance(module, PreparedAttention)
-    if unpadding is not None:
-        if accelerator.is_for_sequences(query, attention_mask, unpadding, kwargs) and not dropout:
-            if accelerator.has_kernel_for(query):
-                return accelerator.attend_sequences(query, key, value, unpadding, scaling, module.is_causal), None
-            given = (plain, module, query, key, value, unpadding)
-            return accelerator.attend_side_by_side(*given, scaling=scaling), None
-        if can_attend_sequences(unpadding, query, attention_mask, kwargs):
-            given = (query, key, value, unpadding.lengths, scaling, module.is_causal)
-            return attend_sequences(*given, dropout=dropout, in_blocks=is_prepared), None
-        parts = (module, query, key, value, attention_mask)
-        return attend_unpadded(sdpa_attention, unpadding, *parts, scaling=scaling, dropout=dropout, **kwargs)
     if can_attend_grouped(query, key, kwargs):
         return attend_grouped(query, key, value, attention_mask, scaling, dropout), None
-    if is_prepared and attention_mask is None and not dropout and kwargs.get("cache") is None:
+    if isinstance(module, PreparedAttention) and attention_mask is None and not dropout and kwargs.get("cache") is None:
         is_whole = query.shape[2] == key.shape[2] or not module.is_causal
         if is_whole and can_attend_in_blocks(query, key):
             output = attend_in_blocks(query, key, value, None, scaling, module.is_causal)
@@ -55,16 +51,40 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
 
 
+def _attend_without_padding(module, query, key, value, unpadding, scaling, dropout=0.0, **kwargs):
+    if not {"softcap", "s_aux"} & kwargs.keys():
+        if accelerator.is_for_sequences(query, unpadding, kwargs) and not dropout:
+            if accelerator.has_kernel_for(query):
+                return accelerator.attend_sequences(query, key, value, unpadding, scaling, module.is_causal), None
+            given = (plain, module, query, key, value, unpadding)
+            return accelerator.attend_side_by_side(*given, scaling=scaling), None
+        if can_attend_sequences(unpadding, query, kwargs):
+            given = (query, key, value, unpadding.lengths, scaling, module.is_causal)
+            in_blocks = isinstance(module, PreparedAttention)
+            return attend_sequences(*given, dropout=dropout, in_blocks=in_blocks), None
+    parts = (module, query, key, value)
+    return attend_unpadded(sdpa_attention, unpadding, *parts, scaling=scaling, dropout=dropout, **kwargs)
+
+
+def _of_sources(mask, query):
+    """A source mask [B * n, 1, 1 or T, S] or None for queries [B, H, n * T, D] of n beams: [B, 1, n * T, S]."""
+    if mask is None or mask.shape[0] in (1, query.shape[0]):
+        return mask
+    beams = mask.shape[0] // query.shape[0]
+    mask = mask.expand(-1, -1, query.shape[2] // beams, -1)
+    return mask.unflatten(0, (-1, beams)).transpose(1, 2).flatten(2, 3)
+
+
 def is_in_use(config) -> bool:
     """Whether a model attends by `sdpa_attention`, which compiled code knows, and not by another registered one."""
     return config._attn_implementation == "sdpa" and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention
 
 
-def can_attend_sequences(unpadding, query, attention_mask, kwargs: dict) -> bool:
+def can_attend_sequences(unpadding, query, kwargs: dict) -> bool:
     """Whether `attend_sequences` takes these: sequences that are short, and nothing but them."""
     given = {name for name, value in kwargs.items() if value is not None and value is not False}
     others = given - {"use_cache", "position_ids"}
-    return attention_mask is None and not others and is_enabled() and is_short(unpadding.lengths, query)
+    return unpadding.masks is None and not others and is_enabled() and is_short(unpadding.lengths, query)
 
 
 def can_attend_grouped(query, key, kwargs: dict) -> bool:
@@ -96,8 +116,21 @@ def attend_grouped(query, key, value, attention_mask, scaling: float, dropout: f
     return output.reshape(batch, 1, heads, -1)
 
 
-class PreparedAttention(Attention):
-    """`Attention` of a prepared model: it may attend in blocks.
+class UnpaddedAttention(KnowsUnpadding, Attention):
+    """`Attention` of a model prepared for training. An `Attention` becomes one by changing its class."""
 
-    An `Attention` becomes one by changing its class.
-    """
+
+class PreparedAttention(SharesSources, UnpaddedAttention):
+    """`Attention` of a model prepared for inference: it may attend in blocks."""
+
+    def _attends_by_engine(self) -> bool:
+        return is_in_use(self.config) and is_enabled()
+
+
+class UnpaddedDisentangledAttention(KnowsUnpadding, DisentangledAttention):
+    """`DisentangledAttention` of a prepared model. One becomes the other by changing its class."""
+
+    def _masks(self, unpadding, terms, query, key, position_bias):
+        distances = self._of_distances(position_bias)
+        for parts in zip(unpadding.split(query), unpadding.split(key), strict=True):
+            yield self._mask_of(*parts, None, *distances)

@@ -40,6 +40,8 @@ logger = logging.get_logger(__name__)
 _KEPT_DAYS = 60  # for which code stays on the disk after a process has last loaded it
 _MOST_COMPILERS = 4  # at a time; each takes half a gigabyte
 _IS_TRAINING, _DTYPE = attrgetter("training"), attrgetter("dtype")
+_SETTINGS = bool | int | float | str | list | tuple | None
+_NO_SETTINGS = ("training", "gradient_checkpointing", "name_or_path")  # the first is asked of every module by itself
 # Whose classes and functions the name of compiled code knows by their names and versions.
 _KNOWN_CODE = {"blockformer", "torch", "transformers", "builtins", "math"}
 # By its file. PyTorch never unloads any: what nobody runs any more is run again.
@@ -281,21 +283,36 @@ class Modules:
 
     @functools.cached_property
     def _settings(self) -> tuple[list, list, list]:
-        """What holds each setting that code was compiled with: the config's fields, and the modules' own numbers."""
+        """What holds each setting that code was compiled with: the config's fields, and the modules' own attributes.
+
+        A call asks for all of these, and PyTorch's own classes read few of theirs: their integers do not count.
+        """
         config = self._top.config
         fields = [name for name, axis in axes(type(config)).items() if axis.group not in ("training", "tokens", "use")]
         held = [(vars(config), name, vars(config)[name]) for name in fields]
-        for own in map(vars, self._every):
+        for module in self._every:
+            kinds = float | None if type(module).__module__.startswith("torch.") else _SETTINGS
+            own = vars(module).items()
             held += [
-                (own, name, each) for name, each in own.items() if isinstance(each, float | None) and name[0] != "_"
+                (vars(module), name, list(each) if isinstance(each, list) else each)
+                for name, each in own
+                if (isinstance(each, kinds) or callable(each)) and name[0] != "_" and name not in _NO_SETTINGS
             ]
         columns = zip(*held, strict=True)
         return list(next(columns)), list(next(columns)), list(next(columns))
 
+    @functools.cached_property
+    def _attributes(self) -> tuple[list, list]:
+        """What each of our own modules holds, and how many entries it had: one more may stand before a method."""
+        own = [each for each in self._every if not isinstance(each, PreTrainedModel)]
+        holders = [vars(each) for each in own if not type(each).__module__.startswith("torch.")]
+        return holders, list(map(len, holders))
+
     def are_untouched(self) -> bool:
         """Whether every module is still what it was, in evaluation mode, and calling it only its own `forward`."""
         holders, settings, values = self._settings
-        if list(map(dict.get, holders, settings)) != values:
+        own, numbers = self._attributes
+        if list(map(dict.get, holders, settings)) != values or list(map(len, own)) != numbers:
             return False
         parents, names, children, classes = self._places
         is_whole = all(map(is_, map(dict.get, parents, names), children)) and list(map(type, children)) == classes

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from ..model.awq_linear import QuantizedLinear
 from ..model.stack import Stack
+from ..model.task_heads import QuestionAnswering
 from . import measure
 from .accelerator import SharingAttention, masks_for_generate
 from .eight_bit_head import ROUNDED, EightBitHead
@@ -18,8 +19,9 @@ from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear
 from .packed import PackedLinear
 from .prepare import check_class
-from .runtime import AcceleratorRuntime, CompiledRuntime, WritingRuntime
+from .runtime import AcceleratorRuntime, CompiledRuntime, PreparedRuntime, TrainingRuntime, WritingRuntime
 from .step import can_compile
+from .unpadding import is_watched
 
 _PREPARE = "prepare_for_inference() may make it faster"
 _COMPILE = "prepare_for_inference(compile=True) compiles it"
@@ -248,18 +250,22 @@ def _counted(number: int, word: str) -> str:
 
 def _rest(model) -> list[Part]:
     attention = model.config._attn_implementation
-    stacks = [stack for stack in _stacks_of(model) if stack.skips_padding and attention == "sdpa"]
-    padding = "skipped on the CPU where that saves time" if stacks else "computed like other tokens"
-    if any(isinstance(stack.runtime, AcceleratorRuntime) for stack in stacks):
+    runtimes = [stack.runtime for stack in _stacks_of(model) if isinstance(stack.runtime, TrainingRuntime)]
+    skips = attention == "sdpa" and bool(runtimes) and not isinstance(model, QuestionAnswering)
+    padding = "skipped on the CPU where that saves time" if skips else "computed like other tokens"
+    if skips and any(isinstance(runtime, AcceleratorRuntime) for runtime in runtimes):
         padding = "skipped on the GPU in large batches"
+    watched = skips and all(is_watched(stack) for stack in _stacks_of(model))
+    why = "a hook or a module of somebody else would see it: it is computed" if watched else ""
     reason = "" if attention == "sdpa" else "'sdpa' is what compiled code knows"
     if any(isinstance(module, SharingAttention) for module in model.modules()):
         reason = "with a mask, too, keys that heads share are not repeated for a token"
-    parts = [Part("attention", f"'{attention}'", reason), Part("padding", padding)]
+    why = why or ("" if runtimes else _PREPARE)
+    parts = [Part("attention", f"'{attention}'", reason), Part("padding", padding, why)]
     if any(stack.is_causal for stack in _stacks_of(model)):
-        parts.append(
-            Part("the cache", "of a fixed size in `generate`" if _has_static_cache(model) else "grows in place")
-        )
+        grows = isinstance(model.runtime, PreparedRuntime)
+        cache = "grows in place" if grows else "the library's, copied for each token"
+        parts.append(Part("the cache", "of a fixed size in `generate`" if _has_static_cache(model) else cache))
     return parts
 
 

@@ -10,7 +10,7 @@ import threading
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
-from .measure import is_exported
+from .measure import is_enabled
 from .onednn import writes_to
 
 _GROWTH = 1.5
@@ -33,11 +33,12 @@ class GrowingLayer(_Buffers, DynamicLayer):
 
     Whatever replaces the views (beam reordering, cropping, offloading) stays correct: an update looks whether they
     still are the head of the buffer, and moves to a fresh one if not, or if somebody else holds views of what it would
-    write over (a branch kept before the cache was cropped). Where an in-place write is not allowed (autograd needs the
-    past values, a graph is being traced), and as long as the keys are few, the library concatenates.
+    write over (a branch kept before the cache was cropped). The library concatenates where gradients are recorded (a
+    query that learns needs the keys that it met, whether those learn or not), where fast paths are off, and as long as
+    the keys are few.
 
     Beams that come from the same one hold the same tokens: a layer on the CPU knows how many any two rows share, and
-    copies only what comes behind.
+    copies only what comes behind. It forgets this as soon as it holds anything else than the head of its buffers.
     """
 
     def __new__(cls, *args, **kwargs):
@@ -52,9 +53,7 @@ class GrowingLayer(_Buffers, DynamicLayer):
         """Append keys and values [B, K, T, D]; returns all of them, [B, K, S, D]."""
         if not self._buffers and self.get_seq_length() and self.keys.numel() < _FEW:  # type: ignore[has-type]
             return super().update(key_states, value_states, *args, **kwargs)
-        is_traced = torch.compiler.is_dynamo_compiling() or is_exported()
-        in_place = not (is_traced or (torch.is_grad_enabled() and key_states.requires_grad))
-        if not in_place or not self._can_append(key_states):
+        if torch.is_grad_enabled() or not is_enabled() or not self._can_append(key_states, value_states):
             self._buffers.clear()
             return super().update(key_states, value_states, *args, **kwargs)
         if self.get_seq_length() == 0:
@@ -70,10 +69,11 @@ class GrowingLayer(_Buffers, DynamicLayer):
             self._keep_shared(shared)
         return self.keys, self.values
 
-    def _can_append(self, states) -> bool:
+    def _can_append(self, key_states, value_states) -> bool:
         if self.get_seq_length() == 0:
             return True
-        return not self.keys.requires_grad and (self.keys.dtype, self.keys.device) == (states.dtype, states.device)
+        held, new = (self.keys, self.values), (key_states, value_states)
+        return all((old.dtype, old.device) == (own.dtype, own.device) for old, own in zip(held, new, strict=True))
 
     def _append(self, name, held, states):
         past, length = held.shape[-2], held.shape[-2] + states.shape[-2]
@@ -137,21 +137,21 @@ class GrowingLayer(_Buffers, DynamicLayer):
 
     def _can_reorder(self, beam_idx) -> bool:
         """Whether the rows can be written over: nobody else reads this memory."""
-        held = [(self._buffers.get(name), getattr(self, name)) for name in ("keys", "values")]
         if {beam_idx.device.type, self.keys.device.type} != {"cpu"} or len(beam_idx) != len(self.keys):
             return False
-        return all(
-            buffer is not None
-            and _is_head_of(states, buffer)
-            and _is_writable(buffer)
-            and not _is_read_by_others(buffer)
-            for buffer, states in held
-        )
+        buffers = self._buffers.values()
+        return self._is_in_buffers() and all(_is_writable(each) and not _is_read_by_others(each) for each in buffers)
+
+    def _is_in_buffers(self) -> bool:
+        """Whether keys and values are the heads of the buffers, and not what somebody has put in their place."""
+        held = [(self._buffers.get(name), getattr(self, name)) for name in ("keys", "values")]
+        return all(buffer is not None and _is_head_of(states, buffer) for buffer, states in held)
 
     def _take_shared(self):
         """How many first tokens any two rows share, [B, B], as `_keep_shared` left it; None if that is not known."""
         shared, self._shared = self._shared, None
-        return shared[0] if shared and shared[1:] == (self.get_seq_length(), self._writes()) else None
+        is_known = shared is not None and shared[1:] == (self.get_seq_length(), self._writes())
+        return shared[0] if is_known and self._is_in_buffers() else None  # type: ignore[index]
 
     def _keep_shared(self, shared) -> None:
         self._shared = None if shared is None else (shared, self.get_seq_length(), self._writes())
@@ -245,12 +245,13 @@ def _reordered(shared, beam_idx, length: int) -> tuple:
     Returns:
         The first token that may change, and the like of `shared`, [B, B].
     """
-    # The layers of a cache ask the same, one after the other.
-    last = getattr(_last, "asked", None)
-    if last is None or last[0] is not shared or last[1] is not beam_idx or last[2] != length:
+    # The layers of a cache ask the same, one after the other. Beams are compared by value: a caller may write others
+    # into the same tensor.
+    last, beams = getattr(_last, "asked", None), beam_idx.tolist()
+    if last is None or last[0] is not shared or last[1:] != (beams, length):
         whole = shared.clone().fill_diagonal_(length)
         first = int(whole.gather(1, beam_idx[:, None].long()).min())
-        _last.asked = (shared, beam_idx, length)
+        _last.asked = (shared, beams, length)
         _last.answer = first, whole.index_select(0, beam_idx).index_select(1, beam_idx)
     return _last.answer
 

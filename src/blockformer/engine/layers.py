@@ -26,6 +26,7 @@ from .linear import HALVES, is_quicker_widened, is_transformed
 from .measure import is_enabled
 from .onednn import PackedCopies
 from .sequences import TracedSequences
+from .unpadding import Unpadding, unpadding_in
 
 # Where the stack makes all position terms itself, as it does of a block from outside; a relative bias of all layers is
 # one of its tensors.
@@ -70,10 +71,10 @@ class _Layer(nn.Module):
             cos_sin: cosines and signed sines for `rotate`, two of [1, 1, N, D or less], or none.
         """
         layer = self.layer
-        sequences = TracedSequences(lengths, position_bias)
+        mask = TracedSequences(lengths, position_bias)
         rotations = {layer.layer_type: tuple(cos_sin)} if cos_sin else {}
         tokens = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-        layer_inputs = LayerInputs({layer.layer_type: None}, rotations, tokens, unpadding=sequences)
+        layer_inputs = LayerInputs({layer.layer_type: mask}, rotations, tokens)
         cache = _Recorder() if self.is_causal else None
         hidden_states = layer.forward(
             hidden_states, None, position_bias, layer_inputs=layer_inputs, past_key_values=cache
@@ -143,11 +144,12 @@ class CompiledLayers:
     def _states(self, hidden_states, position_bias, layer_inputs, others: dict):
         shape, types = hidden_states.shape, _layer_types(self._stack)
         cos_sin = {name: layer_inputs.rotations.get(name, ()) for name in types}
-        if layer_inputs.unpadding is None:
+        unpadding = unpadding_in(layer_inputs)
+        if unpadding is None:
             lengths = [shape[1]] * shape[0]
             cos_sin = {name: [_in_a_row(each, shape[0]) for each in pair] for name, pair in cos_sin.items()}
         else:
-            lengths = layer_inputs.unpadding.lengths
+            lengths = unpadding.lengths
         if any(each.shape[:3] != (1, 1, shape[0] * shape[1]) for pair in cos_sin.values() for each in pair):
             raise Uncompiled("position_ids do not count the tokens")
         self._ordered.refresh()
@@ -202,15 +204,13 @@ class CompiledLayers:
             raise Uncompiled("gradients are recorded")
         if stack.config.stack_sizes(stack.is_causal)[0] != len(stack.layers) * stack.passes:
             raise Uncompiled("the config and the model differ in the number of layers")
-        if any(mask is not None for mask in layer_inputs.masks.values()):
+        if any(not isinstance(mask, Unpadding | None) for mask in layer_inputs.masks.values()):
             raise Uncompiled("the attention mask hides more than padding, or padding that is not skipped")
         if not is_in_use(stack.config):
             kind = stack.config._attn_implementation
             raise Uncompiled(f"attention is computed by '{kind}', not by the package's 'sdpa'")
-        if cache is not None and (type(cache) is not DynamicCache or layer_inputs.unpadding):
-            raise Uncompiled(
-                "a prompt has padding" if layer_inputs.unpadding else f"the cache is a {type(cache).__name__}"
-            )
+        if cache is not None and type(cache) is not DynamicCache:
+            raise Uncompiled(f"the cache is a {type(cache).__name__}")
         if not self._parts.are_untouched():
             raise Uncompiled("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
 

@@ -8,13 +8,14 @@ from torch import nn
 
 from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.awq_linear import QuantizedLinear
+from ..model.disentangled import DisentangledAttention
 from ..model.experts import Experts
 from ..model.latent_attention import LatentAttention
 from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
 from ..model.stack import Stack
 from . import accelerator, eight_bit_head, layers, onednn, step
-from .attention import PreparedAttention, sdpa_attention
+from .attention import PreparedAttention, UnpaddedAttention, UnpaddedDisentangledAttention, sdpa_attention
 from .decoding import GraphDecoding
 from .eight_bit_head import EightBitHead
 from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
@@ -23,14 +24,22 @@ from .latent import PreparedLatentAttention
 from .linear import QuickLinear, can_be_quick, is_bare
 from .measure import is_enabled, use_decisions
 from .packed import pack_weights, unpack_weights
-from .runtime import AcceleratorRuntime, CompiledRuntime, LoadedRuntime, WritingRuntime
+from .runtime import (
+    AcceleratorRuntime,
+    CompiledRuntime,
+    LoadedRuntime,
+    PreparedRuntime,
+    TrainingRuntime,
+    WritingRuntime,
+)
 from .step_parts import TracedExperts
 
-# Each plain class and its replacement of the same parameters in a prepared model, in one with compiled steps, and on a
-# GPU that has the kernel.
+# Each plain class and its replacement of the same parameters in a prepared model, in one with compiled steps, on a GPU
+# that has the kernel, and in one prepared for training.
 _PREPARED = {
     QuantizedLinear: PreparedQuantizedLinear,
     Attention: PreparedAttention,
+    DisentangledAttention: UnpaddedDisentangledAttention,
     LatentAttention: PreparedLatentAttention,
     nn.Linear: QuickLinear,
 }
@@ -41,7 +50,12 @@ _COMPILED = {
     nn.Linear: QuickLinear,
 }
 _ON_ACCELERATOR = {Attention: accelerator.SharingAttention}
-_ALL = (_PREPARED, _COMPILED, _ON_ACCELERATOR)
+_TRAINED = {
+    Attention: UnpaddedAttention,
+    DisentangledAttention: UnpaddedDisentangledAttention,
+    nn.Linear: QuickLinear,
+}
+_ALL = (_PREPARED, _COMPILED, _ON_ACCELERATOR, _TRAINED)
 
 
 def prepare_for_inference(
@@ -112,11 +126,13 @@ def prepare_for_inference(
     stacks = [stack for stack in _readers(model) if layers.gains(stack)] if compile else []
     if compile and (step.can_compile(model) or (stacks and not _is_faster_packed(model))):
         _make_plain(model)
+        _give_runtime(model, PreparedRuntime)
         if step.can_compile(model):
             model.runtime = CompiledRuntime(steps=step.CompiledSteps(model))
             model.get_decoder().runtime = CompiledRuntime()
         for stack in stacks:
-            stack.runtime = CompiledRuntime(compiled_layers=layers.CompiledLayers(stack))
+            compiled_layers = layers.CompiledLayers(stack)
+            stack.runtime = CompiledRuntime(None, compiled_layers)
         if is_enabled():
             _put_in(model, _COMPILED)
             if head_bits is not None:
@@ -124,6 +140,7 @@ def prepare_for_inference(
         return model
     _forget_compiled(model)
     _take_out(model)
+    _give_runtime(model, PreparedRuntime)
     pack_weights(model)
     if is_enabled():
         _put_in(model, _PREPARED)
@@ -133,7 +150,8 @@ def prepare_for_inference(
 def prepare_for_training(model):
     """Make a model ready for training: plain weights again, trainable if they were before `prepare_for_inference`.
 
-    In float32 on a CPU, linear layers and their gradients use oneDNN where it is faster.
+    On a CPU, padding is skipped where that pays and nobody looks at the rows of a layer, as a hook would. In float32,
+    linear layers and their gradients use oneDNN where it is faster.
 
     Args:
         model: a Blockformer model of this package.
@@ -150,9 +168,10 @@ def prepare_for_training(model):
     for name, parameter in model.named_parameters():
         if name in trainable:
             parameter.requires_grad_(True)
+    _give_runtime(model, TrainingRuntime)
     if is_enabled():
         # The head's losses look for a plain layer.
-        _put_in(model, {nn.Linear: QuickLinear}, but=model.get_output_embeddings())
+        _put_in(model, _TRAINED, but=model.get_output_embeddings())
     return model
 
 
@@ -160,9 +179,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
     """Skip padding, and have `generate` compile a step over a static cache, as it does by itself for such a cache."""
     if not is_enabled():
         return
-    for module in model.modules():
-        if isinstance(module, Stack):
-            module.runtime = AcceleratorRuntime()
+    _give_runtime(model, AcceleratorRuntime)
     if accelerator.has_kernel_for_shared_keys(model.device):
         _put_in(model, _ON_ACCELERATOR)
     if compile:
@@ -252,6 +269,13 @@ def _readers(model) -> list:
 def _is_faster_packed(model) -> bool:
     """Whether packed weights make a model faster than compiled layers, whose weights are plain."""
     return model.dtype is torch.bfloat16 and onednn.is_quicker_packed(torch.bfloat16)
+
+
+def _give_runtime(model, kind: type[TrainingRuntime]) -> None:
+    """Give a model and its stacks a runtime of this kind each."""
+    for module in model.modules():
+        if isinstance(module, BlockformerPreTrainedModel):
+            module.runtime = kind()
 
 
 def _forget_compiled(model) -> None:

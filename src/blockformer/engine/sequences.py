@@ -114,7 +114,7 @@ def _(query, key, value, lengths, position_bias, scaling, is_causal):
 class TracedSequences:
     """Where the sequences of an unpadded row lie, in a graph of the engine's own: their number and lengths vary.
 
-    It takes the place of an `Unpadding` in a `layer.LayerInputs`.
+    It takes the place of an `Unpadding` among the masks of a `layer.LayerInputs`.
 
     Args:
         lengths: int64 [n].
@@ -124,14 +124,14 @@ class TracedSequences:
     lengths: torch.Tensor
     position_bias: torch.Tensor | None
 
-    def attend(self, module, query, key, value, attention_mask, scaling: float, **kwargs):
+    def attend(self, module, query, key, value, scaling: float, **kwargs):
         """[1, H, N, D] and twice [1, K, N, D] -> [1, N, H, D], by an operator that the compiled code calls.
 
         Raises:
             NotImplementedError: the module's attention has more to it than a bias that all layers share.
         """
         others = [name for name, value in kwargs.items() if value is not None]
-        if others or (attention_mask is None) != (self.position_bias is None):
+        if others or module.has_relative_terms == (self.position_bias is None):
             raise NotImplementedError(f"attention with {', '.join(others) or 'position terms of its own'}")
         if module.is_causal and self.position_bias is not None:
             raise NotImplementedError("a decoder's position bias")

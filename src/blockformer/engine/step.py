@@ -17,6 +17,7 @@ from ..model.input_checks import check_inputs, check_positions, check_source
 from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from .attention import is_in_use
+from .beams import fill, held_by, shared_beams, sources_of_mask
 from .compiled import Modules
 from .eight_bit_head import EightBitHead
 from .fallbacks import NO_CODE, Fallbacks, Uncompiled
@@ -73,11 +74,11 @@ class CompiledSteps:
 
         Args:
             input_ids: int [B, 1].
-            attention_mask: [B, S] of 0 and 1 or None; `source_mask` [B / n, E] likewise.
+            attention_mask: [B, S] of 0 and 1 or None; `source_mask` [B, E] likewise.
             position_ids: int [B, 1] or None.
             cache: a growing cache that holds S - 1 tokens; it holds S afterwards.
             others: what else `forward` was given, by name.
-            source: the encoder's states [B / n, E, C], for a cache that has no keys and values of them yet.
+            source: the encoder's states [B, E, C], for a cache that has no keys and values of them yet.
         """
         if not _is_step(input_ids, cache):
             return None
@@ -126,6 +127,8 @@ class CompiledSteps:
         if cross is not None and not any(cache.is_updated.values()):
             self._begin(cache, input_ids.shape[0], position_ids, source, source_mask)
         # The compiled code reads and writes as many bytes as the sizes say, whatever there is: all of them are checked.
+        if cross is not None:
+            source_mask = sources_of_mask(source_mask, cross.layers)
         held, read = self._shape(own), None if cross is None else self._shape(cross)
         has_source = cross is None or (cache.is_updated and all(cache.is_updated.values()) and read and read[2])
         if held is None or not has_source:
@@ -162,9 +165,10 @@ class CompiledSteps:
         check_source(stack, source, source_mask, rows, None)
         if position_ids is not None:
             check_positions(stack.config, position_ids, (rows, 1), None)
-        self._functions_for(source.shape[0], rows // source.shape[0])
+        beams = shared_beams(stack.layers[0].cross_attn, source, cache)
+        self._functions_for(rows // beams, beams)
         for layer in stack.layers:
-            layer.cross_attn._cross_keys_values(source, cache)
+            fill(layer.cross_attn, source, cache)
         empty = source.new_empty(rows, stack.config.num_key_value_heads, 0, stack.config.head_dim)
         for layer in own.layers:
             layer.update(empty, empty)
@@ -178,20 +182,18 @@ class CompiledSteps:
         layers = [layer for layer in cache.layers if layer.is_initialized]
         if len(layers) != len(self._stack.layers):
             return None
-        length, shape = layers[0].get_seq_length(), layers[0].keys.shape
+        length, shape = layers[0].get_seq_length(), held_by(layers[0])[0].shape
         if shape[0] == 0 or (shape[1], shape[3]) != (config.num_key_value_heads, config.head_dim):
             return None
         for layer in layers:
             is_window = isinstance(layer, GrowingWindowLayer)
             least = min(length, layer.sliding_window - 1) if is_window else length
-            held = layer.keys.shape[2]
+            pair = held_by(layer)
+            held = pair[0].shape[2]
             wanted = (*shape[:2], held, shape[3])
             if layer.get_seq_length() != length or held < least or (held != length and not is_window):
                 return None
-            if any(
-                each.shape != wanted or each.dtype is not dtype or each.device.type != "cpu"
-                for each in (layer.keys, layer.values)
-            ):
+            if any(each.shape != wanted or each.dtype is not dtype or each.device.type != "cpu" for each in pair):
                 return None
         return (*shape[:2], length, shape[3])
 
@@ -221,14 +223,13 @@ class CompiledSteps:
 
     def _source(self, cross, source_mask) -> tuple:
         """The mask of the source, and keys and values of each layer."""
-        for layer in cross.layers:
-            layer.keys, layer.values = layer.keys.contiguous(), layer.values.contiguous()
-        rows, _, length, _ = cross.layers[0].keys.shape
+        pairs = [tuple(each.contiguous() for each in held_by(layer)) for layer in cross.layers]
+        rows, _, length, _ = pairs[0][0].shape
         if source_mask is None:
             mask = torch.ones(rows, 1, 1, length, dtype=torch.bool, device="cpu")
         else:
             mask = source_mask[:, None, None, :] != 0
-        return mask, [(layer.keys, layer.values) for layer in cross.layers]
+        return mask, pairs
 
     def _functions_for(self, sources: int, beams: int) -> "StepFunctions":
         """The compiled parts for a batch of one source or several, with so many beams each."""
@@ -256,7 +257,7 @@ def _is_step(input_ids, cache) -> bool:
 
 
 def _learns(layer) -> bool:
-    return layer.keys.requires_grad or layer.values.requires_grad
+    return any(each.requires_grad for each in held_by(layer))
 
 
 def _says_nothing(name: str, value) -> bool:

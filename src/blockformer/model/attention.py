@@ -16,15 +16,12 @@ from .axes import FLAG, SHARED, Part, axis, check_choice, flag
 from .compat import CACHE
 from .normalization import make_norm
 from .positions import BIASES, KEY_TERMS, adds_to_scores, rotate
-from .unpadding import attend_unpadded
 
 
-def sdpa_attention(module, query, key, value, attention_mask, unpadding=None, **kwargs):
-    """The library's attention function "sdpa"; of an unpadded row, for each sequence by itself with its own mask."""
+def sdpa_attention(module, query, key, value, attention_mask, **kwargs):
+    """The library's attention function "sdpa", and eager attention for what that has not."""
     attend = causal_attention if "softcap" in kwargs or "s_aux" in kwargs else AttentionInterface()["sdpa"]
-    if unpadding is None:
-        return attend(module, query, key, value, attention_mask, **kwargs)
-    return attend_unpadded(attend, unpadding, module, query, key, value, attention_mask, **kwargs)
+    return attend(module, query, key, value, attention_mask, **kwargs)
 
 
 # These models' own table, which includes everything that is registered for all models.
@@ -248,7 +245,6 @@ class Attention(nn.Module):
         key_value_states=None,
         past_key_values=None,
         head_mask=None,
-        unpadding=None,
         earlier=None,
         **kwargs,
     ):
@@ -258,7 +254,7 @@ class Attention(nn.Module):
             key_value_states: [B, S, C], the source of keys and values of cross-attention.
             position_bias: [1 or B, H, T, S], added to the scores, or None.
             head_mask: [H] or [B, H], multiplies each head's output, or None.
-            attention_mask, position_embeddings, query_positions, unpadding, earlier: as in `layer.LayerInputs`.
+            attention_mask, position_embeddings, query_positions, earlier: as in `layer.LayerInputs`.
         """
         self._check_backend()  # it may be another one since
         if self.is_cross_attention:
@@ -274,9 +270,7 @@ class Attention(nn.Module):
             key, value = self.before_cache(key, value, earlier)
             key, value = self._with_past(key, value, past_key_values, kwargs)  # [B, K, S, D]
         if self.has_relative_terms:
-            attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions, unpadding)
-        if unpadding is not None:
-            kwargs["unpadding"] = unpadding  # only for "sdpa"
+            attention_mask = self._relative_mask(query, key, attention_mask, position_bias, query_positions)
         if self.softcap is not None:
             kwargs["softcap"] = self.softcap
         if self.has_sinks:
@@ -290,8 +284,6 @@ class Attention(nn.Module):
             output = output.reshape(*hidden_states.shape[:2], query.shape[1], -1)
             output = output * self._own_heads(head_mask, -1, output.shape[2])[..., None, :, None]
         output = output.reshape(*hidden_states.shape[:2], -1)  # [B, T, H * D]
-        if probabilities is not None and len(probabilities) != len(hidden_states):
-            probabilities = probabilities.unflatten(2, (-1, hidden_states.shape[1])).transpose(1, 2).flatten(0, 1)
         output = self.before_output(output, hidden_states)
         if self.has_gate:
             output = output * self.gate_proj(hidden_states).sigmoid()
@@ -339,15 +331,9 @@ class Attention(nn.Module):
         return (key, value) if own is None else own.update(key, value, self.layer_idx)
 
     def _cross_states(self, hidden_states, key_value_states, past_key_values):
-        """Queries of these states, keys and values of the encoder's; beams of an input share its keys and values.
-
-        The n beams of a row are n * T queries then: [B * n, H, T, D] becomes [B, H, n * T, D], beside [B, K, S, D].
-        """
+        """Queries [B, H, T, D] of these states, keys and values [B, K, S, D] of the encoder's."""
         query = self._split_heads(self.q_proj(hidden_states), self.q_norm)
-        key, value = self._cross_keys_values(key_value_states, past_key_values)
-        if query.shape[0] != key.shape[0]:
-            query = query.unflatten(0, (key.shape[0], -1)).transpose(1, 2).flatten(2, 3)
-        return query, key, value
+        return query, *self._cross_keys_values(key_value_states, past_key_values)
 
     def _cross_keys_values(self, key_value_states, past_key_values):
         """Keys and values of the encoder's states; with an EncoderDecoderCache projected once and then reused."""
@@ -360,22 +346,14 @@ class Attention(nn.Module):
         past_key_values.is_updated[self.layer_idx] = True  # last: what fails before leaves no hole
         return keys_values
 
-    def _relative_mask(self, query, key, attention_mask, position_bias, query_positions, unpadding):
-        """The mask with the relative terms in it; of a packed row one mask for each sequence, made when it is due."""
-        if unpadding is not None:
-            return self._relative_masks(query, key, position_bias, unpadding)
+    def _relative_mask(self, query, key, attention_mask, position_bias, query_positions):
+        """The mask with the relative terms in it."""
         if self.relative_bias is not None:
             position_bias = self.relative_bias(query_positions, key.shape[2])
         if self.relative_keys is not None:
             position_bias = self.relative_keys(query, key, query_positions) * self.scaling
         position_bias = self._own_heads(position_bias, 1, query.shape[1]).to(query.dtype)
         return self._with_bias(attention_mask, position_bias, query_positions, key.shape[2])
-
-    def _relative_masks(self, query, key, position_bias, unpadding):
-        for parts in zip(unpadding.split(query), unpadding.split(key), strict=True):
-            length = parts[0].shape[2]
-            bias = None if position_bias is None else position_bias[..., :length, :length]
-            yield self._relative_mask(*parts, None, bias, torch.arange(length, device=query.device), None)
 
     def _with_bias(self, attention_mask, bias, query_positions, key_length):
         """Mask and bias as one additive mask [B, H, T, S], causal where the backend was left to be so by itself."""

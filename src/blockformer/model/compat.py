@@ -88,10 +88,13 @@ def tell_peft(model_type: str) -> None:
     """Give PEFT, once imported, default targets for a model type: the first entry that most nearly names our modules.
 
     PEFT keeps a table by model type for each of its methods. It is not imported from here, which would take seconds.
+    Other threads may add to a table meanwhile, so a copy is looked through.
     """
     for name, table in list(vars(sys.modules.get("peft.utils.constants", object)).items()):
         if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict) and model_type not in table:
-            lists = [names for names in table.values() if isinstance(names, list) and _MODULES.intersection(names)]
+            lists = [
+                names for names in table.copy().values() if isinstance(names, list) and _MODULES.intersection(names)
+            ]
             if lists:
                 table[model_type] = max(lists, key=lambda names: len(_MODULES.intersection(names)) / len(names))
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .sinusoidal import SinusoidalPositions  # noqa: F401
     from .stack import Stack  # noqa: F401
     from .task_heads import TokenClassification  # noqa: F401
-    from .unpadding import Unpadding  # noqa: F401
 
 
 class BlockformerDecoderConfig(LinearFields, LatentFields, ExpertsFields, BlockformerConfig):

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     # Never run. The loader of remote code reads these lines as imports, so a config that is loaded and saved by itself
     # brings the models' code along. All modules stand here by name: older loaders follow no import of an import.
     from .attention import eager_attention_forward  # noqa: F401
-    from .beams import SharedBeamsGenerationMixin  # noqa: F401
     from .feed_forward import FeedForward  # noqa: F401
     from .input_checks import cached_length  # noqa: F401
     from .language_model_head import LanguageModelHead  # noqa: F401
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from .runtime import Runtime  # noqa: F401
     from .sinusoidal import SinusoidalPositions  # noqa: F401
     from .stack import Stack  # noqa: F401
-    from .unpadding import Unpadding  # noqa: F401
 
 _MODELS = "modeling_encoder_decoder.BlockformerEncoderDecoder"
 

@@ -56,14 +56,13 @@ class DisentangledAttention(Attention):
     Distances up to half of the buckets have a bucket each, farther ones share one, wider with the logarithm.
     """
 
-    def _relative_mask(self, query, key, attention_mask, position_bias, query_positions, unpadding):
-        """`position_bias` are the vectors of `Distances`, [E, C]."""
-        vectors = F.dropout(position_bias, self.config.hidden_dropout, self.training)[None]
-        queries, keys = self._split_heads(self.q_proj(vectors)), self._split_heads(self.k_proj(vectors))  # [1, H, E, D]
-        if unpadding is None:
-            return self._mask_of(query, key, attention_mask, queries, keys)
-        parts = zip(unpadding.split(query), unpadding.split(key), strict=True)
-        return (self._mask_of(*states, None, queries, keys) for states in parts)
+    def _relative_mask(self, query, key, attention_mask, position_bias, query_positions):
+        return self._mask_of(query, key, attention_mask, *self._of_distances(position_bias))
+
+    def _of_distances(self, vectors):
+        """Queries and keys [1, H, E, D] of the vectors of `Distances`, [E, C]."""
+        vectors = F.dropout(vectors, self.config.hidden_dropout, self.training)[None]
+        return self._split_heads(self.q_proj(vectors)), self._split_heads(self.k_proj(vectors))
 
     def _mask_of(self, query, key, attention_mask, queries, keys):
         """Queries and keys [B, H, T, D] -> the mask with the terms of distances in it, [B, H, T, T]."""

@@ -55,7 +55,7 @@ def check_inputs(config, vocab_size: int, input_ids, inputs_embeds, attention_ma
 
 
 def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: int, cu_seq_lens) -> None:
-    """Refuse an encoder's states [B or B / beams, S, C], or their mask, that a batch of B rows cannot look at.
+    """Refuse an encoder's states [B, S, C], or their mask, that a batch of B rows cannot look at.
 
     None or a ready 4D mask is not looked at. `cu_seq_lens` says where the sequences of the input begin, or is None.
     """
@@ -66,9 +66,9 @@ def check_source(stack, encoder_hidden_states, encoder_attention_mask, batch: in
     shape, width = list(encoder_hidden_states.shape), stack.config.hidden_size
     if len(shape) != 3 or shape[-1] != width:
         raise ValueError(f"encoder_hidden_states must be [batch, length, {width}], not {shape}.")
-    if shape[0] == 0 or shape[1] == 0 or batch % shape[0]:
+    if shape[0] != batch or shape[1] == 0:
         many = f"{shape[0]} rows of {shape[1]} states, the input has {batch} rows"
-        raise ValueError(f"encoder_hidden_states has {many}: give one source for each row (or group of beams).")
+        raise ValueError(f"encoder_hidden_states has {many}: give one source for each row.")
     if isinstance(mask := encoder_attention_mask, torch.Tensor) and mask.dim() < 4:
         if list(mask.shape) != shape[:2]:
             raise ValueError(f"the mask of the source must be {shape[:2]}, not {list(mask.shape)}.")

@@ -91,7 +91,6 @@ class LayerInputs(NamedTuple):
         query_positions: int [T], the queries' places among the keys.
         encoder_mask: the mask of cross-attention in the backend's form, or None.
         head_mask: [layers, H], multiplies each head's output in self-attention, or None.
-        unpadding: where the sequences of an unpadded batch lie ([B, T] is then [1, N]), or None.
         cross_head_mask: as `head_mask`, in cross-attention.
         earlier: what layers of this forward leave for later ones.
     """
@@ -101,7 +100,6 @@ class LayerInputs(NamedTuple):
     query_positions: torch.Tensor
     encoder_mask: Any = None
     head_mask: torch.Tensor | None = None
-    unpadding: Any = None
     cross_head_mask: torch.Tensor | None = None
     earlier: Any = None
 
@@ -158,7 +156,6 @@ class Layer(GradientCheckpointingLayer):
             query_positions=layer_inputs.query_positions,
             past_key_values=past_key_values,
             head_mask=None if layer_inputs.head_mask is None else layer_inputs.head_mask[self.layer_idx],
-            unpadding=layer_inputs.unpadding,
             earlier=layer_inputs.earlier,
             **kwargs,
         )[0]

@@ -19,7 +19,7 @@ from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_decoder import BlockformerDecoderConfig
 from .experts import Router, add_router_loss  # their @use_experts_implementation is looked for in this file
 from .feed_forward import FeedForward  # noqa: F401
-from .input_checks import check_early_exit, check_room, own_layers
+from .input_checks import cached_length, check_early_exit, check_room, own_layers
 from .language_model_head import LanguageModelHead
 from .latent_attention import LatentAttention  # noqa: F401
 from .layer import Layer  # noqa: F401
@@ -35,7 +35,6 @@ from .runtime import by_runtime, sample_by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_tokens, states_at
 from .task_heads import QuestionAnswering, SequenceClassification, TokenClassification
-from .unpadding import Unpadding  # noqa: F401
 
 logger = logging.get_logger(__name__)
 
@@ -163,10 +162,13 @@ def _check_generation(config, generation_config, attention_mask, past_key_values
     check_early_exit(generation_config, config.num_hidden_layers)
     if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2:
         attention_mask = attention_mask.cpu()
-        empty = (attention_mask == 0).all(-1).nonzero()
-        if len(empty):
-            raise ValueError(f"prompt {int(empty[0])} is empty: all of its attention_mask is 0; leave the row out.")
-        if not attention_mask[:, -1].all():
+        past = int(cached_length(past_key_values))
+        has_tokens = (attention_mask[:, past:] != 0).any(-1)
+        if not past and not has_tokens.all():
+            row = int(has_tokens.logical_not().nonzero()[0])
+            raise ValueError(f"prompt {row} is empty: all of its attention_mask is 0; leave the row out.")
+        # A row of a cache that only padding is added to has ended, and others go on.
+        if not attention_mask[has_tokens, -1].all():
             raise ValueError("the prompts are padded on the right: set tokenizer.padding_side = 'left'.")
         length -= int((attention_mask == 0).sum(-1).min())
     limit = config.max_position_embeddings

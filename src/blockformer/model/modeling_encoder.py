@@ -41,7 +41,6 @@ from .runtime import Runtime  # noqa: F401
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack
 from .task_heads import Classification, Classifier, QuestionAnswering, SequenceClassification, TokenClassification
-from .unpadding import Unpadding  # noqa: F401
 
 
 class Pooler(nn.Module):
@@ -81,16 +80,6 @@ class BlockformerEncoderModel(Stack):
         super().__init__(config, is_causal=False)
         self.pooler = Pooler(config) if config.pooler_act and add_pooling_layer else None
         self.post_init()
-
-    def _masks_of_sequences(self, unpadding, device):
-        """See `Stack`; a window is a mask [1, 1, length, length] for each sequence, None where it hides nothing."""
-        masks, size = super()._masks_of_sequences(unpadding, device), self.config.sliding_window
-        if size is not None:
-            index = torch.arange(max(unpadding.lengths), device=device)
-            near = ((index[:, None] - index[None, :]).abs() <= size)[None, None]
-            windows = [None if length <= size + 1 else near[..., :length, :length] for length in unpadding.lengths]
-            masks["sliding_attention"] = windows
-        return masks
 
     @can_return_tuple
     def forward(

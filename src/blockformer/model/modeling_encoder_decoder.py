@@ -9,6 +9,8 @@ from dataclasses import fields
 
 import torch
 from torch import nn
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import (
     BaseModelOutput,
     Seq2SeqLMOutput,
@@ -20,12 +22,11 @@ from transformers.utils import can_return_tuple
 
 from .attention import Attention  # noqa: F401
 from .axes import axis  # noqa: F401
-from .beams import SharedBeamsGenerationMixin
 from .compat import CACHE, takes_cache
 from .configuration_blockformer import BlockformerConfig  # noqa: F401
 from .configuration_encoder_decoder import BlockformerEncoderDecoderConfig
 from .feed_forward import FeedForward  # noqa: F401
-from .input_checks import check_inputs  # noqa: F401
+from .input_checks import check_early_exit
 from .language_model_head import LanguageModelHead
 from .layer import Layer  # noqa: F401
 from .losses import IGNORED, are_on_padding, refuse_smoothing, sequence_loss, span_loss
@@ -39,7 +40,6 @@ from .rotary import RotaryPositions  # noqa: F401
 from .runtime import by_runtime, sample_by_runtime
 from .sinusoidal import SinusoidalPositions  # noqa: F401
 from .stack import Stack, last_of, last_tokens, states_at
-from .unpadding import Unpadding  # noqa: F401
 
 
 class TwoStacks(BlockformerPreTrainedModel):
@@ -54,6 +54,25 @@ class TwoStacks(BlockformerPreTrainedModel):
     def get_decoder(self):
         """The decoder's stack."""
         return getattr(self, "model", self).decoder
+
+    def shift_right(self, labels):
+        """The decoder's input for teacher forcing: a start token, then each label but the last. int [B, T] -> [B, T].
+
+        The start token is `decoder_start_token_id` or, with `decoder_starts_with_last_label`, each row's last label.
+
+        Raises:
+            ValueError: the config has no start token or, with labels of -100, no `pad_token_id`.
+        """
+        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
+        starts_with_last = self.config.decoder_starts_with_last_label
+        if pad is None or (start is None and not starts_with_last):
+            raise ValueError("set decoder_start_token_id and pad_token_id in the config: labels are shifted with them.")
+        shifted = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=pad if starts_with_last else start)
+        if starts_with_last:
+            real = (labels != IGNORED) & (labels != pad)
+            last = (torch.arange(labels.shape[1], device=labels.device) * real).argmax(-1, keepdim=True)
+            shifted[:, :1] = labels.gather(1, last)
+        return shifted.masked_fill(shifted == IGNORED, pad)
 
     def resize_token_embeddings(self, new_num_tokens=None, pad_to_multiple_of=None, mean_resizing=True):
         """On both sides, or only the source's where the target has its own vocabulary; returns the encoder's."""
@@ -131,14 +150,16 @@ class BlockformerEncoderDecoderModel(TwoStacks):
             input_ids: source tokens, int [B, S]; or else `inputs_embeds` [B, S, C], or `encoder_outputs`.
             attention_mask: [B, S] of 0 and 1 over the source.
             decoder_input_ids: target tokens, int [B, T], already shifted; or else `decoder_inputs_embeds` [B, T, C].
-                For several beams of one source [B * n, T], with `encoder_outputs` and `attention_mask` of B rows.
+                Without either the decoder reads `input_ids` again, shifted right (BART).
             decoder_attention_mask: [B, T] of 0 and 1 over the target.
             encoder_outputs: the encoder's outputs of an earlier call.
-            past_key_values: an `EncoderDecoderCache`; None makes a growing one if `use_cache`.
+            past_key_values: an `EncoderDecoderCache`; None makes one if `use_cache`.
             head_mask: [layers, H] for the encoder; `decoder_head_mask` for the decoder's self-attention,
                 `cross_attn_head_mask` for its look at the encoder.
             use_cache: see `Stack.forward`.
         """
+        if decoder_input_ids is None and decoder_inputs_embeds is None and input_ids is not None:
+            decoder_input_ids = self.shift_right(input_ids)
         _check_target(decoder_input_ids, decoder_inputs_embeds, kwargs)
         if encoder_outputs is None:
             source = {"input_ids": input_ids, "attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
@@ -167,7 +188,8 @@ def _check_target(decoder_input_ids, decoder_inputs_embeds, kwargs) -> None:
             fix = "give padded rows (DataCollatorForSeq2Seq), and decoder_position_ids for the target"
             raise ValueError(f"{name} is not supported by an encoder-decoder, whose rows hold one sequence: {fix}.")
     if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
-        raise ValueError("give exactly one of decoder_input_ids and decoder_inputs_embeds, or labels instead.")
+        instead = "or instead labels or, to have the decoder read the source again, input_ids"
+        raise ValueError(f"give exactly one of decoder_input_ids and decoder_inputs_embeds, {instead}.")
 
 
 class BlockformerEncoderDecoderPreTrainedModel(TwoStacks):
@@ -177,34 +199,9 @@ class BlockformerEncoderDecoderPreTrainedModel(TwoStacks):
         super().__init__(config)
         self.model = BlockformerEncoderDecoderModel(config)
 
-    def shift_right(self, labels):
-        """The decoder's input for teacher forcing: a start token, then each label but the last. int [B, T] -> [B, T].
-
-        The start token is `decoder_start_token_id` or, with `decoder_starts_with_last_label`, each row's last label.
-
-        Raises:
-            ValueError: the config has no start token or, with labels of -100, no `pad_token_id`.
-        """
-        start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
-        starts_with_last = self.config.decoder_starts_with_last_label
-        if pad is None or (start is None and not starts_with_last):
-            raise ValueError("set decoder_start_token_id and pad_token_id in the config: labels are shifted with them.")
-        shifted = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=pad if starts_with_last else start)
-        if starts_with_last:
-            real = (labels != IGNORED) & (labels != pad)
-            last = (torch.arange(labels.shape[1], device=labels.device) * real).argmax(-1, keepdim=True)
-            shifted[:, :1] = labels.gather(1, last)
-        return shifted.masked_fill(shifted == IGNORED, pad)
-
-    def _same_text(self, input_ids, decoder_input_ids, decoder_inputs_embeds):
-        """The input of a classifier's decoder: the given one or, by default, the source shifted right."""
-        if decoder_input_ids is not None or decoder_inputs_embeds is not None:
-            return decoder_input_ids
-        if input_ids is None:
-            raise ValueError("without input_ids, give decoder_input_ids or decoder_inputs_embeds too.")
-        return self.shift_right(input_ids)
-
-    prepare_decoder_input_ids_from_labels = shift_right  # what `DataCollatorForSeq2Seq` asks for
+    def prepare_decoder_input_ids_from_labels(self, labels):
+        """As `shift_right`, by the name that `DataCollatorForSeq2Seq` knows."""
+        return self.shift_right(labels)
 
 
 def _encoder_decoder_parts(outputs) -> dict:
@@ -232,7 +229,7 @@ def _last_ends(config, input_ids, attention_mask, shape):
 
 
 class BlockformerEncoderDecoderForConditionalGeneration(
-    LanguageModelHead, BlockformerEncoderDecoderPreTrainedModel, SharedBeamsGenerationMixin
+    LanguageModelHead, BlockformerEncoderDecoderPreTrainedModel, GenerationMixin
 ):
     """An encoder-decoder that writes: logits of the next target token."""
 
@@ -300,6 +297,16 @@ class BlockformerEncoderDecoderForConditionalGeneration(
         )
         return self.runtime.output(Seq2SeqLMOutput, loss=loss, logits=logits, **_encoder_decoder_parts(outputs))
 
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
+        check_early_exit(generation_config, 0)
+        is_fresh = model_kwargs.get(CACHE) is None
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get(CACHE)
+        if is_fresh and isinstance(cache, EncoderDecoderCache):
+            cache.cross_attention_cache = DynamicCache()  # the library's would have the windows of the target's layers
+            beams = max(generation_config.num_beams, generation_config.num_return_sequences)
+            model_kwargs[CACHE] = self.runtime.cache(cache, beams)
+
 
 class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecoderPreTrainedModel):
     """One row, one answer: the decoder reads the row again; its state at the last end token is classified (BART, T5).
@@ -335,7 +342,6 @@ class BlockformerEncoderDecoderForSequenceClassification(BlockformerEncoderDecod
         `label_smoothing` is as in `losses.token_cross_entropy`.
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
-        decoder_input_ids = self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
         states = outputs.last_hidden_state
@@ -373,7 +379,6 @@ class BlockformerEncoderDecoderForQuestionAnswering(BlockformerEncoderDecoderPre
         """Tokens [B, S] to `start_logits` and `end_logits` [B, S]; with both positions int [B] also `loss`."""
         kwargs.pop("num_items_in_batch", None)
         refuse_smoothing(kwargs.pop("label_smoothing", 0.0), "a span's are two positions")
-        decoder_input_ids = self._same_text(input_ids, decoder_input_ids, decoder_inputs_embeds)
         inputs = (input_ids, attention_mask, decoder_input_ids, decoder_attention_mask, encoder_outputs)
         outputs = self.model(*inputs, None, inputs_embeds, decoder_inputs_embeds, use_cache, **kwargs)
         start_logits, end_logits = self.qa_outputs(outputs.last_hidden_state).unbind(-1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from transformers import initialization as init
 
 from .axes import BLOCKS, SHARED, Part, axis
@@ -145,6 +146,16 @@ def flattened_positions(cu_seq_lens, shape):
     positions = torch.arange(shape.numel(), dtype=cu_seq_lens.dtype, device=cu_seq_lens.device)
     starts = cu_seq_lens[torch.searchsorted(cu_seq_lens, positions, right=True) - 1]
     return (positions - starts).long().view(shape)
+
+
+def sequence_numbers(position_ids):
+    """Which sequence of its row a token belongs to, int64 [B, T], where rows hold several."""
+    return starts_of(position_ids).cumsum(-1)
+
+
+def starts_of(position_ids):
+    """Whether a sequence starts at a token, bool [B, T]: the position does not continue the one before."""
+    return F.pad(position_ids.diff(dim=-1) != 1, (1, 0), value=True)
 
 
 def rotations_of(rotary: nn.Module | None, config, hidden_states, position_ids) -> dict:

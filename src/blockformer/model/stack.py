@@ -1,6 +1,6 @@
 """The stack: embeddings, layers, final norm. A decoder is one stack, an encoder-decoder is two.
 
-What all layers need of a batch is made once: positions, masks and rotations, and without padding where that pays.
+What all layers need of a batch is made once: positions, masks and rotations.
 
 B batch, T query length, S key length, C hidden size.
 """
@@ -8,7 +8,7 @@ B batch, T query length, S key length, C hidden size.
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 
@@ -16,9 +16,8 @@ from .compat import CACHE, capture_outputs, causal_masks, create_bidirectional_m
 from .input_checks import cached_length, check_inputs, check_positions, check_source
 from .layer import Earlier, LayerInputs, layer_class
 from .normalization import make_norm
-from .positions import flattened_positions, positions_from_mask, rotations_of, scheme_of
+from .positions import flattened_positions, positions_from_mask, rotations_of, scheme_of, sequence_numbers
 from .pretrained_model import BlockformerPreTrainedModel
-from .unpadding import sequence_numbers
 
 logger = logging.get_logger(__name__)
 
@@ -64,8 +63,6 @@ class Stack(BlockformerPreTrainedModel):
         self.norm = make_norm(config, config.hidden_size) if config.final_norm else None
         self.final_projection = nn.Linear(config.hidden_size, narrow, bias=False) if narrow else None
         self.gradient_checkpointing = False
-        # False where a head reads the states of padding too.
-        self.skips_padding = True
 
     @takes_cache
     @capture_outputs
@@ -92,7 +89,7 @@ class Stack(BlockformerPreTrainedModel):
             input_ids: tokens, int [B, T]; or else `inputs_embeds` [B, T, E], E the config's `token_size`.
             attention_mask: [B, S] over cached and new tokens, 0 for padding; or a 4D mask; or masks by layer type.
             position_ids: [B, T]; None counts the tokens of `attention_mask`, so that padding shifts nothing.
-            past_key_values: a cache of the library's or a growing one; None makes a growing one if `use_cache`.
+            past_key_values: a cache of the library's; None makes a dynamic one if `use_cache`.
             token_type_ids: int [B, T], each token's segment; None is segment 0 for all. `task_type_ids` likewise.
             encoder_hidden_states: [B, S, C] for cross-attention, `encoder_attention_mask` [B, S] of 0 and 1 over them.
             head_mask: [len(self.layers), H], multiplies each head's output; in cross-attention `cross_attn_head_mask`,
@@ -110,60 +107,49 @@ class Stack(BlockformerPreTrainedModel):
         mask_is_all_ones = check_inputs(self.config, vocab_size, *inputs, types)
         attention_mask = None if mask_is_all_ones else attention_mask
         tokens = input_ids if inputs_embeds is None else inputs_embeds
-        sequences = {name: kwargs.get(name) for name in ("cu_seq_lens_q", "max_length_q")}
+        starts = kwargs.get("cu_seq_lens_q")
         if encoder_hidden_states is not None:
-            starts = sequences["cu_seq_lens_q"]
             check_source(self, encoder_hidden_states, encoder_attention_mask, tokens.shape[0], starts)
         if head_mask is not None and len(head_mask) != len(self.layers):
             raise ValueError(f"head_mask must have {len(self.layers)} rows, one for each layer, not {len(head_mask)}.")
         use_cache = self._uses_cache(use_cache, past_key_values)
-        position_ids = self._given_positions(tokens, position_ids, sequences["cu_seq_lens_q"])
+        position_ids = self._given_positions(tokens, position_ids, starts)
         given_positions = None if position_ids is None else position_ids.expand(tokens.shape[:2])
-        # Padding is counted first: an accelerator that is waited for has little to do yet.
-        unpadding, needs_padding = None, reads_padding or mask_is_all_ones or encoder_hidden_states is not None
-        if not needs_padding and self._may_unpad(use_cache, past_key_values, kwargs):
-            unpadding = self.runtime.unpadding(self, tokens, attention_mask, given_positions, sequences)
-            if attention_mask is not None and unpadding is not None and unpadding.indices is None:
-                attention_mask, unpadding, mask_is_all_ones = None, None, True
         hidden_states = self._embed_tokens(input_ids, inputs_embeds, *types.values())
         position_ids, query_positions = self._resolve_positions(
             hidden_states, attention_mask, position_ids, past_key_values
         )
-        if unpadding is None:
-            packed = None if mask_is_all_ones else given_positions
-            masks = self._masks(hidden_states, attention_mask, past_key_values, packed)
-        else:
-            masks = self._masks_of_sequences(unpadding, hidden_states.device)
-            hidden_states, position_ids = unpadding.gather(hidden_states), unpadding.gather(position_ids)
-            input_ids = None if input_ids is None else unpadding.gather(input_ids)
         hidden_states = self._embed(hidden_states, position_ids)
+        kwargs |= {"position_ids": given_positions, "past_key_values": past_key_values, "use_cache": use_cache}
+        others = {
+            "encoder_hidden_states": encoder_hidden_states,
+            "head_mask": head_mask,
+            "reads_padding": reads_padding,
+        }
+        others |= kwargs
+        packed = None if mask_is_all_ones else given_positions
+        masks = self._masks(hidden_states, attention_mask, past_key_values, packed, others)
+        if use_cache and past_key_values is None:
+            past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)
+            kwargs["past_key_values"] = past_key_values
         if cross_attn_head_mask is None and not self.config.is_encoder_decoder:
             cross_attn_head_mask = head_mask
         rotations = rotations_of(self.rotary_emb, self.config, hidden_states, position_ids)
         encoder_mask = self._encoder_mask(hidden_states, encoder_hidden_states, encoder_attention_mask)
-        own = (query_positions, encoder_mask, head_mask, unpadding, cross_attn_head_mask, Earlier(input_ids))
-        layer_inputs = LayerInputs(masks, rotations, *own)
-        if use_cache and past_key_values is None:
-            past_key_values = self.new_cache(for_cross_attention=encoder_hidden_states is not None)
+        own = (query_positions, encoder_mask, head_mask, cross_attn_head_mask, Earlier(input_ids))
         position_bias = self._position_bias(query_positions, past_key_values)
-        kwargs |= {"position_ids": given_positions, "past_key_values": past_key_values, "use_cache": use_cache}
-        hidden_states = self._run_layers(hidden_states, encoder_hidden_states, position_bias, layer_inputs, **kwargs)
-        hidden_states = self.after_layers(hidden_states)
-        if unpadding is not None:
-            hidden_states = unpadding.scatter(hidden_states)
+        given = (encoder_hidden_states, position_bias, LayerInputs(masks, rotations, *own), kwargs)
+        hidden_states = self.after_layers(self.runtime.layers(self, hidden_states, *given))
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, **{CACHE: past_key_values if use_cache else None}
         )
 
-    def _run_layers(self, hidden_states, encoder_hidden_states, position_bias, layer_inputs, **kwargs):
-        """The layers, as many as the config says while `generate` drafts with the first ones."""
-        states = self.runtime.layers(self, hidden_states, encoder_hidden_states, position_bias, layer_inputs, kwargs)
-        if states is not None:
-            return states
+    def run_layers(self, hidden_states, encoder_hidden_states, position_bias, layer_inputs, named: dict):
+        """The layers one after the other, as many as the config says while `generate` drafts with the first ones."""
         for layer in list(self.layers)[: self.config.stack_sizes(self.is_causal)[0] // self.passes]:
             for _ in range(self.passes):
                 hidden_states = layer(
-                    hidden_states, encoder_hidden_states, position_bias, layer_inputs=layer_inputs, **kwargs
+                    hidden_states, encoder_hidden_states, position_bias, layer_inputs=layer_inputs, **named
                 )
         return hidden_states
 
@@ -176,7 +162,7 @@ class Stack(BlockformerPreTrainedModel):
     def new_cache(self, for_cross_attention: bool = False):
         """An empty cache; with `for_cross_attention` one that holds the encoder's keys and values too."""
         cache = DynamicCache(config=self.config)
-        return self.runtime.cache(EncoderDecoderCache(cache, shared_cache()) if for_cross_attention else cache)
+        return self.runtime.cache(EncoderDecoderCache(cache, DynamicCache()) if for_cross_attention else cache)
 
     def _given_positions(self, tokens, position_ids, cu_seq_lens):
         """Positions [1 or B, T] that were given or begin with each sequence; None: they are to be counted.
@@ -202,11 +188,6 @@ class Stack(BlockformerPreTrainedModel):
         check_positions(self.config, position_ids, shape, longest)
         return position_ids, query_positions
 
-    def _may_unpad(self, use_cache, past_key_values, kwargs) -> bool:
-        """Whether nobody looks at the padding: neither the caller nor a cache that needs it."""
-        needs = (use_cache or past_key_values is not None) and not self.runtime.restores_padding(past_key_values)
-        return self.skips_padding and not needs and not self._is_recording(kwargs)
-
     def _uses_cache(self, use_cache, past_key_values) -> bool:
         if self.config.is_decoder and not self.is_causal and past_key_values is not None:
             raise ValueError("past_key_values needs causal layers; here, tokens see later ones: give the whole text.")
@@ -218,7 +199,7 @@ class Stack(BlockformerPreTrainedModel):
         return self.config.use_cache and not self.training if use_cache is None else use_cache
 
     def _is_recording(self, kwargs) -> bool:
-        """Whether something of each layer is requested, in the padded form that the caller knows."""
+        """Whether something of each layer is requested."""
         names = ("output_hidden_states", "output_attentions", "output_router_logits")
         return any(kwargs.get(name, getattr(self.config, name, False)) for name in names)
 
@@ -242,29 +223,27 @@ class Stack(BlockformerPreTrainedModel):
         hidden_states = F.dropout(hidden_states, self.dropout) if self.training else hidden_states
         return hidden_states if self.embed_projection is None else self.embed_projection(hidden_states)
 
-    def _masks(self, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
+    def _masks(self, hidden_states, attention_mask, past_key_values, position_ids, others: dict) -> dict:
         if isinstance(attention_mask, dict):
             return attention_mask
         given = (hidden_states, attention_mask, past_key_values, position_ids)
-        if (masks := self.runtime.masks(self, *given)) is not None:
-            return masks
+        masks = self.runtime.masks(self, *given, others)
+        return self.plain_masks(*given) if masks is None else masks
+
+    def plain_masks(self, hidden_states, attention_mask, past_key_values, position_ids) -> dict:
+        """The library's mask for each layer type; `position_ids` [B, T] where they may mean several sequences a row."""
         if self.is_causal:
-            return causal_masks(self.config, *given)
+            return causal_masks(self.config, hidden_states, attention_mask, past_key_values, position_ids)
         is_packed = attention_mask is None and position_ids is not None
         sequences = sequence_numbers(position_ids) if is_packed else None
         return encoder_masks(self.config, hidden_states, attention_mask, sequences)
 
-    def _masks_of_sequences(self, unpadding, device) -> dict:
-        """The masks where each sequence is attended to by itself: none, since no key needs hiding."""
-        return dict.fromkeys(self.config.layer_types)
-
     def _encoder_mask(self, hidden_states, encoder_hidden_states, encoder_attention_mask):
-        """The mask of cross-attention. Beams of one input share its states: they count as more queries of one row."""
+        """The mask of cross-attention."""
         if encoder_hidden_states is None:
             return None
-        queries = hidden_states.reshape(encoder_hidden_states.shape[0], -1, hidden_states.shape[-1])
         source = {"attention_mask": encoder_attention_mask, "encoder_hidden_states": encoder_hidden_states}
-        return create_bidirectional_mask(config=self.config, inputs_embeds=queries, **source)
+        return create_bidirectional_mask(config=self.config, inputs_embeds=hidden_states, **source)
 
     def _position_bias(self, query_positions, past_key_values):
         """The relative bias [1, H, T, S] that all layers share, or None."""
@@ -274,20 +253,6 @@ class Stack(BlockformerPreTrainedModel):
         if past_key_values is not None:
             length, _ = past_key_values.get_mask_sizes(length, 0)
         return self.relative_bias(query_positions, length)
-
-
-class CrossLayer(DynamicLayer):
-    """Keys and values of an encoder's states [B, K, S, D], one row for all beams of an input."""
-
-    def reorder_cache(self, beam_idx):
-        """A beam only ever takes the place of another one of the same input."""
-
-
-def shared_cache() -> DynamicCache:
-    """An empty cache for the keys and values of an encoder's states."""
-    cache = DynamicCache()
-    cache.layer_class_to_replicate = CrossLayer
-    return cache
 
 
 def last_tokens(config, input_ids, attention_mask, shape):

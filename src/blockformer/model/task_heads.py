@@ -119,8 +119,6 @@ class QuestionAnswering(Classifier):
     def __init__(self, config):
         super().__init__(config)
         self.qa_outputs = nn.Linear(config.output_size, 2)
-        # The softmax over positions covers padding, in the official models too.
-        self.model.skips_padding = False
         self.post_init()
 
     @takes_cache

@@ -15,10 +15,11 @@ from blockformer import (
     BlockformerEncoderDecoderForConditionalGeneration,
     BlockformerEncoderModel,
 )
+from blockformer.engine.runtime import TrainingRuntime
+from blockformer.engine.unpadding import Unpadding, find_unpadding
 from blockformer.model.attention import eager_attention_forward
-from blockformer.model.positions import flattened_positions
-from blockformer.model.runtime import Runtime
-from blockformer.model.unpadding import Unpadding, find_unpadding, sequence_numbers
+from blockformer.model.feed_forward import FeedForward
+from blockformer.model.positions import flattened_positions, sequence_numbers
 
 pytestmark = pytest.mark.portable
 
@@ -45,7 +46,8 @@ def masked(lengths, length, side="right"):
 
 
 def both(ours, monkeypatch, *arguments, **keywords):
-    """The packed and the padded result."""
+    """The packed and the padded result of a model that is prepared for training."""
+    ours.prepare_for_training()
     packed = ours(*arguments, **keywords)
     with monkeypatch.context() as patch:
         keep_padding(patch)
@@ -71,21 +73,79 @@ def test_results_and_gradients_are_those_of_the_padded_run(position_type, side, 
     assert_gradients_close(*gradients)
 
 
-def test_no_layer_works_on_padding():
-    ours, seen = model("qwen3", cls=BlockformerDecoderModel), []
-    ours.layers[1].mlp.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape))
+@pytest.fixture
+def seen(monkeypatch):
+    """The shapes that networks get, without a hook, which would have padding computed."""
+    shapes, forward = [], FeedForward.forward
+    monkeypatch.setattr(FeedForward, "forward", lambda mlp, states: shapes.append(states.shape) or forward(mlp, states))
+    return shapes
+
+
+@pytest.mark.parametrize("prepare", ["prepare_for_training", "prepare_for_inference"])
+def test_no_layer_works_on_padding(seen, prepare):
+    ours = getattr(model("qwen3", cls=BlockformerDecoderModel, num_hidden_layers=1), prepare)()
     ours(token_ids(3, 10), masked([10, 2, 5], 10), use_cache=False)
     assert seen == [(1, 17, 64)]
 
 
-@pytest.mark.parametrize(
-    "keywords",
-    [{"use_cache": True}, {"use_cache": False, "output_hidden_states": True}],
-)
-def test_the_padded_form_is_kept_where_the_caller_sees_it(keywords):
-    ours, seen = model("qwen3", cls=BlockformerDecoderModel), []
-    ours.layers[1].mlp.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape))
+ASKS = [{"use_cache": True}, {"use_cache": False, "output_hidden_states": True}]
+ASKS += [{"use_cache": False, "head_mask": torch.ones(1, 4)}, {"use_cache": False, "output_attentions": True}]
+
+
+@pytest.mark.parametrize("keywords", ASKS)
+@pytest.mark.filterwarnings("ignore:.*output_attentions")
+def test_the_padded_form_is_kept_where_the_caller_sees_it(keywords, seen):
+    ours = model("qwen3", cls=BlockformerDecoderModel, num_hidden_layers=1).prepare_for_training()
     ours(token_ids(3, 10), masked([10, 2, 5], 10), **keywords)
+    assert seen == [(3, 10, 64)]
+
+
+class Foreign(torch.nn.Linear):
+    """A layer of somebody else's, which may look at the rows of its input."""
+
+    __module__ = "elsewhere"
+
+
+def _hook(ours):
+    ours.layers[0].self_attn.o_proj.register_forward_hook(lambda *_: None)
+
+
+def _pre_hook(ours):
+    ours.layers[0].register_forward_pre_hook(lambda *_: None)
+
+
+def _backward_hook(ours):
+    ours.layers[0].mlp.register_full_backward_hook(lambda *_: None)
+
+
+def _wrapped(ours):
+    ours.layers[0].forward = ours.layers[0].forward
+
+
+def _replaced(ours):
+    ours.layers[0].self_attn.o_proj.__class__ = Foreign
+
+
+def _embedded(ours):
+    """Gradients of the embeddings, which somebody looks at token by token."""
+    return {"inputs_embeds": torch.randn(3, 10, 64, requires_grad=True), "input_ids": None}
+
+
+@pytest.mark.parametrize("watch", [_hook, _pre_hook, _backward_hook, _wrapped, _replaced, _embedded])
+def test_padding_is_computed_where_somebody_watches(watch, seen):
+    ours = model("qwen3", cls=BlockformerDecoderModel, num_hidden_layers=1).prepare_for_inference()
+    given = {"input_ids": token_ids(3, 10), "attention_mask": masked([10, 2, 5], 10), "use_cache": False}
+    ours(**given | (watch(ours) or {}))
+    assert seen == [(3, 10, 64)]
+
+
+@pytest.mark.parametrize("off", [True, False])
+def test_nothing_is_skipped_unasked_or_with_fast_paths_off(off, seen, monkeypatch):
+    ours = model("qwen3", cls=BlockformerDecoderModel, num_hidden_layers=1)
+    if off:
+        monkeypatch.setenv("BLOCKFORMER_FAST", "0")
+        ours.prepare_for_training()
+    ours(token_ids(3, 10), masked([10, 2, 5], 10), use_cache=False)
     assert seen == [(3, 10, 64)]
 
 
@@ -139,14 +199,10 @@ def test_rows_of_several_sequences():
 
 
 @torch.no_grad()
-def test_padding_is_skipped_from_so_much_of_it_on_and_left_in_below(monkeypatch, usual_least_saving):
-    """2^21 by the tokens of padding times the squared width: 512 of width 64.
-
-    A repo of its own, whose attention takes a call for each row, has 2^19 a row besides: 128 tokens of width 64.
-    """
-    monkeypatch.setattr(Runtime, "least_saving", usual_least_saving)
-    ours, seen = model("bert", cls=BlockformerEncoderModel), []
-    ours.layers[1].mlp.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].shape))
+def test_padding_is_skipped_from_so_much_of_it_on_and_left_in_below(monkeypatch, usual_least_saving, seen):
+    """2^21 by the tokens of padding times the squared width: 512 of width 64."""
+    monkeypatch.setattr(TrainingRuntime, "least_saving", usual_least_saving)
+    ours = model("bert", cls=BlockformerEncoderModel, num_hidden_layers=1).prepare_for_inference()
     for rows, length in ((48, 5), (65, 9), (64, 9)):
         ids, mask = token_ids(rows, length), masked([1] * (rows - 1) + [length], length)
         states = ours(ids, mask).last_hidden_state
@@ -154,20 +210,12 @@ def test_padding_is_skipped_from_so_much_of_it_on_and_left_in_below(monkeypatch,
             keep_padding(patch)
             assert_close(states[mask.bool()], ours(ids, mask).last_hidden_state[mask.bool()])
     assert [tuple(shape)[:2] for shape in seen[::2]] == [(48, 5), (1, 73), (64, 9)]
-    seen.clear()
-    monkeypatch.setattr(type(ours.runtime), "least_saving_of_row", 1 << 19)
-    for short in (18, 17):  # of 16 rows, 15 are padded: 2,040 and 2,055 tokens, 2,048 are 16 times 128
-        ids, mask = token_ids(16, 154), masked([short] * 15 + [154], 154)
-        ours(ids, mask)
-    assert [tuple(shape)[:2] for shape in seen] == [(16, 154), (1, 15 * 17 + 154)]
 
 
 def test_only_where_the_result_is_the_same():
     config, mask = model("qwen3").config, masked([2, 4], 4)
     assert find_unpadding(config, mask, None) is not None
     assert find_unpadding(config, mask[:, None, None], None) is None
-    config._attn_implementation = "eager"
-    assert find_unpadding(config, mask, None) is None
     assert find_unpadding(model("mistral").config, mask, None) is None
 
 
@@ -200,10 +248,10 @@ ENCODER_FIELDS = (*SIZES, "position_type", "rope_parameters")
 def stack(cls, **settings):
     """A decoder, or an encoder of the same settings."""
     if cls is BlockformerDecoderModel:
-        return model("qwen3", cls=cls, **settings)
+        return model("qwen3", cls=cls, **settings).prepare_for_training()
     fields = {name: getattr(config(**settings), name) for name in ENCODER_FIELDS}
     torch.manual_seed(0)
-    return cls(BlockformerEncoderConfig(**fields)).eval()
+    return cls(BlockformerEncoderConfig(**fields)).eval().prepare_for_training()
 
 
 def flattened(**settings):
@@ -263,7 +311,7 @@ def test_whatever_the_collator_gives_along(cls, settings, monkeypatch):
 
 
 def test_a_flattened_batch_with_a_window():
-    ours = model("mistral", cls=BlockformerDecoderModel, sliding_window=4)
+    ours = model("mistral", cls=BlockformerDecoderModel, sliding_window=4).prepare_for_training()
     texts, batch = flattened()
     del batch["labels"]
     assert_separate(ours, batch, texts)
@@ -280,7 +328,7 @@ def test_positions_of_one_row_hold_for_all():
 @pytest.mark.parametrize("training", [True, False])
 def test_a_flattened_batch_has_the_loss_of_a_padded_one(training):
     """No token is to predict the next text's first: the collator puts -100 there."""
-    ours = model("qwen3").train(training)
+    ours = model("qwen3").prepare_for_training().train(training)
     texts, batch = flattened()
     ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
     mask = masked(LENGTHS, 9)
@@ -304,7 +352,7 @@ def test_training_on_flattened_batches(settings, tmp_path):
 
     ended = []
     for collator in (DataCollatorWithFlattening(**settings), pad):
-        ours = model("qwen3").train()
+        ours = model("qwen3").prepare_for_training().train()
         trainer = Trainer(
             ours,
             TrainingArguments(
@@ -376,7 +424,7 @@ def test_windows_to_both_sides_with_and_without_padding():
     """An encoder's sliding layers see so many tokens to each side, in whichever way the mask is made."""
     windows = {"sliding_window": 3, "layer_types": ["sliding_attention"] * 2, "num_hidden_layers": 2}
     torch.manual_seed(0)
-    ours = BlockformerEncoderModel(BlockformerEncoderConfig(**{**SIZES, **windows})).eval()
+    ours = BlockformerEncoderModel(BlockformerEncoderConfig(**{**SIZES, **windows})).eval().prepare_for_training()
     ids, mask = token_ids(2, 16), masked([16, 11], 16)
     whole = ours(ids, attention_mask=mask).last_hidden_state
     packed = ids[mask.bool()][None]

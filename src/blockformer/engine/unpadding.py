@@ -1,0 +1,192 @@
+"""Real tokens of a padded batch, packed into one row and unpacked again, so that no layer works on padding.
+
+Norms, projections and the feed-forward network treat each token by itself: they run on the packed row. Attention runs
+once for each sequence. The result equals the padded run's, with zeros where the padding was.
+
+Layers are told by the mask: an `Unpadding` stands where the library's mask would. It is made only where nobody watches:
+a hook, or an adapter for each row, would meet a single row.
+
+B batch, T padded length, N real tokens, C hidden size.
+"""
+
+import copy
+import functools
+import itertools
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
+
+from ..model.attention import Attention
+from ..model.axes import BLOCKS
+from ..model.compat import is_mapped
+from ..model.layer import Earlier
+from ..model.positions import starts_of
+from .linear import is_bare
+from .sequences import TracedSequences
+
+# Whose modules treat each token by itself and look at no row, unless a hook does: adapters of each row are hooks.
+_KNOWN = ("blockformer", "torch", "transformers", "peft")
+
+
+class Unpadding:
+    """Which tokens of [B, T] are real, and where each sequence lies in the packed row.
+
+    Args:
+        indices: int64 [N], the real tokens' places in the flattened batch, sequence after sequence; None: all of them.
+        lengths: the sequences' lengths in tokens, together N.
+
+    Attributes:
+        masks: one mask for each sequence, or None where no key needs hiding.
+    """
+
+    masks = None
+
+    def __init__(self, shape, indices, lengths: list):
+        self.shape, self.indices, self.lengths = tuple(shape), indices, lengths
+
+    @classmethod
+    def of_mask(cls, attention_mask, least: int = 1):
+        """The unpadding of a mask [B, T] of 0 and 1; None for holes in a row or too little padding."""
+        real = attention_mask != 0
+        changes = F.pad(real, (1, 1)).diff(dim=-1)  # of a solid row: one start and one end
+        lengths, changes = torch.stack((real.sum(-1), changes.sum(-1))).tolist()
+        if sum(lengths) == real.numel():
+            return cls(real.shape, None, lengths)
+        if real.numel() - sum(lengths) < least or max(changes) > 2 or not any(lengths):
+            return None
+        # Their number is known, so that an accelerator need not be queried again.
+        return cls(real.shape, torch.nonzero_static(real.flatten(), size=sum(lengths)).flatten(), lengths)
+
+    @classmethod
+    def of_positions(cls, position_ids):
+        """The unpadding of rows of several sequences, by positions [B, T]; None where each row is one sequence."""
+        starts = starts_of(position_ids)
+        if not starts[:, 1:].any():
+            return None
+        total = starts.numel()
+        lengths = F.pad(starts.flatten().nonzero().flatten(), (0, 1), value=total).diff().tolist()
+        return cls(starts.shape, torch.arange(total, device=starts.device), lengths)
+
+    def with_masks(self, masks):
+        """The same sequences, each attended to with its own mask."""
+        other = copy.copy(self)
+        other.masks = masks
+        return other
+
+    def gather(self, states):
+        """[B, T, ...] -> [1, N, ...]; a batch dimension of 1 is taken for all rows."""
+        states = states.expand(*self.shape, *states.shape[2:])
+        return states.flatten(0, 1).index_select(0, self.indices)[None]
+
+    def scatter(self, states):
+        """[1, N, C] -> [B, T, C], zeros at the padding."""
+        flat = states.new_zeros(self.shape[0] * self.shape[1], states.shape[-1])
+        return flat.index_copy(0, self.indices.to(states.device), states[0]).view(*self.shape, -1)
+
+    def split(self, states):
+        """[1, heads, N, D] -> one [1, heads, length, D] for each sequence."""
+        return states.split(self.lengths, dim=2)
+
+
+def attend_unpadded(attend, unpadding, module, query, key, value, **kwargs):
+    """Each sequence of an unpadded row attends only to itself, by one call of `attend` with its own mask.
+
+    Queries [1, H, N, D], keys and values [1, K, N, D] -> the weighted values [1, N, H, D], None for the probabilities.
+    """
+    states = zip(*(unpadding.split(each) for each in (query, key, value)), strict=True)
+    masks = itertools.repeat(None) if unpadding.masks is None else unpadding.masks
+    pairs = zip(states, masks, strict=False)
+    outputs = [attend(module, *parts, mask, **kwargs)[0] for parts, mask in pairs if parts[0].shape[2]]
+    return torch.cat(outputs, dim=1), None
+
+
+def find_unpadding(config, attention_mask, position_ids, least_saving: int = 0, device: str = "cpu"):
+    """The unpadding that gives the same result with less work, or None for the plain way.
+
+    It costs every layer an attention call for each sequence, which must be less than it saves: padding is left in where
+    its tokens, times the square of the width, are fewer than `least_saving`.
+
+    Only on this kind of `device`: counting the real tokens makes the host wait for an accelerator. The mask [B, T] of 0
+    and 1 and the positions [B, T] are those that the caller gave, or None.
+    """
+    if (config.is_decoder or config.is_encoder_decoder) and "sliding_attention" in config.layer_types:
+        return None
+    given = position_ids if attention_mask is None else attention_mask
+    if not isinstance(given, torch.Tensor) or given.dim() != 2 or given.device.type != device or is_mapped(given):
+        return None
+    least = -(-least_saving // config.hidden_size**2)
+    return Unpadding.of_positions(given) if attention_mask is None else Unpadding.of_mask(given, least)
+
+
+def masks_of(stack, unpadding, device) -> dict:
+    """The mask of each layer type: the unpadding itself, in an encoder's window with a mask for each sequence."""
+    masks, size = dict.fromkeys(stack.config.layer_types, unpadding), stack.config.sliding_window
+    if "sliding_attention" in masks:
+        index = torch.arange(max(unpadding.lengths), device=device)
+        near = ((index[:, None] - index[None, :]).abs() <= size)[None, None]
+        windows = [None if length <= size + 1 else near[..., :length, :length] for length in unpadding.lengths]
+        masks["sliding_attention"] = unpadding.with_masks(windows)
+    return masks
+
+
+def unpadding_in(layer_inputs) -> Unpadding | None:
+    """The unpadding that stands where the masks of these inputs would, or None."""
+    mask = next(iter(layer_inputs.masks.values()), None)
+    return mask if isinstance(mask, Unpadding) else None
+
+
+def without_padding(layer_inputs, unpadding):
+    """The inputs of layers that read the packed row [1, N, C]."""
+    rotations = {
+        kind: tuple(unpadding.gather(each.transpose(1, 2)).transpose(1, 2) for each in pair)
+        for kind, pair in layer_inputs.rotations.items()
+    }
+    input_ids, _ = layer_inputs.earlier.input_ids
+    earlier = Earlier(None if input_ids is None else unpadding.gather(input_ids))
+    return layer_inputs._replace(rotations=rotations, earlier=earlier)
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether something may look at the rows that a module or one within it sees: a hook, or code of somebody else."""
+    return _has_any_global_hook() or any(not is_bare(each) or not _is_known(type(each)) for each in module.modules())
+
+
+def knows_unpadding(stack) -> bool:
+    """Whether all self-attention of a stack tells the sequences of a packed row apart."""
+    parts = [layer.self_attn for layer in stack.layers]
+    return all(
+        getattr(type(part), "forward", None) is Attention.forward
+        and (isinstance(part, KnowsUnpadding) or not part.has_relative_terms)
+        for part in parts
+    )
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _KNOWN or kind.__module__ in _modules_of_blocks()
+
+
+def _modules_of_blocks() -> set:
+    """The modules of registered blocks from outside, which were checked with several sequences in a row."""
+    blocks = (getattr(block, "cls", block) for kinds in BLOCKS.values() for block in kinds.values())
+    return {block.__module__ for block in blocks if isinstance(block, type)}
+
+
+class KnowsUnpadding:
+    """Mixed into an attention: position terms of an unpadded row are those of each of its sequences."""
+
+    def _relative_mask(self, query, key, attention_mask, position_bias, query_positions):
+        if isinstance(attention_mask, TracedSequences):
+            return attention_mask  # which has the terms
+        if not isinstance(attention_mask, Unpadding):
+            return super()._relative_mask(query, key, attention_mask, position_bias, query_positions)  # type: ignore[misc]
+        terms = functools.partial(super()._relative_mask, attention_mask=None)  # type: ignore[misc]
+        return attention_mask.with_masks(self._masks(attention_mask, terms, query, key, position_bias))
+
+    def _masks(self, unpadding, terms, query, key, position_bias):
+        """One mask a sequence, made when it is due."""
+        for parts in zip(unpadding.split(query), unpadding.split(key), strict=True):
+            length = parts[0].shape[2]
+            bias = None if position_bias is None else position_bias[..., :length, :length]
+            yield terms(*parts, position_bias=bias, query_positions=torch.arange(length, device=query.device))
