@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import ConversionError, listed, shown
 from .operations import Chain, Identity, Operation, Reversed, Shape, Split, Transpose, bytes_of
-from .patterns import Pattern, Places
+from .patterns import Pattern, Places, tuple_of
 
 __all__ = [
     "Chain",
@@ -121,11 +121,6 @@ class Group:
                     f"{shown(target.name)} is {list(tensor.shape)}, not {list(target.shape)} as planned"
                 )
         return [(target.name, tensor.to(target.dtype)) for target, tensor in zip(self.targets, tensors, strict=True)]
-
-
-def tuple_of(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The names of one side of a rule."""
-    return (names,) if isinstance(names, str) else names
 
 
 def _prefixed(prefix: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
