@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from ..errors import ConversionError, shown
-from ..rules.table import Rule, RuleTable, tuple_of
+from ..rules.patterns import tuple_of
+from ..rules.table import Rule, RuleTable
 from ..storage.spelling import OneName, Spelling, Spellings
 from ..storage.variant import CheckpointVariant
 from .architectures import todays_classes, unknown_class
@@ -127,17 +128,16 @@ class Family(ConfigTranslation, Generic[HeadKind]):
         own = {name for rule in head.rules for name in tuple_of(rule.source)}
         if head.bare or stack is None or own & found:
             return head
+        own = {name for name in own if not name.endswith(".bias")}  # of which there may be none
         weight = self.head_name(head)
-        # Not every checkpoint has a bias.
-        matrix = {weight, f"{weight.removesuffix('weight')}bias"} if weight else set()
         if self.official_config(official).tie_word_embeddings:
-            own -= matrix
+            own.discard(weight)
         if not own:
             return head
-        if own <= matrix and head.root and any(name.startswith(head.root) for name in names):
+        if own == {weight} and head.root and any(name.startswith(head.root) for name in names):
             raise ConversionError(
-                f"config.json: architectures is [{head.official!r}] and tie_word_embeddings is false, and the weights "
-                f"have no {weight}, which the official class would draw at random. Write "
+                f"config.json: architectures is [{head.official!r}] and tie_word_embeddings is false, and nothing "
+                f"fills {weight}, which the official class would draw at random. Write "
                 f'"architectures": ["{stack.official}"] if the model has no head, or "tie_word_embeddings": true if '
                 "its embeddings are the head"
             )

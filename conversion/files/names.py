@@ -200,6 +200,6 @@ def of_a_wrapper(names: Iterable[str]) -> str | None:
     first, part = next(iter(found.items()))
     source = WRAPPERS.get(part, "DistributedDataParallel or DeepSpeed")
     return (
-        f"the names of {len(found)} tensors, {shown(first)} the first, have {part!r} of {source}, and no class reads "
-        f"them; save the model in it (unwrap_model of accelerate gives it), or take {part + '.'!r} out of the names"
+        f"no tensor name matches: {shown(first)} and {len(found) - 1} others would without the prefix {part + '.'!r} "
+        f"of {source}; save the model in it (unwrap_model of accelerate gives it), or take it out of the names"
     )

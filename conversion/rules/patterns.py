@@ -65,3 +65,8 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
     """The names that one of the patterns, which may hold placeholders, stands for."""
     compiled = [Pattern(pattern) for pattern in patterns]
     return {name for name in names if any(pattern.match(name) is not None for pattern in compiled)}
+
+
+def tuple_of(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The names of one side of a rule."""
+    return (names,) if isinstance(names, str) else names

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import ConversionError, listed, shown
 from .operations import Chain, Identity, Operation, Reversed, Shape, Split, Transpose
-from .patterns import Pattern, Places
+from .patterns import Pattern, Places, tuple_of
 from .ties import check_tied
 
 __all__ = [
@@ -127,11 +127,6 @@ class Group:
                     f"{shown(target.name)} is {list(tensor.shape)}, not {list(target.shape)} as planned"
                 )
         return tensors
-
-
-def tuple_of(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    """The names of one side of a rule."""
-    return (names,) if isinstance(names, str) else names
 
 
 def _prefixed(prefix: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:

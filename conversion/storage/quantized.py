@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ConversionError, shown
+from ..errors import ConversionError, listed, shown
 from ..rules.table import HasHeader
 
 FIELDS = ("quantization_config", "compression_config")
@@ -32,8 +32,8 @@ def check_plain(official: Mapping[str, Any], tensors: Mapping[str, HasHeader]) -
     told = [name for name in FIELDS if official.get(name)]
     if told and all(info.dtype in PLAIN for info in tensors.values()):
         method = official[told[0]].get("quant_method") if isinstance(official[told[0]], Mapping) else None
+        kinds = [f"{shown(name)} is {str(info.dtype).removeprefix('torch.')}" for name, info in tensors.items()]
         raise ConversionError(
-            f"config.json: {told[0]} tells of weights quantized by {shown(method)}, and all weights are plain "
-            f"({', '.join(sorted({str(info.dtype).removeprefix('torch.') for info in tensors.values()}))}); the model "
-            f"was merged or dequantized: remove {told[0]} from config.json"
+            f"config.json: {told[0]} tells of weights quantized by {shown(method)}, and all weights are plain: the "
+            f"model was merged or dequantized, so remove {told[0]} from config.json:{listed(kinds)}"
         )

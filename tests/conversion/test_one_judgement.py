@@ -73,9 +73,9 @@ TAKEN = {
     "file of float16": (LLAMA, of_another_dtype),
 }
 REFUSED = {
-    "names with module.": (LLAMA, prefixed("module."), r"have 'module'.*take 'module.' out of the names"),
-    "names with _orig_mod.": (LLAMA, prefixed("_orig_mod."), r"have '_orig_mod' of torch.compile.*out of the names"),
-    "names of FSDP": (LLAMA, prefixed("_fsdp_wrapped_module."), r"_fsdp_wrapped_module' of FSDP.*out of the names"),
+    "names with module.": (LLAMA, prefixed("module."), r"without the prefix 'module\.'.*out of the names"),
+    "names with _orig_mod.": (LLAMA, prefixed("_orig_mod."), r"without the prefix '_orig_mod\.' of torch.compile"),
+    "names of FSDP": (LLAMA, prefixed("_fsdp_wrapped_module."), r"'_fsdp_wrapped_module\.' of FSDP.*out of the names"),
     "class name of a compiled model": (LLAMA, told(architectures=["OptimizedModule"]), r'write "architectures"'),
     "stale 4 bits": (LLAMA, told(quantization_config=BITSANDBYTES), "plain.*remove quantization_config"),
     "no model_type": (LLAMA, told(model_type=...), 'write "model_type": "llama"'),
@@ -84,7 +84,7 @@ REFUSED = {
     "untied without a head": (
         LLAMA,
         lambda folder, model: edit_tensors(folder, **{"lm_head.weight": None}),
-        r'no lm_head\.weight.*Write "architectures": \["LlamaModel"\]',
+        r'nothing fills lm_head\.weight.*Write "architectures": \["LlamaModel"\]',
     ),
 }
 
