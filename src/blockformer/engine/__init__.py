@@ -11,8 +11,8 @@ torch's (seen in 2.6 to 2.13) and transformers' (5.5 to 5.24):
 - `_tied_weights_keys`, `_keep_in_fp32_modules`, `_keep_in_fp32_modules_strict`, `_keys_to_ignore_on_load_unexpected`
   (PreTrainedModel): tied weights are saved twice, some float32 weights are cast, loading warns of spare weights.
 - `_attn_implementation` (config), `_get_resized_lm_head` (PreTrainedModel), `_modules` (Module): AttributeError.
-- `_prepare_cache_for_generation` (GenerationMixin): `generate` does not check lengths before the first step, and a prepared
-  model's cache does not grow in place.
+- `_prepare_cache_for_generation` (GenerationMixin): `generate` does not check lengths before the first step, and a
+  prepared model's cache does not grow in place.
 - `_get_default_generation_params` (GenerationConfig): some more fields are taken for generation settings.
 - `_apply` (torch.nn.Module): a cast also casts the scales of 4-bit weights and the frequencies.
 - `_hf_hook` (accelerate 1.x, awq_linear.py): on transformers up to 5.12, 4-bit weights on the disk are read wrong.
