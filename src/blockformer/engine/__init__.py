@@ -24,7 +24,7 @@ Then those that only the package uses:
   `_weight_int4pack_mm_for_cpu` (torch.ops.aten): each is tried before it is used; products then stay
   torch's plain ones.
 - `_inductor` (torch; `aoti_compile_and_package`, `aoti_load_package`): steps are not compiled, and a warning says so.
-  `compile_fx` of it, and `_dynamo` (torch; `maybe_mark_dynamic`): AttributeError where a GPU writes by captured steps.
+- `_dynamo` (torch; `maybe_mark_dynamic`): AttributeError where a GPU writes by captured steps; so without `compile_fx`.
 - `_pad_token_tensor` (of the settings of a call of `generate`): rows that have ended get token 0 on a GPU.
 - `_pytree` (torch.utils; `treespec_loads`, `tree_unflatten`), and the `loader` of what `aoti_load_package` gives
   (`boxed_run`, `get_call_spec`): AttributeError in a model with compiled steps.

@@ -15,13 +15,18 @@ from filelock import FileLock
 from .cache_folder import cache_folder, is_trusted, processor
 
 
+def is_switched_on() -> bool:
+    """Whether the environment allows fast paths: not with BLOCKFORMER_FAST=0."""
+    return os.environ.get("BLOCKFORMER_FAST", "1") != "0"
+
+
 def is_enabled() -> bool:
     """Whether fast paths are allowed: not with BLOCKFORMER_FAST=0, nor where somebody else looks at the operators.
 
     That is who traces a graph or counts operations (PyTorch's dispatch modes) in this thread; what other threads do
     says nothing.
     """
-    if os.environ.get("BLOCKFORMER_FAST", "1") == "0" or torch.compiler.is_dynamo_compiling():
+    if not is_switched_on() or torch.compiler.is_dynamo_compiling():
         return False
     is_watched = torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
     return not is_watched or is_own_trace()

@@ -13,7 +13,7 @@ from .beams import share_sources
 from .decoding import GraphDecoding
 from .growing_cache import grow_in_place
 from .layers import CompiledLayers
-from .measure import is_enabled
+from .measure import is_enabled, is_switched_on
 from .step import CompiledSteps, output_of
 from .unpadding import find_unpadding, is_watched, knows_unpadding, masks_of, unpadding_in, without_padding
 
@@ -32,7 +32,7 @@ class LoadedRuntime(Runtime):
 
     def loss(self, head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing):
         given = (head, hidden_states, labels, num_items_in_batch, return_logits, label_smoothing)
-        return loss_in_chunks(*given) if is_enabled() or torch.compiler.is_compiling() else None
+        return loss_in_chunks(*given) if is_switched_on() else None
 
     def output(self, output_class, **fields):
         return make_output(output_class, **fields)
