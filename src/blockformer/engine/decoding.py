@@ -45,7 +45,7 @@ class GraphDecoding:
         self.fallbacks = Fallbacks("writing")
         self._lock = threading.Lock()
         self._parts: Parts | None = None
-        self._modules: Modules | None = None
+        self._watched: Modules | None = None
         self._free: list[Steps] = []
 
     def __reduce__(self):
@@ -104,9 +104,9 @@ class GraphDecoding:
         if not is_in_use(model.config):
             raise Uncompiled(f"attention is computed by '{model.config._attn_implementation}'")
         with self._lock:
-            if self._modules is None:
-                self._modules = Modules(model)
-            is_touched = not self._modules.are_untouched()
+            if self._watched is None:
+                self._watched = Modules(model)
+            is_touched = not self._watched.are_untouched()
         if is_touched:
             raise Uncompiled("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
         return _Call(model, input_ids, named)
@@ -140,7 +140,7 @@ class _Call:
         self.longest = self.criteria.max_length or self.settings.max_length
         ends = [each.eos_token_id for each in self.criteria if hasattr(each, "eos_token_id")]
         self.ends = [int(token) for each in ends for token in each.flatten().tolist()]
-        pad = getattr(self.settings, "_pad_token_tensor", None)
+        pad = self.settings._pad_token_tensor
         self.pad = 0 if pad is None else int(pad)
         self.own_criteria = [each for each in self.criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
         self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
