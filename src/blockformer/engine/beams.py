@@ -3,6 +3,8 @@
 B inputs, n beams of each, S source length, T target length, H heads, K key/value heads, D head size, C hidden size.
 """
 
+from typing import Any
+
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
 
@@ -79,13 +81,13 @@ def _property(name: str) -> property:
     return property(read, replace)
 
 
-CrossLayer.keys, CrossLayer.values = _property("keys"), _property("values")  # type: ignore[assignment]
+CrossLayer.keys, CrossLayer.values = _property("keys"), _property("values")
 
 
 def _rebuilt(held: dict, beams: int, state: dict) -> CrossLayer:
     layer = CrossLayer()
     layer._held, layer.beams = held, beams
-    vars(layer).update(state)
+    layer.__dict__.update(state)
     return layer
 
 
@@ -151,6 +153,13 @@ def held_by(layer) -> tuple:
 
 class SharesSources:
     """Mixed into an attention: the n beams of an input are n * T queries of one row of keys and values."""
+
+    layer_idx: int
+    is_cross_attention: bool
+    q_proj: Any
+    q_norm: Any
+    _split_heads: Any
+    _attends_by_engine: Any
 
     def _cross_states(self, hidden_states, key_value_states, past_key_values):
         """Queries [B, H, n * T, D], keys and values [B, K, S, D]."""
