@@ -18,7 +18,7 @@ from transformers import (
     StaticCache,
     TextStreamer,
 )
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import blockformer
 from blockformer.engine.growing_cache import GrowingLayer
@@ -172,8 +172,11 @@ def test_mistral_slides_in_every_layer():
         assert_same_text(ours, theirs, ids, mask, **settings)
 
 
-def test_the_growing_cache_is_the_default_of_generate_and_forward():
+def test_the_growing_cache_is_a_prepared_model_s():
     ours = model(**MIXED)
+    plain = [DynamicSlidingWindowLayer, DynamicLayer, DynamicSlidingWindowLayer]
+    assert [type(layer) for layer in ours(token_ids(1, 5)).past_key_values.layers] == plain
+    ours.prepare_for_inference()
     layers = text_of(ours, token_ids(1, 5), return_dict_in_generate=True).past_key_values.layers
     expected = [DynamicSlidingWindowLayer, GrowingLayer, DynamicSlidingWindowLayer]
     assert [type(layer) for layer in layers] == expected

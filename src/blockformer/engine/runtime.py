@@ -90,7 +90,7 @@ class TrainingRuntime(LoadedRuntime):
         unpadding = self.unpadding(stack, hidden_states, attention_mask, position_ids, others)
         if unpadding is None:
             return super().masks(*given)
-        if unpadding.indices is None and attention_mask is not None:  # there is no padding
+        if attention_mask is not None and unpadding.indices is None:  # there is no padding
             return stack.plain_masks(hidden_states, None, past_key_values, None)
         return masks_of(stack, unpadding, hidden_states.device)
 
