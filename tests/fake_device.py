@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import blockformer
-from blockformer.engine import accelerator
+from blockformer.engine import accelerator, growing_cache, runtime
 from blockformer.engine import attention as engine_attention
 from blockformer.model.stack import Stack
 
@@ -212,7 +212,7 @@ def cases(every):
             yield name, topology, model_class, own, backend, inputs, heads[head] if labelled else {}
 
 
-def arguments(mode, topology, inputs, labels):
+def arguments(mode, topology, inputs, labels, grows=False):
     def whole(*shape, dtype=torch.int64):
         return fake(mode, shape, dtype)
 
@@ -229,12 +229,8 @@ def arguments(mode, topology, inputs, labels):
         lengths = whole(3, dtype=torch.int32)
         given |= {"cu_seq_lens_q": lengths, "cu_seq_lens_k": lengths, "max_length_q": 8, "max_length_k": 8}
         given["seq_idx"] = whole(BATCH, LENGTH, dtype=torch.int32)
-    if topology in (
-        "sliding decoder",
-        "cross decoder",
-        "encoder-decoder",
-    ):  # the library's caches make an empty tensor of a list
-        given["use_cache"] = False
+    if topology in ("sliding decoder", "cross decoder", "encoder-decoder") or (topology == "decoder" and not grows):
+        given["use_cache"] = False  # the library's caches make an empty tensor of a list
     if topology == "cross decoder":
         given["encoder_hidden_states"] = whole(BATCH, 5, SIZES["hidden_size"], dtype=torch.float32)
         given["encoder_attention_mask"] = whole(BATCH, 5)
@@ -257,8 +253,6 @@ def complaints_of(topology, model_class, settings, backend, inputs, labels):
             outputs = model(**given)
             if labels and inputs != CHUNKS:  # that loss has taken its gradients on the way
                 outputs.loss.backward()
-            elif not labels and topology == "decoder":
-                go_on(model, mode, outputs.past_key_values)
         except Exception as error:  # tensors of two devices, say
             frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/torch/" not in frame.filename]
             places = [f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames[-3:]]
@@ -279,11 +273,22 @@ def kernel(query, key, value, starts_q, starts_k, longest_q, longest_k, *, scale
     return torch.empty_like(query)
 
 
+def noting(run_layers, seen):
+    """The layers of a stack, which note how many rows and tokens they run for."""
+
+    def run(hidden_states, *more):
+        seen.append(hidden_states.shape[:2])
+        return run_layers(hidden_states, *more)
+
+    return run
+
+
 def prepared():
     """The complaints about prepared models, whose padding is skipped: of a padded batch, and of what follows."""
     accelerator.DEVICE, accelerator.kernel = DEVICE.type, lambda: kernel
     accelerator._DTYPES, accelerator._LEAST_WORK = (torch.float32,), 0
-    accelerator.is_enabled = engine_attention.is_enabled = lambda: True  # though operators are looked at
+    for module in (accelerator, engine_attention, growing_cache, runtime):
+        module.is_enabled = lambda: True  # though operators are looked at
     results = {}
     for topology in ("encoder", "decoder", "encoder-decoder"):
         config_class, settings, _, heads = TOPOLOGIES[topology]
@@ -295,8 +300,8 @@ def prepared():
                 model = model_class(config_class(**own)).prepare_for_inference()
             model = on_device(model, mode)
             first_stack = next(module for module in model.modules() if isinstance(module, Stack))
-            first_stack.layers[0].register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0].shape[:2]))
-            given = arguments(mode, topology, inputs, {})
+            first_stack.run_layers = noting(first_stack.run_layers, seen)  # a hook would see padding
+            given = arguments(mode, topology, inputs, {}, grows=True)
             with mode, Complaints() as complaints, torch.no_grad():
                 outputs = model(**given)
                 first = Counter(complaints.found)

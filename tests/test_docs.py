@@ -198,7 +198,7 @@ def test_every_named_place_exists(page):
     assert len(places) > 40
     for file, name, target in places:
         there = (page.parent / target).resolve()
-        assert there in (PACKAGE / file, MODEL / file), f"{file} · {name} links to {target}"
+        assert there in (PACKAGE / file, MODEL / file, PACKAGE / "engine" / file), f"{file} · {name} links to {target}"
         assert name in names_of(there), f"{file} has no {name}"
 
 
@@ -313,7 +313,7 @@ def test_the_readme_is_short_and_its_figures_are_those_of_the_benchmarks(name):
     named = set(re.findall(r"\bmake ([a-z]\S*\b)", page.read_text(encoding="utf-8")))
     assert {"demo", "test"} <= named <= set(" ".join(targets).split())
     benchmarks = PAIRS["benchmarks"]["zh" in name]
-    speed, everything = (next(table for table in tables(path) if len(table[0]) == 6) for path in (page, benchmarks))
+    speed, everything = (next(table for table in tables(path) if len(table[0]) == 4) for path in (page, benchmarks))
     assert len(speed) == 5
     assert all(row in everything for row in speed)
 
@@ -323,7 +323,7 @@ def test_each_figure_at_a_glance_is_one_of_the_measured_ones(page):
     _, glance, _, *measured = page.read_text(encoding="utf-8").split("\n## ")
     cells = [cell for row in tables(page)[0] for cell in row]
     figures = set(re.findall(r"\d+\.\d\d", " ".join(cells)))
-    assert len(figures) > 50
+    assert len(figures) > 45
     assert all(cell in glance for cell in cells)
     assert not figures - set(re.findall(r"\d+\.\d\d", "".join(measured)))
 

@@ -397,7 +397,9 @@ def test_heads_train_under_trainer(tmp_path, task):
         trainer = trained(a_model, tmp_path, rows, per_device_train_batch_size=4, max_steps=3, learning_rate=0.05)
         losses = logged_losses(trainer)
         assert losses[-1] < losses[0]
-        results.append([losses, trainer.evaluate(rows)["eval_loss"], body_of(a_model)])
+        body = body_of(a_model)
+        body.pop("qa_outputs.bias", None)  # the softmax over a text takes no notice of it: its gradient is a rounding
+        results.append([losses, trainer.evaluate(rows)["eval_loss"], body])
     assert_close(*results)
 
 

@@ -14,6 +14,7 @@ import blockformer
 from blockformer import preset
 from blockformer.engine import compiled, compiling, layers, linear, measure, prepare, step_functions
 from blockformer.engine.layers import CompiledLayers, _Layer
+from blockformer.engine.runtime import TrainingRuntime
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -66,7 +67,7 @@ def test_states_are_the_same_for_every_batch(untraced, monkeypatch):
         assert_close(dict(quick(ids, **way)), dict(plain(ids, **way)))
     assert not calls
     assert quick.train()(ids).last_hidden_state.shape == (2, 9, 32)
-    assert "runtime" not in vars(stack_of(quick.prepare_for_training()))
+    assert type(stack_of(quick.prepare_for_training()).runtime) is TrainingRuntime
     assert_same_states(quick.eval(), plain)
     assert not calls
 

@@ -94,5 +94,7 @@ def test_an_encoder_that_generate_runs_attends_at_once(monkeypatch):
     ids, mask = token_ids(2, 6, vocab=97), torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
     asked = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
     expected = model.generate(ids[1:, :4], **asked)
+    assert not seen
+    model.prepare_for_inference()
     assert torch.equal(model.generate(ids, attention_mask=mask, **asked)[1:], expected)
     assert seen == [[6, 4]] * 2
