@@ -303,8 +303,11 @@ class Modules:
 
     @functools.cached_property
     def _attributes(self) -> tuple[list, list]:
-        """What each of our own modules holds, and how many entries it had: one more may stand before a method."""
-        own = [each for each in self._every if not isinstance(each, PreTrainedModel)]
+        """What each of our own modules holds, and how many entries it had: one more may stand before a method.
+
+        Linear layers are left out, since copies of their weights are kept in them.
+        """
+        own = [each for each in self._every if not isinstance(each, PreTrainedModel | nn.Linear)]
         holders = [vars(each) for each in own if not type(each).__module__.startswith("torch.")]
         return holders, list(map(len, holders))
 
