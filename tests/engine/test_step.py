@@ -23,6 +23,7 @@ from blockformer.engine import compiled, compiling, linear, measure, onednn, ste
 from blockformer.engine.attention import PreparedAttention
 from blockformer.engine.cache_folder import cache_folder
 from blockformer.engine.onednn import PackedCopies
+from blockformer.engine.runtime import TrainingRuntime
 from blockformer.engine.step import CompiledSteps
 from blockformer.engine.step_functions import Example, StepFunctions
 from blockformer.engine.step_parts import FirstPart, LastPart, LayersPart, TracedExperts
@@ -462,7 +463,7 @@ def test_weights_that_change_or_move_are_seen(compiling_here, compile_only, monk
     assert one_more_token(quick, ids).dtype is torch.bfloat16
     del copies, functions
     quick.prepare_for_training()
-    assert "runtime" not in vars(quick)
+    assert type(quick.runtime) is TrainingRuntime
     gc.collect()
     # The compiled code, which never lets go of them, holds nothing.
     assert {tensor.numel() for tensor in given if not tensor.is_mkldnn} == {0}
