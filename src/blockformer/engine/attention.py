@@ -13,8 +13,8 @@ from . import accelerator
 from .beams import SharesSources
 from .blocks import attend_in_blocks, can_attend_in_blocks
 from .few_rows import attend, can_attend
-from .measure import is_enabled, is_own_trace
-from .sequences import TracedSequences, attend_sequences, is_short
+from .measure import is_enabled
+from .sequences import attend_sequences, is_short
 from .unpadding import KnowsUnpadding, Unpadding, attend_unpadded
 
 
@@ -24,19 +24,17 @@ def sdpa_attention(module, query, key, value, attention_mask, scaling, dropout=0
     Shapes: query [B, H, T, D]; key, value [B, K, S, D] -> [B, T, H, D], and None for the probabilities. An `Unpadding`
     in the place of the mask says that B is 1 and where the sequences of that row lie.
     """
-    if isinstance(attention_mask, TracedSequences):
-        return attention_mask.attend(module, query, key, value, scaling, **kwargs), None
     if isinstance(attention_mask, Unpadding):
         unpadding, kwargs["dropout"] = attention_mask, dropout
         return _attend_without_padding(module, query, key, value, unpadding, scaling, **kwargs)
-    if isinstance(module, SharesSources) and module.is_cross_attention and not is_own_trace():
+    if isinstance(module, SharesSources) and module.is_cross_attention and not isinstance(module, StepAttention):
         attention_mask = _of_sources(attention_mask, query)
     if isinstance(attention_mask, BlockMask):
         caps = {name: kwargs[name] for name in ("softcap", "s_aux") if name in kwargs}
         return accelerator.attend_flexibly(query, key, value, attention_mask, scaling, **caps), None
     if "softcap" in kwargs or "s_aux" in kwargs:
         return plain(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
-    if is_own_trace() and can_attend(query, key):
+    if isinstance(module, StepAttention) and can_attend(query, key):
         return attend(query, key, value, attention_mask, scaling), None
     if isinstance(module, accelerator.SharingAttention) and accelerator.shares_keys(query, key, attention_mask):
         settings = {"dropout_p": dropout, "scale": scaling, "enable_gqa": True}
@@ -125,6 +123,10 @@ class PreparedAttention(SharesSources, UnpaddedAttention):
 
     def _attends_by_engine(self) -> bool:
         return is_in_use(self.config) and is_enabled()
+
+
+class StepAttention(PreparedAttention):
+    """`Attention` in a compiled step on a CPU: one query token, or few, as loops over the keys."""
 
 
 class UnpaddedDisentangledAttention(KnowsUnpadding, DisentangledAttention):

@@ -15,10 +15,10 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from ..model.compat import CACHE
 from .attention import is_in_use
-from .compiled import Modules
 from .fallbacks import Fallbacks, Uncompiled
 from .graphs import Parts, Prompt, Steps, room_for
 from .measure import is_enabled
+from .watched import Modules
 
 MOST_LATE = 8
 """Tokens that are launched after the last one of a text, at most."""

@@ -12,14 +12,12 @@ from ..model.stack import Stack
 from ..model.task_heads import QuestionAnswering
 from . import measure
 from .accelerator import SharingAttention, masks_for_generate
-from .eight_bit_head import ROUNDED, EightBitHead
 from .few_rows import MOST_ROWS
-from .four_bit_rows import ORDERED, TracedQuantizedLinear
 from .four_bits import PreparedQuantizedLinear
 from .linear import QuickLinear
 from .packed import PackedLinear
 from .prepare import check_class
-from .runtime import AcceleratorRuntime, CompiledRuntime, PreparedRuntime, TrainingRuntime, WritingRuntime
+from .runtime import AcceleratorRuntime, PreparedRuntime, TrainingRuntime, WritingRuntime
 from .step import can_compile
 from .unpadding import is_watched
 
@@ -31,11 +29,9 @@ _OPENED = "their weights were written to since they were packed: prepare_for_inf
 _PRODUCTS = {
     nn.Linear: ("PyTorch's product", ""),
     QuickLinear: ("the fastest product here for each number of rows", ""),
-    EightBitHead: ("8 bits in compiled steps, else the plain weight", ""),
     PackedLinear: ("oneDNN's product of a packed weight", ""),
     QuantizedLinear: ("4 bits, unpacked for each call", _PREPARE),
     PreparedQuantizedLinear: ("4 bits, by PyTorch's 4-bit product for up to 32 rows", ""),
-    TracedQuantizedLinear: ("4 bits, read as they are in compiled steps", ""),
 }
 # What was measured, by the first word of a question to `is_measured`, and for how many rows.
 _MEASURED = {
@@ -178,8 +174,8 @@ def _stacks_of(model) -> list[Stack]:
 
 
 def _compiled_parts(model) -> list:
-    runtimes = [module.runtime for module in (model, *_stacks_of(model)) if isinstance(module.runtime, CompiledRuntime)]
-    return [each for one in runtimes for each in (one.steps, one.compiled_layers) if each is not None]
+    steps = getattr(model.runtime, "steps", None)
+    return [] if steps is None else [steps]
 
 
 def _writing(model) -> list[Part]:
@@ -207,14 +203,9 @@ def _named(sources: str, beams: int) -> str:
 
 def _layers(stack: Stack) -> Part:
     name = "the prompt's layers" if stack.is_causal else "the encoder's layers"
-    compiled = getattr(stack.runtime, "compiled_layers", None)
-    if compiled is None:
-        is_prepared = any(isinstance(module, QuickLinear | PackedLinear) for module in stack.modules())
-        is_prepared = is_prepared or isinstance(stack.runtime, AcceleratorRuntime)
-        return Part(name, "layer by layer", "" if is_prepared else _PREPARE)
-    if "_functions" not in vars(compiled):
-        return Part(name, "compiled when a batch first asks for it")
-    return Part(name, "plain PyTorch", _FAILED) if compiled._functions is None else Part(name, "compiled")
+    is_prepared = any(isinstance(module, QuickLinear | PackedLinear) for module in stack.modules())
+    is_prepared = is_prepared or isinstance(stack.runtime, AcceleratorRuntime)
+    return Part(name, "layer by layer", "" if is_prepared else _PREPARE)
 
 
 def _products(model) -> list[Part]:
@@ -276,10 +267,7 @@ def _has_static_cache(model) -> bool:
 
 def _bytes_held_twice(model) -> int:
     """Of copies in other layouts, which come on top of the plain weights."""
-    copies = [
-        module._buffers[name] for module in model.modules() for name in (*ORDERED, *ROUNDED) if name in module._buffers
-    ]
-    held = sum(tensor.nbytes for tensor in copies)
+    held = 0
     for module in model.modules():
         if isinstance(module, PreparedQuantizedLinear):
             held += sum(copy.weight.nbytes for copy in (module._copy, module._plain_copy) if copy is not None)

@@ -8,6 +8,7 @@ B rows, T query tokens, S tokens, H heads, K key/value heads, D head size; I inp
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -20,61 +21,32 @@ BLOCK = 4
 _MOST_QUERIES = 16
 
 
-def with_products_as_loops(program):
-    """An exported program (`torch.export`) whose linear layers of few rows are loops."""
-    return program.run_decompositions({torch.ops.aten.linear.default: _product})
+class Rows(NamedTuple):
+    """How many rows a loop is for: so many, or with `varies` at most so many."""
+
+    count: int
+    varies: bool = False
 
 
-def without_repeats(program):
-    """An exported program in which what would be computed twice is computed once.
-
-    Layers that read the same states get the same rows, and the compiler makes one loop of those of equal size.
-    """
-    graph = program.graph_module.graph
-    kept = set(graph.output_node().all_input_nodes)  # the program knows them by name
-    known: dict[tuple, torch.fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.op != "call_function" or node in kept or node.is_impure():
-            continue
-        first = known.setdefault((node.target, repr((node.args, node.kwargs))), node)
-        if first is not node:
-            node.replace_all_uses_with(first)
-            graph.erase_node(node)
-    program.graph_module.recompile()
-    return program
-
-
-def are_few(states, most: int = MOST_ROWS) -> bool:
-    """Whether states [..., I] always have so few rows; by default so few that loops are for them."""
-    return _is_always(_count(states) <= most)
-
-
-def rows_of(states):
-    """States [..., I] of few rows as float32 [R, I]: R is their number, or if that varies `MOST_ROWS`, filled up."""
+def rows_of(states, rows: Rows):
+    """States [..., I] of few rows as float32 [R, I]: R is their number, filled up if that varies."""
     count = _count(states)
     states = states.reshape(count, -1).float()
-    return computed_once(states if type(count) is int else F.pad(states, (0, 0, 0, MOST_ROWS - count)))
+    return computed_once(F.pad(states, (0, 0, 0, rows.count - count)) if rows.varies else states)
 
 
-def as_rows(outputs: list, states, bias=None):
+def as_rows(outputs: list, states, rows: Rows, bias=None):
     """The outputs [O] of all that `rows_of` gave, and a bias [O] or None, as those [..., O] of the states."""
     if bias is not None:
         outputs = [output + bias.float() for output in outputs]
-    output = torch.stack(outputs).narrow(0, 0, _count(states)) if len(outputs) > 1 else outputs[0]
+    output = torch.stack(outputs) if len(outputs) > 1 else outputs[0]
+    if rows.varies:
+        output = output.narrow(0, 0, _count(states))
     return output.to(states.dtype).reshape(*states.shape[:-1], -1)
 
 
 def _count(states):
     return math.prod(states.shape[:-1])  # `Size.numel` would fix a size that varies
-
-
-def _product(states, weight, bias=None):
-    """`F.linear` of states [..., I] that are few rows, weight [O, I]; summed in float32."""
-    if weight.dtype is torch.float64 or not are_few(states):
-        return NotImplemented
-    rows, weight = rows_of(states), weight.float()
-    outputs = [(weight * row).sum(-1) for row in rows]
-    return as_rows(outputs, states, bias)
 
 
 def computed_once(states):

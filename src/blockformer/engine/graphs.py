@@ -4,7 +4,6 @@ B rows, S tokens that a graph looks at, R room of the buffers, E room for an enc
 size, C hidden size, V vocabulary.
 """
 
-import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +11,13 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache
 
-from ..model.positions import rotations_of
-from .compiled import _unknown_code
+from .compiler import compiled
 from .fallbacks import Uncompiled
 from .few_rows import BLOCK
-from .joined import join, once, twin
-from .step_parts import FirstPart, LastPart, LayersPart
+from .joined import join
+from .step_functions import StepFunctions
+from .watched import unknown_code
 
-# Inductor writes the product of one row as a loop of its own, and tries several for each kernel.
-_OPTIONS = {"coordinate_descent_tuning": True}
 _LEAST_ROOM = 128
 
 
@@ -39,7 +36,7 @@ class Parts:
     """
 
     def __init__(self, model, is_compiled: bool):
-        if (unknown := _unknown_code(model)) is not None:
+        if (unknown := unknown_code(model)) is not None:
             raise Uncompiled(f"the model contains code of another package: {unknown}")
         stack = model.get_decoder()
         if stack.passes > 1:
@@ -48,19 +45,9 @@ class Parts:
         in_place: dict[nn.Module, nn.Module] = {
             layer: part for product in self._joined for layer, part in zip(product.layers, product.parts(), strict=True)
         }
-        config = stack.config
-        self.kinds = [layer.layer_type for layer in stack.layers]
-        layers = [twin(layer, in_place) for layer in stack.layers]
-        weight = stack.embed_tokens.weight
-        states = torch.zeros(1, 1, config.hidden_size, dtype=weight.dtype, device=weight.device)
-        place = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
-        rotating = sorted(rotations_of(stack.rotary_emb, config, states, place))
-        self.layers = [LayersPart([layer], config, rotating, written=1) for layer in layers]
-        self.first, self.last = FirstPart(stack), LastPart(model, stack)
-        self.windows = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in self.kinds}
-        compiled = _compiled if is_compiled else (lambda function: function)
-        self.run_first, self.run_layer = compiled(_first), compiled(_layer)
-        self.run_last, self.choose = compiled(_last), compiled(_choose)
+        device = "cuda" if is_compiled else None
+        self.functions = StepFunctions(model, written=1, in_place=in_place, device=device)
+        self.choose = _choose if device is None else compiled(_choose, device)
         self._model = model
         self._places = self._addresses()
 
@@ -76,30 +63,6 @@ class Parts:
     def _addresses(self) -> list[int]:
         tensors = (*self._model.parameters(), *self._model.buffers())
         return [tensor.data_ptr() for tensor in tensors]
-
-
-def _compiled(function):
-    """`torch.compile` of a copy of a function, since the compiler bounds how often it compiles the same one."""
-    own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    return torch.compile(own, fullgraph=True, backend=_backend)
-
-
-def _backend(graph_module, example_inputs):
-    from torch._inductor.compile_fx import compile_fx
-
-    return compile_fx(once(graph_module), example_inputs, config_patches=_OPTIONS)
-
-
-def _first(part, ids, positions, mask, place):
-    return part.forward(ids, positions, mask, place)
-
-
-def _layer(part, states, mask, place, cos_sin, bias, buffers, source_mask, sources):
-    return part.forward(states, mask, place, cos_sin, bias, buffers, source_mask, sources)
-
-
-def _last(part, states):
-    return part.forward(states)
 
 
 def _choose(logits, state_ids, output, place, unfinished, is_end, pad, count):
@@ -236,16 +199,10 @@ class Steps:
         parts = self.parts
         self.visible.index_fill_(1, self.place, True)
         visible = self.visible[:, :seen]
-        masks = {kind: self._mask(visible, window) for kind, window in parts.windows.items()}
-        states, cos_sin, bias = parts.run_first(
-            parts.first, self.ids, self.positions, next(iter(masks.values())), self.place
-        )
-        own_bias = bias[0] if bias else None
-        for part, kind, buffers, sources in zip(parts.layers, parts.kinds, self._buffers, self._sources, strict=True):
-            states = parts.run_layer(
-                part, states, masks[kind], self.place, cos_sin, own_bias, buffers, self._source_visible, sources
-            )
-        self.logits = parts.run_last(parts.last, states)
+        windows = parts.functions.windows.items()
+        seen_by = {kind: (self._mask(visible, window), self.place) for kind, window in windows}
+        given = (self.ids, self.positions, seen_by, self._buffers, self._source_visible, self._sources)
+        self.logits = parts.functions.logits(*given)
         if greedy:
             state = (self.ids, self.output, self.place, self.unfinished, self.is_end, self.pad, self.count)
             parts.choose(self.logits, *state)
@@ -256,16 +213,11 @@ class Steps:
         """Which places are seen, bool [B, S / BLOCK, BLOCK]."""
         if window is not None:
             visible = visible & (self._columns[: visible.shape[1]] > self.place - window)
-        mask = visible.unflatten(1, (-1, BLOCK))
-        _vary(mask, 1)
-        return mask
+        return visible.unflatten(1, (-1, BLOCK))
 
     @torch.no_grad()
     def _captured(self, seen: int, greedy: bool):
         """A graph of one token and where its logits are, or None with a `problem`: a step that waits for the device."""
-        for pair in (*self._buffers, *self._sources):
-            for buffer in pair:
-                _vary(buffer, 2)
         held = [each.clone() for each in self._state()]
         before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -274,6 +226,9 @@ class Steps:
                 self._run(seen, greedy)
         torch.cuda.current_stream().wait_stream(stream)
         graph, mode = torch.cuda.CUDAGraph(), "thread_local"
+        # cuBLAS keeps its memory from one call to the next. What a graph uses of it must be the graph's own, since
+        # other programs' graphs let go of the rest.
+        torch._C._cuda_clearCublasWorkspaces()
         try:
             with torch.inference_mode(False), torch.cuda.graph(graph, self._pool, capture_error_mode=mode):
                 self._run(seen, greedy)
@@ -281,6 +236,8 @@ class Steps:
         except RuntimeError as error:
             torch.cuda.set_stream(before)
             self.problem, captured = str(error).partition("\n")[0], None
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
         for tensor, value in zip(self._state(), held, strict=True):
             tensor.copy_(value)
         return captured
@@ -295,10 +252,3 @@ def _buffers(layer, room: int) -> list[torch.Tensor]:
         torch.zeros(*states.shape[:2], room, states.shape[3], dtype=states.dtype, device=states.device)
         for states in (layer.keys, layer.values)
     ]
-
-
-def _vary(tensor, dim: int) -> None:
-    """Have the compiler expect other lengths of a tensor, and other numbers of rows than 1."""
-    torch._dynamo.maybe_mark_dynamic(tensor, dim)
-    if tensor.shape[0] > 1:
-        torch._dynamo.maybe_mark_dynamic(tensor, 0)

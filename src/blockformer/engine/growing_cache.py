@@ -11,7 +11,6 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
 from .measure import is_enabled
-from .onednn import writes_to
 
 _GROWTH = 1.5
 _LEAST_ROOM = 64
@@ -157,7 +156,7 @@ class GrowingLayer(_Buffers, DynamicLayer):
         self._shared = None if shared is None else (shared, self.get_seq_length(), self._writes())
 
     def _writes(self) -> list:
-        return [writes_to(self._buffers[name]) if name in self._buffers else None for name in ("keys", "values")]
+        return [_writes_to(self._buffers[name]) if name in self._buffers else None for name in ("keys", "values")]
 
     def reset(self):
         """Forget everything and give the memory back."""
@@ -315,3 +314,8 @@ def _growing(layer, and_windows: bool):
         growing.__dict__.update(vars(layer))  # `generate` may have told it to keep what the window has passed
         return growing
     return layer
+
+
+def _writes_to(tensor) -> int | None:
+    """How often a tensor was written to; None if it is one of inference mode, which does not count."""
+    return None if tensor.is_inference() else tensor._version

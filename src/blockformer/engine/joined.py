@@ -6,9 +6,6 @@ writes to a plain weight writes to the joined one.
 I inputs and O outputs of a linear layer.
 """
 
-import copy
-from collections.abc import Mapping
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -60,7 +57,7 @@ class JoinedProduct:
 class PartOfProduct(nn.Module):
     """Some outputs of a joined product: states [..., I] -> [..., end - start].
 
-    Each part names the whole product, which the compiler computes once: see `once`.
+    Each part names the whole product, which the compiler computes once: see `compiler.without_repeats`.
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, start: int, end: int):
@@ -70,19 +67,6 @@ class PartOfProduct(nn.Module):
     def forward(self, states):
         """The product, cut."""
         return F.linear(states, self.weight, self.bias)[..., self.start : self.end]
-
-
-def once(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A graph in which linear layers with the same states and the same weight are one."""
-    known: dict[str, torch.fx.Node] = {}
-    for node in list(graph_module.graph.nodes):
-        if node.op == "call_function" and node.target is F.linear:
-            first = known.setdefault(repr((node.args, node.kwargs)), node)
-            if first is not node:
-                node.replace_all_uses_with(first)
-                graph_module.graph.erase_node(node)
-    graph_module.recompile()
-    return graph_module
 
 
 def join(module: nn.Module) -> list[JoinedProduct]:
@@ -111,18 +95,3 @@ def _can_join(layers: list) -> bool:
         and len(has_bias) == 1
         and kinds.pop()[0] is nn.Parameter
     )
-
-
-def twin(module: nn.Module, in_place: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """A module of the same parameters, with some parts replaced, whose place among the layers is 0.
-
-    Code that is compiled for one layer then serves all that are alike.
-    """
-    if module in in_place:
-        return in_place[module]
-    own = copy.copy(module)
-    parts = {name: None if part is None else twin(part, in_place) for name, part in module._modules.items()}
-    vars(own)["_modules"] = parts
-    if "layer_idx" in vars(own):
-        vars(own)["layer_idx"] = 0
-    return own

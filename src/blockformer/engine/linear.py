@@ -13,8 +13,8 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from . import onednn
-from .few_rows import MOST_ROWS, are_few
-from .measure import is_enabled, is_measured, is_own_trace, is_quicker, random_matrix, reads_packed_copies, some_weights
+from .few_rows import MOST_ROWS
+from .measure import is_enabled, is_measured, is_quicker, random_matrix, some_weights
 
 # Into how many parts a weight is cut, and how many numbers it has at least: putting less together takes longer than it
 # gains.
@@ -22,8 +22,6 @@ _PARTS, _LEAST_IN_PARTS = 16, 1 << 17
 # Multiplications below which no other product gains; and those below which oneDNN's overhead, tens of microseconds a
 # call, costs more than it gains.
 _LEAST, _LEAST_WORK = _LEAST_IN_PARTS, 1 << 23
-# Weights from which oneDNN's product of many rows is faster in a graph, and packed ones from which it is.
-_LEAST_WEIGHTS_IN_GRAPHS, _LEAST_PACKED_WEIGHTS = 1 << 18, 1 << 16
 HALVES = (torch.float16, torch.bfloat16)
 # Their rows from which converting the weights to float32 pays off, and how many of the weights' elements at a time.
 _MANY_ROWS, _WIDENED = 8, 1 << 24
@@ -40,14 +38,12 @@ class QuickLinear(nn.Linear):
 
     def forward(self, states):
         # A token of a small model takes no longer than these questions, so they come first, and no others.
-        if not is_own_trace() and states.numel() * self.out_features < _LEAST:
+        if states.numel() * self.out_features < _LEAST:
             return F.linear(states, self.weight, self.bias)
         return (self._product(states) or F.linear)(states, self.weight, self.bias)
 
     def _product(self, states) -> Callable | None:
         """Another product than PyTorch's own, if that is faster for these states."""
-        if is_own_trace():
-            return self._traced_product(states)
         weight, rows = self.weight, states.numel() // self.in_features
         if weight.dtype not in (torch.float32, *HALVES) or not can_multiply(states, weight):
             return None
@@ -61,15 +57,6 @@ class QuickLinear(nn.Linear):
             return in_parts if is_quicker_in_parts(rows, *weight.shape) else None
         is_quicker = rows * weight.numel() >= _LEAST_WORK and onednn.is_quicker_in_float32()
         return (_Product.apply if learns else onednn.product) if is_quicker else None
-
-    def _traced_product(self, states) -> Callable | None:
-        """oneDNN's product for a graph of the engine's own, where the number of rows may vary; None for another one."""
-        if self.weight.dtype is not torch.float32 or are_few(states):
-            return None
-        is_packed = reads_packed_copies() and onednn.is_quicker_packed(torch.float32)
-        least = _LEAST_PACKED_WEIGHTS if is_packed else _LEAST_WEIGHTS_IN_GRAPHS
-        is_quicker = (is_packed or onednn.is_quicker_in_float32()) and self.weight.numel() >= least
-        return onednn.product if is_quicker else None
 
 
 def in_parts(states, weight, bias=None):
@@ -121,9 +108,7 @@ def can_be_quick(layer: nn.Module) -> bool:
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu" or layer.weight.dim() != 2:
         return False
     if layer.weight.dtype is torch.float32:
-        # In a training step; in a graph that reads packed copies; by itself.
-        is_quicker = onednn.is_quicker_in_float32() or onednn.is_quicker_packed(torch.float32)
-        return is_quicker or layer.weight.numel() >= _LEAST_IN_PARTS
+        return onednn.is_quicker_in_float32() or layer.weight.numel() >= _LEAST_IN_PARTS
     return layer.weight.dtype in HALVES and is_quicker_widened(layer.weight.dtype)
 
 

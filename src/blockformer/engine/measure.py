@@ -1,18 +1,16 @@
 """Whether fast paths are allowed, and whether each is faster on this processor: each question is measured once."""
 
+import functools
 import hashlib
 import json
 import os
 import threading
 import time
 from collections.abc import Callable, Hashable
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from filelock import FileLock
-
-from .cache_folder import cache_folder, is_trusted, processor
 
 
 def is_switched_on() -> bool:
@@ -28,8 +26,7 @@ def is_enabled() -> bool:
     """
     if not is_switched_on() or torch.compiler.is_dynamo_compiling():
         return False
-    is_watched = torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
-    return not is_watched or is_own_trace()
+    return not torch.jit.is_tracing() and torch._C._len_torch_dispatch_stack() == 0
 
 
 def is_exported() -> bool:
@@ -41,33 +38,6 @@ def is_exported() -> bool:
     fake = torch._C._TorchDispatchModeKey.FAKE
     is_fake = torch.compiler.is_compiling() and torch._C._get_dispatch_mode(fake) is not None
     return torch.jit.is_tracing() or is_fake
-
-
-_own = threading.local()
-
-
-def is_own_trace() -> bool:
-    """Whether this thread traces a graph of the engine's own."""
-    return hasattr(_own, "trace")
-
-
-def reads_packed_copies() -> bool:
-    """Whether this thread traces a graph of the engine's own that will read packed copies of weights."""
-    return getattr(_own, "packed_copies", False)
-
-
-@contextmanager
-def own_trace(packed_copies: bool = False):
-    """While it lasts, this thread traces a graph of the engine's own, which the fast paths go into.
-
-    Args:
-        packed_copies: the graph will read packed copies of the weights that oneDNN multiplies by.
-    """
-    _own.trace, _own.packed_copies = True, packed_copies
-    try:
-        yield
-    finally:
-        del _own.trace, _own.packed_copies
 
 
 _lock = threading.RLock()  # one measurement may ask for another
@@ -139,6 +109,34 @@ def decisions_file() -> Path | None:
         return None
 
 
+def cache_folder() -> Path:
+    """`blockformer` in the user's cache folder (`XDG_CACHE_HOME` or ~/.cache).
+
+    Raises:
+        RuntimeError: this user has no home.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockformer"
+
+
+def is_trusted(path: Path) -> bool:
+    """Whether only this user, or root, can have written a file or a folder."""
+    status = path.stat()
+    return status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
+
+
+@functools.cache
+def processor() -> tuple[str, str]:
+    """The processor's name and its flags."""
+    found = {"model name": os.uname().machine, "flags": os.uname().machine}
+    path = Path("/proc/cpuinfo")
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, _, value = line.partition(":")
+        name = {"Features": "flags"}.get(name.strip(), name.strip())
+        if name in found:
+            found[name] = value.strip()
+    return found["model name"], found["flags"]
+
+
 def machine() -> str:
     """What answers depend on: the processor, the instructions that the libraries use, threads and PyTorch."""
     name, flags = processor()
@@ -180,11 +178,6 @@ def _kept_in(file: Path | None) -> dict[str, dict[str, bool]]:
 def verdicts() -> dict[Hashable, bool]:
     """All answers of this process so far, for the present number of threads."""
     return dict(_known())
-
-
-def adopt_verdicts(found: dict[Hashable, bool]) -> None:
-    """Take over another process's answers, for the present number of threads."""
-    _known().update(found)
 
 
 def is_quicker(work: Callable, other: Callable, rounds: int, share: float = 0.9) -> bool:

@@ -4,14 +4,11 @@ I inputs and O outputs of a linear layer.
 """
 
 import functools
-import threading
-import weakref
 
 import torch
 from torch.nn import functional as F
 
 from .measure import is_measured, is_quicker, random_matrix
-from .origin import Origin
 
 # The number of rows that a layout is for. In float32 the one for a single row is slower than this one, with any number.
 _ROWS = {torch.bfloat16: 1, torch.float32: 16}
@@ -47,65 +44,6 @@ def can_pack(dtype) -> bool:
 def is_quicker_packed(dtype) -> bool:
     """Whether packed weights of this dtype are multiplied faster than plain ones."""
     return dtype in _ROWS and is_measured(f"packed, {dtype}", functools.partial(_measure_packed, dtype))
-
-
-class PackedCopies:
-    """Weights in oneDNN's layout next to the plain ones, each made at its first use and again once it has changed.
-
-    Every weight has one copy, whose contents change: compiled code never lets go of a tensor that it was given.
-    """
-
-    def __init__(self):
-        self._copies: dict[tuple, list] = {}
-        self._lock = threading.Lock()
-        weakref.finalize(self, _empty, self._copies).atexit = False
-
-    @property
-    def nbytes(self) -> int:
-        """Of all copies."""
-        return sum(copy.numel() * copy.element_size() for _, copy in self._copies.values() if copy is not None)
-
-    def of(self, held: dict, name: str):
-        """The copy of the weight that a module holds by this name; the weight itself if its changes are not counted."""
-        weight, places = held[name], [(held, name)]
-        if weight.is_inference():
-            return weight
-        with self._lock, torch.inference_mode(False):
-            kept = self._copies.setdefault((id(held), name), [None, None])
-            if kept[0] is None or not kept[0].is_of(places):
-                origin, copy = Origin(places, sampled=True), packed(weight)
-                if kept[1] is None:
-                    kept[1] = copy
-                    nothing(copy.dtype, is_packed=True)
-                kept[1].data = copy
-                kept[0] = origin
-            return kept[1]
-
-
-def _empty(copies: dict) -> None:
-    with torch.inference_mode(False):
-        for _, copy in copies.values():
-            if copy is not None:
-                copy.data = nothing(copy.dtype, is_packed=True)
-
-
-@functools.cache
-def nothing(dtype, is_inference: bool = False, is_packed: bool = False):
-    """The replacement for a tensor's memory: plain [0] or packed [1, 1], of inference mode or not.
-
-    It is made before it is needed, since a finalizer may be called where no operator gives a real tensor: while this
-    thread traces a graph.
-    """
-    with torch.inference_mode(is_inference):
-        tensor = (
-            torch.zeros(1, 1, dtype=dtype, device="cpu") if is_packed else torch.empty(0, dtype=dtype, device="cpu")
-        )
-        return packed(tensor) if is_packed else tensor
-
-
-def writes_to(tensor) -> int | None:
-    """How often a tensor was written to; None if it is one of inference mode, which does not count."""
-    return None if tensor.is_inference() else tensor._version
 
 
 @torch.no_grad()

@@ -1,11 +1,9 @@
-"""What a copy of weights was made of, and how it is made again without moving."""
+"""What a copy of weights was made of, and how it is made again."""
 
-from contextlib import contextmanager
+import threading
 from operator import is_
 
 import torch
-
-_last_made = [object()]  # another one for each copy that is made in this process
 
 
 class Origin:
@@ -57,30 +55,35 @@ def _sample_of(tensor):
     return numbers.as_strided((count,), (stride,)).numpy()
 
 
-def put_copy(module: torch.nn.Module, name: str, copy: torch.Tensor) -> None:
-    """Put a copy of weights into a buffer of a module that no state dict has.
+class Following:
+    """Copies of weights in another layout, made once they are needed, and again once the weights have changed.
 
-    If there is an older one, its numbers change and it stays: compiled code never lets go of a tensor that it has read.
+    Args:
+        copies: each with the `places` of what it is a copy of, and `make`, which makes it.
+        sampled: see `Origin`.
     """
-    held = module._buffers.get(name)
-    is_alike = held is not None and (held.shape, held.dtype, held.device) == (copy.shape, copy.dtype, copy.device)
-    if is_alike and not held.is_inference():
-        held.copy_(copy)
-    else:
-        module.register_buffer(name, copy, persistent=False)
-    _last_made[0] = object()
 
+    def __init__(self, copies: list, sampled: bool = False):
+        self.copies, self._sampled = copies, sampled
+        self._places = [place for copy in copies for place in copy.places]
+        self._origin: Origin | None = None
+        self._lock = threading.Lock()
 
-@contextmanager
-def kept(module: torch.nn.Module, names):
-    """While it lasts, a module is without these copies: what casts and moves its tensors leaves them as they are."""
-    copies = {name: module._buffers.pop(name) for name in names if name in module._buffers}
-    try:
-        yield
-    finally:
-        module._buffers.update(copies)
+    @property
+    def nbytes(self) -> int:
+        """Of the copies."""
+        return sum(tensor.nbytes for copy in self.copies for tensor in copy.buffers())
 
+    def refresh(self) -> None:
+        """Have the copies be those of the present weights."""
+        if self._is_current():
+            return
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if not self._is_current():  # a thread that waits for it may find them made
+                origin = Origin(self._places, self._sampled)  # before the copies: a write meanwhile makes them again
+                for copy in self.copies:
+                    copy.make()
+                self._origin = origin
 
-def last_made() -> object:
-    """Another object once any copy has been made: as long as it is the same one, all of them are where they were."""
-    return _last_made[0]
+    def _is_current(self) -> bool:
+        return not self.copies or (self._origin is not None and self._origin.is_of(self._places))

@@ -3,22 +3,18 @@
 import os
 from typing import Literal
 
-import torch
 from torch import nn
 
 from ..model.attention import ALL_ATTENTION_FUNCTIONS, Attention
 from ..model.awq_linear import QuantizedLinear
 from ..model.disentangled import DisentangledAttention
-from ..model.experts import Experts
 from ..model.latent_attention import LatentAttention
 from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
-from ..model.stack import Stack
-from . import accelerator, eight_bit_head, layers, onednn, step
+from . import accelerator, eight_bit_head, step
 from .attention import PreparedAttention, UnpaddedAttention, UnpaddedDisentangledAttention, sdpa_attention
 from .decoding import GraphDecoding
-from .eight_bit_head import EightBitHead
-from .four_bit_rows import TracedQuantizedLinear, can_be_in_order
+from .four_bit_rows import can_be_in_order
 from .four_bits import PreparedQuantizedLinear
 from .latent import PreparedLatentAttention
 from .linear import QuickLinear, can_be_quick, is_bare
@@ -32,21 +28,14 @@ from .runtime import (
     TrainingRuntime,
     WritingRuntime,
 )
-from .step_parts import TracedExperts
 
-# Each plain class and its replacement of the same parameters in a prepared model, in one with compiled steps, on a GPU
-# that has the kernel, and in one prepared for training.
+# Each plain class and its replacement of the same parameters in a prepared model, on a GPU that has the kernel, and in
+# one prepared for training.
 _PREPARED = {
     QuantizedLinear: PreparedQuantizedLinear,
     Attention: PreparedAttention,
     DisentangledAttention: UnpaddedDisentangledAttention,
     LatentAttention: PreparedLatentAttention,
-    nn.Linear: QuickLinear,
-}
-_COMPILED = {
-    Experts: TracedExperts,
-    QuantizedLinear: TracedQuantizedLinear,
-    Attention: PreparedAttention,
     nn.Linear: QuickLinear,
 }
 _ON_ACCELERATOR = {Attention: accelerator.SharingAttention}
@@ -55,7 +44,7 @@ _TRAINED = {
     DisentangledAttention: UnpaddedDisentangledAttention,
     nn.Linear: QuickLinear,
 }
-_ALL = (_PREPARED, _COMPILED, _ON_ACCELERATOR, _TRAINED)
+_ALL = (_PREPARED, _ON_ACCELERATOR, _TRAINED)
 
 
 def prepare_for_inference(
@@ -123,20 +112,13 @@ def prepare_for_inference(
         _make_plain(model)
         _prepare_on_accelerator(model, compile)
         return model
-    stacks = [stack for stack in _readers(model) if layers.gains(stack)] if compile else []
-    if compile and (step.can_compile(model) or (stacks and not _is_faster_packed(model))):
+    if compile and step.can_compile(model):
         _make_plain(model)
         _give_runtime(model, PreparedRuntime)
-        if step.can_compile(model):
-            model.runtime = CompiledRuntime(steps=step.CompiledSteps(model))
-            model.get_decoder().runtime = CompiledRuntime()
-        for stack in stacks:
-            compiled_layers = layers.CompiledLayers(stack)
-            stack.runtime = CompiledRuntime(None, compiled_layers)
+        model.runtime = CompiledRuntime(step.CompiledSteps(model, head_bits))
+        model.get_decoder().runtime = CompiledRuntime()
         if is_enabled():
-            _put_in(model, _COMPILED)
-            if head_bits is not None:
-                eight_bit_head.put_in(model)
+            _put_in(model, _PREPARED)
         return model
     _forget_compiled(model)
     _take_out(model)
@@ -227,11 +209,6 @@ def _check_compiles(model) -> None:
             f"compile=True is for the CPU, CUDA and XPU; the model is on '{model.device}': prepare it without "
             "compile=True."
         )
-    if not step.can_compile(model) and not _readers(model):
-        raise ValueError(
-            f"compile=True needs a model that writes text, or layers that can be compiled, and this "
-            f"{type(model).__name__} has neither: prepare it without compile=True."
-        )
     if not all(can_be_in_order(module) for module in model.modules() if isinstance(module, QuantizedLinear)):
         raise ValueError(
             f"compile=True needs 4-bit weights in groups of an even number of inputs; linear_group_size is "
@@ -259,16 +236,6 @@ def _check_head_bits(model, head_bits, compile: bool) -> None:
             f"on '{model.device}', with compile={compile}."
         )
     eight_bit_head.check_head(model)
-
-
-def _readers(model) -> list:
-    """The stacks whose layers can be compiled."""
-    return [module for module in model.modules() if isinstance(module, Stack) and layers.can_compile(module)]
-
-
-def _is_faster_packed(model) -> bool:
-    """Whether packed weights make a model faster than compiled layers, whose weights are plain."""
-    return model.dtype is torch.bfloat16 and onednn.is_quicker_packed(torch.bfloat16)
 
 
 def _give_runtime(model, kind: type[TrainingRuntime]) -> None:
@@ -302,13 +269,8 @@ def _put_in(model: nn.Module, classes: dict, but: nn.Module | None = None) -> No
 
 def _take_out(model: nn.Module) -> None:
     """Undo `_put_in`."""
-    plain: dict = {EightBitHead: nn.Linear}
-    plain |= {prepared: plain for classes in _ALL for plain, prepared in classes.items()}
+    plain = {prepared: plain for classes in _ALL for plain, prepared in classes.items()}
     for module in model.modules():
-        if isinstance(module, TracedQuantizedLinear):
-            module.forget_order()
-        if isinstance(module, EightBitHead):
-            module.forget()
         module.__class__ = plain.get(type(module), type(module))
 
 

@@ -12,7 +12,6 @@ from .attention import is_in_use
 from .beams import share_sources
 from .decoding import GraphDecoding
 from .growing_cache import grow_in_place
-from .layers import CompiledLayers
 from .measure import is_enabled, is_switched_on
 from .step import CompiledSteps, output_of
 from .unpadding import find_unpadding, is_watched, knows_unpadding, masks_of, unpadding_in, without_padding
@@ -154,21 +153,14 @@ class WritingRuntime(AcceleratorRuntime):
 
 
 class CompiledRuntime(PreparedRuntime):
-    """A runtime of one model, or of one of its stacks.
+    """A model that writes, whose step is compiled, or a stack of it.
 
     Args:
-        steps: of a model that writes, or None.
-        compiled_layers: of a stack, or None.
+        steps: of the model; None for a stack.
     """
 
-    def __init__(
-        self,
-        steps: CompiledSteps | None = None,
-        compiled_layers: CompiledLayers | None = None,
-    ):
-        self.steps, self.compiled_layers = steps, compiled_layers
-        if compiled_layers is not None:
-            self.least_saving = 0  # compiled layers take the sequences of a batch, and no mask
+    def __init__(self, steps: CompiledSteps | None = None):
+        self.steps = steps
 
     def cache(self, fresh, beams=1, windows=True):
         """A compiled step reads and writes buffers that hold everything."""
@@ -176,8 +168,3 @@ class CompiledRuntime(PreparedRuntime):
 
     def step(self, model, arguments, named):
         return None if self.steps is None else output_of(self.steps, model, arguments, named)
-
-    def run(self, stack, hidden_states, encoder_hidden_states, position_bias, layer_inputs, named):
-        given = (hidden_states, encoder_hidden_states, position_bias, layer_inputs, named)
-        states = None if self.compiled_layers is None else self.compiled_layers.states(*given)
-        return super().run(stack, *given) if states is None else states

@@ -4,7 +4,6 @@ N tokens of all sequences, n sequences, L tokens of the longest, H heads, K key/
 """
 
 import functools
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
@@ -90,50 +89,3 @@ def _padding(lengths: tuple):
         padded = (counts.cumsum(0) - counts)[:, None].repeat(1, real.shape[1])
         padded[real] = torch.arange(len(places))
         return padded, places, real[:, None, None, :]
-
-
-@torch.library.custom_op("blockformer::attend_sequences", mutates_args=())
-def _attend_sequences(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lengths: torch.Tensor,
-    position_bias: torch.Tensor | None,
-    scaling: float,
-    is_causal: bool,
-) -> torch.Tensor:
-    return attend_sequences(query, key, value, lengths.tolist(), scaling, is_causal, position_bias, in_blocks=True)
-
-
-@_attend_sequences.register_fake
-def _(query, key, value, lengths, position_bias, scaling, is_causal):
-    return query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
-
-
-@dataclass
-class TracedSequences:
-    """Where the sequences of an unpadded row lie, in a graph of the engine's own: their number and lengths vary.
-
-    It takes the place of an `Unpadding` among the masks of a `layer.LayerInputs`.
-
-    Args:
-        lengths: int64 [n].
-        position_bias: [1, H, L, L] or None.
-    """
-
-    lengths: torch.Tensor
-    position_bias: torch.Tensor | None
-
-    def attend(self, module, query, key, value, scaling: float, **kwargs):
-        """[1, H, N, D] and twice [1, K, N, D] -> [1, N, H, D], by an operator that the compiled code calls.
-
-        Raises:
-            NotImplementedError: the module's attention has more to it than a bias that all layers share.
-        """
-        others = [name for name, value in kwargs.items() if value is not None]
-        if others or module.has_relative_terms == (self.position_bias is None):
-            raise NotImplementedError(f"attention with {', '.join(others) or 'position terms of its own'}")
-        if module.is_causal and self.position_bias is not None:
-            raise NotImplementedError("a decoder's position bias")
-        operator = torch.ops.blockformer.attend_sequences
-        return operator(query, key, value, self.lengths, self.position_bias, scaling, module.is_causal)

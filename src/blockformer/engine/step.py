@@ -11,24 +11,30 @@ import threading
 import torch
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import CausalLMOutputWithCrossAttentions, Seq2SeqLMOutput
+from transformers.utils import logging
 
+from ..model.awq_linear import QuantizedLinear
 from ..model.compat import CACHE
 from ..model.input_checks import check_inputs, check_positions, check_source
 from ..model.modeling_decoder import BlockformerDecoderForCausalLM
 from ..model.modeling_encoder_decoder import BlockformerEncoderDecoderForConditionalGeneration
 from .attention import is_in_use
 from .beams import fill, held_by, shared_beams, sources_of_mask
-from .compiled import Modules
-from .eight_bit_head import EightBitHead
+from .compiler import has_compiler, is_of_compiler, progress
+from .eight_bit_head import RoundedHead
 from .fallbacks import NO_CODE, Fallbacks, Uncompiled
-from .few_rows import MOST_ROWS
-from .four_bit_rows import OrderedWeights
+from .few_rows import MOST_ROWS, Rows
+from .four_bit_rows import OrderedLinear
 from .growing_cache import GrowingLayer, GrowingWindowLayer
 from .linear import is_transformed
 from .measure import is_enabled
-from .onednn import PackedCopies
+from .origin import Following
 from .step_functions import StepFunctions, in_buffers
+from .step_layers import StepLayers
 from .step_parts import WRITTEN
+from .watched import Modules, unknown_code
+
+logger = logging.get_logger(__name__)
 
 # What `generate` passes along that says nothing of a step.
 _SAYS_NOTHING = {"use_cache": (None, True), "return_dict": (None, True), "logits_to_keep": (0, 1)}
@@ -41,20 +47,33 @@ class CompiledSteps:
 
     Args:
         model: a model that writes, in evaluation mode and without gradients.
+        head_bits: 8 for a head that is rounded where a step is for few rows.
     """
 
-    def __init__(self, model):
-        self._model = model
+    def __init__(self, model, head_bits: int | None = None):
+        self._model, self._head_bits = model, head_bits
         self.fallbacks = Fallbacks("one more token")
-        self._ordered, self._copies = OrderedWeights(model), PackedCopies()
         self._functions: dict[tuple, StepFunctions | None] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self):
-        return CompiledSteps, (None,), self._model  # a copy finds its functions on the disk
+        return CompiledSteps, (None,), (self._model, self._head_bits)  # a copy compiles functions of its own
 
-    def __setstate__(self, model):
-        self.__init__(model)  # type: ignore[misc]
+    def __setstate__(self, state):
+        self.__init__(*state)  # type: ignore[misc]
+
+    @functools.cached_property
+    def _unknown_code(self):
+        return unknown_code(self._model)
+
+    @functools.cached_property
+    def _ordered(self) -> Following:
+        layers = [module for module in self._stack.modules() if isinstance(module, QuantizedLinear)]
+        return Following([OrderedLinear(layer) for layer in layers])
+
+    @functools.cached_property
+    def _rounded(self) -> Following:
+        return Following([RoundedHead(self._model.lm_head)] if self._head_bits else [], sampled=True)
 
     @functools.cached_property
     def _stack(self):
@@ -66,8 +85,8 @@ class CompiledSteps:
         return Modules(self._model, without=encoder)
 
     def bytes_of_copies(self) -> int:
-        """Of weights in oneDNN's layout, held in addition to the plain ones."""
-        return self._copies.nbytes
+        """Of weights in another layout, held in addition to the plain ones."""
+        return self._ordered.nbytes + self._rounded.nbytes
 
     def logits(self, input_ids, attention_mask, position_ids, cache, source_mask, others, source=None):
         """The logits [B, 1, V] of one more token a row, or None if this call is nothing for a compiled step.
@@ -103,6 +122,8 @@ class CompiledSteps:
             raise Uncompiled("torch.func is at work")
         if asked:
             raise Uncompiled(f"{asked[0]} is given")
+        if torch.is_grad_enabled() and any(each.requires_grad for each in self._model.parameters()):
+            raise Uncompiled("a weight is to learn")
         if isinstance(cache, EncoderDecoderCache) != self._model.config.is_encoder_decoder or not is_growing:
             raise Uncompiled(f"the cache ({type(own).__name__}) is not the one that grows in place")
         if attention_mask is not None and (not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2):
@@ -122,8 +143,7 @@ class CompiledSteps:
         _, vocab_size = config.stack_sizes(True)
         check_inputs(config, vocab_size, input_ids, None, attention_mask, own, {})
         self._ordered.refresh()
-        if isinstance(self._model.lm_head, EightBitHead):
-            self._model.lm_head.refresh()
+        self._rounded.refresh()
         if cross is not None and not any(cache.is_updated.values()):
             self._begin(cache, input_ids.shape[0], position_ids, source, source_mask)
         # The compiled code reads and writes as many bytes as the sizes say, whatever there is: all of them are checked.
@@ -147,7 +167,8 @@ class CompiledSteps:
         places = self._places(own)
         seen = {kind: in_buffers(visible, place, self._window_of(kind)) for kind, place in places.items()}
         told = (None, []) if cross is None else self._source(cross, source_mask)
-        logits = functions.run(input_ids.long(), positions, seen, buffers, *told)
+        with torch.inference_mode(False), torch.no_grad():
+            logits = self._computed(functions, input_ids.long(), positions, seen, buffers, *told)
         for layer in own.layers:
             layer.advance(1)
         return logits
@@ -231,22 +252,54 @@ class CompiledSteps:
             mask = source_mask[:, None, None, :] != 0
         return mask, pairs
 
-    def _functions_for(self, sources: int, beams: int) -> "StepFunctions":
+    def _functions_for(self, sources: int, beams: int) -> StepFunctions:
         """The compiled parts for a batch of one source or several, with so many beams each."""
         config, rows = self._stack.config, sources * beams
         if getattr(config, "num_experts", None) and rows > 1:  # rows that share an expert multiply by it together
             raise Uncompiled("a model with experts has more than one row to write")
         if getattr(config, "linear_bits", None) and rows > MOST_ROWS:
             raise Uncompiled(f"a model with 4-bit weights has more than {MOST_ROWS} rows to write")
+        if self._unknown_code is not None:
+            raise Uncompiled(f"the model contains code of another package: {self._unknown_code}")
         kind = ("one" if sources == 1 else "few" if beams == 1 and rows <= MOST_ROWS else "many", beams)
         if kind not in self._functions:
             with self._lock:
                 if kind not in self._functions:
-                    self._functions[kind] = StepFunctions.of(self._model, *kind, self._copies)
+                    self._functions[kind] = self._made(*kind)
         functions = self._functions[kind]
         if functions is None:
             raise Uncompiled(NO_CODE)
         return functions
+
+    def _made(self, sources: str, beams: int) -> StepFunctions | None:
+        if not has_compiler():
+            told = "there is no C++ compiler, so the model runs uncompiled: install g++ or clang++, or set CXX."
+            logger.warning_once(told)
+            return None
+        loops = {"one": Rows(beams) if beams <= MOST_ROWS else None, "few": Rows(MOST_ROWS, varies=True), "many": None}
+        rows = loops[sources]
+        in_place = {layer: copy for copy in self._ordered.copies for layer in copy.layers}
+        if rows is not None:
+            in_place |= {layer: copy for copy in self._rounded.copies for layer in copy.layers}
+        copied = StepLayers(rows, self._model.dtype, in_place)
+        return StepFunctions(self._model, beams, copied=copied, device="cpu")
+
+    def _computed(self, functions: StepFunctions, *arguments):
+        """Their logits; the first ones wait for the compiler."""
+        try:
+            if functions.is_ready:
+                return functions.logits(*arguments)
+            with self._lock, progress():
+                logits = functions.logits(*arguments)
+            functions.is_ready = True
+            return logits
+        except Exception as error:
+            if not is_of_compiler(error):
+                raise
+            reason = " ".join(str(error).split())[:300]
+            logger.warning_once(f"the model runs uncompiled because compiling it failed: {reason}")
+            self._functions = {key: None if each is functions else each for key, each in self._functions.items()}
+            raise Uncompiled(NO_CODE) from error
 
 
 def _is_step(input_ids, cache) -> bool:

@@ -1,81 +1,121 @@
-"""The compiled functions of a step for one kind of batch: its first part, the layers and the last part.
+"""A step as functions of tensors, compiled: its first part, the layers and the last part.
 
 B rows, n beams of a source, S tokens with the new one, R room of a cache, E source length, K key/value heads, D head
 size, V vocabulary.
 """
 
+import copy
 import itertools
+from collections.abc import Callable, Mapping
 
 import torch
-from torch.export import Dim
+from torch import nn
 from torch.nn import functional as F
 
 from ..model.positions import rotations_of
-from .compiled import functions_of
-from .compiling import Varying
-from .fallbacks import OTHER_WEIGHTS, Uncompiled
-from .few_rows import BLOCK, MOST_ROWS
-from .onednn import PackedCopies
-from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart, position_bias
+from .compiler import compiled
+from .few_rows import BLOCK
+from .step_layers import twin
+from .step_parts import WRITTEN, FirstPart, LastPart, LayersPart
 
 # Bytes of weights up to which a layer takes no longer than calling it, and how many of these form one function.
 _SMALL_LAYER, _SMALL_LAYERS = 1 << 23, 8
-_ROWS = 3  # in an example; other than any size of the model that could be taken for it
 
 
 class StepFunctions:
-    """The compiled parts of a step for one kind of batch.
+    """The compiled parts of a step. What is compiled once serves all layers that are alike.
+
+    Attributes:
+        windows: layer type -> how many tokens its layers see, or None.
+        is_ready: whether they have computed before, so that they need not be compiled.
 
     Args:
-        layers: functions of one or more layers each, `sizes` how many and `kinds` of which type.
+        model: a decoder with a language model head, or an encoder-decoder.
+        beams: rows of a source.
+        written: see `LayersPart`.
+        in_place, copied: see `twin`.
+        device: whose code it is; None: uncompiled.
     """
 
-    def __init__(self, first, layers: list, sizes: list[int], kinds: list[str], last):
-        self._first, self._layers, self._sizes, self._kinds, self._last = first, layers, sizes, kinds, last
-
-    @classmethod
-    def of(cls, model, sources: str, beams: int, copies: PackedCopies):
-        """Load or compile them; None if that fails.
-
-        Args:
-            sources: "one", "few" (2 to `MOST_ROWS`) or "many".
-            copies: of the weights, for oneDNN's products.
-        """
+    def __init__(
+        self,
+        model,
+        beams: int = 1,
+        written: int = WRITTEN,
+        in_place: Mapping[nn.Module, nn.Module] | None = None,
+        copied: Callable = copy.copy,
+        device: str | None = None,
+    ):
         stack = model.get_decoder()
-        groups = _groups_of(stack.layers)
-        with torch.device("cpu"):
-            example = Example(stack, sources, beams)
-            parts = [LayersPart(group, stack.config, example.rotating, beams) for group in groups]
-            layers = [(part, *example.layers(len(part.layers))) for part in parts]
-            others = [(FirstPart(stack), *example.first()), (LastPart(model, stack), *example.last())]
-        functions = functions_of([layers[0], *others, *layers[1:]], copies)
-        if functions is None:
-            return None
-        layer, first, last, *more = functions
-        sizes, kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
-        return cls(first, [layer, *more], sizes, kinds, last)
+        config, weight = stack.config, stack.embed_tokens.weight
+        states = torch.zeros(1, 1, config.hidden_size, dtype=weight.dtype, device=weight.device)
+        place = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
+        rotating = sorted(rotations_of(stack.rotary_emb, config, states, place))
+        groups = _groups_of(stack.layers, _SMALL_LAYERS if device == "cpu" else 1)
+        layers = [[twin(layer, in_place or {}, copied) for layer in group] for group in groups]
+        self._layers = [LayersPart(group, config, rotating, beams, written) for group in layers]
+        first, last = (twin(part, in_place or {}, copied) for part in (FirstPart(stack), LastPart(model, stack)))
+        self._first, self._last = first, last
+        self._sizes, self._kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
+        self.is_ready = False
+        self.windows = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in self._kinds}
 
-    def run(self, input_ids, positions, seen: dict, buffers: list, source_mask, sources: list):
-        """The logits [B, 1, V]; `Uncompiled` once a tensor of the model has another dtype, shape or device.
+        def made(function):
+            return function if device is None else compiled(function, device)
+
+        alike = {_structure(group): made(_run) for group in groups}
+        self._run_layers = [alike[_structure(group)] for group in groups]
+        self._run_first, self._run_last = made(_run), made(_run)
+
+    def logits(self, input_ids, positions, seen: dict, buffers: list, source_mask=None, sources=()):
+        """The logits [B, 1, V] of new tokens, int64 [B, 1], at their positions, int64 [B, 1].
 
         Args:
-            seen: layer type -> which places of its buffers are seen, and the new token's.
-            buffers: of each layer keys and values; `sources` likewise of the encoder's states, or none.
+            seen: layer type -> which places of its buffers are seen, bool [B, S / BLOCK, BLOCK], and the new token's,
+                int64 [1].
+            buffers: of each layer keys and values [B, K, R, D].
+            source_mask: bool [B / n, 1, 1, E]; `sources` of each layer keys and values of the encoder's states
+                [B / n, K, E, D]. None and none without an encoder.
         """
-        output = self._first(input_ids, positions, *next(iter(seen.values())))
-        if output is None:
-            raise Uncompiled(OTHER_WEIGHTS)
-        states, cos_sin, biases = output
+        for tensor in (input_ids, positions):
+            _vary(tensor)
+        for mask, _ in seen.values():
+            _vary(mask, 1)
+        if source_mask is not None:
+            _vary(source_mask, 3)
+        for pair in (*buffers, *sources):
+            for tensor in pair:
+                _vary(tensor, 2)
+        states, cos_sin, biases = self._run_first(self._first, input_ids, positions, *next(iter(seen.values())))
         bias, start = biases[0] if biases else None, 0
-        for function, size, kind in zip(self._layers, self._sizes, self._kinds, strict=True):
+        if bias is not None:
+            _vary(bias, 2)
+        for tensor in cos_sin:
+            _vary(tensor)
+        for run, part, size, kind in zip(self._run_layers, self._layers, self._sizes, self._kinds, strict=True):
             own = [[each for pair in pairs[start : start + size] for each in pair] for pairs in (buffers, sources)]
-            states = function(states, *seen[kind], cos_sin, bias, own[0], source_mask, own[1])
-            if states is None:
-                raise Uncompiled(OTHER_WEIGHTS)
+            _vary(states)
+            states = run(part, states, *seen[kind], cos_sin, bias, own[0], source_mask, own[1])
             start += size
-        if (logits := self._last(states)) is None:
-            raise Uncompiled(OTHER_WEIGHTS)
-        return logits
+        _vary(states)
+        return self._run_last(self._last, states)
+
+
+def _run(part, *arguments):
+    return part.forward(*arguments)
+
+
+def _structure(group: list) -> str:
+    """What layers that are alike have in common."""
+    return str([(layer.layer_type, layer, [each.shape for each in layer.state_dict().values()]) for layer in group])
+
+
+def _vary(tensor, dim: int | None = None) -> None:
+    """Have the compiler expect other lengths of a tensor, and other numbers of rows unless there is one."""
+    if dim is not None:
+        torch._dynamo.maybe_mark_dynamic(tensor, dim)
+    if tensor.shape[0] > 1:
+        torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 
 def in_buffers(visible, place: int, window: int | None = None) -> tuple:
@@ -101,66 +141,9 @@ def _groups_of(layers) -> list[list]:
     return [group[start : start + count] for group in alike for start in range(0, len(group), count)]
 
 
-class Example:
-    """Example arguments of the parts, and which of their sizes vary.
-
-    Args:
-        sources, beams: as `StepFunctions.of` has them.
-    """
-
-    def __init__(self, stack, sources: str, beams: int):
-        self.stack, self.blocks = stack, 11
-        self.sources = 1 if sources == "one" else _ROWS
-        self.rows = self.sources * beams
-        most = MOST_ROWS if sources == "few" else None
-        self.by_source = {} if sources == "one" else {0: Varying("sources", 2, most)}
-        self.by_row = {} if sources == "one" else {0: Varying("sources", 2, most, times=beams)}
-        self.rotations = rotations_of(stack.rotary_emb, stack.config, *self._states_and_positions())
-        self.rotating = sorted(self.rotations)
-
-    def first(self):
-        """Of a `FirstPart`."""
-        ids = torch.zeros(self.rows, 1, dtype=torch.long)
-        varying = (self.by_row, self.by_row, {**self.by_row, 1: Dim.DYNAMIC}, None)
-        return (ids, self._states_and_positions()[1], self._mask(), self._place()), varying
-
-    def layers(self, count: int):
-        """Of a `LayersPart` of so many layers."""
-        stack, config = self.stack, self.stack.config
-        states, _ = self._states_and_positions()
-        room, length = 101, 53
-        shape = (self.rows, config.num_key_value_heads, room, config.head_dim)
-        own = [torch.zeros(shape, dtype=states.dtype) for _ in range(2 * count)]
-        cos_sin = [each.clone() for kind in self.rotating for each in self.rotations[kind]]
-        bias = position_bias(stack, self._place(), self.blocks)
-        arguments = (states, self._mask(), self._place(), cos_sin, bias, own)
-        varying: tuple = (
-            self.by_row,
-            {**self.by_row, 1: Dim.DYNAMIC},
-            None,
-            [self.by_row if each.shape[0] > 1 else None for each in cos_sin],
-            None if bias is None else {2: Dim.DYNAMIC},
-            [{**self.by_row, 2: Dim.DYNAMIC}] * len(own),
-        )
-        if not config.is_encoder_decoder:
-            return (*arguments, None, []), (*varying, None, [])
-        mask = torch.ones(self.sources, 1, 1, length, dtype=torch.bool)
-        shape = (self.sources, config.num_key_value_heads, length, config.head_dim)
-        sources = [torch.zeros(shape, dtype=states.dtype) for _ in range(2 * count)]
-        sources_vary = [{**self.by_source, 2: Dim.DYNAMIC}] * len(sources)
-        return (*arguments, mask, sources), (*varying, {**self.by_source, 3: Dim.DYNAMIC}, sources_vary)
-
-    def last(self):
-        """Of a `LastPart`."""
-        return self._states_and_positions()[:1], (self.by_row,)
-
-    def _states_and_positions(self):
-        dtype = self.stack.embed_tokens.weight.dtype
-        states = torch.zeros(self.rows, 1, self.stack.config.hidden_size, dtype=dtype)
-        return states, torch.full((self.rows, 1), self.blocks * BLOCK - 2)
-
-    def _mask(self):
-        return torch.ones(self.rows, self.blocks, BLOCK, dtype=torch.bool)
-
-    def _place(self):
-        return torch.tensor([self.blocks * BLOCK - 2])
+def _groups_of(layers, most: int) -> list[list]:
+    """The layers that are a function together: each by itself, or up to `most` of one type that are small."""
+    sizes = [sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers())) for layer in layers]
+    count = most if max(sizes) <= _SMALL_LAYER else 1
+    alike = [list(group) for _, group in itertools.groupby(layers, lambda layer: layer.layer_type)]
+    return [group[start : start + count] for group in alike for start in range(0, len(group), count)]

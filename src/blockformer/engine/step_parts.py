@@ -14,11 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
-from ..model.experts import Experts
 from ..model.layer import LayerInputs
 from ..model.positions import rotations_of
-from .few_rows import BLOCK, computed_once
-from .measure import is_own_trace
+from .few_rows import BLOCK
 
 _AFTER_LAYERS = ("norm", "final_projection")
 WRITTEN = 2 * BLOCK  # places in a buffer that a step on a CPU writes: the new token's, and zeros
@@ -170,24 +168,3 @@ def _without(module, *names):
     rest = copy.copy(module)
     vars(rest)["_modules"] = {name: part for name, part in module._modules.items() if name not in names}
     return rest
-
-
-class TracedExperts(Experts):
-    """`Experts` of a model with compiled steps: a token reads the weights of the experts that it passes through only.
-
-    A plain module becomes one by changing its class.
-    """
-
-    def forward(self, tokens, experts, weights):
-        if not is_own_trace():
-            return super().forward(tokens, experts, weights)
-        gate_up = _products(tokens[:, None], self.gate_up_proj, self.gate_up_proj_bias, experts)
-        output = _products(self._apply_gate(gate_up), self.down_proj, self.down_proj_bias, experts)
-        return (output * weights[..., None]).sum(1).to(tokens.dtype)
-
-
-def _products(states, matrices, biases, experts) -> torch.Tensor:
-    """States [N, 1 or k, I] of N tokens times the matrices [E, O, I] of experts int64 [N, k] -> float32 [N, k, O]."""
-    # As a loop whose index is looked up the compiler copies no matrix.
-    products = (matrices[experts].float() * computed_once(states)[:, :, None]).sum(-1)
-    return products if biases is None else products + biases[experts].float()

@@ -24,7 +24,6 @@ from ..model.compat import is_mapped
 from ..model.layer import Earlier
 from ..model.positions import starts_of
 from .linear import is_bare
-from .sequences import TracedSequences
 
 # Whose modules treat each token by itself and look at no row, unless a hook does: adapters of each row are hooks.
 _KNOWN = ("blockformer", "torch", "transformers", "peft")
@@ -177,8 +176,6 @@ class KnowsUnpadding:
     """Mixed into an attention: position terms of an unpadded row are those of each of its sequences."""
 
     def _relative_mask(self, query, key, attention_mask, position_bias, query_positions):
-        if isinstance(attention_mask, TracedSequences):
-            return attention_mask  # which has the terms
         if not isinstance(attention_mask, Unpadding):
             return super()._relative_mask(query, key, attention_mask, position_bias, query_positions)  # type: ignore[misc]
         terms = functools.partial(super()._relative_mask, attention_mask=None)  # type: ignore[misc]

@@ -1,0 +1,94 @@
+"""PyTorch's compiler, as the steps of this engine use it."""
+
+import functools
+import operator
+import os
+import shutil
+import types
+from contextlib import contextmanager
+
+import torch
+from torch.nn import functional as F
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+# A product and its sum are one instruction (FMA); on a GPU several loops are tried for each product of one row.
+_OPTIONS = {
+    "cpu": {"cpp.enable_floating_point_contract_flag": "fast"},
+    "cuda": {"coordinate_descent_tuning": True},
+}
+# Where functions come from that give the same for the same tensors and change none.
+_PURE = (torch, torch.Tensor, F, torch._C._nn, operator)
+_NOT_PURE = ("rand", "randn", "randint", "multinomial", "dropout", "empty", "empty_like", "empty_strided")
+_IN_PLACE = {
+    operator.setitem,
+    operator.iadd,
+    operator.isub,
+    operator.imul,
+    operator.itruediv,
+    operator.iand,
+    operator.ior,
+}
+
+
+def has_compiler() -> bool:
+    """Whether there is a C++ compiler: the one that `CXX` names, or g++ or clang++."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
+
+
+def is_of_compiler(error: Exception) -> bool:
+    """Whether the compiler could not make code of something, or could not write it down."""
+    return any(each.__module__.startswith(("torch._dynamo", "torch._inductor")) for each in type(error).__mro__)
+
+
+def compiled(function, device: str):
+    """`torch.compile` of a copy of a function, since the compiler bounds how often it compiles the same one.
+
+    It is compiled again for arguments of another kind; what it makes stays in PyTorch's own cache on the disk.
+    """
+    own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    return torch.compile(own, fullgraph=True, backend=functools.partial(_backend, _OPTIONS.get(device, {})))
+
+
+def _backend(options: dict, graph_module, example_inputs):
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(without_repeats(graph_module), example_inputs, config_patches=options)
+
+
+def without_repeats(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A graph in which what would be computed twice is computed once.
+
+    Layers that read the same states have the same rows, and the compiler makes one loop of those of equal size; layers
+    that are parts of one product multiply once.
+    """
+    graph, known = graph_module.graph, {}
+    for node in list(graph.nodes):
+        if node.op not in ("call_function", "call_method"):
+            continue
+        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+            known.clear()  # it writes: what was read before may be other numbers now
+            continue
+        is_method = node.op == "call_method"
+        if name in _NOT_PURE or not (is_method or any(getattr(each, name, None) is node.target for each in _PURE)):
+            continue
+        first = known.setdefault((node.op, node.target, repr((node.args, node.kwargs))), node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+    graph_module.recompile()
+    return graph_module
+
+
+@contextmanager
+def progress():
+    """A line on the terminal that says what takes so long, and for how long it has."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        shown.add_task("Compiling parts of the model; later runs find them on disk", total=None)
+        yield

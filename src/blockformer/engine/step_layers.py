@@ -1,0 +1,113 @@
+"""A model's layers as its compiled step has them: the same parameters, with the products of few rows as loops.
+
+I inputs and O outputs of a linear layer, N tokens, k experts of a token, E experts.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..model.attention import Attention
+from ..model.experts import Experts
+from . import onednn
+from .attention import PreparedAttention, StepAttention
+from .few_rows import Rows, as_rows, computed_once, rows_of
+from .linear import QuickLinear
+
+# Weights from which oneDNN's product of many rows is faster in compiled code.
+_LEAST_WEIGHTS = 1 << 18
+
+
+class StepLinear(nn.Linear):
+    """A linear layer for as many rows as a step has: states [..., I] -> [..., O], summed in float32.
+
+    Attributes:
+        rows: for which it is a loop; None: for any number, by a library's product.
+        by_onednn: whether that is oneDNN's.
+    """
+
+    rows: Rows | None = None
+    by_onednn = False
+
+    def forward(self, states):
+        """The product."""
+        if self.rows is None:
+            return (onednn.product if self.by_onednn else F.linear)(states, self.weight, self.bias)
+        weight = self.weight.float()
+        return as_rows([(weight * row).sum(-1) for row in rows_of(states, self.rows)], states, self.rows, self.bias)
+
+
+class StepExperts(Experts):
+    """`Experts` of which a token reads only the weights that it passes through."""
+
+    def forward(self, tokens, experts, weights):
+        """Tokens [N, C] by the experts int64 [N, k], each with its weight [N, k]."""
+        gate_up = _products(tokens[:, None], self.gate_up_proj, self.gate_up_proj_bias, experts)
+        output = _products(self._apply_gate(gate_up), self.down_proj, self.down_proj_bias, experts)
+        return (output * weights[..., None]).sum(1).to(tokens.dtype)
+
+
+def _products(states, matrices, biases, experts) -> torch.Tensor:
+    """States [N, 1 or k, I] of N tokens times the matrices [E, O, I] of experts int64 [N, k] -> float32 [N, k, O]."""
+    # As a loop whose index is looked up the compiler copies no matrix.
+    products = (matrices[experts].float() * computed_once(states)[:, :, None]).sum(-1)
+    return products if biases is None else products + biases[experts].float()
+
+
+_CLASSES = {
+    nn.Linear: StepLinear,
+    QuickLinear: StepLinear,
+    Experts: StepExperts,
+    Attention: StepAttention,
+    PreparedAttention: StepAttention,
+}
+
+
+class StepLayers:
+    """Makes the layers of a CPU's step, each by itself, of a model's.
+
+    Args:
+        rows: of a step; None: any number.
+        dtype: of the model.
+        in_place: what a layer is read from in its place: copies of 4-bit weights, a rounded head.
+    """
+
+    def __init__(self, rows: Rows | None, dtype: torch.dtype, in_place: Mapping[nn.Module, nn.Module]):
+        self.in_place = in_place
+        self.rows = None if dtype is torch.float64 else rows
+        self.by_onednn = self.rows is None and dtype is torch.float32 and onednn.is_quicker_in_float32()
+
+    def __call__(self, module: nn.Module) -> nn.Module:
+        """A module of the same parameters and parts."""
+        other = self.in_place.get(module)
+        if other is not None:
+            own = copy.copy(other)
+            own.rows = self.rows
+            return own
+        own = copy.copy(module)
+        own.__class__ = _CLASSES.get(type(module), type(module))
+        if isinstance(own, StepLinear):
+            own.rows, own.by_onednn = self.rows, self.by_onednn and own.weight.numel() >= _LEAST_WEIGHTS
+        return own
+
+
+def twin(module: nn.Module, in_place: Mapping[nn.Module, nn.Module], copied: Callable = copy.copy) -> nn.Module:
+    """A module of the same parameters and of copies of its parts, whose place among the layers is 0.
+
+    Code that is compiled for one layer then serves all that are alike.
+
+    Args:
+        in_place: what takes the place of a part.
+        copied: makes each other copy.
+    """
+    if module in in_place:
+        return in_place[module]
+    own = copied(module)
+    parts = {name: None if part is None else twin(part, in_place, copied) for name, part in module._modules.items()}
+    vars(own)["_modules"] = parts
+    if "layer_idx" in vars(own):
+        vars(own)["layer_idx"] = 0
+    return own

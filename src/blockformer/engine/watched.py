@@ -1,0 +1,109 @@
+"""Whether a model is still the one that its step was compiled of, and whether its code is known."""
+
+import functools
+from operator import attrgetter, is_
+
+from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
+from transformers import PreTrainedModel
+
+from ..model.axes import BLOCKS, axes
+from .linear import is_bare
+
+_IS_TRAINING = attrgetter("training")
+_SETTINGS = bool | int | float | str | list | tuple | None
+_NO_SETTINGS = ("training", "gradient_checkpointing", "name_or_path")  # the first is asked of every module by itself
+# Packages whose parts of a model a step knows.
+_KNOWN_CODE = {"blockformer", "torch", "transformers", "builtins", "math"}
+
+
+class Modules:
+    """The modules that a function was compiled of.
+
+    Args:
+        top: the module that holds them all.
+        without: a part of it that the function does not include.
+    """
+
+    def __init__(self, top: nn.Module, without: nn.Module | None = None):
+        self._top, self._without = top, without
+
+    @functools.cached_property
+    def _parents(self) -> list[dict]:
+        """Of each module that has others what holds them."""
+        others = set() if self._without is None else set(self._without.modules())
+        return [parent._modules for parent in self._top.modules() if parent not in others]
+
+    @functools.cached_property
+    def _places(self) -> tuple[list, list, list, list]:
+        """For each module below the top: the dict of its parent that holds it, its name there, itself and its class."""
+        held = [(parent, name, child) for parent in self._parents for name, child in parent.items()]
+        columns = [list(column) for column in zip(*held, strict=True)] or [[], [], []]
+        return columns[0], columns[1], columns[2], list(map(type, columns[2]))
+
+    @functools.cached_property
+    def _every(self) -> list[nn.Module]:
+        return [self._top, *(child for child in self._places[2] if child is not None)]
+
+    @functools.cached_property
+    def _settings(self) -> tuple[list, list, list]:
+        """What holds each setting that code was compiled with: the config's fields, and the modules' own attributes.
+
+        A call asks for all of these, and PyTorch's own classes read few of theirs: their integers do not count.
+        """
+        config = self._top.config
+        fields = [name for name, axis in axes(type(config)).items() if axis.group not in ("training", "tokens", "use")]
+        held = [(vars(config), name, vars(config)[name]) for name in fields]
+        for module in self._every:
+            kinds = float | None if type(module).__module__.startswith("torch.") else _SETTINGS
+            own = vars(module).items()
+            held += [
+                (vars(module), name, list(each) if isinstance(each, list) else each)
+                for name, each in own
+                if (isinstance(each, kinds) or callable(each)) and name[0] != "_" and name not in _NO_SETTINGS
+            ]
+        columns = zip(*held, strict=True)
+        return list(next(columns)), list(next(columns)), list(next(columns))
+
+    @functools.cached_property
+    def _attributes(self) -> tuple[list, list]:
+        """What each of our own modules holds, and how many entries it had: one more may stand before a method.
+
+        Linear layers are left out, since copies of their weights are kept in them.
+        """
+        own = [each for each in self._every if not isinstance(each, PreTrainedModel | nn.Linear)]
+        holders = [vars(each) for each in own if not type(each).__module__.startswith("torch.")]
+        return holders, list(map(len, holders))
+
+    def are_untouched(self) -> bool:
+        """Whether every module is still what it was, in evaluation mode, and calling it only its own `forward`."""
+        holders, settings, values = self._settings
+        own, numbers = self._attributes
+        if list(map(dict.get, holders, settings)) != values or list(map(len, own)) != numbers:
+            return False
+        parents, names, children, classes = self._places
+        is_whole = all(map(is_, map(dict.get, parents, names), children)) and list(map(type, children)) == classes
+        is_whole = is_whole and sum(map(len, self._parents)) == len(children) and not _has_any_global_hook()
+        return is_whole and not any(map(_IS_TRAINING, self._every)) and all(map(is_bare, self._every))
+
+
+def unknown_code(module: nn.Module) -> str | None:
+    """A class or a function in a module that comes from elsewhere, so that a step may not give it what it needs."""
+    blocks = tuple(f"{block.cls.__module__}." for known in BLOCKS.values() for block in known.values())
+    for part in module.modules():
+        functions = [] if isinstance(part, PreTrainedModel) else filter(callable, vars(part).values())
+        for name in (name for each in (type(part), *functions) for name in _names_of(each)):
+            if name.partition(".")[0] not in _KNOWN_CODE or name.startswith(blocks):
+                return name
+    return None
+
+
+def _names_of(value) -> list[str]:
+    """The name of a class or a function, and of what it was given; of an object the name of its class."""
+    if isinstance(value, functools.partial):
+        given = [*value.args, *value.keywords.values()]
+        objects = [each for each in given if not isinstance(each, bool | int | float | str | None)]
+        return [name for each in (value.func, *objects) for name in _names_of(each)]
+    if not hasattr(value, "__qualname__"):
+        value = type(value)
+    return [f"{value.__module__ or 'builtins'}.{value.__qualname__}"]
