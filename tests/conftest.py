@@ -9,8 +9,6 @@ import random
 import shutil
 import sysconfig
 import tempfile
-import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -177,53 +175,6 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     yield
     torch.set_num_threads(before)
     measure._first[:] = first
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache folder that the files whose tests compile share, and not the user's."""
-    from blockformer.engine import compiling
-    from blockformer.engine.cache_folder import cache_folder
-
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")  # its workers share what was compiled
-    base = tmp_path_factory.getbasetemp()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(base.parent / run if run else base))
-        patch.setitem(compiling._CONFIG, "aot_inductor.compile_wrapper_opt_level", "O0")  # a third less to compile
-        yield cache_folder()
-
-
-@pytest.fixture(params=["exported", pytest.param("compiled", marks=pytest.mark.exhaustive)])
-def graphs(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The digests of the functions that a prepared model runs. Only the exhaustive run compiles them.
-
-    Otherwise PyTorch runs the graph that would be compiled, which takes a second and not ten.
-    """
-    import torch
-
-    from blockformer.engine import compiled, compiling, measure
-    from blockformer.engine.few_rows import with_products_as_loops, without_repeats
-
-    compile_it, digests, one_at_a_time = compiled.CompiledFunction.of, [], threading.Lock()
-
-    def export(module, arguments, varying):
-        shapes = compiling.with_dims(varying)
-        with one_at_a_time, torch.no_grad(), measure.own_trace(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = torch.export.export(module, arguments, dynamic_shapes=shapes, strict=False)
-            return without_repeats(with_products_as_loops(program)).module()
-
-    def of(cls, module, arguments, varying, copies=None):
-        if compiled._is_unknown(module):
-            return None
-        tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        digests.append(compiled._digest(module, tensors, arguments, varying, packed_copies=False))
-        if request.param == "exported":
-            return export(module, arguments, varying)
-        return compile_it(module, arguments, varying, copies)
-
-    monkeypatch.setattr(compiled.CompiledFunction, "of", classmethod(of))
-    return digests
 
 
 @pytest.fixture(scope="session")

@@ -59,15 +59,6 @@ def test_backends_and_fast_ways_agree(family):
     assert_close(copy.deepcopy(model).prepare_for_inference()(**given).last_hidden_state[real], expected)
 
 
-@torch.no_grad()
-def test_compiled(graphs):
-    model, given = make(head="ForCausalLM"), batch()
-    real = given["attention_mask"].bool()
-    expected = model(**given).logits[real]
-    assert_close(model.prepare_for_inference(compile=True)(**given).logits[real], expected)
-    assert len(graphs) == len(model.model.layers)
-
-
 def test_it_keeps_no_cache_and_writes_no_text():
     model, given = make(head="ForCausalLM"), batch()
     assert model(**given, use_cache=True).past_key_values is None

@@ -165,7 +165,6 @@ def test_a_quantized_cache_gives_the_text_of_transformers(models, few_steps, nam
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.usefixtures("folder")
 def test_compiled_steps_step_aside_for_a_quantized_cache(models, few_steps):
     ours, _ = pair()
     expected = text_of(ours, **few_steps)

@@ -16,10 +16,11 @@ from transformers import DynamicCache
 
 import blockformer
 from blockformer import BlockformerDecoderConfig, BlockformerDecoderForCausalLM
-from blockformer.engine import compiled, onednn
+from blockformer.engine import onednn
+from blockformer.engine.few_rows import MOST_ROWS, Rows
 from blockformer.engine.growing_cache import grow_in_place
-from blockformer.engine.onednn import PackedCopies
 from blockformer.engine.step_functions import StepFunctions, in_buffers
+from blockformer.engine.step_layers import StepLayers
 from blockformer.engine.step_parts import WRITTEN
 from blockformer.training import chunked_loss
 
@@ -95,8 +96,7 @@ def test_in_bfloat16_a_prepared_model_is_as_near(name, monkeypatch):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", CASES)
-def test_the_functions_that_are_compiled_compute_the_next_token(name, monkeypatch):
-    monkeypatch.setattr(compiled.CompiledFunction, "of", classmethod(lambda cls, module, *_: module))
+def test_the_functions_that_are_compiled_compute_the_next_token(name):
     model = model_of(name)
     ids, mask = left_padded(3, LENGTH)
     ids = ids % 97
@@ -108,7 +108,8 @@ def test_the_functions_that_are_compiled_compute_the_next_token(name, monkeypatc
     places = zip(kinds, [layer.written for layer in cache.layers], strict=True)
     windows = {"sliding_attention": model.config.sliding_window}
     seen = {kind: in_buffers(mask.bool(), place, windows.get(kind)) for kind, place in places}
-    logits = StepFunctions.of(model, "few", 1, PackedCopies()).run(ids[:, -1:], positions, seen, buffers, None, [])
+    copied = StepLayers(Rows(MOST_ROWS, varies=True), model.dtype, {})
+    logits = StepFunctions(model, copied=copied).logits(ids[:, -1:], positions, seen, buffers)
     assert_close(logits, model(ids, attention_mask=mask).logits[:, -1:])
 
 

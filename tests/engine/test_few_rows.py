@@ -1,74 +1,76 @@
-"""Products of few rows are loops for the compiler; those of any number of rows stay products."""
+"""Products of few rows are loops in a compiled step; those of any number of rows stay products."""
 
 import pytest
 import torch
 from torch import nn
-from torch.export import Dim, export
 
 from blockformer.engine import few_rows
+from blockformer.engine.compiler import without_repeats
+from blockformer.engine.few_rows import Rows
+from blockformer.engine.step_layers import StepLayers, StepLinear, twin
 
-
-def products(program):
-    return [node for node in program.graph.nodes if node.target is torch.ops.aten.linear.default]
-
-
-ROWS = {"one": (1, None), "three": (3, None), "two to four": (3, Dim("rows", min=2, max=4))}
+ROWS = {"one": (1, Rows(1)), "three": (3, Rows(3)), "two to four": (3, Rows(4, varies=True))}
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_few_rows_are_a_loop_with_the_same_result(dtype, bias, rows):
+@torch.no_grad()
+def test_few_rows_are_a_loop_with_the_same_result(dtype, bias, rows, monkeypatch):
     torch.manual_seed(0)
-    count, varies = ROWS[rows]
-    layer, states = nn.Linear(96, 40, bias=bias).to(dtype), torch.randn(count, 1, 96).to(dtype)
-    program = export(layer, (states,), dynamic_shapes=(None if varies is None else {0: varies},))
-    program = few_rows.with_products_as_loops(program)
-    assert not products(program)
-    for number in (count,) if varies is None else (2, 3, 4):
+    count, kind = ROWS[rows]
+    layer = nn.Linear(96, 40, bias=bias).to(dtype)
+    loop = twin(layer, {}, StepLayers(kind, dtype, {}))
+    monkeypatch.setattr(nn.functional, "linear", None)
+    for number in (2, 3, 4) if kind.varies else (count,):
         states = torch.randn(number, 1, 96).to(dtype)
-        exact = nn.functional.linear(states.double(), layer.weight.double(), layer.bias.double() if bias else None)
-        found = program.module()(states)
+        exact = states.double() @ layer.weight.double().t() + (layer.bias.double() if bias else 0)
+        found = loop(states)
         assert found.dtype is dtype
         assert found.shape == (number, 1, 40)
         assert (found - exact).abs().max() <= 2 * torch.finfo(dtype).eps * exact.abs().max()
 
 
-def test_many_rows_stay_a_product_of_any_number_of_rows():
-    layer = nn.Linear(8, 4)
-    program = export(layer, (torch.randn(3, 1, 8),), dynamic_shapes=({0: Dim("rows", min=2)},))
-    program = few_rows.with_products_as_loops(program)
-    assert len(products(program)) == 1
-    rows = torch.randn(7, 1, 8)
-    assert torch.equal(program.module()(rows), layer(rows))
+@torch.no_grad()
+def test_a_loop_reads_the_layer_s_weights():
+    layer, states = nn.Linear(8, 4), torch.randn(1, 1, 8)
+    loop = twin(layer, {}, StepLayers(Rows(1), torch.float32, {}))
+    layer.weight = nn.Parameter(2 * layer.weight)
+    torch.testing.assert_close(loop(states), layer(states))
+    assert type(layer) is nn.Linear
 
 
-class Repeats(nn.Module):
-    """Computes some things twice: two that are alike, two that are drawn, and two that are its results."""
+def test_many_rows_and_those_in_64_bits_stay_a_product():
+    for rows, dtype in ((None, torch.float32), (Rows(1), torch.float64)):
+        loop = twin(nn.Linear(8, 4, dtype=dtype), {}, StepLayers(rows, dtype, {}))
+        assert type(loop) is StepLinear
+        assert loop.rows is None
 
-    def forward(self, states):
-        alike = (2 * states).sin() * (2 * states).sin().cos()
-        return alike, torch.rand(3) - torch.rand(3), 2 * states, 2 * states, torch.zeros(2 * states.shape[0])
+
+def repeating(states, kept):
+    """Computes some things twice: some that are alike, some that are drawn, and one that is written to in between."""
+    alike = (2 * states).sin() * (2 * states).sin().cos()
+    drawn = torch.rand(3) - torch.rand(3)
+    before = kept.exp()
+    kept.add_(1)
+    return alike, drawn, before, kept.exp()
 
 
 def test_what_is_computed_twice_alike_is_computed_once():
-    program = export(Repeats(), (torch.randn(5),), dynamic_shapes=({0: Dim.DYNAMIC},))
-    program = few_rows.without_repeats(program.run_decompositions({}))
-    targets = [node.target for node in program.graph.nodes]
-    assert targets.count(torch.ops.aten.sin.default) == 1
-    assert targets.count(torch.ops.aten.rand.default) == 2
-    assert {node.name for node in program.graph.nodes} >= set(program.graph_signature.user_outputs)
-    states = torch.randn(7)
-    alike, drawn, *others = program.module()(states)
+    counts = []
+
+    def backend(graph_module, inputs):
+        graph_module = without_repeats(graph_module)
+        names = [getattr(node.target, "__name__", node.target) for node in graph_module.graph.nodes]
+        counts.append([names.count(name) for name in ("sin", "cos", "rand", "exp")])
+        return graph_module
+
+    states, kept = torch.randn(5), torch.zeros(5)
+    alike, drawn, before, after = torch.compile(repeating, backend=backend, fullgraph=True)(states, kept)
+    assert counts == [[1, 1, 2, 2]]
     torch.testing.assert_close(alike, (2 * states).sin() * (2 * states).sin().cos())
     assert drawn.all()
-    assert [len(other) for other in others] == [7, 7, 14]
-
-
-def test_in_64_bits_it_stays_a_product():
-    for dtype, count in ((torch.float32, 0), (torch.bfloat16, 0), (torch.float64, 1)):
-        program = export(nn.Linear(8, 4).to(dtype), (torch.randn(1, 8).to(dtype),))
-        assert len(products(few_rows.with_products_as_loops(program))) == count
+    torch.testing.assert_close(after, before * torch.e)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

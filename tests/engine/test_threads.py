@@ -35,11 +35,6 @@ JOBS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _cache(folder):
-    """Compiled code goes into a folder of the tests."""
-
-
 def make(family, sizes=None):
     torch.manual_seed(0)
     config = preset(family, **({**UNEVEN_AND_LONGER, **FAMILIES[family]} if sizes is None else sizes))
