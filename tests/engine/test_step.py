@@ -457,7 +457,7 @@ def test_a_call_that_asks_for_more_does_not_end_the_steps(family, untraced):
 def test_a_learned_prefix_gets_its_gradients(family, untraced):
     """Keys and values of a prefix, or a source, that are trained before a frozen model."""
     gradients: list = []
-        for model in family_pair(family):
+    for model in family_pair(family):
         model.requires_grad_(False)
         config, stack = model.config, model.get_decoder()
         torch.manual_seed(1)

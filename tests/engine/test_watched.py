@@ -111,10 +111,3 @@ def test_a_write_through_data_to_some_rows_or_columns_is_seen(shape):
             assert origin.is_of(places)
             part.add_(1)
             assert not origin.is_of(places)
-
-
-def test_states_of_another_dtype_never_reach_the_code(made):
-    """Some models have layers of several; it would read them by the wrong size."""
-    module, function = made[0]
-    assert function(states().double()) is None
-    assert_close(function(states()), module(states()))
