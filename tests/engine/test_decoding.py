@@ -12,8 +12,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 
 import blockformer
 from blockformer import preset
-from blockformer.engine import decoding, graphs
-from blockformer.engine.decoding import MOST_LATE, GraphDecoding
+from blockformer.engine import compiler, decoding, graphs
+from blockformer.engine.decoding import MOST_LATE, Decoding
 from blockformer.engine.graphs import room_for
 from blockformer.engine.runtime import WritingRuntime
 
@@ -43,7 +43,7 @@ def make(name, **settings):
 
 
 def with_loop(model):
-    model.runtime = WritingRuntime(GraphDecoding(model, "cpu"))
+    model.runtime = WritingRuntime(Decoding(model, "cpu"))
     return model
 
 
@@ -269,18 +269,62 @@ def test_inference_mode_threads_and_batches_of_all_sizes():
 def test_alike_layers_are_compiled_once_with_joined_products(monkeypatch):
     counts = []
 
-    def backend(graph_module, example_inputs):
+    def backend(options, graph_module, example_inputs):
         counts.append([sum(node.target is F.linear for node in graph_module.graph.nodes), 0])
-        graph_module = graphs.once(graph_module)
+        graph_module = compiler.without_repeats(graph_module)
         counts[-1][1] = sum(node.target is F.linear for node in graph_module.graph.nodes)
         return graph_module.forward
 
-    monkeypatch.setattr(graphs, "_backend", backend)
+    monkeypatch.setattr(compiler, "_backend", backend)
     parts = decoding.Parts
     monkeypatch.setattr(decoding, "Parts", lambda model, is_compiled: parts(model, is_compiled=True))
     pair = make("qwen3", num_hidden_layers=5)
     assert_as_library(pair, **prompts([5]), max_new_tokens=4, do_sample=False, eos_token_id=None)
     assert sorted(counts) == [[0, 0], [0, 0], [1, 1], [7, 4]], "a layer, the head, and what has no products"
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2", "t5", "marian", "bloom"])
+def test_a_cpu_writes_by_its_compiled_steps(name, untraced):
+    plain, quick = make(name)[0], make(name)[0].prepare_for_inference(compile=True)
+    calls = []
+    step = quick.runtime.steps.logits
+    quick.runtime.steps.logits = lambda *given: calls.append(given) or step(*given)
+    ways = [
+        {"do_sample": False, "eos_token_id": None},
+        {"do_sample": False, "eos_token_id": [*range(2, 40)]},
+        {"do_sample": True, "top_k": 20, "temperature": 0.8},
+        {"do_sample": False, "repetition_penalty": 1.3, "min_new_tokens": 4},
+    ]
+    for lengths in ([7], [5, 3], [4, 6, 2, 5, 3]):
+        for way in ways:
+            given = {**prompts(lengths), "max_new_tokens": 11, **way}
+            (expected, random), (found, own_random) = written(plain, **given), written(quick, **given)
+            assert torch.equal(found, expected), (lengths, way)
+            assert torch.equal(own_random, random)
+    assert not [given for given in calls if given[0].shape[1] == 1 and given[3].get_seq_length() > 1]
+    assert not quick.runtime.steps.fallbacks.reasons
+    assert not quick.runtime.decoding.fallbacks.reasons
+
+
+def test_a_cpu_looks_at_each_token(untraced, monkeypatch):
+    steps, advance = [], graphs.Steps.advance
+    monkeypatch.setattr(graphs.Steps, "advance", lambda self, *given: steps.append(1) or advance(self, *given))
+    model = make("qwen3")[0].prepare_for_inference(compile=True)
+    text = model.generate(**prompts([5]), max_new_tokens=50, do_sample=False, eos_token_id=[*range(2, 60)])
+    assert len(steps) == text.shape[1] - 5 - 1 < 40
+
+
+def test_a_text_that_the_compiler_fails_at_is_the_library_s(monkeypatch):
+    def fail(*_, **__):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fail)
+    plain, quick = make("qwen3")[0], make("qwen3")[0].prepare_for_inference(compile=True)
+    given = {**prompts([5]), "max_new_tokens": 6, "do_sample": True}
+    (expected, random), (found, own_random) = written(plain, **given), written(quick, **given)
+    assert torch.equal(found, expected)
+    assert torch.equal(own_random, random)
+    assert quick.runtime.steps.fallbacks.reasons
 
 
 def test_rooms_are_few_and_not_much_too_large():

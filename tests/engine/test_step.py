@@ -572,7 +572,7 @@ def test_without_a_compiler_it_runs_uncompiled(monkeypatch):
 
 
 def test_what_the_compiler_cannot_do_runs_uncompiled(monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError("the disk is full")
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", fail)

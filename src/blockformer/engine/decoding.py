@@ -1,7 +1,7 @@
-"""The loop that writes text on a GPU by captured steps: greedy search and sampling, as in the library's `_sample`.
+"""The loop that writes text by compiled steps: greedy search and sampling, as in the library's `_sample`.
 
-The host never waits for a token. It launches the next one, and reads some tokens late whether all rows have ended; what
-was written after the end is cut off. Where a call asks for processors or criteria, they are the library's own.
+The host of a GPU never waits for a token. It launches the next one, and reads some tokens late whether all rows have
+ended; what was written after the end is cut off. Processors and criteria that a call asks for are the library's own.
 
 B rows, T tokens of the prompt, S tokens so far, V vocabulary.
 """
@@ -16,8 +16,10 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from ..model.compat import CACHE
 from .attention import is_in_use
 from .fallbacks import Fallbacks, Uncompiled
-from .graphs import Parts, Prompt, Steps, room_for
+from .graphs import CPUParts, Parts, Prompt, Steps, room_for
 from .measure import is_enabled
+from .step import CompiledSteps
+from .step_parts import WRITTEN
 from .watched import Modules
 
 MOST_LATE = 8
@@ -32,16 +34,17 @@ _KNOWN = {
 _COLLECTED = ("output_hidden_states", "output_attentions", "output_scores", "output_logits", "return_dict_in_generate")
 
 
-class GraphDecoding:
-    """Greedy search and sampling of a model on a GPU.
+class Decoding:
+    """Greedy search and sampling of a model whose steps are compiled.
 
     Args:
         model: prepared, in evaluation mode and without gradients.
-        device: the kind of device that it serves. A "cpu" runs the same steps uncompiled, which is for tests.
+        device: the kind of device that it serves.
+        compiled: the steps of a CPU; without them it runs the steps of a GPU uncompiled, which is for tests.
     """
 
-    def __init__(self, model, device: str = "cuda"):
-        self._model, self._device = model, device
+    def __init__(self, model, device: str = "cuda", compiled: CompiledSteps | None = None):
+        self._model, self._device, self._compiled = model, device, compiled
         self.fallbacks = Fallbacks("writing")
         self._lock = threading.Lock()
         self._parts: Parts | None = None
@@ -49,7 +52,7 @@ class GraphDecoding:
         self._free: list[Steps] = []
 
     def __reduce__(self):
-        return GraphDecoding, (None,), (self._model, self._device)  # a copy captures graphs of its own
+        return Decoding, (None,), (self._model, self._device, self._compiled)  # a copy captures graphs of its own
 
     def __setstate__(self, state):
         self.__init__(*state)  # type: ignore[misc]
@@ -67,16 +70,21 @@ class GraphDecoding:
             call = self._checked(model, input_ids, arguments, named)
             steps, scores = self._read(call)
         except Uncompiled as reason:
-            self.fallbacks.note(str(reason))
+            if self._compiled is None:  # else the library's loop calls compiled steps
+                self.fallbacks.note(str(reason))
             return None
+        text = _Text(call, steps, scores)
         try:
-            return _Text(call, steps, scores).written()
+            return text.written()
+        except Uncompiled:  # the compiler failed, at the first step
+            text.take_back()
+            return None
         finally:
             if steps.problem is not None:
                 self.fallbacks.note(f"a step could not be captured: {steps.problem}")
             steps.end()
             with self._lock:
-                if steps.parts is self._parts:
+                if steps.parts is self._parts and self._compiled is None:
                     self._free = [*self._free[-_KEPT + 1 :], steps]
 
     def _checked(self, model, input_ids, arguments, named) -> "_Call":
@@ -109,11 +117,20 @@ class GraphDecoding:
             is_touched = not self._watched.are_untouched()
         if is_touched:
             raise Uncompiled("a module was replaced or wrapped, has a hook or another setting, or is in training mode")
-        return _Call(model, input_ids, named)
+        if self._compiled is not None:
+            self._compiled.functions_for(len(input_ids), 1)  # before the prompt is read
+            if "sliding_attention" in self._model.get_decoder().config.layer_types:
+                raise Uncompiled("a window's keys and values are in a cache of their own")
+        return _Call(model, input_ids, named, is_late=self._compiled is None)
 
     def _read(self, call: "_Call"):
         """Steps that stand after the prompt, and the scores [B, V] of the first new token."""
         prompt, scores = call.read()
+        if self._compiled is not None:
+            parts = CPUParts(self._compiled, len(call.input_ids))
+            steps = Steps(parts, prompt, room_for(call.longest + WRITTEN), scores.shape[-1])
+            steps.begin(prompt, call.input_ids, call.ends, call.pad)
+            return steps, scores
         room = room_for(call.longest + 1)
         with self._lock:
             if self._parts is not None and not self._parts.are_current():
@@ -130,10 +147,14 @@ class GraphDecoding:
 
 
 class _Call:
-    """A call of `generate`: what is to be read, and how tokens are chosen."""
+    """A call of `generate`: what is to be read, and how tokens are chosen.
 
-    def __init__(self, model, input_ids, named: dict):
-        self.model, self.input_ids, self._named = model, input_ids, named
+    Args:
+        is_late: whether the host goes on before it knows a token, as one of a GPU does.
+    """
+
+    def __init__(self, model, input_ids, named: dict, is_late: bool):
+        self.model, self.input_ids, self._named, self.is_late = model, input_ids, named, is_late
         self.settings = named["generation_config"]
         self.processors, self.criteria = named["logits_processor"], named["stopping_criteria"]
         self.streamer = named.get("streamer")
@@ -145,13 +166,19 @@ class _Call:
         self.own_criteria = [each for each in self.criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
         self.is_greedy = not self.settings.do_sample and not self.processors and not self.own_criteria
 
+    def _fresh(self, cache):
+        """On a CPU the model's own, so that an encoder-decoder's first token is a step."""
+        if self.is_late:
+            return cache
+        return self.model.get_decoder().new_cache(for_cross_attention=self.model.config.is_encoder_decoder)
+
     def read(self):
         """The prompt in a cache of the library's, and float32 scores [B, V] of the next token."""
         named, config = self._named, self.model.config
         mask = named.get("attention_mask")
         rows, length = self.input_ids.shape
         if config.is_encoder_decoder:
-            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            cache = self._fresh(EncoderDecoderCache(DynamicCache(), DynamicCache()))
             output = self.model(
                 encoder_outputs=named["encoder_outputs"], attention_mask=mask, decoder_input_ids=self.input_ids,
                 past_key_values=cache, use_cache=True, logits_to_keep=1,
@@ -161,7 +188,7 @@ class _Call:
             source_mask = None if mask is None else mask != 0
             prompt = Prompt(cache.self_attention_cache, visible, positions, cache.cross_attention_cache, source_mask)
         else:
-            cache = DynamicCache()
+            cache = self._fresh(DynamicCache())
             positions = named.get("position_ids")
             if mask is not None and (not isinstance(mask, torch.Tensor) or mask.shape != (rows, length)):
                 raise Uncompiled("the attention mask is not [batch, length]")
@@ -208,6 +235,11 @@ class _Text:
             _set_random(steps.ids.device, self._random[count - written])
         return steps.output[:, : start + count].clone()
 
+    def take_back(self) -> None:
+        """Be as if nothing had been drawn."""
+        if self._random:
+            _set_random(self._steps.ids.device, self._random[0])
+
     def _choose(self, length: int) -> None:
         """The token at this place, by the library's processors and criteria."""
         call, steps = self._call, self._steps
@@ -230,11 +262,11 @@ class _Text:
         """Whether the text is known to have ended, after this many tokens and one more."""
         call, steps = self._call, self._steps
         is_read = call.streamer is not None or bool(call.own_criteria)
-        if is_read or (call.ends and number % _BETWEEN == 0):
+        if is_read or (call.ends and (not call.is_late or number % _BETWEEN == 0)):
             tokens = None if call.streamer is None else steps.ids[:, 0]
             self._unread.append(_Late(steps.unfinished.any(), tokens))
         is_over = False
-        while len(self._unread) > (0 if call.own_criteria else 1) and not is_over:
+        while len(self._unread) > (0 if call.own_criteria or not call.is_late else 1) and not is_over:
             is_over = self._is_told(self._unread.popleft())
         if is_over:
             self._unread.clear()  # what came after the end

@@ -16,6 +16,7 @@ from .fallbacks import Uncompiled
 from .few_rows import BLOCK
 from .joined import join
 from .step_functions import StepFunctions
+from .step_parts import WRITTEN
 from .watched import unknown_code
 
 _LEAST_ROOM = 128
@@ -46,7 +47,8 @@ class Parts:
             layer: part for product in self._joined for layer, part in zip(product.layers, product.parts(), strict=True)
         }
         device = "cuda" if is_compiled else None
-        self.functions = StepFunctions(model, written=1, in_place=in_place, device=device)
+        functions = StepFunctions(model, written=1, in_place=in_place, device=device)
+        self.windows, self.logits = functions.windows, functions.logits
         self.choose = _choose if device is None else compiled(_choose, device)
         self._model = model
         self._places = self._addresses()
@@ -63,6 +65,23 @@ class Parts:
     def _addresses(self) -> list[int]:
         tensors = (*self._model.parameters(), *self._model.buffers())
         return [tensor.data_ptr() for tensor in tensors]
+
+
+class CPUParts:
+    """The parts of a step of so many rows on a CPU, in place of `Parts`.
+
+    Args:
+        steps: the model's `CompiledSteps`.
+    """
+
+    def __init__(self, steps, rows: int):
+        self._steps, self._functions, self.choose = steps, steps.functions_for(rows, 1), _choose
+        self.windows = self._functions.windows
+        steps.refresh()
+
+    def logits(self, *given):
+        """As `StepFunctions.logits`."""
+        return self._steps.computed(self._functions, *given)
 
 
 def _choose(logits, state_ids, output, place, unfinished, is_end, pad, count):
@@ -109,7 +128,7 @@ class Steps:
         vocabulary: the number of tokens.
     """
 
-    def __init__(self, parts: Parts, prompt: Prompt, room: int, vocabulary: int):
+    def __init__(self, parts: Parts | CPUParts, prompt: Prompt, room: int, vocabulary: int):
         self.parts, self.room = parts, room
         with torch.inference_mode(False), torch.no_grad():
             rows, device = len(prompt.visible), prompt.visible.device
@@ -179,8 +198,11 @@ class Steps:
 
         With `greedy` its choice goes into `output` and `ids`; otherwise `logits` [B, 1, V] are there for the caller.
         """
-        seen, captured = min(room_for(length), self.room), None
-        if self.ids.device.type == "cuda":
+        captured = None
+        if self.ids.device.type == "cpu":
+            seen = max(WRITTEN, -(-length // BLOCK) * BLOCK)
+        else:
+            seen = min(room_for(length), self.room)
             if (seen, greedy) not in self._graphs:
                 self._graphs[seen, greedy] = self._captured(seen, greedy)
             captured = self._graphs[seen, greedy]
@@ -199,10 +221,9 @@ class Steps:
         parts = self.parts
         self.visible.index_fill_(1, self.place, True)
         visible = self.visible[:, :seen]
-        windows = parts.functions.windows.items()
-        seen_by = {kind: (self._mask(visible, window), self.place) for kind, window in windows}
+        seen_by = {kind: (self._mask(visible, window), self.place) for kind, window in parts.windows.items()}
         given = (self.ids, self.positions, seen_by, self._buffers, self._source_visible, self._sources)
-        self.logits = parts.functions.logits(*given)
+        self.logits = parts.logits(*given)
         if greedy:
             state = (self.ids, self.output, self.place, self.unfinished, self.is_end, self.pad, self.count)
             parts.choose(self.logits, *state)

@@ -13,7 +13,7 @@ from ..model.positions import adds_to_scores
 from ..model.pretrained_model import BlockformerPreTrainedModel
 from . import accelerator, eight_bit_head, step
 from .attention import PreparedAttention, UnpaddedAttention, UnpaddedDisentangledAttention, sdpa_attention
-from .decoding import GraphDecoding
+from .decoding import Decoding
 from .four_bit_rows import can_be_in_order
 from .four_bits import PreparedQuantizedLinear
 from .latent import PreparedLatentAttention
@@ -115,7 +115,8 @@ def prepare_for_inference(
     if compile and step.can_compile(model):
         _make_plain(model)
         _give_runtime(model, PreparedRuntime)
-        model.runtime = CompiledRuntime(step.CompiledSteps(model, head_bits))
+        steps = step.CompiledSteps(model, head_bits)
+        model.runtime = CompiledRuntime(steps, Decoding(model, "cpu", steps))
         model.get_decoder().runtime = CompiledRuntime()
         if is_enabled():
             _put_in(model, _PREPARED)
@@ -169,7 +170,7 @@ def _prepare_on_accelerator(model, compile: bool) -> None:
         model.generation_config.cache_implementation = "static"
         model.create_masks_for_generate = accelerator.masks_for_generate
         if model.device.type == accelerator.DEVICE:
-            model.runtime = WritingRuntime(GraphDecoding(model))
+            model.runtime = WritingRuntime(Decoding(model))
 
 
 def _make_plain(model) -> None:

@@ -10,7 +10,7 @@ from ..training.late_outputs import make_output
 from . import accelerator
 from .attention import is_in_use
 from .beams import share_sources
-from .decoding import GraphDecoding
+from .decoding import Decoding
 from .growing_cache import grow_in_place
 from .measure import is_enabled, is_switched_on
 from .step import CompiledSteps, output_of
@@ -145,7 +145,7 @@ class AcceleratorRuntime(PreparedRuntime):
 class WritingRuntime(AcceleratorRuntime):
     """A model on a GPU that writes by captured steps."""
 
-    def __init__(self, decoding: GraphDecoding):
+    def __init__(self, decoding: Decoding):
         self.decoding = decoding
 
     def sample(self, model, input_ids, arguments, named):
@@ -156,11 +156,11 @@ class CompiledRuntime(PreparedRuntime):
     """A model that writes, whose step is compiled, or a stack of it.
 
     Args:
-        steps: of the model; None for a stack.
+        steps, decoding: of the model; None for a stack.
     """
 
-    def __init__(self, steps: CompiledSteps | None = None):
-        self.steps = steps
+    def __init__(self, steps: CompiledSteps | None = None, decoding: Decoding | None = None):
+        self.steps, self.decoding = steps, decoding
 
     def cache(self, fresh, beams=1, windows=True):
         """A compiled step reads and writes buffers that hold everything."""
@@ -168,3 +168,6 @@ class CompiledRuntime(PreparedRuntime):
 
     def step(self, model, arguments, named):
         return None if self.steps is None else output_of(self.steps, model, arguments, named)
+
+    def sample(self, model, input_ids, arguments, named):
+        return None if self.decoding is None else self.decoding.sample(model, input_ids, arguments, named)

@@ -84,6 +84,11 @@ class CompiledSteps:
         encoder = self._model.get_encoder() if self._model.config.is_encoder_decoder else None
         return Modules(self._model, without=encoder)
 
+    def refresh(self) -> None:
+        """Have the copies of weights be those of the present ones."""
+        self._ordered.refresh()
+        self._rounded.refresh()
+
     def bytes_of_copies(self) -> int:
         """Of weights in another layout, held in addition to the plain ones."""
         return self._ordered.nbytes + self._rounded.nbytes
@@ -142,8 +147,7 @@ class CompiledSteps:
             own, cross = cache.self_attention_cache, cache.cross_attention_cache
         _, vocab_size = config.stack_sizes(True)
         check_inputs(config, vocab_size, input_ids, None, attention_mask, own, {})
-        self._ordered.refresh()
-        self._rounded.refresh()
+        self.refresh()
         if cross is not None and not any(cache.is_updated.values()):
             self._begin(cache, input_ids.shape[0], position_ids, source, source_mask)
         # The compiled code reads and writes as many bytes as the sizes say, whatever there is: all of them are checked.
@@ -161,14 +165,14 @@ class CompiledSteps:
             raise Uncompiled("the cache or position_ids have another batch size")
         if read is not None and source_mask is not None and source_mask.shape != (read[0], read[2]):
             raise Uncompiled("the mask of the source does not fit it")
-        functions = self._functions_for(sources, rows // sources)
+        functions = self.functions_for(sources, rows // sources)
         visible, positions = self._seen(attention_mask, position_ids, rows, length)
         buffers = [layer.reserve(WRITTEN) for layer in own.layers]
         places = self._places(own)
         seen = {kind: in_buffers(visible, place, self._window_of(kind)) for kind, place in places.items()}
         told = (None, []) if cross is None else self._source(cross, source_mask)
         with torch.inference_mode(False), torch.no_grad():
-            logits = self._computed(functions, input_ids.long(), positions, seen, buffers, *told)
+            logits = self.computed(functions, input_ids.long(), positions, seen, buffers, *told)
         for layer in own.layers:
             layer.advance(1)
         return logits
@@ -187,7 +191,7 @@ class CompiledSteps:
         if position_ids is not None:
             check_positions(stack.config, position_ids, (rows, 1), None)
         beams = shared_beams(stack.layers[0].cross_attn, source, cache)
-        self._functions_for(rows // beams, beams)
+        self.functions_for(rows // beams, beams)
         for layer in stack.layers:
             fill(layer.cross_attn, source, cache)
         empty = source.new_empty(rows, stack.config.num_key_value_heads, 0, stack.config.head_dim)
@@ -252,8 +256,12 @@ class CompiledSteps:
             mask = source_mask[:, None, None, :] != 0
         return mask, pairs
 
-    def _functions_for(self, sources: int, beams: int) -> StepFunctions:
-        """The compiled parts for a batch of one source or several, with so many beams each."""
+    def functions_for(self, sources: int, beams: int) -> StepFunctions:
+        """The compiled parts for a batch of one source or several, with so many beams each.
+
+        Raises:
+            Uncompiled: there are none.
+        """
         config, rows = self._stack.config, sources * beams
         if getattr(config, "num_experts", None) and rows > 1:  # rows that share an expert multiply by it together
             raise Uncompiled("a model with experts has more than one row to write")
@@ -262,11 +270,10 @@ class CompiledSteps:
         if self._unknown_code is not None:
             raise Uncompiled(f"the model contains code of another package: {self._unknown_code}")
         kind = ("one" if sources == 1 else "few" if beams == 1 and rows <= MOST_ROWS else "many", beams)
-        if kind not in self._functions:
+        functions = self._functions.get(kind)
+        if kind not in self._functions or (functions is not None and functions.dtype is not self._model.dtype):
             with self._lock:
-                if kind not in self._functions:
-                    self._functions[kind] = self._made(*kind)
-        functions = self._functions[kind]
+                functions = self._functions[kind] = self._made(*kind)
         if functions is None:
             raise Uncompiled(NO_CODE)
         return functions
@@ -284,7 +291,7 @@ class CompiledSteps:
         copied = StepLayers(rows, self._model.dtype, in_place)
         return StepFunctions(self._model, beams, copied=copied, device="cpu")
 
-    def _computed(self, functions: StepFunctions, *arguments):
+    def computed(self, functions: StepFunctions, *arguments):
         """Their logits; the first ones wait for the compiler."""
         try:
             if functions.is_ready:

@@ -27,6 +27,7 @@ class StepFunctions:
 
     Attributes:
         windows: layer type -> how many tokens its layers see, or None.
+        dtype: of the model.
         is_ready: whether they have computed before, so that they need not be compiled.
 
     Args:
@@ -57,7 +58,7 @@ class StepFunctions:
         first, last = (twin(part, in_place or {}, copied) for part in (FirstPart(stack), LastPart(model, stack)))
         self._first, self._last = first, last
         self._sizes, self._kinds = [len(group) for group in groups], [group[0].layer_type for group in groups]
-        self.is_ready = False
+        self.is_ready, self.dtype = False, model.dtype
         self.windows = {kind: config.sliding_window if kind == "sliding_attention" else None for kind in self._kinds}
 
         def made(function):
