@@ -18,7 +18,7 @@ from .attention import is_in_use
 from .fallbacks import Fallbacks, Uncompiled
 from .graphs import CPUParts, Parts, Prompt, Steps, room_for
 from .measure import is_enabled
-from .step import CompiledSteps
+from .step import COLLECTED, CompiledSteps
 from .step_parts import WRITTEN
 from .watched import Modules
 
@@ -94,6 +94,7 @@ class Decoding:
         others += [name for name, quiet in _SAYS_NOTHING.items() if named.get(name) not in quiet]
         others += [name for name in _COLLECTED if getattr(settings, name, False)]
         others += [name for name in ("prefill_chunk_size", "is_assistant") if getattr(settings, name, None)]
+        others += [name for name in COLLECTED if getattr(self._model.get_decoder().config, name, False)]
         if input_ids.device.type != self._device or not is_enabled() or input_ids.shape[1] == 0:
             raise Uncompiled(f"fast ways are off, or the prompt is not on '{self._device}'")
         if arguments or others:

@@ -39,7 +39,7 @@ logger = logging.get_logger(__name__)
 # What `generate` passes along that says nothing of a step.
 _SAYS_NOTHING = {"use_cache": (None, True), "return_dict": (None, True), "logits_to_keep": (0, 1)}
 # Fields of a config that have every call give more.
-_COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
+COLLECTED = ("output_hidden_states", "output_attentions", "output_router_logits")
 
 
 class CompiledSteps:
@@ -119,7 +119,7 @@ class CompiledSteps:
         own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
         growing = (GrowingLayer, GrowingWindowLayer)
         is_growing = type(own) is DynamicCache and all(type(layer) in growing for layer in own.layers)
-        asked = [name for name in _COLLECTED if getattr(config, name, False)]
+        asked = [name for name in COLLECTED if getattr(config, name, False)]
         asked += [name for name, value in others.items() if not _says_nothing(name, value)]
         if torch.is_autocast_enabled("cpu"):
             raise Uncompiled("autocast is on")
