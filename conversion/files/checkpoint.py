@@ -266,7 +266,7 @@ class Checkpoint:
         raise CheckpointError(f"{self.folder}: no weights; one of {names} is needed{self._other_weights()}")
 
     def _other_weights(self) -> str:
-        """What may be meant where the weights that are looked for are not there: those of another choice."""
+        """How to read the weights that the folder does have, where the chosen ones are missing; "" where it has none."""
         plain = [name for pair in WEIGHTS for name in pair if os.path.lexists(self.folder / name)]
         if plain:
             return f"; leave out variant and use_safetensors to read {plain[0]}"
