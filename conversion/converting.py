@@ -19,6 +19,7 @@ from .errors import listed, shown
 from .files.checkpoint import Checkpoint, nonfinite, read_config
 from .files.front_matter import front_matter
 from .files.generation_settings import settings_in
+from .files.model_place import put_into_its_folder
 from .files.names import WEIGHTS
 from .files.new_repo import new_repo
 from .files.repo import memory_errors, opened, write_generation_config, write_weights
@@ -132,6 +133,8 @@ def convert(
                 quick = level == "quick" or (level == "auto" and plan.parameters > LARGE)
                 _compare(plan, place, folder, report, side, report_progress, quick)
             report.has_tokenizer = plan.family.is_file or has_tokenizer(place.path)
+            if inner := plan.files.get("inner"):
+                put_into_its_folder(folder, inner, plan.files.get("around", ()))
             if not to_official:
                 _write_card(folder, plan, checkpoint, place.hub_id, report)
             report_progress("putting the folder into place", 0, 0)
@@ -373,7 +376,7 @@ def _rounded(model: PreTrainedModel, dtype: torch.dtype, but: Collection[str] = 
 
 
 def _write_card(folder: Path, plan: Plan, checkpoint: Checkpoint, hub_id: str | None, report: ConversionReport) -> None:
-    source = checkpoint.folder
+    source = checkpoint.around or checkpoint.folder
     kind = "file" if plan.family.is_file else "folder"
     name = f"`{hub_id}`" if hub_id else f"the {kind} `{source.resolve().name}`"
     low = " The linear maps of its layers keep their 4-bit weights; no other package is needed to run them."

@@ -95,7 +95,7 @@ def export_folder(
         sizes = bytes_by_dtype(groups)
         report.tensors, report.nbytes = len(groups), sum(sizes.values())
         report.dtypes = [str(kind).removeprefix("torch.") for kind in sizes]
-        with new_repo(dst, force=force, sources=[folder], check_sources=checkpoint.check_unchanged) as temporary:
+        with new_repo(dst, force=force, sources=place.files, check_sources=checkpoint.check_unchanged) as temporary:
             check_tied(lambda name: checkpoint.parts(names[name]), stored_pairs(tied, groups))
             report.notes += write_weights(checkpoint, groups, temporary, max_shard_size, strict_finite, report_progress)
             (temporary / "config.json").write_text(config.to_json_string(), encoding="utf-8")

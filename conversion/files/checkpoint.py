@@ -24,7 +24,7 @@ from blockformer.publishing.earlier_names import todays
 from ..errors import CheckpointError, listed, shown
 from . import pickled
 from .json_files import read_json
-from .model_place import model_elsewhere
+from .model_place import AROUND, model_elsewhere
 from .names import PICKLED_SUFFIXES, STATE_DICTS, VARIANT, WEIGHTS, of_a_wrapper, roots_of, weight_map
 from .regular import open_regular
 from .safetensors_io import (
@@ -153,6 +153,7 @@ class Checkpoint:
         folder: has `config.json` and weights, in an official layout or ours; or, with `config`, one weight file.
         config: the JSON file with the settings of a weight file.
         weights: the names of the weights that are looked for; see `weights_of`.
+        around: the folder around that of the model, whose files are read as if they lay next to it; see `laid_flat`.
 
     Attributes:
         folder: the folder, or the weight file.
@@ -169,8 +170,9 @@ class Checkpoint:
         folder: str | PathLike[str],
         config: str | PathLike[str] | None = None,
         weights: tuple[tuple[str, str], ...] = WEIGHTS,
+        around: Path | None = None,
     ):
-        self.folder, self.weights = Path(folder), weights
+        self.folder, self.weights, self.around = Path(folder), weights, around
         self._config_file = None if config is None else Path(config)
         self.config: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
@@ -204,7 +206,7 @@ class Checkpoint:
             _check_bounds(self._config_file, self.config)
             self.tensors = {info.name: info for info in self._headers(self.folder)}
             return
-        if elsewhere := model_elsewhere(self.folder):
+        if elsewhere := model_elsewhere(self.folder, self.weights):
             raise CheckpointError(f"{self.folder}: {elsewhere}")
         self.config = read_config(self.member("config.json"))
         files, weight_map = self._weights()
@@ -238,10 +240,20 @@ class Checkpoint:
                 raise CheckpointError(f"{self.folder}: {names} are the old and the new name of one weight; remove one")
         self.tensors = found
 
-    def member(self, name: str) -> Path:
-        """The path of a file in the folder, noted for `check_unchanged`; links may not lead outside (`roots_of`)."""
+    @property
+    def inner(self) -> str:
+        """The name of the model's folder in the one around it; "" without such a folder."""
+        return "" if self.around is None else self.folder.relative_to(self.around).as_posix()
+
+    def path(self, name: str) -> Path:
+        """Where a file of the source is, or would be."""
         path = self.folder / name
-        roots = roots_of(self.folder)
+        return path if self.around is None or os.path.lexists(path) else self.around / name.removeprefix(AROUND)
+
+    def member(self, name: str) -> Path:
+        """The path of a file of the source, noted for `check_unchanged`; links may not lead outside (`roots_of`)."""
+        path = self.path(name)
+        roots = roots_of(self.around or self.folder)
         try:
             real = path.resolve()
         except (OSError, RuntimeError) as error:
@@ -266,7 +278,7 @@ class Checkpoint:
         raise CheckpointError(f"{self.folder}: no weights; one of {names} is needed{self._other_weights()}")
 
     def _other_weights(self) -> str:
-        """How to read the weights that the folder does have, where the chosen ones are missing; "" where it has none."""
+        """How to read the weights that the folder has, where the chosen ones are missing; "" if it has none."""
         plain = [name for pair in WEIGHTS for name in pair if os.path.lexists(self.folder / name)]
         if plain:
             return f"; leave out variant and use_safetensors to read {plain[0]}"

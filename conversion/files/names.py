@@ -40,10 +40,12 @@ MODULES = "modules.json"
 """The file that names the modules of a repo of sentence-transformers, and their folders."""
 ROUTER = "router_config.json"
 """The settings of a Router, a module of other modules. Their names are those of folders next to it."""
+SETTINGS = "config_sentence_transformers.json"
+"""The settings of sentence-transformers itself."""
 SENTENCE_FILES = (
     MODULES,
     ROUTER,
-    "config_sentence_transformers.json",
+    SETTINGS,
     *(
         f"sentence_{kind}_config.json"
         for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")

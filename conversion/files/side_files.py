@@ -22,6 +22,7 @@ from ..errors import CheckpointError, ConversionError, shown
 from .atomic import MARK
 from .checkpoint import Checkpoint
 from .json_files import json_text, read_json
+from .model_place import AROUND
 from .module_pickles import as_pickle, as_safetensors, hold_the_same, is_of_module, safe_name
 from .names import (
     GENERATION,
@@ -57,6 +58,7 @@ class SideFiles:
         stored: names of those in `STORE`.
         written: name -> SHA-256 of files that the conversion wrote itself at a source's place; while they are as they
             were, the way back gives what the source had.
+        inner, around: the folder that the model had, and names of those around it; see `laid_flat`.
         pickled: names of pickles, of modules of sentence-transformers, that the way back makes of the safetensors file
             in the same folder.
         left_out: reason -> names.
@@ -69,6 +71,8 @@ class SideFiles:
     stored: list[str] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)
     pickled: list[str] = field(default_factory=list)
+    inner: str = ""
+    around: list[str] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
     is_recorded: bool = False
     notes: list[str] = field(default_factory=list)
@@ -81,7 +85,7 @@ class SideFiles:
     @property
     def record(self) -> dict[str, Any]:
         """The entries of `conversion.json`."""
-        names = ("carried", "stored", "written", "pickled", "left_out")
+        names = ("carried", "stored", "written", "pickled", "left_out", *(("inner", "around") if self.inner else ()))
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -114,6 +118,10 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
     for name in names:
         if name not in done and not (_is_ours(checkpoint) and name.startswith(MADE_BY_US)):
             _carry(checkpoint, name, target, result, of_sentences)
+    if checkpoint.around is not None:
+        brought = (*result.carried, *result.stored, *result.pickled)
+        result.inner = checkpoint.inner
+        result.around = sorted({name for name in brought if not os.path.lexists(checkpoint.folder / name)})
     if os.path.lexists(checkpoint.folder / "generation_config.json"):
         read_json(checkpoint.member("generation_config.json"))
     if not checkpoint.is_file:
@@ -133,10 +141,17 @@ def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, o
         of_sentences: the files that sentence-transformers reads, which are stored if ours must not have them.
     """
     is_read = name in of_sentences.names and is_of_module(name)
-    path = checkpoint.folder / name
+    path = checkpoint.path(name)
+    own_name = name if checkpoint.around is None else name.removeprefix(AROUND)
     if name.endswith("/") or not os.path.lexists(path):  # a folder as a whole; of a repo on the Hub, not fetched
         return
-    if is_read and PurePosixPath(name).name == MODULE_PICKLE and not of_sentences.problem:
+    if name in of_sentences.places and not of_sentences.problem:
+        (target / name).write_text(json_text(of_sentences.places[name]), encoding="utf-8")
+        result.written[name] = digest(target / name)
+        if not _is_ours(checkpoint):
+            _copy(checkpoint, name, target / STORE / name)
+            result.stored.append(name)
+    elif is_read and PurePosixPath(name).name == MODULE_PICKLE and not of_sentences.problem:
         _carry_pickle(checkpoint, name, target, result)
     elif stays(name) or (is_read and not of_sentences.problem):
         _copy(checkpoint, name, target / name)
@@ -149,7 +164,7 @@ def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, o
     elif _is_ours(checkpoint) and not is_read and is_note(name, path):  # its name may be that of a file of the source
         _copy(checkpoint, name, target / name)
         result.carried.append(name)
-    elif is_read or is_note(name, path):
+    elif is_read or is_note(own_name, path):
         _copy(checkpoint, name, target / STORE / name)
         result.stored.append(name)
 
@@ -179,7 +194,7 @@ def name_the_rest(
     }
     names = list(names)
     for name in names:
-        path, copy = checkpoint.folder / name, target / name
+        path, copy = checkpoint.path(name), target / name
         if name in done or name in named:
             continue
         if name.endswith("/") or not os.path.lexists(path):
@@ -352,7 +367,7 @@ def _endings(files: Iterable[str]) -> set[str]:
 def _carry_pickle(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles) -> None:
     """Have the pickled weights of a module as a safetensors file, which the module reads first."""
     weights = safe_name(name)
-    if not os.path.lexists(checkpoint.folder / weights):
+    if not os.path.lexists(checkpoint.path(weights)):
         as_safetensors(checkpoint, name, target / weights)
         result.written[weights] = digest(target / weights)
         result.pickled.append(name)
@@ -392,7 +407,7 @@ def _copy(checkpoint: Checkpoint, name: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with open_regular(checkpoint.member(name)) as source, open(target, "xb") as copy:
         if source.read(len(LFS_POINTER)) == LFS_POINTER:
-            path = checkpoint.folder / name
+            path = checkpoint.path(name)
             raise CheckpointError(f"{path}: a git-LFS pointer, not the file itself; run `git lfs pull` there")
         source.seek(0)
         shutil.copyfileobj(source, copy)
