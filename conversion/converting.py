@@ -16,7 +16,7 @@ from blockformer.publishing import copy_code, write_card
 
 from .arguments import check_conversion, find_source, verification
 from .errors import listed, shown
-from .files.checkpoint import Checkpoint, nonfinite, read_config
+from .files.checkpoint import Checkpoint, is_ours, nonfinite, read_config
 from .files.front_matter import front_matter
 from .files.generation_settings import settings_in
 from .files.model_place import put_into_its_folder
@@ -32,9 +32,10 @@ from .offload import check_device_map, removed_on_failure, written_weights
 from .options import Reading, sorted_options
 from .origin import ORIGIN
 from .other_entries import note_on_unused
-from .plan import Plan, is_ours, parse_dtype, plan_in, plan_out
+from .plan import Plan, parse_dtype, plan_out
 from .progress import Progress, silent
 from .release_code import release_code
+from .remedies import plan_official
 from .report import ConversionReport
 from .rules.table import check_tied
 from .storage.awq import low_bit_weights, without
@@ -116,7 +117,7 @@ def convert(
         if to_official:
             plan = plan_out(checkpoint, family, cast)
         else:
-            plan = plan_in(checkpoint, family, cast, dequantize is not None)
+            plan = plan_official(checkpoint, family, cast, dequantize is not None)
         report = _report_on(plan, checkpoint, place.title(src), Path(dst), notes)
         with new_repo(dst, force=force, sources=place.files, check_sources=checkpoint.check_unchanged) as folder:
             _check_tied(checkpoint, plan)
@@ -276,7 +277,7 @@ def from_official(
         if is_ours(entries):
             return load_ours(place, entries, cast, fields, **loading)
     with memory_errors(), opened(place) as (checkpoint, notes):
-        plan = plan_in(checkpoint, family, cast)
+        plan = plan_official(checkpoint, family, cast)
         target = with_fields(plan.target_config, fields)
         notes += [*plan.notes, *dtype_note(target, plan.dtype)]
         notes += plan.family.unused_note(checkpoint.config, only_misspelt=True)

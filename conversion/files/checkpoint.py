@@ -45,6 +45,8 @@ LAYERS = (
     "num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers",
 )  # fmt: skip
 """The names families use for the number of layers."""
+OURS = "blockformer_"
+"""The beginning of our model types."""
 MANY_LABELS = 10_000
 """Labels that a config may name even if no tensor has that many rows."""
 Identity = tuple[int, int, int]
@@ -62,6 +64,11 @@ NEVER_FOLLOWED = (
 """Config entries that can name code to load. They are always dropped."""
 
 
+def is_ours(entries: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is in our layout."""
+    return str(entries.get("model_type", "")).startswith(OURS)
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """`config.json`, checked for the types that all later steps rely on.
 
@@ -73,8 +80,12 @@ def read_config(path: Path) -> dict[str, Any]:
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise CheckpointError(f"{path}: architectures is {shown(names)}; it must be a list of names of classes")
     for name in ("dtype", "torch_dtype"):
-        if not isinstance(config.get(name), (str, type(None))):
-            raise CheckpointError(f"{path}: {name} is {shown(config[name])}; it must be the name of a dtype")
+        value = config.get(name)
+        known = value is None or (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype))
+        if not known and not (isinstance(value, str) and is_ours(config)):  # whose class knows which there are
+            raise CheckpointError(
+                f"{path}: {name} is {shown(value)}; it must be the name of a dtype, such as 'bfloat16', or left out"
+            )
     weights = config.get("transformers_weights")
     if weights is not None and weights not in {name for pair in WEIGHTS for name in pair}:
         raise CheckpointError(
@@ -119,6 +130,20 @@ def _has_large_integer(value: Any) -> bool:
     if isinstance(value, (dict, list)):
         return any(map(_has_large_integer, value.values() if isinstance(value, dict) else value))
     return isinstance(value, int) and abs(value) >= 2**63
+
+
+OLDER = "transformers before 5 converts it: the Auto class's from_pretrained(FOLDER, {}=True).save_pretrained(NEW)"
+ELSEWHERE = {
+    "tf_model": f"{{name}} is for TensorFlow; {OLDER.format('from_tf')}",
+    "flax_model": f"{{name}} is for Flax; {OLDER.format('from_flax')}",
+    "global_step": "{name} has the parts that DeepSpeed saves; join them: "
+    "python {folder}/zero_to_fp32.py {folder} {folder}",
+    "pytorch_model_fsdp": "{name} has the parts that FSDP saves; join them: "
+    "accelerate merge-weights {folder}/{name} {folder}",
+    "consolidated": "{name} is in the layout of its maker's own code; name the repo in transformers' layout",
+    "onnx": "{name} is for ONNX; name the checkpoint that it was exported from",
+}
+"""Beginnings of names of weights that are not read, or of their folders -> what they are, and what to do."""
 
 
 _ONE_THREAD = (1 << 15) - 64
@@ -224,10 +249,10 @@ class Checkpoint:
         if problems:
             raise CheckpointError(f"{self.folder}: the index and the shards do not agree:{listed(problems)}")
         _check_counts(self.folder, self.config, self.tensors)
-        is_ours = str(self.config.get("model_type", "")).startswith("blockformer_")
-        if problem := of_a_wrapper([*self.tensors, *([self.wrapper] if self.wrapper and is_ours else [])]):
+        of_ours = is_ours(self.config)
+        if problem := of_a_wrapper([*self.tensors, *([self.wrapper] if self.wrapper and of_ours else [])]):
             raise CheckpointError(f"{self.folder}: {problem}")
-        if is_ours:
+        if of_ours:
             self._read_earlier_names()
 
     def _read_earlier_names(self) -> None:
@@ -282,6 +307,10 @@ class Checkpoint:
         plain = [name for pair in WEIGHTS for name in pair if os.path.lexists(self.folder / name)]
         if plain:
             return f"; leave out variant and use_safetensors to read {plain[0]}"
+        names = sorted(path.name for path in self.folder.iterdir())
+        for start, remedy in ELSEWHERE.items():
+            if there := [name for name in names if name.startswith(start)]:
+                return ". " + remedy.format(folder=self.folder, name=there[0])
         found = (VARIANT.fullmatch(path.name) for path in sorted(self.folder.iterdir()))
         there = sorted({match["variant"] for match in found if match})
         return f"; with variant='{there[0]}' (--variant {there[0]}) others are read" if there else ""

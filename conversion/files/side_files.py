@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import CheckpointError, ConversionError, shown
 from .atomic import MARK
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, is_ours
 from .json_files import json_text, read_json
 from .model_place import AROUND
 from .module_pickles import as_pickle, as_safetensors, hold_the_same, is_of_module, safe_name
@@ -116,14 +116,13 @@ def carry_side_files(checkpoint: Checkpoint, names: Iterable[str], target: Path)
     result.notes += [of_sentences.problem] if of_sentences.problem else []
     done = {"config.json", TOKENIZER_CONFIG, MARK, *_files_read(checkpoint)}
     for name in names:
-        if name not in done and not (_is_ours(checkpoint) and name.startswith(MADE_BY_US)):
+        if name not in done and not (is_ours(checkpoint.config) and name.startswith(MADE_BY_US)):
             _carry(checkpoint, name, target, result, of_sentences)
     if checkpoint.around is not None:
         brought = (*result.carried, *result.stored, *result.pickled)
         result.inner = checkpoint.inner
         result.around = sorted({name for name in brought if not os.path.lexists(checkpoint.folder / name)})
-    if os.path.lexists(checkpoint.folder / "generation_config.json"):
-        read_json(checkpoint.member("generation_config.json"))
+    _check_generation(checkpoint)
     if not checkpoint.is_file:
         check_readable(checkpoint.folder)
         result.tokenizer = load(checkpoint.folder)
@@ -148,7 +147,7 @@ def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, o
     if name in of_sentences.places and not of_sentences.problem:
         (target / name).write_text(json_text(of_sentences.places[name]), encoding="utf-8")
         result.written[name] = digest(target / name)
-        if not _is_ours(checkpoint):
+        if not is_ours(checkpoint.config):
             _copy(checkpoint, name, target / STORE / name)
             result.stored.append(name)
     elif is_read and PurePosixPath(name).name == MODULE_PICKLE and not of_sentences.problem:
@@ -161,7 +160,9 @@ def _carry(checkpoint: Checkpoint, name: str, target: Path, result: SideFiles, o
     elif name in HEADS or (is_read and PurePosixPath(name).name == MODULE_PICKLE):
         as_safetensors(checkpoint, name, target / STORE / f"{name}.safetensors")
         result.stored.append(name)
-    elif _is_ours(checkpoint) and not is_read and is_note(name, path):  # its name may be that of a file of the source
+    elif (
+        is_ours(checkpoint.config) and not is_read and is_note(name, path)
+    ):  # its name may be that of a file of the source
         _copy(checkpoint, name, target / name)
         result.carried.append(name)
     elif is_read or is_note(own_name, path):
@@ -201,13 +202,13 @@ def name_the_rest(
             result.leave_out(name, reason_for(name))
         elif not _is_regular(path):
             result.leave_out(name, NOT_A_FILE)
-        elif _is_ours(checkpoint) and copy.is_file() and same_bytes(checkpoint.member(name), copy):
+        elif is_ours(checkpoint.config) and copy.is_file() and same_bytes(checkpoint.member(name), copy):
             result.carried.append(name)
-        elif _is_ours(checkpoint) and name == "README.md":
+        elif is_ours(checkpoint.config) and name == "README.md":
             result.leave_out(name, OLD_CARD)
-        elif _is_ours(checkpoint) and copy.is_file():
+        elif is_ours(checkpoint.config) and copy.is_file():
             result.leave_out(name, WRITTEN_ANEW)
-        elif _is_ours(checkpoint) and name.startswith(MADE_BY_US):
+        elif is_ours(checkpoint.config) and name.startswith(MADE_BY_US):
             result.leave_out(name, OF_THE_WAY_BACK)
         else:
             result.leave_out(name, reason_for(name))
@@ -215,8 +216,10 @@ def name_the_rest(
         result.notes.append(f"the source has {LISTED} files or more; only so many were looked at")
 
 
-def _is_ours(checkpoint: Checkpoint) -> bool:
-    return str(checkpoint.config.get("model_type", "")).startswith("blockformer_")
+def _check_generation(checkpoint: Checkpoint) -> None:
+    """Refuse damaged settings of generation, for which transformers would take others without a word."""
+    if not checkpoint.is_file and os.path.lexists(checkpoint.folder / "generation_config.json"):
+        read_json(checkpoint.member("generation_config.json"))
 
 
 def _write_tokenizer(checkpoint: Checkpoint, target: Path, result: SideFiles) -> None:
@@ -232,7 +235,7 @@ def _write_tokenizer(checkpoint: Checkpoint, target: Path, result: SideFiles) ->
     elif wanted:
         (target / TOKENIZER_CONFIG).write_text(json_text(wanted), encoding="utf-8")
         result.written[TOKENIZER_CONFIG] = digest(target / TOKENIZER_CONFIG)
-    if there and wanted != settings and not _is_ours(checkpoint):
+    if there and wanted != settings and not is_ours(checkpoint.config):
         _copy(checkpoint, TOKENIZER_CONFIG, target / STORE / TOKENIZER_CONFIG)
         result.stored.append(TOKENIZER_CONFIG)
     if tokenizer is not None and make_fast(tokenizer, checkpoint.folder, target):
@@ -260,6 +263,7 @@ def return_side_files(
         ConversionError: a file is damaged, missing, or a link that leaves the folder.
     """
     result = SideFiles()
+    _check_generation(checkpoint)
     names = set(names)
     stored = [name for name in record.get("stored", ()) if isinstance(name, str) and _is_plain(name)]
     written: Mapping[str, Any] = record.get("written", {})

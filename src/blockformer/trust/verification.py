@@ -29,6 +29,8 @@ from blockformer.conversion.files.side_files import digest
 from blockformer.conversion.files.sources import LISTED, files_in, folder_of
 from blockformer.conversion.model_tensors import unread_pooler
 from blockformer.conversion.options import WEIGHT_CHOICES, check_reading, for_the_hub
+from blockformer.conversion.plan import architecture_of, our_config
+from blockformer.conversion.storage.quantized import check_plain
 
 from ..model.axes import BLOCKS
 from ..model.blocks import ENTRY, entry
@@ -313,23 +315,20 @@ def _check_template(name: str, text: str, found: Verification) -> None:
 
 def _check_weights(folder: Path, config: dict[str, Any], found: Verification) -> None:
     """Names and shapes of the weights are those of the class that the config names."""
-    architectures = config.get("architectures")
-    name = architectures[0] if isinstance(architectures, list) and architectures else None
-    cls: Any = getattr(blockformer, name) if isinstance(name, str) and name in blockformer.__all__ else None
-    if not hasattr(cls, "config_class"):
-        found.add("weights", f"config.json: architectures names {shown(name)}, which is not a model of Blockformer")
-        return
-    if config.get("quantization_config"):
-        found.weights_compared = False
-        found.notes.append("weights quantized by another library: names and shapes are not compared")
-        return
     if found.to_read:
         found.weights_compared = False
         found.notes.append("names and shapes of weights are not compared: blocks that are not registered have some")
         return
     try:
+        name = architecture_of(our_config(config))
+        cls: Any = getattr(blockformer, name)
         with Checkpoint(folder) as checkpoint:
             tensors = dict(checkpoint.tensors)
+        check_plain(config, tensors)
+        if config.get("quantization_config"):
+            found.weights_compared = False
+            found.notes.append("weights quantized by another library: names and shapes are not compared")
+            return
         entries = {key: value for key, value in config.items() if key != "auto_map"}
         with torch.device("meta"):
             model = cls(cls.config_class.from_dict(entries))
