@@ -231,7 +231,7 @@ class Checkpoint:
             _check_bounds(self._config_file, self.config)
             self.tensors = {info.name: info for info in self._headers(self.folder)}
             return
-        if elsewhere := model_elsewhere(self.folder, self.weights):
+        if elsewhere := model_elsewhere(self.folder):
             raise CheckpointError(f"{self.folder}: {elsewhere}")
         self.config = read_config(self.member("config.json"))
         files, weight_map = self._weights()

@@ -16,25 +16,19 @@ from .names import MODULES, ROUTER, SETTINGS, WEIGHTS, is_inner, module_folders,
 
 AROUND = "around/"
 """The beginning of the name of a file next to `modules.json` whose own name is that of one of the model's files too."""
-Pairs = tuple[tuple[str, str], ...]
 
 
-def folder_of_model(folder: Path, weights: Pairs = WEIGHTS) -> str:
-    """The name of the folder that holds the model, if `modules.json` names one and no model lies next to it; else "".
-
-    Args:
-        folder: of the repo.
-        weights: the names of the weights that are looked for.
-    """
-    places = _places(folder, weights)
+def folder_of_model(folder: Path) -> str:
+    """The folder that holds the model, if `modules.json` names one and no model lies next to it; else ""."""
+    places = _places(folder)
     return places[0] if len(places) == 1 and not _is_linked(folder, places[0]) else ""
 
 
-def model_elsewhere(folder: Path, weights: Pairs = WEIGHTS) -> str:
+def model_elsewhere(folder: Path) -> str:
     """Why a folder with `modules.json` cannot be read as one model, and what to do; "" for every other folder."""
-    if not os.path.lexists(folder / MODULES) or _has_model(folder, weights):
+    if not os.path.lexists(folder / MODULES) or _has_model(folder):
         return ""
-    places = _places(folder, weights)
+    places = _places(folder)
     if not places:
         fix = "only models of transformers are converted, and there is none among these modules"
         return "" if os.path.lexists(folder / "config.json") else f"{MODULES}, and no config.json: {fix}"
@@ -96,15 +90,13 @@ def put_into_its_folder(target: Path, inner: str, around: Iterable[str]) -> None
             path.write_text(json_text(renamed), encoding="utf-8")
 
 
-def _places(folder: Path, weights: Pairs) -> list[str]:
+def _places(folder: Path) -> list[str]:
     """The folders of models that `modules.json`, or the settings of a Router next to it, name."""
-    if not os.path.lexists(folder / MODULES) or _has_model(folder, weights):
+    if not os.path.lexists(folder / MODULES) or _has_model(folder):
         return []
     paths = dict.fromkeys(module_paths(*(_read(folder / name) for name in (MODULES, ROUTER))))
     inner = (PurePosixPath(path).as_posix() for path in paths if is_inner(path) and path)
-    return [
-        path for path in inner if _has_model(folder / path, weights) and _is_of_model(folder / path / "config.json")
-    ]
+    return [path for path in inner if _is_of_model(folder / path / "config.json")]
 
 
 def _is_linked(folder: Path, inner: str) -> bool:
@@ -130,9 +122,12 @@ def _renamed(content: Any, old: str, new: str) -> Any:
     return {**content, "types": {named(key): kind for key, kind in content["types"].items()}, "structure": routes}
 
 
-def _has_model(folder: Path, weights: Pairs) -> bool:
-    names = [name for pair in weights for name in pair]
-    return os.path.lexists(folder / "config.json") and any(os.path.lexists(folder / name) for name in names)
+def _has_model(folder: Path) -> bool:
+    names = [name for pair in WEIGHTS for name in pair]
+    has_config = os.path.lexists(folder / "config.json")
+    return _is_of_model(folder / "config.json") or (
+        has_config and any(os.path.lexists(folder / each) for each in names)
+    )
 
 
 def _is_of_model(path: Path) -> bool:

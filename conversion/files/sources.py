@@ -136,7 +136,7 @@ def locate(source: str | PathLike[str], weights: bool = True, **reading: Any) ->
         found = _fetch(os.fspath(source), weights, place, for_the_hub(reading))
     else:
         found = replace(place, path=inside(folder, place.subfolder))
-    if inner := folder_of_model(found.path, found.weights):
+    if inner := folder_of_model(found.path):
         found = replace(found, path=found.path / inner, around=found.path)
     _check_format(os.fspath(source), [name for name in found.names if "/" not in name], weights, found.weights)
     return found

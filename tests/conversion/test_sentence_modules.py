@@ -405,6 +405,24 @@ def test_of_a_hub_repo_the_folder_of_the_model_is_fetched(tmp_path, older, monke
     assert files(tmp_path / "dst-back") == files(older)
 
 
+def test_options_that_choose_the_weights_of_a_model_in_a_folder(tmp_path, older):
+    for door in (convert, lambda source, target, **options: blockformer.from_official(source, **options)):
+        with pytest.raises(
+            ConversionError, match=r"/0_Transformer: no weights; .*leave out variant and use_safetensors"
+        ):
+            door(older, tmp_path / "dst", use_safetensors=False)
+    (older / INNER / "model.safetensors").rename(older / INNER / "model.fp16.safetensors")
+    with pytest.raises(ConversionError, match=r"/0_Transformer: no weights; .*--variant fp16\) others are read"):
+        convert(older, tmp_path / "dst")
+    (older.parent / "repo").mkdir()
+    older.rename(older.parent / "repo/encoder")
+    convert(older.parent / "repo", tmp_path / "dst", variant="fp16", subfolder="encoder", verify=False)
+    model = blockformer.from_official(older.parent / "repo", variant="fp16", subfolder="encoder")
+    with torch.no_grad():
+        assert_close(model(torch.arange(4, 12)[None])[0], official("Bert")(torch.arange(4, 12)[None])[0])
+    assert opened(tmp_path / "dst").encode(TEXTS).shape == (len(TEXTS), 8)
+
+
 def test_what_must_not_be_followed_around_a_model_in_a_folder(tmp_path, older):
     edit_modules(older, 2, type="modeling_own.Projection")
     report = convert(older, tmp_path / "dst", verify=False)
